@@ -1,0 +1,88 @@
+"""Argument checks shared by the package: each error names what was expected and what came."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def positive_int(name: str, value: object) -> int:
+    """Return ``value`` if it is an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}: {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+    return value
+
+
+def one_of(name: str, value: str, allowed: Sequence[str]) -> str:
+    """Return ``value`` if it is among ``allowed``."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
+    return value
+
+
+def int_pair(name: str, value: object, *, minimum: int) -> tuple[int, int]:
+    """Return an int or a pair of ints as a pair, each at least ``minimum``."""
+    pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+    if len(pair) != 2 or any(isinstance(v, bool) or not isinstance(v, int) for v in pair):
+        raise TypeError(f"{name} must be an int or a pair of ints, got {value!r}")
+    if min(pair) < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {value!r}")
+    return pair
+
+
+def probability(name: str, value: float) -> float:
+    """Return ``value`` if it lies in [0, 1]."""
+    if not (isinstance(value, (int, float)) and math.isfinite(value) and 0 <= value <= 1):
+        raise ValueError(f"{name} must lie in [0, 1], got {value!r}")
+    return value
+
+
+def rgb_images(name: str, images: Tensor) -> None:
+    """Refuse anything that is not a floating-point tensor ``[..., 3, H, W]``."""
+    if not isinstance(images, Tensor):
+        raise TypeError(f"{name} expects a torch.Tensor, got {type(images).__name__}")
+    if not images.is_floating_point():
+        raise TypeError(
+            f"{name} expects floating-point images in [0, 1], got {images.dtype}; "
+            "divide 8-bit images by 255 first"
+        )
+    if images.ndim < 3 or images.shape[-3] != 3:
+        raise ValueError(f"{name} expects RGB images [..., 3, H, W], got {list(images.shape)}")
+
+
+def image_batch(name: str, images: Tensor) -> None:
+    """Refuse anything that is not a batch of RGB images ``[B, 3, H, W]``."""
+    rgb_images(name, images)
+    if images.ndim != 4:
+        hint = "; add the batch dimension with images.unsqueeze(0)" if images.ndim == 3 else ""
+        raise ValueError(
+            f"{name} expects a batch of RGB images [B, 3, H, W], got {list(images.shape)}{hint}"
+        )
+
+
+def features(
+    name: str, x: Tensor, *, channels: int | None = None, rotations: int | None = None
+) -> None:
+    """Refuse anything that is not a batch of features ``[B, C, n, H, W]``."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} expects a torch.Tensor, got {type(x).__name__}")
+    shape = list(x.shape)
+    if x.ndim != 5:
+        hint = "; lift images to features with CELiftConv2d first" if x.ndim == 4 else ""
+        raise ValueError(f"{name} expects features [B, C, n, H, W], got {shape}{hint}")
+    if rotations is not None and shape[2] != rotations:
+        raise ValueError(f"{name} got features with {shape[2]} rotations: {shape}")
+    if channels is not None and shape[1] != channels:
+        raise ValueError(f"{name} expects {channels} channels, got {shape[1]}: {shape}")
+
+
+def same_dtype(name: str, x: Tensor, weight: Tensor) -> None:
+    """Refuse an input whose dtype differs from the weights' outside autocast."""
+    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise TypeError(
+            f"{name} has {weight.dtype} weights but got {x.dtype} input; "
+            f"convert one of them, or use torch.autocast"
+        )

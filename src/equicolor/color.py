@@ -1,0 +1,210 @@
+"""Hue transformations of RGB images: pure, batched, differentiable functions.
+
+Two actions of the hue circle on colours matter here, and they are different:
+
+* the **HSV shift** (:func:`shift_hue`) adds to the hue of the HSV hexcone. It is what
+  photo editors and ``torchvision.transforms.functional.adjust_hue`` do, and it never
+  leaves the RGB cube;
+* the **RGB rotation** (:func:`rotate_hue`) rotates colours about the grey axis. It is
+  linear, which is why the paper can move it onto the filters, but it can leave the cube.
+
+They agree exactly at multiples of 120 degrees and nowhere else. ``turns`` is a fraction
+of the hue circle: 1 turn is 360 degrees.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from equicolor import _checks
+
+__all__ = ["hsv_to_rgb", "rgb_to_hsv", "rotate_hue", "rotation_matrix", "shift_hue"]
+
+
+def rgb_to_hsv(images: Tensor) -> Tensor:
+    r"""Convert RGB images to HSV.
+
+    Args:
+        images: RGB images :math:`[..., 3, H, W]` in [0, 1].
+
+    Returns:
+        Hue (in turns, [0, 1)), saturation and value, stacked like the input. Greys have
+        hue 0 and black has saturation 0; gradients there are finite.
+
+    Example:
+        >>> rgb_to_hsv(torch.tensor([0.0, 0.5, 0.0]).view(3, 1, 1)).flatten().tolist()
+        [0.3333333432674408, 1.0, 0.5]
+    """
+    _checks.rgb_images("rgb_to_hsv", images)
+    exact = _full_precision(images)
+    hue, chroma, low = _decompose(exact)
+    value = low + chroma
+    saturation = chroma / torch.where(value == 0, torch.ones_like(value), value)
+    return torch.stack((hue, saturation, value), dim=-3).to(images.dtype)
+
+
+def hsv_to_rgb(images: Tensor) -> Tensor:
+    r"""Convert HSV images (hue in turns, any real number) to RGB.
+
+    Args:
+        images: hue, saturation and value :math:`[..., 3, H, W]`.
+
+    Returns:
+        RGB images of the same shape.
+
+    Example:
+        >>> hsv_to_rgb(torch.tensor([1 / 3, 1.0, 0.5]).view(3, 1, 1)).flatten().tolist()
+        [0.0, 0.5, 0.0]
+    """
+    _checks.rgb_images("hsv_to_rgb", images)
+    hue, saturation, value = _full_precision(images).unbind(-3)
+    chroma = value * saturation
+    return _compose(hue, chroma, value - chroma).to(images.dtype)
+
+
+def shift_hue(images: Tensor, turns: float | Tensor) -> Tensor:
+    r"""Shift the HSV hue of RGB images by ``turns``: exact, cyclic, stays in the RGB cube.
+
+    ``shift_hue(shift_hue(x, a), b) == shift_hue(x, a + b)`` up to rounding, for any ``a``
+    and ``b``. Only differences and extremes of the channels enter, so the shift commutes
+    with any scalar normalisation ``x -> (x - mean) / std`` of all three channels alike.
+
+    Args:
+        images: RGB images :math:`[..., 3, H, W]`, meant to be in [0, 1].
+        turns: one shift for all images, or one per image, of shape :math:`[...]`.
+
+    Returns:
+        Images of the same shape and dtype. Differentiable in both arguments away from
+        the seams of the hexcone; gradients are finite everywhere, greys and black included.
+
+    Example:
+        >>> red = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1)
+        >>> shift_hue(red, 1 / 3).flatten().tolist()
+        [0.0, 1.0, 0.0]
+        >>> shift_hue(red.expand(2, 3, 4, 4), torch.tensor([0.0, 0.5])).shape
+        torch.Size([2, 3, 4, 4])
+    """
+    _checks.rgb_images("shift_hue", images)
+    exact = _full_precision(images)
+    hue, chroma, low = _decompose(exact)
+    return _compose(hue + _per_image("shift_hue", turns, exact), chroma, low).to(images.dtype)
+
+
+def shift_hue_orbit(images: Tensor, rotations: int) -> Tensor:
+    r"""All shifts :math:`T_{-k/n}` of every image, sharing one RGB to HSV conversion.
+
+    Args:
+        images: RGB images :math:`[..., 3, H, W]`.
+        rotations: the number of shifts :math:`n`.
+
+    Returns:
+        Shifted images :math:`[n, ..., 3, H, W]`.
+
+    Example:
+        >>> shift_hue_orbit(torch.rand(2, 3, 8, 8), 6).shape
+        torch.Size([6, 2, 3, 8, 8])
+    """
+    _checks.rgb_images("shift_hue_orbit", images)
+    exact = _full_precision(images)
+    hue, chroma, low = _decompose(exact)
+    steps = torch.arange(rotations, device=hue.device, dtype=hue.dtype) / rotations
+    return _compose(hue - steps.view(-1, *[1] * hue.ndim), chroma, low).to(images.dtype)
+
+
+def rotate_hue(images: Tensor, turns: float | Tensor, clip: bool = False) -> Tensor:
+    r"""Rotate RGB colours about the grey axis by ``turns``.
+
+    Args:
+        images: RGB images :math:`[..., 3, H, W]`.
+        turns: one rotation for all images, or one per image, of shape :math:`[...]`.
+        clip: reproject colours that left the RGB cube into [0, 1]. The plain rotation
+            is an exact group action; the clipped one is not.
+
+    Returns:
+        Images of the same shape and dtype.
+
+    Example:
+        >>> red = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1)
+        >>> [round(value, 4) for value in rotate_hue(red, 0.5).flatten().tolist()]
+        [-0.3333, 0.6667, 0.6667]
+        >>> [round(value, 4) for value in rotate_hue(red, 0.5, clip=True).flatten().tolist()]
+        [0.0, 0.6667, 0.6667]
+    """
+    _checks.rgb_images("rotate_hue", images)
+    exact = _full_precision(images)
+    matrix = rotation_matrix(_per_image("rotate_hue", turns, exact).flatten(-2).squeeze(-1))
+    # A sum of three scaled channels, not einsum: autocast must not round colours to bfloat16.
+    rotated = sum(matrix[..., :, i, None, None] * exact[..., i, None, :, :] for i in range(3))
+    assert isinstance(rotated, Tensor)
+    return (rotated.clamp(0, 1) if clip else rotated).to(images.dtype)
+
+
+def rotation_matrix(turns: Tensor) -> Tensor:
+    r"""The rotation of RGB space by ``turns`` about the grey axis (the paper's :math:`H_n(k)`).
+
+    Args:
+        turns: angles :math:`[...]` as fractions of a full circle.
+
+    Returns:
+        Matrices :math:`[..., 3, 3]` acting on RGB column vectors.
+
+    Example:
+        >>> rotation_matrix(torch.tensor(1 / 3)).round().abs().tolist()
+        [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+    """
+    angle = 2 * math.pi * turns
+    cos = torch.cos(angle)
+    a, b = (1 - cos) / 3, torch.sin(angle) / math.sqrt(3)
+    diagonal, minus, plus = cos + a, a - b, a + b
+    rows = (diagonal, minus, plus), (plus, diagonal, minus), (minus, plus, diagonal)
+    return torch.stack([torch.stack(row, dim=-1) for row in rows], dim=-2)
+
+
+def _full_precision(images: Tensor) -> Tensor:
+    """Hue needs more than the 8 bits of bfloat16, so compute in float32 at least."""
+    return images.float() if images.dtype in (torch.float16, torch.bfloat16) else images
+
+
+def _decompose(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """RGB ``[..., 3, H, W]`` to hue in turns, chroma (max - min) and low (min).
+
+    Chroma and low replace saturation and value: they need no division by the value, so
+    black and negative (normalised) colours are ordinary.
+    """
+    red, green, blue = images.unbind(-3)
+    high, low = images.amax(-3), images.amin(-3)
+    chroma = high - low
+    # Where grey, the differences below are zero and any finite divisor gives hue 0.
+    scale = torch.where(chroma == 0, torch.ones_like(chroma), chroma)
+    sextant = torch.where(
+        high == red,
+        (green - blue) / scale,
+        torch.where(high == green, 2 + (blue - red) / scale, 4 + (red - green) / scale),
+    )
+    return torch.remainder(sextant / 6, 1), chroma, low
+
+
+def _compose(hue: Tensor, chroma: Tensor, low: Tensor) -> Tensor:
+    """The inverse of :func:`_decompose`; the channels are stacked at dimension -3."""
+    sextant = 6 * hue
+
+    def channel(offset: int) -> Tensor:
+        # A trapezoid over the hue circle: how much of the chroma this channel lacks.
+        position = torch.remainder(sextant + offset, 6)
+        lack = torch.minimum(position, 4 - position).clamp(0, 1)
+        return low + chroma * (1 - lack)
+
+    return torch.stack([channel(5), channel(3), channel(1)], dim=-3)
+
+
+def _per_image(name: str, turns: float | Tensor, images: Tensor) -> Tensor:
+    """Turns as a tensor that broadcasts against ``images[..., 0, :, :]``."""
+    leading = images.shape[:-3]
+    turns = torch.as_tensor(turns, dtype=images.dtype, device=images.device)
+    if turns.ndim and turns.shape != leading:
+        raise ValueError(
+            f"{name} expects one number of turns or one per image {list(leading)}, "
+            f"got {list(turns.shape)}"
+        )
+    return turns.view(*turns.shape, 1, 1)

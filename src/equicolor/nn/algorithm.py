@@ -1,0 +1,62 @@
+"""Which algorithm a hidden layer should use: a small cost model, justified by ``benchmarks/``.
+
+The cyclic algorithm saves multiplications and adds memory traffic, since features are mixed
+before and after its convolutions. Per pixel it wins when
+
+    multiplications saved > exchange rate x elements moved by the mixing.
+
+Convolution libraries work on blocks of channels, so channel counts are rounded up to a
+block before multiplications are counted. Block and exchange rate are the only measured
+numbers here; ``benchmarks/layers.py`` shows what the choice costs against the better one.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from equicolor.groups.cyclic import cyclic_products
+
+ALGORITHMS = ("auto", "dense", "cyclic")
+
+
+class _Machine(NamedTuple):
+    block: int  # channels a convolution kernel handles at once
+    exchange_rate: float  # multiplications that take as long as moving one element
+
+
+# CPU: AVX-512 blocks, fitted to two cores. Others: tensor cores at bfloat16 against HBM.
+_CPU = _Machine(block=16, exchange_rate=12)
+_ACCELERATOR = _Machine(block=8, exchange_rate=100)
+
+
+def choose_algorithm(
+    rotations: int, weight: Sequence[int], groups: int = 1, device: str = "cpu"
+) -> str:
+    """``"dense"`` or ``"cyclic"``, whichever should be faster for a layer.
+
+    Args:
+        rotations: the order n of the group.
+        weight: the shape ``[O, C/g, n or 1, kh, kw]`` of the filters.
+        groups: the number g of channel groups.
+        device: the device type.
+
+    Example:
+        >>> choose_algorithm(12, (64, 64, 1, 3, 3)), choose_algorithm(3, (4, 4, 1, 3, 3))
+        ('cyclic', 'dense')
+    """
+    machine = _CPU if device == "cpu" else _ACCELERATOR
+    outputs, inputs = weight[0] // groups, weight[1]
+    taps = groups * math.prod(weight[3:])
+
+    def multiplications(copies: int) -> int:
+        return taps * _round_up(copies * inputs, machine) * _round_up(copies * outputs, machine)
+
+    products = cyclic_products(rotations)
+    saved = multiplications(rotations) - products * multiplications(1)
+    # Mixing reads and writes the products and reads or writes the features, on both sides.
+    moved = (rotations + 2 * products) * groups * (inputs + outputs)
+    return "cyclic" if saved > machine.exchange_rate * moved else "dense"
+
+
+def _round_up(channels: int, machine: _Machine) -> int:
+    return -(-channels // machine.block) * machine.block

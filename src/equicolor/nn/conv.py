@@ -1,0 +1,359 @@
+"""Colour-equivariant convolutions (paper, section 3.3)."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from equicolor import _checks
+from equicolor.groups import CyclicAlgorithm, HueGroup, cyclic_algorithm
+from equicolor.nn import functional
+from equicolor.nn.algorithm import ALGORITHMS
+from equicolor.nn.functional import LIFTINGS, Padding
+from equicolor.nn.layout import per_rotation
+
+PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
+
+
+class _CEConvNd(nn.Module):
+    """What the two convolutions share: Conv2d's arguments, initialisation, and constants.
+
+    Group constants are buffers outside the state dict. They are derived from the number
+    of rotations, so they are computed anew at full precision whenever the module changes
+    dtype or device: a network made in float32 and moved to float64 is exact to float64.
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int],
+        padding: Padding,
+        dilation: int | tuple[int, int],
+        groups: int,
+        padding_mode: str,
+        rotations: int,
+    ) -> None:
+        super().__init__()
+        self.in_channels = _checks.positive_int("in_channels", in_channels)
+        self.out_channels = _checks.positive_int("out_channels", out_channels)
+        self.kernel_size = _checks.int_pair("kernel_size", kernel_size, minimum=1)
+        self.stride = _checks.int_pair("stride", stride, minimum=1)
+        self.dilation = _checks.int_pair("dilation", dilation, minimum=1)
+        self.groups = _checks.positive_int("groups", groups)
+        self.padding_mode = _checks.one_of("padding_mode", padding_mode, PADDING_MODES)
+        self.rotations = _checks.positive_int("rotations", rotations)
+        self.padding: str | tuple[int, int]
+        if isinstance(padding, str):
+            self.padding = _checks.one_of("padding", padding, ("same", "valid"))
+            if padding == "same" and self.stride != (1, 1):
+                raise ValueError(f"padding='same' needs stride 1, got stride {stride}")
+        else:
+            self.padding = _checks.int_pair("padding", padding, minimum=0)
+        for name, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
+            if channels % groups:
+                raise ValueError(f"{name} must be divisible by groups, got {channels} and {groups}")
+
+    def _create_parameters(
+        self,
+        shapes: Mapping[str, tuple[int, ...] | None],
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        """Register parameters by shape (None: absent, as in Conv2d's bias) and draw them."""
+        for name, shape in shapes.items():
+            parameter = None
+            if shape is not None:
+                parameter = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+            self.register_parameter(name, parameter)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter from U(±1/sqrt(fan-in)), as the paper's code does."""
+        bound = 1 / math.sqrt(self._fan_in())
+        for parameter in self.parameters(recurse=False):
+            nn.init.uniform_(parameter, -bound, bound)
+        self._reset_constants()
+
+    def _fan_in(self) -> int:
+        """Inputs of one output: channels, rotations (1 for images) and taps."""
+        return self.in_channels // self.groups * math.prod(self.kernel_size)
+
+    def _constants(self) -> dict[str, Tensor]:
+        """Group constants by buffer name, in float64 on the CPU."""
+        raise NotImplementedError
+
+    def _reset_constants(self) -> None:
+        half = self.weight.dtype in (torch.float16, torch.bfloat16)
+        dtype = torch.float32 if half else self.weight.dtype
+        for name, value in self._constants().items():
+            self.register_buffer(
+                name, value.to(device=self.weight.device, dtype=dtype), persistent=False
+            )
+
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Self:
+        def on_filters(tensor: Tensor) -> Tensor:
+            # Filters have five dimensions, so .to(memory_format=torch.channels_last) would
+            # refuse them; their [O, I * n, kh, kw] view takes it.
+            try:
+                return fn(tensor)
+            except RuntimeError:
+                if tensor.ndim != 5:
+                    raise
+                converted: Tensor = fn(tensor.flatten(1, 2)).unflatten(1, tensor.shape[1:3])
+                return converted
+
+        super()._apply(on_filters, recurse)  # type: ignore[no-untyped-call]
+        self._reset_constants()
+        return self
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        # load_state_dict(assign=True) can move a meta module to a real device.
+        self._reset_constants()
+
+    def _pad(self, images: Tensor) -> tuple[Tensor, Padding]:
+        """Apply a padding mode other than zeros; what is left for the convolution to pad."""
+        if self.padding_mode == "zeros" or self.padding == "valid":
+            return images, self.padding
+        if isinstance(self.padding, str):
+            total = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True)]
+            sides = [(t // 2, t - t // 2) for t in total]
+        else:
+            sides = [(p, p) for p in self.padding]
+        return F.pad(images, (*sides[1], *sides[0]), mode=self.padding_mode), 0
+
+    def extra_repr(self) -> str:
+        """Conv2d's line with the rotations."""
+        parts = [f"{self.in_channels}, {self.out_channels}", f"kernel_size={self.kernel_size}"]
+        parts += [f"rotations={self.rotations}", f"stride={self.stride}"]
+        optional = {"padding": (0, 0), "dilation": (1, 1), "groups": 1, "padding_mode": "zeros"}
+        for name, default in optional.items():
+            if getattr(self, name) != default:
+                parts.append(f"{name}={getattr(self, name)!r}")
+        if self.bias is None:
+            parts.append("bias=False")
+        return ", ".join(parts)
+
+
+class CELiftConv2d(_CEConvNd):
+    r"""Lift images to features over the hue group: every filter in every hue.
+
+    Maps :math:`[B, 3, H, W]` to :math:`[B, C_{out}, n, H', W']` with
+    :math:`y_k = (g_k^{-1} x) \star \psi`. Shifting the hue of the image by ``m / n`` turns
+    rolls the output: ``torch.roll(y, m, dims=2)``.
+
+    Args:
+        in_channels: 3, the colours.
+        out_channels, kernel_size, stride, padding, dilation, bias, padding_mode: as in
+            :class:`torch.nn.Conv2d`.
+        rotations: the number :math:`n` of hues.
+        lifting: ``"rgb"``, the paper's rotation about the grey axis, equivariant to
+            :func:`equicolor.color.rotate_hue`; or ``"hsv"``, equivariant to
+            :func:`equicolor.color.shift_hue`, exactly, for every ``n``.
+        learnable: with ``"rgb"``, make the generator of the group, a 3x3 matrix that
+            starts as the hue rotation, a parameter ``transformation_matrix``.
+        device, dtype: of the parameters.
+
+    Example:
+        >>> layer = CELiftConv2d(3, 16, 3, padding=1, rotations=12, lifting="hsv")
+        >>> layer(torch.rand(2, 3, 32, 32)).shape
+        torch.Size([2, 16, 12, 32, 32])
+    """
+
+    matrices: Tensor
+    transformation_matrix: nn.Parameter
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: Padding = 0,
+        dilation: int | tuple[int, int] = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        *,
+        rotations: int = 3,
+        lifting: str = "rgb",
+        learnable: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            1,
+            padding_mode,
+            rotations,
+        )
+        if in_channels != 3:
+            raise ValueError(f"CELiftConv2d lifts RGB images: in_channels is 3, got {in_channels}")
+        self.lifting = _checks.one_of("lifting", lifting, LIFTINGS)
+        self.learnable = learnable
+        if learnable and lifting != "rgb":
+            raise ValueError(f"learnable=True needs lifting='rgb', got lifting={lifting!r}")
+        shapes: dict[str, tuple[int, ...] | None] = {
+            "weight": (out_channels, 3, 1, *self.kernel_size),
+            "bias": (out_channels,) if bias else None,
+        }
+        if learnable:
+            shapes["transformation_matrix"] = (3, 3)
+        self._create_parameters(shapes, device, dtype)
+
+    def reset_parameters(self) -> None:
+        """Draw the filters; a learnable transformation starts as the hue rotation."""
+        super().reset_parameters()
+        if self.learnable:
+            with torch.no_grad():
+                self.transformation_matrix.copy_(HueGroup(self.rotations).matrix(1))
+
+    def _constants(self) -> dict[str, Tensor]:
+        if self.lifting == "hsv" or self.learnable:
+            return {}
+        return {"matrices": HueGroup(self.rotations).matrices}
+
+    def _transformations(self) -> Tensor | None:
+        """The group as matrices ``[n, 3, 3]`` acting on filters, where the lifting is linear."""
+        if self.learnable:
+            generator = self.transformation_matrix
+            powers = [torch.eye(3, device=generator.device, dtype=generator.dtype)]
+            for _ in range(1, self.rotations):
+                powers.append(powers[-1] @ generator)
+            return torch.stack(powers)
+        return None if self.lifting == "hsv" else self.matrices
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images ``[B, 3, H, W]`` to features ``[B, C, n, H', W']``."""
+        name = f"CELiftConv2d(rotations={self.rotations})"
+        _checks.image_batch(name, images)
+        _checks.same_dtype(name, images, self.weight)
+        images, padding = self._pad(images)
+        return functional.ce_lift_conv2d(
+            images,
+            self.weight,
+            self.bias,
+            self.stride,
+            padding,
+            self.dilation,
+            rotations=self.rotations,
+            lifting=self.lifting,
+            matrices=self._transformations(),
+        )
+
+    def extra_repr(self) -> str:
+        """The common line and the lifting."""
+        learnable = ", learnable=True" if self.learnable else ""
+        return f"{super().extra_repr()}, lifting={self.lifting!r}{learnable}"
+
+
+class CEConv2d(_CEConvNd):
+    r"""Convolution over space and the hue group, for the hidden layers.
+
+    Maps :math:`[B, C_{in}, n, H, W]` to :math:`[B, C_{out}, n, H', W']` and commutes with
+    rolling the group dimension.
+
+    Args:
+        in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
+            padding_mode: as in :class:`torch.nn.Conv2d`.
+        rotations: the number :math:`n` of hues.
+        separable: filters are the product of a spatial part ``weight``
+            :math:`[O, I, 1, k_h, k_w]` and a group part ``pointwise_weight``
+            :math:`[O, I, n, 1, 1]`; otherwise one full ``weight`` :math:`[O, I, n, k_h, k_w]`.
+        algorithm: ``"auto"``, ``"dense"`` or ``"cyclic"``; see
+            :func:`equicolor.nn.functional.ce_conv2d`.
+        device, dtype: of the parameters.
+
+    Example:
+        >>> layer = CEConv2d(16, 32, 3, stride=2, padding=1, rotations=12)
+        >>> layer(torch.rand(2, 16, 12, 32, 32)).shape
+        torch.Size([2, 32, 12, 16, 16])
+    """
+
+    pointwise_weight: nn.Parameter | None
+    analysis: Tensor
+    filters: Tensor
+    synthesis: Tensor
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: Padding = 0,
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        *,
+        rotations: int = 3,
+        separable: bool = True,
+        algorithm: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            padding_mode,
+            rotations,
+        )
+        self.separable = separable
+        self.algorithm = _checks.one_of("algorithm", algorithm, ALGORITHMS)
+        channels = out_channels, in_channels // groups
+        shapes = {
+            "weight": (*channels, 1 if separable else rotations, *self.kernel_size),
+            "pointwise_weight": (*channels, rotations, 1, 1) if separable else None,
+            "bias": (out_channels,) if bias else None,
+        }
+        self._create_parameters(shapes, device, dtype)
+
+    def _fan_in(self) -> int:
+        return self.rotations * super()._fan_in()
+
+    def _constants(self) -> dict[str, Tensor]:
+        return cyclic_algorithm(self.rotations)._asdict()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features ``[B, C_in, n, H, W]`` to features ``[B, C_out, n, H', W']``."""
+        name = f"CEConv2d(rotations={self.rotations})"
+        _checks.features(name, x, channels=self.in_channels, rotations=self.rotations)
+        _checks.same_dtype(name, x, self.weight)
+        padding: Padding = self.padding
+        if self.padding_mode != "zeros":
+            x = per_rotation(x, lambda images: self._pad(images)[0])
+            padding = 0
+        return functional.ce_conv2d(
+            x,
+            self.weight,
+            self.pointwise_weight,
+            self.bias,
+            self.stride,
+            padding,
+            self.dilation,
+            self.groups,
+            algorithm=self.algorithm,
+            tables=CyclicAlgorithm(self.analysis, self.filters, self.synthesis),
+        )
+
+    def extra_repr(self) -> str:
+        """The common line, the kind of filter and the algorithm."""
+        return f"{super().extra_repr()}, separable={self.separable}, algorithm={self.algorithm!r}"

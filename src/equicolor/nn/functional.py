@@ -1,0 +1,253 @@
+r"""Colour-equivariant operations as pure functions on tensors.
+
+Equations follow the paper, section 3; images are :math:`[B, 3, H, W]`, features
+:math:`[B, C, n, H, W]`. :mod:`equicolor.nn` wraps them in modules.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from equicolor import _checks
+from equicolor.color import shift_hue_orbit
+from equicolor.groups import CyclicAlgorithm, HueGroup, cyclic_algorithm
+from equicolor.nn.algorithm import ALGORITHMS, choose_algorithm
+from equicolor.nn.layout import to_features, to_images
+from equicolor.nn.mixing import exact_matmul, mix_rotations
+
+__all__ = [
+    "ce_conv2d",
+    "ce_lift_conv2d",
+    "coset_avg_pool",
+    "coset_flatten",
+    "coset_max_pool",
+    "hue_orbit",
+]
+
+Padding = str | int | tuple[int, int]
+LIFTINGS = ("rgb", "hsv")
+
+
+def hue_orbit(
+    images: Tensor, rotations: int, lifting: str = "rgb", *, matrices: Tensor | None = None
+) -> Tensor:
+    r"""Every image under the inverse of every group element, :math:`g_k^{-1} x`.
+
+    Args:
+        images: RGB images :math:`[B, 3, H, W]`.
+        rotations: the order :math:`n` of the group.
+        lifting: ``"rgb"`` rotates about the grey axis, ``"hsv"`` shifts the HSV hue.
+        matrices: for ``"rgb"``, the group as matrices :math:`[n, 3, 3]` acting on filters
+            (default: the hue rotations).
+
+    Returns:
+        Images :math:`[n, B, 3, H, W]`; entry :math:`k` is shifted by :math:`-k/n` turns.
+
+    Example:
+        >>> hue_orbit(torch.rand(2, 3, 8, 8), 4, "hsv").shape
+        torch.Size([4, 2, 3, 8, 8])
+    """
+    _checks.image_batch("hue_orbit", images)
+    _checks.one_of("lifting", lifting, LIFTINGS)
+    if lifting == "hsv":
+        return shift_hue_orbit(images, rotations)
+    if matrices is None:
+        matrices = HueGroup(rotations).matrices
+    matrices = matrices.to(images)
+    # Filters see H(k) psi, so images see the transpose. Written as a sum because autocast
+    # would round the colours of an einsum to bfloat16 before the first layer.
+    channels = [matrices[:, i, :, None, None].unsqueeze(1) * images[:, i, None] for i in range(3)]
+    return channels[0] + channels[1] + channels[2]
+
+
+def ce_lift_conv2d(
+    images: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | tuple[int, int] = 1,
+    padding: Padding = 0,
+    dilation: int | tuple[int, int] = 1,
+    *,
+    rotations: int = 3,
+    lifting: str = "rgb",
+    matrices: Tensor | None = None,
+) -> Tensor:
+    r"""Lift images to features: :math:`y_k = x \star (H(k)\,\psi) = (H(-k)\,x) \star \psi`.
+
+    The second form is used: it holds for both liftings, needs one filter bank, and yields
+    the memory layout of :mod:`equicolor.nn.layout` by itself.
+
+    Args:
+        images: RGB images :math:`[B, 3, H, W]`.
+        weight: filters :math:`[O, 3, 1, k_h, k_w]`.
+        bias: :math:`[O]`, shared by the rotations.
+        stride, padding, dilation: as in :func:`torch.nn.functional.conv2d`.
+        rotations, lifting, matrices: as in :func:`hue_orbit`.
+
+    Returns:
+        Features :math:`[B, O, n, H', W']`.
+
+    Example:
+        >>> ce_lift_conv2d(torch.rand(2, 3, 8, 8), torch.rand(4, 3, 1, 3, 3), rotations=6).shape
+        torch.Size([2, 4, 6, 6, 6])
+    """
+    orbit = hue_orbit(images, rotations, lifting, matrices=matrices).flatten(0, 1)
+    orbit = orbit.contiguous(memory_format=torch.channels_last)
+    y = F.conv2d(orbit, weight.squeeze(2), bias, stride, padding, dilation)
+    return to_features(y, rotations)
+
+
+def ce_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    pointwise_weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    stride: int | tuple[int, int] = 1,
+    padding: Padding = 0,
+    dilation: int | tuple[int, int] = 1,
+    groups: int = 1,
+    *,
+    algorithm: str = "auto",
+    tables: CyclicAlgorithm | None = None,
+) -> Tensor:
+    r"""Correlate features with filters over space and hue:
+    :math:`y_{o,k} = \sum_c \sum_r x_{c,r} \star F_{o,c,(r-k) \bmod n}`.
+
+    Args:
+        x: features :math:`[B, C, n, H, W]`.
+        weight: full filters :math:`[O, C/g, n, k_h, k_w]`, or the spatial part
+            :math:`[O, C/g, 1, k_h, k_w]` of separable ones.
+        pointwise_weight: the group part :math:`[O, C/g, n, 1, 1]` of separable filters.
+        bias: :math:`[O]`, shared by the rotations.
+        stride, padding, dilation, groups: as in :func:`torch.nn.functional.conv2d`.
+        algorithm: ``"dense"`` is one convolution of :math:`n C` channels (the paper's
+            construction, :math:`n^2` blocks); ``"cyclic"`` needs about :math:`1.5 n`
+            convolutions of :math:`C` channels; ``"auto"`` takes the faster one. They
+            agree to rounding.
+        tables: the cyclic algorithm to use, for callers that keep it.
+
+    Returns:
+        Features :math:`[B, O, n, H', W']`.
+
+    Example:
+        >>> x = torch.rand(2, 5, 3, 8, 8)
+        >>> spatial, group = torch.rand(4, 5, 1, 3, 3), torch.rand(4, 5, 3, 1, 1)
+        >>> ce_conv2d(x, spatial, group, padding=1).shape
+        torch.Size([2, 4, 3, 8, 8])
+    """
+    _checks.features("ce_conv2d", x)
+    _checks.one_of("algorithm", algorithm, ALGORITHMS)
+    n = x.shape[2]
+    if algorithm == "auto":
+        algorithm = choose_algorithm(n, weight.shape, groups, x.device.type)
+    options = (stride, padding, dilation, groups)
+    if n == 1 or algorithm == "dense":
+        y = _dense_conv2d(x, weight, pointwise_weight, *options)
+    else:
+        tables = cyclic_algorithm(n) if tables is None else tables
+        y = _cyclic_conv2d(x, weight, pointwise_weight, *options, tables)
+    return y if bias is None else y + bias.to(y.dtype).view(-1, 1, 1, 1)
+
+
+def coset_max_pool(x: Tensor) -> Tensor:
+    """Maximum over the rotations, ``[B, C, n, H, W]`` to ``[B, C, H, W]``: hue-invariant.
+
+    Example:
+        >>> coset_max_pool(torch.rand(2, 4, 3, 8, 8)).shape
+        torch.Size([2, 4, 8, 8])
+    """
+    _checks.features("coset_max_pool", x)
+    return x.amax(2)
+
+
+def coset_avg_pool(x: Tensor) -> Tensor:
+    """Mean over the rotations, ``[B, C, n, H, W]`` to ``[B, C, H, W]``: hue-invariant.
+
+    Example:
+        >>> coset_avg_pool(torch.rand(2, 4, 3, 8, 8)).shape
+        torch.Size([2, 4, 8, 8])
+    """
+    _checks.features("coset_avg_pool", x)
+    return x.mean(2)
+
+
+def coset_flatten(x: Tensor) -> Tensor:
+    """Rotations into channels, ``[B, C, n, H, W]`` to ``[B, C * n, H, W]``: not invariant.
+
+    Channel ``c * n + k`` is rotation ``k`` of channel ``c``.
+
+    Example:
+        >>> coset_flatten(torch.rand(2, 4, 3, 8, 8)).shape
+        torch.Size([2, 12, 8, 8])
+    """
+    _checks.features("coset_flatten", x)
+    return x.flatten(1, 2)
+
+
+def dense_filters(weight: Tensor, pointwise_weight: Tensor | None, rotations: int) -> Tensor:
+    """The bank ``[n, O, C/g, n, kh, kw]`` with ``F[o, c, (r - k) mod n]`` at ``[k, o, c, r]``."""
+    full = weight if pointwise_weight is None else weight * pointwise_weight
+    steps = torch.arange(rotations, device=weight.device)
+    index = (steps[None, :] - steps[:, None]) % rotations
+    return full[:, :, index].permute(2, 0, 1, 3, 4, 5)
+
+
+def cyclic_filters(
+    weight: Tensor, pointwise_weight: Tensor | None, tables: CyclicAlgorithm
+) -> Tensor:
+    """The filters ``[r, O, C/g, kh, kw]`` of the cyclic algorithm's products, ``B w``."""
+    group_part = weight if pointwise_weight is None else pointwise_weight
+    by_rotation = group_part.movedim(2, 0)  # [n, O, C/g, kh or 1, kw or 1]
+    mixed = exact_matmul(tables.filters, by_rotation.flatten(1))
+    mixed = mixed.view(-1, *by_rotation.shape[1:])
+    if pointwise_weight is not None:
+        mixed = mixed * weight.squeeze(2)
+    return mixed.to(weight.dtype)
+
+
+def _dense_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    pointwise_weight: Tensor | None,
+    stride: int | tuple[int, int],
+    padding: Padding,
+    dilation: int | tuple[int, int],
+    groups: int,
+) -> Tensor:
+    """One convolution of n * C channels, ordered (rotation, channel) within a channel group."""
+    n = x.shape[2]
+    filters = dense_filters(weight, pointwise_weight, n)  # [k, O, C/g, r, kh, kw]
+    bank = filters.unflatten(1, (groups, -1)).permute(1, 0, 2, 4, 3, 5, 6)
+    channels = x.unflatten(1, (groups, -1)).permute(0, 1, 3, 2, 4, 5)  # [B, g, r, C/g, H, W]
+    y = F.conv2d(
+        channels.flatten(1, 3).contiguous(memory_format=torch.channels_last),
+        bank.flatten(0, 2).flatten(1, 2),
+        None,
+        stride,
+        padding,
+        dilation,
+        groups,
+    )
+    by_rotation: Tensor = y.unflatten(1, (groups, n, -1))
+    return by_rotation.transpose(2, 3).flatten(1, 2)
+
+
+def _cyclic_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    pointwise_weight: Tensor | None,
+    stride: int | tuple[int, int],
+    padding: Padding,
+    dilation: int | tuple[int, int],
+    groups: int,
+    tables: CyclicAlgorithm,
+) -> Tensor:
+    r"""One convolution of C channels for each product: :math:`y = C^\top ((A x) \circ (B w))`."""
+    filters = cyclic_filters(weight, pointwise_weight, tables)
+    mixed = mix_rotations(tables.analysis, to_images(x))
+    products = [
+        F.conv2d(part, kernel, None, stride, padding, dilation, groups)
+        for part, kernel in zip(mixed.chunk(tables.products), filters, strict=True)
+    ]
+    y = mix_rotations(tables.synthesis.T, torch.cat(products))
+    return to_features(y, tables.order)

@@ -1,0 +1,29 @@
+"""How features lie in memory, and the views that make every layer an ordinary 2-D layer.
+
+Features are ``[B, C, n, H, W]`` to the user. In memory the layers of this package keep
+them as ``[n, B, H, W, C]``: each rotation is a whole channels_last batch of images. In that
+layout normalisation, pooling and activation are the plain 2-D operations on ``n * B``
+images, the group mixing of the cyclic algorithm is one matrix product, and each of its
+convolutions reads a contiguous block: no layer copies. Any other layout works too and
+costs one copy.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+
+def to_images(x: Tensor) -> Tensor:
+    """Features ``[B, C, n, H, W]`` as images ``[n * B, C, H, W]``, rotation-major."""
+    return x.permute(2, 0, 1, 3, 4).flatten(0, 1)
+
+
+def to_features(images: Tensor, rotations: int) -> Tensor:
+    """The inverse of :func:`to_images`."""
+    by_rotation: Tensor = images.unflatten(0, (rotations, -1))
+    return by_rotation.permute(1, 2, 0, 3, 4)
+
+
+def per_rotation(x: Tensor, operation: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply an operation on images ``[N, C, H, W]`` to each rotation of features alike."""
+    return to_features(operation(to_images(x)), x.shape[2])

@@ -1,0 +1,110 @@
+"""Pooling over space, rotation by rotation, and over the rotations themselves."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from equicolor import _checks
+from equicolor.nn import functional
+from equicolor.nn.layout import per_rotation
+
+__all__ = [
+    "CEAdaptiveAvgPool2d",
+    "CEAvgPool2d",
+    "CEMaxPool2d",
+    "CosetAvgPool",
+    "CosetFlatten",
+    "CosetMaxPool",
+]
+
+
+class CEMaxPool2d(nn.MaxPool2d):
+    """:class:`torch.nn.MaxPool2d` on each rotation of features ``[B, C, n, H, W]``.
+
+    Example:
+        >>> import torch
+        >>> CEMaxPool2d(2)(torch.rand(2, 4, 3, 8, 8)).shape
+        torch.Size([2, 4, 3, 4, 4])
+    """
+
+    def __init__(self, kernel_size: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(kernel_size, *args, **kwargs)
+        if self.return_indices:
+            raise ValueError("CEMaxPool2d does not return indices: return_indices must be False")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pool over space."""
+        _checks.features("CEMaxPool2d", x)
+        return per_rotation(x, super().forward)
+
+
+class CEAvgPool2d(nn.AvgPool2d):
+    """:class:`torch.nn.AvgPool2d` on each rotation of features ``[B, C, n, H, W]``.
+
+    Example:
+        >>> import torch
+        >>> CEAvgPool2d(2)(torch.rand(2, 4, 3, 8, 8)).shape
+        torch.Size([2, 4, 3, 4, 4])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pool over space."""
+        _checks.features("CEAvgPool2d", x)
+        return per_rotation(x, super().forward)
+
+
+class CEAdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
+    """:class:`torch.nn.AdaptiveAvgPool2d` on each rotation of features ``[B, C, n, H, W]``.
+
+    Example:
+        >>> import torch
+        >>> CEAdaptiveAvgPool2d(1)(torch.rand(2, 4, 3, 8, 8)).shape
+        torch.Size([2, 4, 3, 1, 1])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pool over space."""
+        _checks.features("CEAdaptiveAvgPool2d", x)
+        return per_rotation(x, super().forward)
+
+
+class CosetMaxPool(nn.Module):
+    """Module form of :func:`equicolor.nn.functional.coset_max_pool`: hue-invariant.
+
+    Example:
+        >>> import torch
+        >>> CosetMaxPool()(torch.rand(2, 4, 3, 8, 8)).shape
+        torch.Size([2, 4, 8, 8])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features ``[B, C, n, H, W]`` to ``[B, C, H, W]``."""
+        return functional.coset_max_pool(x)
+
+
+class CosetAvgPool(nn.Module):
+    """Module form of :func:`equicolor.nn.functional.coset_avg_pool`: hue-invariant.
+
+    Example:
+        >>> import torch
+        >>> CosetAvgPool()(torch.rand(2, 4, 3, 8, 8)).shape
+        torch.Size([2, 4, 8, 8])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features ``[B, C, n, H, W]`` to ``[B, C, H, W]``."""
+        return functional.coset_avg_pool(x)
+
+
+class CosetFlatten(nn.Module):
+    """Module form of :func:`equicolor.nn.functional.coset_flatten`: keeps colour, not invariant.
+
+    Example:
+        >>> import torch
+        >>> CosetFlatten()(torch.rand(2, 4, 3, 8, 8)).shape
+        torch.Size([2, 12, 8, 8])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features ``[B, C, n, H, W]`` to ``[B, C * n, H, W]``."""
+        return functional.coset_flatten(x)
