@@ -79,9 +79,15 @@ def features(
         raise ValueError(f"{name} expects {channels} channels, got {shape[1]}: {shape}")
 
 
+def autocasting(device: torch.device) -> bool:
+    """Whether autocast is on for a device (some, such as meta, know nothing of it)."""
+    kind = device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
 def same_dtype(name: str, x: Tensor, weight: Tensor) -> None:
     """Refuse an input whose dtype differs from the weights' outside autocast."""
-    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+    if x.dtype != weight.dtype and not autocasting(x.device):
         raise TypeError(
             f"{name} has {weight.dtype} weights but got {x.dtype} input; "
             f"convert one of them, or use torch.autocast"

@@ -107,9 +107,8 @@ def shift_hue_orbit(images: Tensor, rotations: int) -> Tensor:
     """
     _checks.rgb_images("shift_hue_orbit", images)
     exact = _full_precision(images)
-    hue, chroma, low = _decompose(exact)
-    steps = torch.arange(rotations, device=hue.device, dtype=hue.dtype) / rotations
-    return _compose(hue - steps.view(-1, *[1] * hue.ndim), chroma, low).to(images.dtype)
+    steps = torch.arange(rotations, device=images.device, dtype=exact.dtype) / rotations
+    return shift_back(exact, steps.view(-1, *[1] * (images.ndim - 1))).to(images.dtype)
 
 
 def rotate_hue(images: Tensor, turns: float | Tensor, clip: bool = False) -> Tensor:
@@ -196,6 +195,12 @@ def _compose(hue: Tensor, chroma: Tensor, low: Tensor) -> Tensor:
         return low + chroma * (1 - lack)
 
     return torch.stack([channel(5), channel(3), channel(1)], dim=-3)
+
+
+def shift_back(images: Tensor, turns: Tensor) -> Tensor:
+    """Shift by ``-turns``, which broadcasts against ``images[..., 0, :, :]``; unchecked."""
+    hue, chroma, low = _decompose(images)
+    return _compose(hue - turns, chroma, low)
 
 
 def _per_image(name: str, turns: float | Tensor, images: Tensor) -> Tensor:

@@ -1,6 +1,8 @@
 """Colour-equivariant layers: thin modules over :mod:`equicolor.nn.functional`."""
 
+from equicolor.nn.algorithm import set_algorithm
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
+from equicolor.nn.fold import fold
 from equicolor.nn.norm import CEBatchNorm2d, CEDropout2d
 from equicolor.nn.pooling import (
     CEAdaptiveAvgPool2d,
@@ -22,4 +24,6 @@ __all__ = [
     "CosetAvgPool",
     "CosetFlatten",
     "CosetMaxPool",
+    "fold",
+    "set_algorithm",
 ]

@@ -14,6 +14,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from torch import nn
+
+from equicolor import _checks
 from equicolor.groups.cyclic import cyclic_products
 
 ALGORITHMS = ("auto", "dense", "cyclic")
@@ -44,7 +47,7 @@ def choose_algorithm(
         >>> choose_algorithm(12, (64, 64, 1, 3, 3)), choose_algorithm(3, (4, 4, 1, 3, 3))
         ('cyclic', 'dense')
     """
-    machine = _CPU if device == "cpu" else _ACCELERATOR
+    machine = _CPU if device in ("cpu", "meta") else _ACCELERATOR
     outputs, inputs = weight[0] // groups, weight[1]
     taps = groups * math.prod(weight[3:])
 
@@ -56,6 +59,27 @@ def choose_algorithm(
     # Mixing reads and writes the products and reads or writes the features, on both sides.
     moved = (rotations + 2 * products) * groups * (inputs + outputs)
     return "cyclic" if saved > machine.exchange_rate * moved else "dense"
+
+
+def set_algorithm(model: nn.Module, algorithm: str) -> nn.Module:
+    """Make every hidden layer of a network use one algorithm; returns the network.
+
+    Args:
+        model: any module.
+        algorithm: ``"auto"``, ``"dense"`` or ``"cyclic"``.
+
+    Example:
+        >>> from equicolor.nn import CEConv2d
+        >>> set_algorithm(nn.Sequential(CEConv2d(4, 4, 3)), "dense")[0].algorithm
+        'dense'
+    """
+    from equicolor.nn.conv import CEConv2d
+
+    _checks.one_of("algorithm", algorithm, ALGORITHMS)
+    for module in model.modules():
+        if isinstance(module, CEConv2d):
+            module.algorithm = algorithm
+    return model
 
 
 def _round_up(channels: int, machine: _Machine) -> int:

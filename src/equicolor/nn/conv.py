@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,8 @@ from equicolor.nn.algorithm import ALGORITHMS
 from equicolor.nn.functional import LIFTINGS, Padding
 from equicolor.nn.layout import per_rotation
 
-PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
+PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
+PADDING_MODES: tuple[PaddingMode, ...] = get_args(PaddingMode)
 
 
 class _CEConvNd(nn.Module):
@@ -38,7 +39,7 @@ class _CEConvNd(nn.Module):
         padding: Padding,
         dilation: int | tuple[int, int],
         groups: int,
-        padding_mode: str,
+        padding_mode: PaddingMode,
         rotations: int,
     ) -> None:
         super().__init__()
@@ -48,7 +49,8 @@ class _CEConvNd(nn.Module):
         self.stride = _checks.int_pair("stride", stride, minimum=1)
         self.dilation = _checks.int_pair("dilation", dilation, minimum=1)
         self.groups = _checks.positive_int("groups", groups)
-        self.padding_mode = _checks.one_of("padding_mode", padding_mode, PADDING_MODES)
+        _checks.one_of("padding_mode", padding_mode, PADDING_MODES)
+        self.padding_mode: PaddingMode = padding_mode
         self.rotations = _checks.positive_int("rotations", rotations)
         self.padding: str | tuple[int, int]
         if isinstance(padding, str):
@@ -180,7 +182,7 @@ class CELiftConv2d(_CEConvNd):
         padding: Padding = 0,
         dilation: int | tuple[int, int] = 1,
         bias: bool = True,
-        padding_mode: str = "zeros",
+        padding_mode: PaddingMode = "zeros",
         *,
         rotations: int = 3,
         lifting: str = "rgb",
@@ -297,7 +299,7 @@ class CEConv2d(_CEConvNd):
         dilation: int | tuple[int, int] = 1,
         groups: int = 1,
         bias: bool = True,
-        padding_mode: str = "zeros",
+        padding_mode: PaddingMode = "zeros",
         *,
         rotations: int = 3,
         separable: bool = True,
@@ -332,6 +334,11 @@ class CEConv2d(_CEConvNd):
     def _constants(self) -> dict[str, Tensor]:
         return cyclic_algorithm(self.rotations)._asdict()
 
+    @property
+    def tables(self) -> CyclicAlgorithm:
+        """The cyclic algorithm, on the device of the filters."""
+        return CyclicAlgorithm(self.analysis, self.filters, self.synthesis)
+
     def forward(self, x: Tensor) -> Tensor:
         """Features ``[B, C_in, n, H, W]`` to features ``[B, C_out, n, H', W']``."""
         name = f"CEConv2d(rotations={self.rotations})"
@@ -351,7 +358,7 @@ class CEConv2d(_CEConvNd):
             self.dilation,
             self.groups,
             algorithm=self.algorithm,
-            tables=CyclicAlgorithm(self.analysis, self.filters, self.synthesis),
+            tables=self.tables,
         )
 
     def extra_repr(self) -> str:

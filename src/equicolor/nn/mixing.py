@@ -8,6 +8,8 @@ half-precision operands and steps outside autocast; only its result is rounded.
 import torch
 from torch import Tensor
 
+from equicolor import _checks
+
 
 def mix_rotations(matrix: Tensor, images: Tensor) -> Tensor:
     """Mix rotation-major images ``[n * B, C, H, W]`` by ``matrix [m, n]`` into ``[m * B, ...]``."""
@@ -22,7 +24,7 @@ def exact_matmul(matrix: Tensor, x: Tensor) -> Tensor:
     """``matrix @ x`` in at least float32, the precision it is also returned in."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     matrix, x = matrix.to(dtype), x.to(dtype)
-    if not torch.is_autocast_enabled(x.device.type):
+    if not _checks.autocasting(x.device):
         return matrix @ x
     with torch.autocast(x.device.type, enabled=False):
         return matrix @ x

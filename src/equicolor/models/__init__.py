@@ -1,0 +1,48 @@
+"""Networks: every architecture of the paper, plain, equivariant and hybrid."""
+
+from equicolor.models.checkpoints import CheckpointError, load_model, load_reference, save_model
+from equicolor.models.cost import Cost, cost
+from equicolor.models.registry import Network, create_model, list_models
+from equicolor.models.resnet import (
+    ce_resnet18,
+    ce_resnet34,
+    ce_resnet44,
+    ce_resnet50,
+    ce_resnet101,
+    ce_resnet152,
+    matched_widths,
+    resnet18,
+    resnet34,
+    resnet44,
+    resnet50,
+    resnet101,
+    resnet152,
+)
+from equicolor.models.z2cnn import cecnn, z2cnn
+
+__all__ = [
+    "CheckpointError",
+    "Cost",
+    "Network",
+    "ce_resnet18",
+    "ce_resnet34",
+    "ce_resnet44",
+    "ce_resnet50",
+    "ce_resnet101",
+    "ce_resnet152",
+    "cecnn",
+    "cost",
+    "create_model",
+    "list_models",
+    "load_model",
+    "load_reference",
+    "matched_widths",
+    "resnet18",
+    "resnet34",
+    "resnet44",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+    "save_model",
+    "z2cnn",
+]

@@ -1,0 +1,236 @@
+"""Checkpoints: one safetensors file rebuilds a network; the paper authors' files load strictly.
+
+Nothing here executes code from a file. Our own format is safetensors with the network's
+configuration in the header; the authors' ``.pth`` files go through torch's weights-only
+loader. Whatever is wrong with a file is said in one line.
+"""
+
+import json
+import pickle
+import warnings
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from equicolor.groups import HueGroup
+from equicolor.models.registry import Network, create_model
+
+__all__ = ["CheckpointError", "load_model", "load_reference", "save_model"]
+
+N = TypeVar("N", bound=nn.Module)
+
+_FORMAT = "equicolor-1"
+_MATRIX = "transformation_matrix"
+_SHOWN = 3  # how many mismatches an error names
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used, and why."""
+
+
+def save_model(model: nn.Module, path: str | Path) -> Path:
+    """Save a network with its configuration as one safetensors file.
+
+    Args:
+        model: a network made by a builder of :mod:`equicolor.models`.
+        path: the file to write, usually ``*.safetensors``; its folder is created.
+
+    Returns:
+        The path.
+
+    Example:
+        >>> import tempfile
+        >>> from equicolor.models import z2cnn
+        >>> path = save_model(z2cnn(30), Path(tempfile.mkdtemp()) / "z2cnn.safetensors")
+        >>> load_model(path).config["num_classes"]
+        30
+    """
+    from safetensors.torch import save_file
+
+    if not isinstance(model, Network):
+        raise TypeError(
+            f"save_model needs a network built by equicolor.models, which knows its "
+            f"configuration; got {type(model).__name__}"
+        )
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {key: value.detach().contiguous() for key, value in model.state_dict().items()}
+    # Written aside and renamed, so that an interrupted save never destroys a good file.
+    partial = path.with_name(path.name + ".partial")
+    save_file(tensors, partial, {"format": _FORMAT, "config": json.dumps(model.config)})
+    partial.replace(path)
+    return path
+
+
+def load_model(path: str | Path, *, device: torch.device | str = "cpu") -> Network:
+    """Rebuild a network saved by :func:`save_model`, in eval mode.
+
+    Args:
+        path: the file.
+        device: where to put the network.
+
+    Returns:
+        The network.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no checkpoint at {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} is not a complete safetensors file saved by equicolor ({_one_line(error)})"
+        ) from None
+    if header.get("format") != _FORMAT:
+        raise CheckpointError(
+            f"{path} is a safetensors file without equicolor's configuration "
+            f"(expected format {_FORMAT!r} in its header, got {header.get('format')!r})"
+        )
+    model = build_from_config(json.loads(header["config"]))
+    load_strict(model, tensors, str(path))
+    return model.to(device).eval()
+
+
+def load_reference(model: N, checkpoint: str | Path | Mapping[str, Any]) -> N:
+    """Load weights of the paper authors' code into the corresponding network, strictly.
+
+    Args:
+        model: a network built like the checkpoint's.
+        checkpoint: a released ``.pth`` file, or its state dict. Only tensors are read from
+            a file: code hidden in it is refused, not run.
+
+    Returns:
+        The network.
+
+    Example:
+        >>> from equicolor.models import resnet44
+        >>> released = resnet44(10, rotations=3, width=4).state_dict()
+        >>> released["conv1.transformation_matrix"] = HueGroup(3).matrix(1)
+        >>> load_reference(resnet44(10, rotations=3, width=4), released).config["width"]
+        [4, 8, 16]
+    """
+    if not isinstance(model, Network):
+        raise TypeError(
+            f"load_reference needs a network built by equicolor.models, got {type(model).__name__}"
+        )
+    if isinstance(checkpoint, Mapping):
+        source, contents = "the state dict", checkpoint
+    else:
+        source, contents = str(checkpoint), _read_pickle(Path(checkpoint))
+    state = _state_dict(contents, source)
+    for key in [key for key in state if key.rpartition(".")[2] == _MATRIX]:
+        _check_matrix(model, key, state.pop(key), source)
+    ours = {model.reference_key(key): key for key in model.state_dict()}
+    renamed = {ours.get(key, key): value for key, value in state.items()}
+    load_strict(model, renamed, source)
+    return model
+
+
+def build_from_config(config: Mapping[str, Any]) -> Network:
+    """Build the network a configuration describes.
+
+    Example:
+        >>> build_from_config({"model": "z2cnn", "num_classes": 10}).config["width"]
+        20
+    """
+    options = dict(config)
+    return create_model(options.pop("model"), **options)
+
+
+def load_strict(model: Network, state: Mapping[str, Tensor], source: str) -> None:
+    """Load a state dict whose keys and shapes must be the network's own."""
+    own = model.state_dict()
+    problems = [
+        *_listed("missing", (key for key in own if key not in state)),
+        *_listed("unexpected", (key for key in state if key not in own)),
+        *_listed(
+            "of another shape",
+            (
+                f"{key} {list(state[key].shape)} instead of {list(own[key].shape)}"
+                for key in own
+                if key in state and state[key].shape != own[key].shape
+            ),
+        ),
+    ]
+    if problems:
+        raise CheckpointError(f"{source} does not fit {_describe(model)}: {'; '.join(problems)}")
+    model.load_state_dict(dict(state))
+
+
+def _listed(what: str, items: Iterable[str]) -> list[str]:
+    names = list(items)
+    if not names:
+        return []
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return [f"{len(names)} {what}: {', '.join(names[:_SHOWN])}{more}"]
+
+
+def _describe(model: Network) -> str:
+    config = model.config
+    name = config.get("model", type(model).__name__)
+    shown = ("num_classes", "rotations", "ce_stages", "ce_layers", "width")
+    return f"{name}({', '.join(f'{key}={config[key]}' for key in shown if key in config)})"
+
+
+def _read_pickle(path: Path) -> Any:
+    """The contents of a torch file, tensors and plain containers alone."""
+    if not path.is_file():
+        raise FileNotFoundError(f"no checkpoint at {path}")
+    expected = "expected a torch checkpoint of tensors (.pth)"
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if not magic.startswith((b"PK", b"\x80")):  # a zip archive, or a bare pickle
+        raise CheckpointError(f"{path} is not a torch file: {expected}")
+    try:
+        with warnings.catch_warnings(action="ignore"):  # remarks on the pickle protocol
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise CheckpointError(
+            f"{path} was refused: {expected}, but it holds more, which was not executed"
+        ) from None
+    except (RuntimeError, EOFError, OSError, ValueError, zipfile.BadZipFile) as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {expected}; the file is damaged ({_one_line(error)})"
+        ) from None
+
+
+def _state_dict(contents: Any, source: str) -> dict[str, Tensor]:
+    """The tensors of a checkpoint, out of the wrappings trainers put around them."""
+    for wrapper in ("state_dict", "model"):
+        if isinstance(contents, Mapping) and isinstance(contents.get(wrapper), Mapping):
+            contents = contents[wrapper]
+    if not isinstance(contents, Mapping) or not contents:
+        raise CheckpointError(f"{source} holds no state dict, but a {type(contents).__name__}")
+    strangers = [str(key) for key, value in contents.items() if not isinstance(value, Tensor)]
+    if strangers:
+        raise CheckpointError(
+            f"{source} holds no plain state dict: not tensors are {', '.join(strangers[:_SHOWN])}"
+        )
+    for prefix in ("module.", "model."):
+        if all(key.startswith(prefix) for key in contents):
+            contents = {key[len(prefix) :]: value for key, value in contents.items()}
+    return dict(contents)
+
+
+def _check_matrix(model: Network, key: str, matrix: Tensor, source: str) -> None:
+    """The authors store the hue rotation; it tells how many rotations they trained with."""
+    rotations = model.config.get("rotations", 1)
+    expected = HueGroup(rotations).matrix(1)
+    if matrix.shape != (3, 3) or not torch.allclose(matrix.double(), expected, atol=1e-5):
+        raise CheckpointError(
+            f"{source} does not fit {_describe(model)}: {key} is not the rotation by "
+            f"1/{rotations} of the hue circle"
+        )
+
+
+def _one_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:120] if lines else type(error).__name__

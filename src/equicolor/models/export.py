@@ -1,0 +1,170 @@
+"""Export a network to ONNX, TorchScript or an exported program, and prove the file right.
+
+The network is folded first (:func:`equicolor.nn.fold`). The written file is then loaded
+again by its own runtime and compared with the original network, at a batch size other than
+the one it was exported with, before success is reported.
+"""
+
+import copy
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+
+from equicolor import _checks
+from equicolor.nn.fold import fold
+
+__all__ = ["FORMATS", "ExportError", "ExportReport", "export"]
+
+SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt", "exported-program": ".pt2"}
+FORMATS = tuple(SUFFIXES)
+_BATCHES = (1, 7)  # verified; neither is the batch of the example
+_EXAMPLE_BATCH = 2
+
+
+class ExportError(RuntimeError):
+    """An exported file that does not compute what the network computes."""
+
+
+class ExportReport(NamedTuple):
+    """What was written and how far it is from the original network."""
+
+    path: Path
+    format: str
+    relative_error: float
+    operations: int  # nodes of the exported graph
+
+
+def export(
+    model: nn.Module,
+    path: str | Path,
+    to: str = "onnx",
+    *,
+    input_size: int | Sequence[int] = 224,
+    form: str = "auto",
+    tolerance: float = 1e-4,
+    overwrite: bool = False,
+) -> ExportReport:
+    """Fold a network, export it with a dynamic batch size, and verify the file.
+
+    Args:
+        model: a network of images; it is not changed.
+        path: the file to write.
+        to: ``"onnx"``, ``"torchscript"`` or ``"exported-program"``.
+        input_size: height and width of the images.
+        form: how equivariant layers are written; see :func:`equicolor.nn.fold`.
+        tolerance: the largest relative difference of the logits allowed.
+        overwrite: replace an existing file.
+
+    Returns:
+        The path, the error measured and the size of the graph.
+
+    Example:
+        >>> import tempfile
+        >>> from equicolor.models import cecnn
+        >>> path = Path(tempfile.mkdtemp()) / "cecnn.pt2"
+        >>> report = export(cecnn(10), path, "exported-program", input_size=28)
+        >>> report.relative_error < 1e-4
+        True
+    """
+    _checks.one_of("to", to, FORMATS)
+    size = _checks.int_pair("input_size", input_size, minimum=1)
+    path = Path(path)
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists; overwrite=True (--force) replaces it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    original = copy.deepcopy(model).cpu().float().eval()
+    folded = fold(original, form)
+    example = torch.rand(_EXAMPLE_BATCH, 3, *size)
+    partial = path.with_name(f"{path.stem}.partial{path.suffix}")
+    try:
+        with _quiet():
+            run, operations = _EXPORTERS[to](folded, example, partial)
+            error = _worst_error(original, run, size)
+        if not error <= tolerance:
+            raise ExportError(
+                f"the exported file is off by {error:.1e} relative, allowed {tolerance:.1e}; "
+                f"{path} was not written"
+            )
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return ExportReport(path, to, error, operations)
+
+
+Run = Callable[[Tensor], Tensor]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporters' remarks on their own internals from the user."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _worst_error(original: nn.Module, run: Run, size: tuple[int, int]) -> float:
+    worst = 0.0
+    with torch.no_grad():
+        for batch in _BATCHES:
+            images = torch.rand(batch, 3, *size, generator=torch.Generator().manual_seed(batch))
+            expected = original(images)
+            error = (run(images) - expected).norm() / expected.norm()
+            worst = max(worst, float(error.nan_to_num(torch.inf)))
+    return worst
+
+
+def _to_onnx(folded: fx.GraphModule, example: Tensor, path: Path) -> tuple[Run, int]:
+    import onnxruntime
+
+    size = sum(t.numel() * t.element_size() for t in folded.state_dict().values())
+    program = torch.onnx.export(
+        folded,
+        (example,),
+        input_names=["images"],
+        output_names=["logits"],
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+        dynamo=True,
+        verbose=False,
+    )
+    assert program is not None
+    # One file where the format allows it (2 GB); weights beside it otherwise.
+    program.save(path, external_data=size > 1.8 * 2**30)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def run(images: Tensor) -> Tensor:
+        (logits,) = session.run(None, {"images": images.numpy()})
+        return torch.from_numpy(logits)
+
+    return run, len(program.model.graph)
+
+
+def _to_torchscript(folded: fx.GraphModule, example: Tensor, path: Path) -> tuple[Run, int]:
+    with torch.no_grad():
+        scripted = torch.jit.freeze(torch.jit.trace(folded, example))
+    torch.jit.save(scripted, path)
+    return torch.jit.load(path), len(list(scripted.graph.nodes()))
+
+
+def _to_exported_program(folded: fx.GraphModule, example: Tensor, path: Path) -> tuple[Run, int]:
+    dynamic = ({0: torch.export.Dim("batch")},)
+    program = torch.export.export(folded, (example,), dynamic_shapes=dynamic)
+    torch.export.save(program, path)
+    return torch.export.load(path).module(), len(program.graph.nodes)
+
+
+_EXPORTERS: dict[str, Callable[[fx.GraphModule, Tensor, Path], tuple[Run, int]]] = {
+    "onnx": _to_onnx,
+    "torchscript": _to_torchscript,
+    "exported-program": _to_exported_program,
+}

@@ -1,0 +1,83 @@
+"""Networks on the Hugging Face Hub (the ``[hub]`` extra).
+
+Importing this module needs huggingface_hub; nothing else in the package does.
+"""
+
+from pathlib import Path
+from typing import Any, Self
+
+from huggingface_hub import ModelHubMixin, hf_hub_download
+from torch import Tensor, nn
+
+from equicolor.models.checkpoints import load_model, save_model
+from equicolor.models.registry import Network
+
+__all__ = ["HubModel"]
+
+WEIGHTS = "model.safetensors"
+
+
+class HubModel(
+    nn.Module,
+    ModelHubMixin,
+    library_name="equicolor",
+    tags=["image-classification", "colour-equivariance", "hue-robustness"],
+    license="mit",
+):
+    """A network with ``save_pretrained``, ``from_pretrained`` and ``push_to_hub``.
+
+    A repository holds one file that rebuilds the network, as
+    :func:`equicolor.models.save_model` writes it, with its configuration beside it.
+
+    Args:
+        network: a network built by :mod:`equicolor.models`.
+
+    Example:
+        >>> import tempfile
+        >>> from equicolor.models import cecnn
+        >>> folder = tempfile.mkdtemp()
+        >>> HubModel(cecnn(10, rotations=6)).save_pretrained(folder)
+        >>> HubModel.from_pretrained(folder).network.config["rotations"]
+        6
+    """
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+        # What the mixin writes as config.json.
+        self._hub_mixin_config = dict(network.config)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images ``[B, 3, H, W]`` to logits ``[B, num_classes]``."""
+        logits: Tensor = self.network(images)
+        return logits
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        save_model(self.network, save_directory / WEIGHTS)
+
+    @classmethod
+    def _from_pretrained(
+        cls,
+        *,
+        model_id: str,
+        revision: str | None,
+        cache_dir: str | Path | None,
+        force_download: bool,
+        local_files_only: bool,
+        token: str | bool | None,
+        **options: Any,
+    ) -> Self:
+        if options:
+            raise TypeError(f"from_pretrained takes no network options, got {', '.join(options)}")
+        if Path(model_id).is_dir():
+            return cls(load_model(Path(model_id) / WEIGHTS))
+        path = hf_hub_download(
+            repo_id=model_id,
+            filename=WEIGHTS,
+            revision=revision,
+            cache_dir=cache_dir,
+            force_download=force_download,
+            token=token,
+            local_files_only=local_files_only,
+        )
+        return cls(load_model(path))

@@ -1,0 +1,89 @@
+"""Networks by name, each remembering the call that built it."""
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from torch import nn
+
+
+class Network(nn.Module):
+    """A network that knows the call that builds it and its names in the paper authors' code.
+
+    Attributes:
+        config: the builder's name under ``"model"`` and every argument, defaults included.
+        resolved: arguments the network settled itself, such as a matched width.
+    """
+
+    config: dict[str, Any]
+    resolved: dict[str, Any]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config, self.resolved = {}, {}
+
+    def reference_key(self, key: str) -> str:
+        """The name of a state-dict entry in the paper authors' code."""
+        return key
+
+
+P = ParamSpec("P")
+M = TypeVar("M", bound=Network)
+
+_BUILDERS: dict[str, Callable[..., Network]] = {}
+
+
+def register_model(builder: Callable[P, M]) -> Callable[P, M]:
+    """Make a builder known under its name, and let its networks carry their configuration."""
+    name = builder.__name__
+    signature = inspect.signature(builder)
+
+    @functools.wraps(builder)
+    def build(*args: P.args, **kwargs: P.kwargs) -> M:
+        model = builder(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        model.config = {"model": name, **bound.arguments, **model.resolved}
+        return model
+
+    _BUILDERS[name] = build
+    return build
+
+
+def list_models() -> list[str]:
+    """The names :func:`create_model` knows.
+
+    Example:
+        >>> {"z2cnn", "cecnn", "resnet18", "ce_resnet18"} <= set(list_models())
+        True
+    """
+    return sorted(_BUILDERS)
+
+
+def create_model(name: str, **options: Any) -> Network:
+    """Build a network by name.
+
+    Args:
+        name: one of :func:`list_models`.
+        options: the builder's arguments.
+
+    Example:
+        >>> create_model("ce_resnet18", rotations=12, lifting="hsv").config["width"]
+        [41, 83, 167, 335]
+    """
+    if name not in _BUILDERS:
+        near = difflib.get_close_matches(name.lower().replace("-", "_"), _BUILDERS, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "see list_models()"
+        raise ValueError(f"unknown model {name!r}; {hint}")
+    builder = _BUILDERS[name]
+    accepted = inspect.signature(builder).parameters
+    for option in options:
+        if option not in accepted:
+            near = difflib.get_close_matches(option, accepted, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TypeError(
+                f"{name} has no option {option!r}{hint} It takes: {', '.join(accepted)}"
+            )
+    return builder(**options)

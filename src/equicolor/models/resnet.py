@@ -1,0 +1,373 @@
+"""ResNets, plain, colour-equivariant and hybrid, from one implementation (paper, section 4.2)."""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from equicolor import _checks
+from equicolor.models import layers, widths
+from equicolor.models.registry import Network, register_model
+
+
+class Architecture(NamedTuple):
+    """What tells one ResNet from another."""
+
+    blocks: tuple[int, ...]  # per stage
+    bottleneck: bool
+    base_width: int  # of the plain network's first stage
+    small_images: bool  # 3×3 stem without pooling, for CIFAR
+    reference_classes: int  # the head that parameter counts are matched with
+
+
+ARCHITECTURES = {
+    18: Architecture((2, 2, 2, 2), False, 64, False, 1000),
+    34: Architecture((3, 4, 6, 3), False, 64, False, 1000),
+    44: Architecture((7, 7, 7), False, 32, True, 10),
+    50: Architecture((3, 4, 6, 3), True, 64, False, 1000),
+    101: Architecture((3, 4, 23, 3), True, 64, False, 1000),
+    152: Architecture((3, 8, 36, 3), True, 64, False, 1000),
+}
+
+
+class Block(nn.Module):
+    """A residual block: two 3×3 convolutions, or 1×1, 3×3, 1×1 for a bottleneck.
+
+    The shortcut's 1×1 convolution spans the group in full; those of a bottleneck are
+    separable, as in the paper authors' networks.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        width: int,
+        stride: int,
+        *,
+        bottleneck: bool,
+        rotations: int,
+        separable: bool,
+    ) -> None:
+        super().__init__()
+        out_channels = width * expansion(bottleneck)
+        # (kernel, stride, padding, channels) of each convolution
+        plan = [(3, stride, 1, width), (3, 1, 1, width)]
+        if bottleneck:
+            plan = [(1, 1, 0, width), (3, stride, 1, width), (1, 1, 0, out_channels)]
+        channels = in_channels
+        for index, (kernel, step, padding, out) in enumerate(plan, start=1):
+            conv = layers.conv(
+                channels,
+                out,
+                kernel,
+                stride=step,
+                padding=padding,
+                bias=False,
+                rotations=rotations,
+                separable=separable,
+            )
+            self.add_module(f"conv{index}", conv)
+            self.add_module(f"bn{index}", layers.norm(out, rotations=rotations))
+            channels = out
+        self.depth = len(plan)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or in_channels != out_channels:
+            project = layers.conv(
+                in_channels,
+                out_channels,
+                1,
+                stride=stride,
+                bias=False,
+                rotations=rotations,
+                separable=False,
+            )
+            self.shortcut = nn.Sequential(project, layers.norm(out_channels, rotations=rotations))
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features, or images' feature maps, to the same kind."""
+        y = x
+        for index in range(1, self.depth + 1):
+            y = getattr(self, f"bn{index}")(getattr(self, f"conv{index}")(y))
+            if index < self.depth:
+                y = self.relu(y)
+        out: Tensor = self.relu(y + self.shortcut(x))
+        return out
+
+
+def expansion(bottleneck: bool) -> int:
+    """Output channels of a block over its width."""
+    return 4 if bottleneck else 1
+
+
+class ResNet(Network):
+    """A ResNet whose first ``ce_stages`` stages are colour-equivariant.
+
+    Takes images in [0, 1] and normalises them itself: per channel if plain, with one mean
+    and standard deviation for all channels if equivariant, which commutes with both hue
+    actions. State-dict names are those of the paper authors' code.
+
+    Args:
+        architecture: blocks, stem and base width.
+        num_classes: outputs.
+        stage_widths: channels of every stage.
+        rotations, lifting, separable: of the equivariant layers.
+        ce_stages: how many stages are equivariant, 0 for a plain network.
+        coset_pool: ``"max"``, ``"avg"`` or None; see :class:`equicolor.models.z2cnn.Z2CNN`.
+        normalize: whether to normalise the images.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        num_classes: int,
+        *,
+        stage_widths: Sequence[int],
+        rotations: int,
+        ce_stages: int,
+        separable: bool,
+        coset_pool: str | None,
+        lifting: str,
+        normalize: bool,
+    ) -> None:
+        super().__init__()
+        self.ce_stages = ce_stages
+        bottleneck = architecture.bottleneck
+        self.normalize: nn.Module = nn.Identity()
+        if normalize and ce_stages:
+            self.normalize = layers.Normalize(layers.SCALAR_MEAN, layers.SCALAR_STD)
+        elif normalize:
+            self.normalize = layers.Normalize(layers.IMAGENET_MEAN, layers.IMAGENET_STD)
+        stem_rotations = rotations if ce_stages else 1
+        # Padding 1 for the 7×7 stem is what the released checkpoints were trained with.
+        kernel, stride = (3, 1) if architecture.small_images else (7, 2)
+        self.conv1 = layers.lift(
+            stage_widths[0],
+            kernel,
+            stride=stride,
+            padding=1,
+            bias=False,
+            rotations=stem_rotations,
+            lifting=lifting,
+        )
+        self.bn1 = layers.norm(stage_widths[0], rotations=stem_rotations)
+        self.relu = nn.ReLU()
+        self.max_pool: nn.Module = nn.Identity()
+        if not architecture.small_images:
+            self.max_pool = layers.max_pool(3, 2, 1, rotations=stem_rotations)
+        stages, channels = [], stage_widths[0]
+        for stage, (count, width) in enumerate(zip(architecture.blocks, stage_widths, strict=True)):
+            n = rotations if stage < ce_stages else 1
+            blocks = []
+            for index in range(count):
+                step = 2 if stage and not index else 1
+                block = Block(
+                    channels, width, step, bottleneck=bottleneck, rotations=n, separable=separable
+                )
+                channels = width * expansion(bottleneck)
+                blocks.append(block)
+            stages.append(nn.Sequential(*blocks))
+        self.layers = nn.ModuleList(stages)
+        self.coset_pool = layers.coset_pool(coset_pool) if ce_stages else nn.Identity()
+        self.avg_pool = nn.AdaptiveAvgPool2d(1)
+        flat = ce_stages == len(stages) and coset_pool is None
+        self.linear = nn.Linear(channels * (rotations if flat else 1), num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images ``[B, 3, H, W]`` in [0, 1] to logits ``[B, num_classes]``."""
+        x = self.max_pool(self.relu(self.bn1(self.conv1(self.normalize(images)))))
+        for stage, blocks in enumerate(self.layers, start=1):
+            x = blocks(x)
+            if stage == self.ce_stages:
+                x = self.coset_pool(x)
+        logits: Tensor = self.linear(self.avg_pool(x).flatten(1))
+        return logits
+
+
+@functools.cache
+def _count(
+    depth: int, stage_widths: tuple[int, ...], rotations: int, ce_stages: int, separable: bool
+) -> int:
+    """Parameters of a pooled network with the reference head, without allocating them."""
+    architecture = ARCHITECTURES[depth]
+    with torch.device("meta"):
+        model = ResNet(
+            architecture,
+            architecture.reference_classes,
+            stage_widths=stage_widths,
+            rotations=rotations,
+            ce_stages=ce_stages,
+            separable=separable,
+            coset_pool="max",
+            lifting="rgb",
+            normalize=False,
+        )
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@functools.cache
+def matched_widths(
+    depth: int, rotations: int, ce_stages: int, separable: bool = True
+) -> tuple[int, ...]:
+    """Stage widths at which an equivariant ResNet has about the plain one's parameters.
+
+    They depend on the architecture alone, not on the number of classes, so that trained
+    stages fit whatever the head.
+
+    Args:
+        depth: 18, 34, 44, 50, 101 or 152.
+        rotations: the order n of the group.
+        ce_stages: equivariant stages.
+        separable: whether the filters are.
+
+    Example:
+        >>> matched_widths(18, 3, 4), matched_widths(18, 3, 2)
+        ((55, 110, 221, 443), (63, 126, 252, 504))
+    """
+    architecture = ARCHITECTURES[depth]
+    stages, base = len(architecture.blocks), architecture.base_width
+    plain = widths.doubled(base, stages)
+    if ce_stages == 0 or rotations == 1:
+        return tuple(plain)
+    if ce_stages == stages and not architecture.bottleneck:
+        return tuple(widths.scaled(plain, rotations, separable=separable))
+
+    def count(candidate: Sequence[int]) -> int:
+        return _count(depth, tuple(candidate), rotations, ce_stages, separable)
+
+    target = _count(depth, tuple(plain), 1, 0, separable)
+    if ce_stages == stages:
+        return tuple(
+            widths.nearest_scaled(count, target, base, stages, rotations, separable=separable)
+        )
+    return tuple(widths.largest_within(count, target, stages))
+
+
+def _stage_widths(
+    width: int | str | Sequence[int] | None, matched: Sequence[int]
+) -> tuple[int, ...]:
+    """The ``width`` argument of the builders as one width a stage."""
+    if width is None:
+        return tuple(matched)
+    if width == "fast":
+        return tuple(widths.rounded(matched))
+    if isinstance(width, str):
+        raise ValueError(f"width must be None, 'fast', an int or one int a stage; got {width!r}")
+    if isinstance(width, Sequence):
+        if len(width) != len(matched):
+            raise ValueError(f"width needs {len(matched)} numbers, one a stage; got {list(width)}")
+        return tuple(_checks.positive_int("width", value) for value in width)
+    return tuple(widths.doubled(_checks.positive_int("width", width), len(matched)))
+
+
+class ResNetBuilder(Protocol):
+    """The signature of ``resnet18`` and its siblings."""
+
+    def __call__(
+        self,
+        num_classes: int = ...,
+        *,
+        rotations: int = ...,
+        ce_stages: int | None = None,
+        separable: bool = True,
+        coset_pool: str | None = "max",
+        width: int | str | Sequence[int] | None = None,
+        lifting: str = "rgb",
+        normalize: bool = True,
+    ) -> ResNet:
+        """Build the network."""
+        ...
+
+
+def _builder(name: str, depth: int, default_rotations: int) -> ResNetBuilder:
+    """A builder of one depth; ``ce_`` names differ from plain ones in their default alone."""
+    architecture = ARCHITECTURES[depth]
+    stages = len(architecture.blocks)
+
+    def build(
+        num_classes: int = architecture.reference_classes,
+        *,
+        rotations: int = default_rotations,
+        ce_stages: int | None = None,
+        separable: bool = True,
+        coset_pool: str | None = "max",
+        width: int | str | Sequence[int] | None = None,
+        lifting: str = "rgb",
+        normalize: bool = True,
+    ) -> ResNet:
+        _checks.positive_int("num_classes", num_classes)
+        layers.check_group(rotations, lifting)
+        if ce_stages is None:
+            ce_stages = stages
+        if not 0 <= ce_stages <= stages:
+            raise ValueError(f"ce_stages of {name} is at most {stages}, got {ce_stages}")
+        if rotations == 1 or ce_stages == 0:
+            rotations, ce_stages = 1, 0
+        if coset_pool is None and 0 < ce_stages < stages:
+            raise ValueError(
+                f"a hybrid network (ce_stages={ce_stages} of {stages}) pools over its hues: "
+                "coset_pool must be 'max' or 'avg', got None"
+            )
+        matched = matched_widths(depth, rotations, ce_stages, separable)
+        stage_widths = _stage_widths(width, matched)
+        model = ResNet(
+            architecture,
+            num_classes,
+            stage_widths=stage_widths,
+            rotations=rotations,
+            ce_stages=ce_stages,
+            separable=separable,
+            coset_pool=coset_pool,
+            lifting=lifting,
+            normalize=normalize,
+        )
+        model.resolved = {
+            "rotations": rotations,
+            "ce_stages": ce_stages,
+            "width": list(stage_widths),
+        }
+        return model
+
+    build.__name__ = build.__qualname__ = name
+    build.__module__ = __name__
+    build.__doc__ = _DOCUMENTATION.format(depth=depth, name=name, stages=stages)
+    return register_model(build)
+
+
+_DOCUMENTATION = """ResNet-{depth}: plain for one rotation, colour-equivariant for more.
+
+    Args:
+        num_classes: outputs.
+        rotations: hues of the equivariant stages; 1 is a plain network.
+        ce_stages: equivariant stages, counted from the input; None means all {stages}.
+        separable: whether equivariant filters are the product of a spatial and a hue part.
+        coset_pool: ``"max"`` or ``"avg"`` over the hues where the equivariant stages end;
+            None (full networks only) keeps the hues apart for the classifier.
+        width: None matches the parameters of the plain network by the paper's rule,
+            ``"fast"`` rounds that to multiples of 8; an int is the width of the first
+            stage, doubled from stage to stage; a sequence gives every stage.
+        lifting: ``"rgb"`` (the paper) or ``"hsv"`` (exact for HSV hue shifts).
+        normalize: take images in [0, 1] and normalise them inside.
+
+    Returns:
+        A network from images ``[B, 3, H, W]`` to logits ``[B, num_classes]``.
+
+    Example:
+        >>> from equicolor.models import {name}
+        >>> {name}(10, rotations=3, width=4)(torch.rand(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
+
+resnet18 = _builder("resnet18", 18, 1)
+resnet34 = _builder("resnet34", 34, 1)
+resnet44 = _builder("resnet44", 44, 1)
+resnet50 = _builder("resnet50", 50, 1)
+resnet101 = _builder("resnet101", 101, 1)
+resnet152 = _builder("resnet152", 152, 1)
+ce_resnet18 = _builder("ce_resnet18", 18, 3)
+ce_resnet34 = _builder("ce_resnet34", 34, 3)
+ce_resnet44 = _builder("ce_resnet44", 44, 3)
+ce_resnet50 = _builder("ce_resnet50", 50, 3)
+ce_resnet101 = _builder("ce_resnet101", 101, 3)
+ce_resnet152 = _builder("ce_resnet152", 152, 3)

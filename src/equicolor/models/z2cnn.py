@@ -1,0 +1,156 @@
+"""The seven-layer networks of the paper's toy experiments (section 4.1)."""
+
+from torch import Tensor, nn
+
+from equicolor import _checks
+from equicolor.models import layers
+from equicolor.models.registry import Network, register_model
+
+DEPTH = 7
+
+
+class Z2CNN(Network):
+    """Seven convolutions for 28×28 images, the first ``ce_layers`` of them equivariant.
+
+    Every layer is convolution, batch norm, ReLU and dropout; 2×2 max pooling follows the
+    second. The last convolution is 4×4 and leaves one pixel. Images are taken as they are.
+
+    Args:
+        num_classes: outputs.
+        width: channels of every layer.
+        rotations: hues of the equivariant layers.
+        ce_layers: how many layers are equivariant; 0 is the plain Z2CNN.
+        coset_pool: ``"max"`` or ``"avg"`` pools over the hues after the last equivariant
+            layer; None keeps them apart for the classifier (all seven layers equivariant).
+        lifting: ``"rgb"`` or ``"hsv"``.
+        dropout: probability to drop a channel after each of the first six layers.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        width: int,
+        rotations: int,
+        ce_layers: int,
+        coset_pool: str | None,
+        lifting: str,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        _checks.positive_int("num_classes", num_classes)
+        _checks.positive_int("width", width)
+        layers.check_group(rotations, lifting)
+        if not 0 <= ce_layers <= DEPTH:
+            raise ValueError(f"ce_layers must lie between 0 and {DEPTH}, got {ce_layers}")
+        if coset_pool is None and 0 < ce_layers < DEPTH:
+            raise ValueError(
+                f"a hybrid network (ce_layers={ce_layers} of {DEPTH}) pools over its hues: "
+                "coset_pool must be 'max' or 'avg', got None"
+            )
+        self.ce_layers = ce_layers if rotations > 1 else 0
+        blocks = []
+        for index in range(DEPTH):
+            n = rotations if index < self.ce_layers else 1
+            last = index == DEPTH - 1
+            kernel_size = 4 if last else 3
+            conv = (
+                layers.lift(width, kernel_size, rotations=n, lifting=lifting)
+                if index == 0
+                else layers.conv(width, width, kernel_size, rotations=n)
+            )
+            tail = [] if last else [layers.dropout(dropout, rotations=n)]
+            if index == 1:
+                tail.append(layers.max_pool(2, 2, rotations=n))
+            blocks.append(nn.Sequential(conv, layers.norm(width, rotations=n), nn.ReLU(), *tail))
+        self.blocks = nn.ModuleList(blocks)
+        self.coset_pool = layers.coset_pool(coset_pool) if self.ce_layers else nn.Identity()
+        flat = self.ce_layers == DEPTH and coset_pool is None
+        self.classifier = nn.Linear(width * (rotations if flat else 1), num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images ``[B, 3, 28, 28]`` to logits ``[B, num_classes]``."""
+        x = images
+        for index, block in enumerate(self.blocks):
+            x = block(x)
+            if index == self.ce_layers - 1:
+                x = self.coset_pool(x)
+        logits: Tensor = self.classifier(x.flatten(1))
+        return logits
+
+    def reference_key(self, key: str) -> str:
+        """The name of a state-dict entry in the paper authors' code."""
+        part, _, rest = key.partition(".")
+        if part == "classifier":
+            return f"fc.{rest}"
+        block, position, name = rest.split(".")
+        index = int(block)
+        if self.ce_layers == 0:
+            return f"{'conv' if position == '0' else 'bn'}{index + 1}.{name}"
+        if index < self.ce_layers:
+            return f"ceconv_list.{index}.{position}.{name}"
+        return f"conv2d_list.{index - self.ce_layers}.{position}.{name}"
+
+
+@register_model
+def z2cnn(num_classes: int = 10, *, width: int = 20, dropout: float = 0.3) -> Z2CNN:
+    """The plain seven-layer network.
+
+    Args:
+        num_classes: outputs.
+        width: channels of every layer.
+        dropout: probability to drop a channel.
+
+    Example:
+        >>> import torch
+        >>> z2cnn(30)(torch.rand(2, 3, 28, 28)).shape
+        torch.Size([2, 30])
+    """
+    return Z2CNN(
+        num_classes,
+        width=width,
+        rotations=1,
+        ce_layers=0,
+        coset_pool=None,
+        lifting="rgb",
+        dropout=dropout,
+    )
+
+
+@register_model
+def cecnn(
+    num_classes: int = 10,
+    *,
+    width: int = 17,
+    rotations: int = 3,
+    ce_layers: int = 7,
+    coset_pool: str | None = None,
+    lifting: str = "rgb",
+    dropout: float = 0.3,
+) -> Z2CNN:
+    """The colour-equivariant seven-layer network, full or hybrid.
+
+    Args:
+        num_classes: outputs.
+        width: channels of every layer; 17 matches the parameters of ``z2cnn`` at 3 rotations.
+        rotations: hues.
+        ce_layers: equivariant layers, counted from the input.
+        coset_pool: ``"max"``, ``"avg"``, or None to keep hue for the classifier.
+        lifting: ``"rgb"`` or ``"hsv"``.
+        dropout: probability to drop a channel.
+
+    Example:
+        >>> import torch
+        >>> cecnn(10, rotations=6, coset_pool="max", lifting="hsv")(torch.rand(2, 3, 28, 28)).shape
+        torch.Size([2, 10])
+    """
+    _checks.positive_int("ce_layers", ce_layers)
+    return Z2CNN(
+        num_classes,
+        width=width,
+        rotations=rotations,
+        ce_layers=ce_layers,
+        coset_pool=coset_pool,
+        lifting=lifting,
+        dropout=dropout,
+    )

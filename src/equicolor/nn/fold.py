@@ -1,0 +1,390 @@
+"""Fold an equivariant network into plain torch modules, for inference and export.
+
+Batch norms go into the convolutions before them. What is left of the equivariant layers is
+written in one of two forms:
+
+* **dense**: features are ``[B, C * n, H, W]`` and every layer is one ordinary convolution
+  with its filters expanded. The simplest graph; n² the multiplications of a plain layer.
+* **cyclic**: features are ``[n * B, C, H, W]``, rotation-major, and every hidden layer is
+  about 1.5 n ordinary convolutions between two small mixes of the rotations.
+
+The network is traced with torch.fx, so it may be anything torch.fx can trace: the networks
+of this package, or your own made of its layers.
+"""
+
+import copy
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from equicolor import _checks
+from equicolor.color import shift_back
+from equicolor.groups import cyclic_products
+from equicolor.nn.conv import CEConv2d, CELiftConv2d
+from equicolor.nn.functional import cyclic_filters, dense_filters
+from equicolor.nn.norm import CEBatchNorm2d, CEDropout2d
+from equicolor.nn.pooling import (
+    CEAdaptiveAvgPool2d,
+    CEAvgPool2d,
+    CEMaxPool2d,
+    CosetAvgPool,
+    CosetFlatten,
+    CosetMaxPool,
+)
+
+__all__ = ["fold"]
+
+FORMS = ("auto", "dense", "cyclic")
+_CONVOLUTIONS = (nn.Conv2d, CEConv2d, CELiftConv2d)
+_POOLS: dict[type[nn.Module], type[nn.Module]] = {
+    CEMaxPool2d: nn.MaxPool2d,
+    CEAvgPool2d: nn.AvgPool2d,
+    CEAdaptiveAvgPool2d: nn.AdaptiveAvgPool2d,
+}
+_COSETS = (CosetMaxPool, CosetAvgPool, CosetFlatten)
+_LAYERS: tuple[type[nn.Module], ...] = (
+    CELiftConv2d,
+    CEConv2d,
+    CEBatchNorm2d,
+    CEDropout2d,
+    *_POOLS,
+    *_COSETS,
+)
+# What may happen to features between equivariant layers: it must not see the dimensions.
+_ELEMENTWISE_MODULES = (
+    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid,
+    nn.Hardsigmoid, nn.Hardswish, nn.Tanh, nn.Softplus, nn.Dropout, nn.Dropout3d,
+)  # fmt: skip
+_ELEMENTWISE_FUNCTIONS = (
+    F.relu, F.relu6, F.leaky_relu, F.elu, F.gelu, F.silu, F.mish, F.hardsigmoid, F.hardswish,
+    torch.relu, torch.sigmoid, torch.tanh, torch.add, torch.sub, torch.mul,
+    operator.add, operator.iadd, operator.sub, operator.mul, operator.imul, operator.neg,
+)  # fmt: skip
+_ELEMENTWISE_METHODS = ("relu", "relu_", "sigmoid", "tanh", "add", "add_", "mul", "mul_", "sub")
+
+
+def fold(model: nn.Module, form: str = "auto") -> fx.GraphModule:
+    """An eval-mode copy of a network that computes the same with plain torch modules only.
+
+    Args:
+        model: a network of equivariant and ordinary layers that torch.fx can trace.
+        form: ``"dense"`` or ``"cyclic"`` as described above; ``"auto"`` writes networks of
+            up to three rotations densely and others cyclically, where the dense form
+            would cost more than three times the multiplications.
+
+    Returns:
+        A network without equivariant layers, in eval mode.
+
+    Example:
+        >>> from equicolor.models import cecnn
+        >>> model = cecnn(10, rotations=4).eval()
+        >>> images = torch.rand(2, 3, 28, 28)
+        >>> torch.allclose(fold(model)(images), model(images), atol=1e-5)
+        True
+    """
+    _checks.one_of("form", form, FORMS)
+    model = copy.deepcopy(model).eval().requires_grad_(False)
+    traced = fx.GraphModule(model, _Tracer().trace(model), type(model).__name__)
+    if form == "auto":
+        orders = [m.rotations for m in model.modules() if isinstance(m, CEConv2d | CELiftConv2d)]
+        n = max(orders, default=1)
+        form = "cyclic" if n * n > 3 * cyclic_products(n) else "dense"
+    _fold_batch_norms(traced)
+    (_DenseFolder if form == "dense" else _CyclicFolder)(traced).run()
+    traced.graph.eliminate_dead_code()
+    traced.delete_all_unused_submodules()
+    traced.graph.lint()
+    traced.recompile()
+    return traced.eval()
+
+
+class _Tracer(fx.Tracer):
+    """Keeps equivariant layers whole."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, _LAYERS) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _fold_batch_norms(traced: fx.GraphModule) -> None:
+    """Scale the filters of convolutions by the batch norm that alone follows them."""
+    modules = dict(traced.named_modules())
+    for node in list(traced.graph.nodes):
+        norm = modules.get(str(node.target)) if node.op == "call_module" else None
+        if not isinstance(norm, _BatchNorm) or norm.running_mean is None:
+            continue
+        source = node.args[0]
+        conv = modules.get(str(source.target)) if source.op == "call_module" else None
+        if not isinstance(conv, _CONVOLUTIONS) or len(source.users) > 1 or _calls(source) > 1:
+            continue
+        scale, shift = _affine(norm)
+        bias = 0 if conv.bias is None else conv.bias.double()
+        # Of a separable filter, scaling the spatial part scales the whole.
+        weight = conv.weight.double() * scale.view(-1, *[1] * (conv.weight.ndim - 1))
+        conv.bias = nn.Parameter((bias * scale + shift).to(conv.weight), requires_grad=False)
+        conv.weight = nn.Parameter(weight.to(conv.weight), requires_grad=False)
+        node.replace_all_uses_with(source)
+        traced.graph.erase_node(node)
+
+
+def _calls(node: fx.Node) -> int:
+    """How often the module of a node is called in its graph."""
+    return sum(other.target == node.target for other in node.graph.nodes)
+
+
+def _affine(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
+    """Scale and shift of a batch norm in eval mode, in float64."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    scale = (norm.running_var.double() + norm.eps).rsqrt()
+    if norm.weight is not None:
+        scale = scale * norm.weight.double()
+    shift = -norm.running_mean.double() * scale
+    if norm.bias is not None:
+        shift = shift + norm.bias.double()
+    return scale, shift
+
+
+class _Folder:
+    """Replaces equivariant layers node by node; subclasses say how features are laid out."""
+
+    def __init__(self, traced: fx.GraphModule) -> None:
+        self.traced = traced
+        self.graph = traced.graph
+        self.rotations: dict[fx.Node, int] = {}  # of the nodes that carry features
+
+    def run(self) -> None:
+        """Rewrite the graph."""
+        modules = dict(self.traced.named_modules())
+        for node in list(self.graph.nodes):
+            module = modules.get(str(node.target)) if node.op == "call_module" else None
+            if module is not None and isinstance(module, _LAYERS):
+                self._replace(node, module)
+            elif orders := {self.rotations[n] for n in node.all_input_nodes if n in self.rotations}:
+                if node.op == "output":
+                    raise ValueError(
+                        "fold needs a network that ends its equivariant part (CosetMaxPool, "
+                        "CosetAvgPool or CosetFlatten); this one returns features"
+                    )
+                self._check_elementwise(node, module)
+                self.rotations[node] = max(orders)
+
+    def _check_elementwise(self, node: fx.Node, module: nn.Module | None) -> None:
+        if (
+            isinstance(module, _ELEMENTWISE_MODULES)
+            or (node.op == "call_function" and node.target in _ELEMENTWISE_FUNCTIONS)
+            or (node.op == "call_method" and node.target in _ELEMENTWISE_METHODS)
+            or (node.target in (torch.cat, torch.concat) and _channel_cat(node))
+        ):
+            return
+        what = type(module).__name__ if module is not None else getattr(
+            node.target, "__name__", str(node.target)
+        )  # fmt: skip
+        raise ValueError(
+            f"fold cannot tell what {what} (node {node.name!r}) does to features "
+            "[B, C, n, H, W]; between equivariant layers use elementwise operations, torch.cat "
+            "over channels, and the layers of equicolor.nn"
+        )
+
+    def _replace(self, node: fx.Node, module: nn.Module) -> None:
+        x = node.args[0]
+        assert isinstance(x, fx.Node)
+        with self.graph.inserting_before(node):
+            if isinstance(module, CELiftConv2d):
+                new, n = self.lift(node, module, x), module.rotations
+            else:
+                if x not in self.rotations:
+                    raise ValueError(f"fold found {type(module).__name__} on images, not features")
+                n = self.rotations[x]
+                new = self._hidden(node, module, x, n)
+        if not isinstance(module, _COSETS):
+            self.rotations[new] = n
+        node.replace_all_uses_with(new)
+        self.graph.erase_node(node)
+
+    def _hidden(self, node: fx.Node, module: nn.Module, x: fx.Node, n: int) -> fx.Node:
+        if isinstance(module, CEConv2d):
+            return self.conv(node, module, x)
+        if isinstance(module, CEBatchNorm2d):
+            return self._module(node, "norm", self.norm(module, n), x)
+        if isinstance(module, CEDropout2d):
+            return x
+        if isinstance(module, _COSETS):
+            return self.coset(node, module, x, n)
+        plain = next(plain for kind, plain in _POOLS.items() if isinstance(module, kind))
+        pool = plain.__new__(plain)
+        pool.__dict__ = module.__dict__  # the same options in the class without rotations
+        return self._module(node, "pool", pool, x)
+
+    def _module(self, node: fx.Node, suffix: str, module: nn.Module, x: fx.Node) -> fx.Node:
+        """Add a module beside the one it replaces, and a call of it."""
+        name = f"{node.target}_{suffix}"
+        self.traced.add_submodule(name, module)
+        return self.graph.call_module(name, (x,))
+
+    def _buffer(self, node: fx.Node, suffix: str, value: Tensor) -> fx.Node:
+        name = f"{str(node.target).replace('.', '_')}_{suffix}"
+        self.traced.register_buffer(name, value)
+        return self.graph.get_attr(name)
+
+    def _method(self, x: fx.Node, name: str, *args: Any) -> fx.Node:
+        return self.graph.call_method(name, (x, *args))
+
+    def _inline(self, function: Callable[..., Tensor], *args: fx.Node) -> fx.Node:
+        """Copy the graph of a function of tensors into this one."""
+        graph = fx.symbolic_trace(function).graph
+        inputs = [node for node in graph.nodes if node.op == "placeholder"]
+        result = self.graph.graph_copy(graph, dict(zip(inputs, args, strict=True)))
+        assert isinstance(result, fx.Node)
+        return result
+
+    def orbit(self, node: fx.Node, lift: CELiftConv2d, x: fx.Node) -> fx.Node:
+        """Images ``[B, 3, H, W]`` in every hue, ``[n * B, 3, H, W]``."""
+        matrices = lift._transformations()
+        if matrices is None:
+            steps = torch.arange(lift.rotations, dtype=torch.float64) / lift.rotations
+            turns = self._buffer(node, "turns", steps.to(lift.weight).view(-1, 1, 1, 1))
+            orbit = self._inline(shift_back, x, turns)
+        else:
+            rotations = self._buffer(node, "rotations", matrices.to(lift.weight))
+            orbit = self.graph.call_function(torch.einsum, ("kij,bihw->kbjhw", rotations, x))
+        return self._method(orbit, "flatten", 0, 1)
+
+    def lift(self, node: fx.Node, module: CELiftConv2d, x: fx.Node) -> fx.Node:
+        raise NotImplementedError
+
+    def conv(self, node: fx.Node, module: CEConv2d, x: fx.Node) -> fx.Node:
+        raise NotImplementedError
+
+    def norm(self, module: CEBatchNorm2d, n: int) -> nn.BatchNorm2d:
+        raise NotImplementedError
+
+    def coset(self, node: fx.Node, module: nn.Module, x: fx.Node, n: int) -> fx.Node:
+        raise NotImplementedError
+
+
+class _DenseFolder(_Folder):
+    """Features are ``[B, C * n, H, W]``, channel-major, so that flattening is free."""
+
+    def lift(self, node: fx.Node, module: CELiftConv2d, x: fx.Node) -> fx.Node:
+        matrices = module._transformations()
+        if matrices is not None:
+            weight = torch.einsum("kij,ojzhw->okizhw", matrices, module.weight)
+            return self._module(node, "conv", _conv2d(module, weight[:, :, :, 0], 1), x)
+        conv = _conv2d(module, module.weight.movedim(2, 1), 1)
+        lifted = self._module(node, "conv", conv, self.orbit(node, module, x))
+        features = self._method(lifted, "unflatten", 0, (module.rotations, -1))
+        return self._method(self._method(features, "permute", 1, 2, 0, 3, 4), "flatten", 1, 2)
+
+    def conv(self, node: fx.Node, module: CEConv2d, x: fx.Node) -> fx.Node:
+        bank = dense_filters(module.weight, module.pointwise_weight, module.rotations)
+        weight = bank.movedim(0, 1).flatten(2, 3)  # [O, k, C/g * r, kh, kw]
+        return self._module(node, "conv", _conv2d(module, weight, module.groups), x)
+
+    def norm(self, module: CEBatchNorm2d, n: int) -> nn.BatchNorm2d:
+        return _batch_norm(module, n)
+
+    def coset(self, node: fx.Node, module: nn.Module, x: fx.Node, n: int) -> fx.Node:
+        if isinstance(module, CosetFlatten):
+            return self._module(node, "flat", nn.Identity(), x)
+        features = self._method(x, "unflatten", 1, (-1, n))
+        return self._method(features, "amax" if isinstance(module, CosetMaxPool) else "mean", 2)
+
+
+class _CyclicFolder(_Folder):
+    """Features are ``[n * B, C, H, W]``, rotation-major, in channels_last memory."""
+
+    def lift(self, node: fx.Node, module: CELiftConv2d, x: fx.Node) -> fx.Node:
+        orbit = self.graph.call_method(
+            "contiguous",
+            (self.orbit(node, module, x),),
+            {"memory_format": torch.channels_last},
+        )
+        return self._module(node, "conv", _conv2d(module, module.weight.movedim(2, 1), 1), orbit)
+
+    def conv(self, node: fx.Node, module: CEConv2d, x: fx.Node) -> fx.Node:
+        n = module.rotations
+        tables = module.tables
+        analysis = self._buffer(node, "analysis", tables.analysis.to(module.weight))
+        synthesis = self._buffer(node, "synthesis", tables.synthesis.to(module.weight))
+        filters = cyclic_filters(module.weight, module.pointwise_weight, tables)
+        pixels = self._method(self._method(x, "permute", 0, 2, 3, 1), "unflatten", 0, (n, -1))
+        mixed = self.graph.call_function(torch.einsum, ("rn,nbhwc->rbhwc", analysis, pixels))
+        images = self._method(mixed, "permute", 0, 1, 4, 2, 3)
+        products = []
+        for index, weight in enumerate(filters):
+            part = self.graph.call_function(operator.getitem, (images, index))
+            # The first product is the mean over the rotations: n times the bias comes out as it.
+            bias = None if module.bias is None or index else n * module.bias
+            plain = _conv2d(module, weight.unsqueeze(1), module.groups, bias)
+            products.append(self._module(node, f"product{index}", plain, part))
+        joined = self._method(
+            self.graph.call_function(torch.cat, (products,)), "permute", 0, 2, 3, 1
+        )
+        pixels = self._method(joined, "unflatten", 0, (tables.products, -1))
+        out = self.graph.call_function(torch.einsum, ("rn,rbhwc->nbhwc", synthesis, pixels))
+        return self._method(self._method(out, "flatten", 0, 1), "permute", 0, 3, 1, 2)
+
+    def norm(self, module: CEBatchNorm2d, n: int) -> nn.BatchNorm2d:
+        return _batch_norm(module, 1)
+
+    def coset(self, node: fx.Node, module: nn.Module, x: fx.Node, n: int) -> fx.Node:
+        features = self._method(x, "unflatten", 0, (n, -1))
+        if isinstance(module, CosetFlatten):
+            return self._method(self._method(features, "permute", 1, 2, 0, 3, 4), "flatten", 1, 2)
+        return self._method(features, "amax" if isinstance(module, CosetMaxPool) else "mean", 0)
+
+
+_SAME_BIAS = object()
+
+
+def _conv2d(
+    module: CEConv2d | CELiftConv2d, weight: Tensor, groups: int, bias: object = _SAME_BIAS
+) -> nn.Conv2d:
+    """A convolution with filters ``[O, m, I, kh, kw]``: m outputs for each channel O."""
+    copies = weight.shape[1]
+    weight = weight.flatten(0, 1)
+    if bias is _SAME_BIAS:
+        bias = None if module.bias is None else module.bias.repeat_interleave(copies)
+    conv = nn.Conv2d(
+        weight.shape[1] * groups,
+        weight.shape[0],
+        module.kernel_size,
+        module.stride,
+        module.padding,
+        module.dilation,
+        groups,
+        bias is not None,
+        module.padding_mode,
+        device="meta",  # drawing weights that are replaced at once would take most of the time
+    )
+    conv.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
+    if isinstance(bias, Tensor):
+        conv.bias = nn.Parameter(bias.clone(), requires_grad=False)
+    return conv
+
+
+def _batch_norm(module: CEBatchNorm2d, copies: int) -> nn.BatchNorm2d:
+    """A batch norm that was not folded, with every channel repeated."""
+    norm = nn.BatchNorm2d(
+        module.num_features * copies,
+        module.eps,
+        module.momentum,
+        module.affine,
+        module.track_running_stats,
+    )
+    state = module.state_dict()
+    norm.load_state_dict(
+        {k: v.repeat_interleave(copies) if v.ndim else v for k, v in state.items()}
+    )
+    return norm.to(next(iter(state.values())))
+
+
+def _channel_cat(node: fx.Node) -> bool:
+    """Whether a torch.cat joins channels, which either layout allows."""
+    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    return isinstance(dim, int) and dim == 1

@@ -1,0 +1,108 @@
+"""Result files: flat rows, and the command, versions, device and date that made them."""
+
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["device_name", "provenance", "read_results", "write_results"]
+
+_VERSIONS = ("equicolor", "torch", "numpy", "lightning", "torchvision", "timm", "triton")
+
+
+def provenance(device: torch.device | str = "cpu") -> dict[str, Any]:
+    """What it takes to run a measurement again.
+
+    Args:
+        device: the device the measurement ran on.
+
+    Example:
+        >>> sorted(provenance())
+        ['command', 'date', 'device', 'python', 'threads', 'versions']
+    """
+    program = Path(sys.argv[0]).name
+    return {
+        "command": shlex.join([program, *sys.argv[1:]]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": device_name(device),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "versions": {name: version for name in _VERSIONS if (version := _version(name))},
+    }
+
+
+def device_name(device: torch.device | str) -> str:
+    """The model name of a device.
+
+    Example:
+        >>> bool(device_name("cpu"))
+        True
+    """
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return str(device)
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
+
+
+def write_results(
+    path: Path | str,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    device: torch.device | str = "cpu",
+    **facts: Any,
+) -> Path:
+    """Write rows and their provenance as one JSON file, one row a line.
+
+    Args:
+        path: the file; its folder is created.
+        rows: flat JSON objects.
+        device: the device they were measured on.
+        facts: whatever else belongs to all rows.
+
+    Returns:
+        The path.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "results.json"
+        >>> read_results(write_results(path, [{"model": "z2cnn", "original": 71.6}]))["rows"]
+        [{'model': 'z2cnn', 'original': 71.6}]
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = json.dumps({**provenance(device), **facts}, indent=1)[:-2]
+    body = ",\n  ".join(json.dumps(row) for row in rows)
+    # Written aside and renamed, so that a crash never leaves half a file.
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(f'{head},\n "rows": [\n  {body}\n ]\n}}\n')
+    partial.replace(path)
+    return path
+
+
+def read_results(path: Path | str) -> dict[str, Any]:
+    """Read a file written by :func:`write_results`; its rows are under ``"rows"``."""
+    contents: dict[str, Any] = json.loads(Path(path).read_text())
+    return contents
+
+
+def _version(name: str) -> str | None:
+    if name == "equicolor":
+        from equicolor import __version__
+
+        return __version__
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
