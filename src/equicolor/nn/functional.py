@@ -12,7 +12,7 @@ from equicolor import _checks
 from equicolor.color import shift_hue_orbit
 from equicolor.groups import CyclicAlgorithm, HueGroup, cyclic_algorithm
 from equicolor.nn.algorithm import ALGORITHMS, choose_algorithm
-from equicolor.nn.layout import to_features, to_images
+from equicolor.nn.layout import channels_last, to_features, to_images
 from equicolor.nn.mixing import exact_matmul, mix_rotations
 
 __all__ = [
@@ -92,8 +92,7 @@ def ce_lift_conv2d(
         torch.Size([2, 4, 6, 6, 6])
     """
     orbit = hue_orbit(images, rotations, lifting, matrices=matrices).flatten(0, 1)
-    orbit = orbit.contiguous(memory_format=torch.channels_last)
-    y = F.conv2d(orbit, weight.squeeze(2), bias, stride, padding, dilation)
+    y = F.conv2d(channels_last(orbit), weight.squeeze(2), bias, stride, padding, dilation)
     return to_features(y, rotations)
 
 
@@ -220,7 +219,7 @@ def _dense_conv2d(
     bank = filters.unflatten(1, (groups, -1)).permute(1, 0, 2, 4, 3, 5, 6)
     channels = x.unflatten(1, (groups, -1)).permute(0, 1, 3, 2, 4, 5)  # [B, g, r, C/g, H, W]
     y = F.conv2d(
-        channels.flatten(1, 3).contiguous(memory_format=torch.channels_last),
+        channels_last(channels.flatten(1, 3)),
         bank.flatten(0, 2).flatten(1, 2),
         None,
         stride,

@@ -24,6 +24,11 @@ def to_features(images: Tensor, rotations: int) -> Tensor:
     return by_rotation.permute(1, 2, 0, 3, 4)
 
 
+def channels_last(images: Tensor) -> Tensor:
+    """Images in channels_last memory; unlike ``.contiguous(memory_format=...)`` under vmap too."""
+    return images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+
+
 def per_rotation(x: Tensor, operation: Callable[[Tensor], Tensor]) -> Tensor:
     """Apply an operation on images ``[N, C, H, W]`` to each rotation of features alike."""
     return to_features(operation(to_images(x)), x.shape[2])

@@ -14,7 +14,7 @@ from equicolor import _checks
 def mix_rotations(matrix: Tensor, images: Tensor) -> Tensor:
     """Mix rotation-major images ``[n * B, C, H, W]`` by ``matrix [m, n]`` into ``[m * B, ...]``."""
     m, n = matrix.shape
-    pixels = images.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1)
+    pixels = images.permute(0, 2, 3, 1)
     mixed = exact_matmul(matrix, pixels.reshape(n, -1)).to(images.dtype)
     images_per_rotation = pixels.shape[0] // n
     return mixed.view(m * images_per_rotation, *pixels.shape[1:]).permute(0, 3, 1, 2)

@@ -1,0 +1,166 @@
+"""What all tests share: one table of tolerances, seeds, slow references and a small network."""
+
+import colorsys
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, settings
+from torch import nn
+
+from equicolor.nn import (
+    CEBatchNorm2d,
+    CEConv2d,
+    CELiftConv2d,
+    CEMaxPool2d,
+    CosetAvgPool,
+    CosetMaxPool,
+)
+
+# The same examples in every run: a red build must mean a change, not bad luck.
+settings.register_profile(
+    "equicolor",
+    max_examples=30,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("equicolor")
+
+# Relative errors a correct implementation stays below, with room for a few layers.
+TOLERANCE = {
+    torch.float64: 1e-12,
+    torch.float32: 1e-5,
+    torch.float16: 5e-3,
+    torch.bfloat16: 4e-2,
+}
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def tolerance():
+    """Relative error allowed for each dtype."""
+    return TOLERANCE
+
+
+@pytest.fixture(scope="session")
+def relative_error():
+    """The norm of the difference over the norm of what was expected, in float64."""
+
+    def measure(actual, expected):
+        # Broadcasting would hide a wrong shape.
+        assert actual.shape == expected.shape
+        actual, expected = actual.detach().double(), expected.detach().double()
+        return ((actual - expected).norm() / expected.norm().clamp_min(1e-300)).item()
+
+    return measure
+
+
+@pytest.fixture(scope="session")
+def slow_conv():
+    """The hidden layer by its definition, one pair of channels and rotations at a time."""
+
+    def conv(x, weight, pointwise_weight=None, bias=None, *, groups=1, **options):
+        full = weight if pointwise_weight is None else weight * pointwise_weight
+        n, outputs, inputs = x.shape[2], full.shape[0], full.shape[1]
+        rows = []
+        for o in range(outputs):
+            first = o // (outputs // groups) * inputs
+            for k in range(n):
+                y = 0 if bias is None else bias[o]
+                for c in range(inputs):
+                    for r in range(n):
+                        kernel = full[o, c, (r - k) % n][None, None]
+                        y = y + F.conv2d(x[:, first + c, r, None], kernel, **options)
+                rows.append(y)
+        return torch.cat(rows, 1).unflatten(1, (outputs, n))
+
+    return conv
+
+
+@pytest.fixture(scope="session")
+def slow_lift():
+    """The paper's lifting: rotate every filter about the grey axis, then convolve."""
+
+    def lift(images, weight, bias=None, *, rotations, **options):
+        # The generator of rotations about (1, 1, 1), independent of the formula in the package.
+        axis = torch.tensor([[0, -1, 1], [1, 0, -1], [-1, 1, 0]], dtype=weight.dtype)
+        rows = []
+        for k in range(rotations):
+            angle = 2 * math.pi * k / rotations
+            rotation = torch.linalg.matrix_exp(angle / math.sqrt(3) * axis)
+            rotated = torch.einsum("ij,ojhw->oihw", rotation, weight.squeeze(2))
+            rows.append(F.conv2d(images, rotated, bias, **options))
+        return torch.stack(rows, 2)
+
+    return lift
+
+
+@pytest.fixture(scope="session")
+def slow_shift():
+    """The HSV hue shift, one pixel at a time, with Python's colorsys."""
+
+    def shift(images, turns):
+        pixels = images.movedim(-3, -1)
+        shifted = []
+        for pixel in pixels.reshape(-1, 3).tolist():
+            hue, saturation, value = colorsys.rgb_to_hsv(*pixel)
+            shifted.append(colorsys.hsv_to_rgb((hue + turns) % 1, saturation, value))
+        return torch.tensor(shifted, dtype=images.dtype).view(pixels.shape).movedim(-1, -3)
+
+    return shift
+
+
+@pytest.fixture(scope="session")
+def smooth_images():
+    """Images whose colours stay off the seams of the hexcone under quarter and sixth turns."""
+
+    def make(*shape, dtype=torch.float64):
+        sextant = torch.randint(6, shape, dtype=dtype)
+        hue = (sextant + 0.15 + 0.2 * torch.rand(shape, dtype=dtype)) / 6
+        saturation = 0.3 + 0.4 * torch.rand(shape, dtype=dtype)
+        value = 0.4 + 0.4 * torch.rand(shape, dtype=dtype)
+        pixels = zip(*(part.flatten().tolist() for part in (hue, saturation, value)), strict=True)
+        colors = torch.tensor([colorsys.hsv_to_rgb(*pixel) for pixel in pixels], dtype=dtype)
+        return colors.view(*shape, 3).movedim(-1, -3)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_network():
+    """A three-layer network with every kind of layer; images ``[B, 3, 12, 12]`` go in."""
+
+    def make(rotations, lifting="rgb", *, algorithms=("cyclic", "dense"), head="features"):
+        heads = {
+            "features": [],
+            "max": [CosetMaxPool()],
+            "avg": [CosetAvgPool(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)],
+        }
+        first, second = algorithms
+        network = nn.Sequential(
+            CELiftConv2d(3, 4, 3, padding=1, rotations=rotations, lifting=lifting),
+            CEBatchNorm2d(4),
+            nn.ReLU(),
+            CEMaxPool2d(2),
+            CEConv2d(4, 6, 3, padding=1, rotations=rotations, algorithm=first),
+            CEBatchNorm2d(6),
+            nn.ReLU(),
+            CEConv2d(6, 4, 3, rotations=rotations, separable=False, algorithm=second),
+            *heads[head],
+        )
+        # Fresh batch norms are the identity in eval mode, which would test nothing.
+        for module in network.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                nn.init.uniform_(module.weight, 0.5, 1.5)
+                nn.init.uniform_(module.bias, -0.5, 0.5)
+                module.running_mean.uniform_(-0.5, 0.5)
+                module.running_var.uniform_(0.5, 1.5)
+        return network
+
+    return make

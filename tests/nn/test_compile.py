@@ -1,0 +1,100 @@
+"""torch.compile and torch.export: whole graphs, equal to eager."""
+
+import pytest
+import torch
+from torch.export import Dim
+
+from equicolor.nn import CEConv2d, CELiftConv2d
+
+# Tracing costs seconds, so options that do not interact share a case.
+each_pair = pytest.mark.parametrize(
+    ("lifting", "algorithm"), [("rgb", "dense"), ("hsv", "cyclic")], ids=["rgb dense", "hsv cyclic"]
+)
+
+
+@pytest.fixture(autouse=True)
+def _forget_compiled_graphs():
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def images():
+    return torch.rand(2, 3, 12, 12, dtype=torch.float64)
+
+
+@each_pair
+def test_network_compiles_without_graph_breaks(
+    lifting, algorithm, make_network, images, relative_error
+):
+    network = make_network(4, lifting, algorithms=[algorithm] * 2, head="avg").double().eval()
+    parameters = list(network.parameters())
+    compiled = torch.compile(network, fullgraph=True, backend="aot_eager")
+    y, expected = compiled(images), network(images)
+    assert relative_error(y, expected) < 1e-12
+    actual = torch.autograd.grad(y.square().sum(), parameters)
+    for gradient, eager in zip(
+        actual, torch.autograd.grad(expected.square().sum(), parameters), strict=True
+    ):
+        assert relative_error(gradient, eager) < 1e-10
+
+
+def test_training_compiles_without_graph_breaks(make_network, images, relative_error):
+    network = make_network(4, algorithms=("cyclic", "dense")).double().train()
+    compiled = torch.compile(network, fullgraph=True, backend="eager")
+    assert relative_error(compiled(images), network(images)) < 1e-12
+
+
+def test_compiles_under_autocast_and_with_padding_modes(relative_error, tolerance):
+    layer = CEConv2d(3, 4, 3, padding="same", padding_mode="circular", algorithm="cyclic")
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    x = torch.rand(2, 3, 3, 6, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert relative_error(compiled(x), layer(x)) <= tolerance[torch.bfloat16]
+
+
+def test_learnable_lifting_compiles(images, relative_error):
+    layer = CELiftConv2d(3, 4, 3, rotations=4, learnable=True).double()
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    assert relative_error(compiled(images), layer(images)) < 1e-14
+
+
+def test_one_graph_serves_every_batch_size(relative_error):
+    layer, graphs = CEConv2d(3, 4, 3, rotations=4, algorithm="cyclic").double(), []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=backend)
+    for batch in (2, 3, 5, 8):
+        x = torch.rand(batch, 3, 4, 6, 6, dtype=torch.float64)
+        assert relative_error(compiled(x), layer(x)) < 1e-14
+    assert len(graphs) == 1
+
+
+def test_inductor_computes_the_same(relative_error, tolerance):
+    layer = CEConv2d(2, 2, 3, rotations=2, algorithm="cyclic")
+    x = torch.rand(2, 2, 2, 6, 6)
+    with torch.no_grad():
+        compiled = torch.compile(layer, fullgraph=True)
+        assert relative_error(compiled(x), layer(x)) < tolerance[torch.float32]
+
+
+@each_pair
+def test_export(lifting, algorithm, make_network, images, relative_error):
+    network = make_network(4, lifting, algorithms=[algorithm] * 2, head="avg").double().eval()
+    exported = torch.export.export(network, (images,)).module()
+    assert relative_error(exported(images), network(images)) < 1e-12
+
+
+@pytest.mark.parametrize("batch", [Dim.DYNAMIC, Dim("batch", min=1, max=64)], ids=["any", "named"])
+@each_pair
+def test_export_with_a_dynamic_batch(
+    lifting, algorithm, batch, make_network, images, relative_error
+):
+    network = make_network(4, lifting, algorithms=[algorithm] * 2, head="avg").double().eval()
+    shapes = ({0: batch},)
+    exported = torch.export.export(network, (images,), dynamic_shapes=shapes).module()
+    for size in (1, 2, 5):
+        x = torch.rand(size, 3, 12, 12, dtype=torch.float64)
+        assert relative_error(exported(x), network(x)) < 1e-12

@@ -1,0 +1,72 @@
+"""Every Python example in the documentation runs, and every local link leads somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+def page_name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def code_blocks(page: Path) -> list[tuple[int, str]]:
+    """The Python blocks of a page with the line each starts on."""
+    text = page.read_text()
+    blocks = re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, block.start(1)) + 1, block[1]) for block in blocks]
+
+
+def prose(page: Path) -> str:
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """Heading anchors as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+EXAMPLES = [
+    pytest.param(page, line, code, id=f"{page_name(page)}:{line}")
+    for page in PAGES
+    for line, code in code_blocks(page)
+]
+
+
+@pytest.mark.parametrize(("page", "line", "code"), EXAMPLES)
+def test_example_runs(
+    page: Path, line: int, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # an example may write files
+    # Blank lines in front make a traceback point at the line in the page.
+    source = "\n" * (line - 1) + code
+    exec(compile(source, str(page), "exec"), {"__name__": "__main__"})
+
+
+def test_readme_has_an_example() -> None:
+    assert code_blocks(ROOT / "README.md")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_local_links_resolve(page: Path) -> None:
+    broken = []
+    for target in re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = page.parent / name if name else page
+        missing_anchor = anchor and linked.suffix == ".md" and anchor not in anchors(linked)
+        if not linked.exists() or missing_anchor:
+            broken.append(target)
+    assert not broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_make_targets_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    mentioned = set(re.findall(r"^make ([a-z]+)|`make ([a-z]+)", page.read_text(), re.MULTILINE))
+    assert {first or second for first, second in mentioned} <= targets

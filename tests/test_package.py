@@ -1,0 +1,169 @@
+"""The package as its users see it: what importing costs, and the recorded public names."""
+
+import importlib.resources
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import equicolor
+import equicolor.color
+import equicolor.groups
+import equicolor.nn
+import equicolor.nn.functional
+import equicolor.testing
+
+OPTIONAL = {
+    "PIL", "huggingface_hub", "kornia", "lightning", "matplotlib", "mlxtend", "onnx", "rich",
+    "safetensors", "scipy", "sklearn", "timm", "torchvision", "typer",
+}  # fmt: skip
+
+# Changing a line here is changing the public interface.
+SURFACE = {
+    equicolor: {"HueGroup": "(order)"},
+    equicolor.HueGroup: {"matrix": "(self, k)"},
+    equicolor.color: {
+        "rgb_to_hsv": "(images)",
+        "hsv_to_rgb": "(images)",
+        "shift_hue": "(images, turns)",
+        "rotate_hue": "(images, turns, clip=False)",
+        "rotation_matrix": "(turns)",
+    },
+    equicolor.groups: {
+        "HueGroup": "(order)",
+        "CyclicAlgorithm": "(analysis, filters, synthesis)",
+        "cyclic_algorithm": "(n, *, dtype=torch.float64)",
+        "cyclic_products": "(n)",
+        "dense_algorithm": "(n, *, dtype=torch.float64)",
+    },
+    equicolor.nn: {
+        "CELiftConv2d": "(in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1, "
+        "bias=True, padding_mode='zeros', *, rotations=3, lifting='rgb', learnable=False, "
+        "device=None, dtype=None)",
+        "CEConv2d": "(in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1, "
+        "groups=1, bias=True, padding_mode='zeros', *, rotations=3, separable=True, "
+        "algorithm='auto', device=None, dtype=None)",
+        "CEDropout2d": "(p=0.5, inplace=False)",
+    },
+    equicolor.nn.functional: {
+        "hue_orbit": "(images, rotations, lifting='rgb', *, matrices=None)",
+        "ce_lift_conv2d": "(images, weight, bias=None, stride=1, padding=0, dilation=1, *, "
+        "rotations=3, lifting='rgb', matrices=None)",
+        "ce_conv2d": "(x, weight, pointwise_weight=None, bias=None, stride=1, padding=0, "
+        "dilation=1, groups=1, *, algorithm='auto', tables=None)",
+        "coset_max_pool": "(x)",
+        "coset_avg_pool": "(x)",
+        "coset_flatten": "(x)",
+    },
+    equicolor.testing: {
+        "equivariance_error": "(module, images, rotations=3, action='rgb', *, output='auto')",
+        "assert_equivariant": "(module, images, rotations=3, action='rgb', *, output='auto', "
+        "tolerance=1e-05)",
+    },
+}
+# These take what their torch base takes, so the signature is torch's to change.
+INHERITED = {
+    "CEBatchNorm2d": "BatchNorm2d",
+    "CEMaxPool2d": "MaxPool2d",
+    "CEAvgPool2d": "AvgPool2d",
+    "CEAdaptiveAvgPool2d": "AdaptiveAvgPool2d",
+    "CosetMaxPool": "Module",
+    "CosetAvgPool": "Module",
+    "CosetFlatten": "Module",
+}
+
+
+def signature(function):
+    """The signature as text, without annotations."""
+    full = inspect.signature(function)
+    bare = [p.replace(annotation=p.empty) for p in full.parameters.values()]
+    return str(full.replace(parameters=bare, return_annotation=full.empty))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "expected"),
+    [(owner, name, text) for owner, names in SURFACE.items() for name, text in names.items()],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_public_signatures_are_as_recorded(owner, name, expected):
+    assert signature(getattr(owner, name)) == expected
+
+
+@pytest.mark.parametrize(("name", "plain"), INHERITED.items())
+def test_layers_with_an_inherited_signature_are_torch_layers(name, plain):
+    assert issubclass(getattr(equicolor.nn, name), getattr(torch.nn, plain))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        equicolor,
+        equicolor.color,
+        equicolor.groups,
+        equicolor.nn,
+        equicolor.nn.functional,
+        equicolor.testing,
+    ],
+    ids=lambda module: module.__name__,
+)
+def test_public_names_exist_and_are_documented(module):
+    recorded = set(SURFACE[module]) | (set(INHERITED) if module is equicolor.nn else set())
+    assert recorded <= set(module.__all__)
+    for name in set(module.__all__) - {"__version__"}:
+        assert inspect.getdoc(getattr(module, name)), name
+
+
+def test_the_group_has_its_documented_attributes():
+    assert equicolor.HueGroup(4).order == 4
+    assert equicolor.HueGroup(4).matrices.shape == (4, 3, 3)
+
+
+def test_version_is_a_release_number():
+    assert re.fullmatch(r"\d+\.\d+\.\d+", equicolor.__version__)
+
+
+def test_type_hints_are_shipped():
+    assert importlib.resources.files("equicolor").joinpath("py.typed").is_file()
+
+
+def test_importing_needs_torch_and_numpy_alone_and_changes_no_global_state():
+    # Refusing the imports shows that nothing needs them, even where nothing would load them.
+    script = f"""
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {OPTIONAL!r}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Refuse())
+import torch
+before = torch.get_rng_state()
+import equicolor
+assert torch.equal(torch.get_rng_state(), before)
+print(torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_default_device())
+layer = equicolor.nn.CELiftConv2d(3, 2, 3)
+print(tuple(layer(torch.rand(1, 3, 4, 4)).shape))
+print({OPTIONAL!r} & {{name.split(".")[0] for name in sys.modules}})
+"""
+    assert run(script).splitlines() == ["torch.float32 True cpu", "(1, 2, 3, 2, 2)", "set()"]
+
+
+def run(script):
+    """Run a script in a fresh interpreter that finds the same package; its output."""
+    root = str(Path(equicolor.__file__).parents[1])
+    path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
