@@ -40,7 +40,7 @@ def probability(name: str, value: float) -> float:
     return value
 
 
-def rgb_images(name: str, images: Tensor) -> None:
+def rgb_images(name: str, images: Tensor, *, kind: str = "RGB") -> None:
     """Refuse anything that is not a floating-point tensor ``[..., 3, H, W]``."""
     if not isinstance(images, Tensor):
         raise TypeError(f"{name} expects a torch.Tensor, got {type(images).__name__}")
@@ -50,7 +50,7 @@ def rgb_images(name: str, images: Tensor) -> None:
             "divide 8-bit images by 255 first"
         )
     if images.ndim < 3 or images.shape[-3] != 3:
-        raise ValueError(f"{name} expects RGB images [..., 3, H, W], got {list(images.shape)}")
+        raise ValueError(f"{name} expects {kind} images [..., 3, H, W], got {list(images.shape)}")
 
 
 def image_batch(name: str, images: Tensor) -> None:

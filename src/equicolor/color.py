@@ -40,8 +40,11 @@ def rgb_to_hsv(images: Tensor) -> Tensor:
     exact = _full_precision(images)
     hue, chroma, low = _decompose(exact)
     value = low + chroma
-    saturation = chroma / torch.where(value == 0, torch.ones_like(value), value)
-    return torch.stack((hue, saturation, value), dim=-3).to(images.dtype)
+    saturation = chroma / _divisor(value)
+    hsv = torch.stack((hue, saturation, value), dim=-3).to(images.dtype)
+    # Hues a hair below a full turn round up to it.
+    hue, rest = hsv[..., :1, :, :], hsv[..., 1:, :, :]
+    return torch.cat((torch.where(hue >= 1, hue - 1, hue), rest), dim=-3)
 
 
 def hsv_to_rgb(images: Tensor) -> Tensor:
@@ -57,7 +60,7 @@ def hsv_to_rgb(images: Tensor) -> Tensor:
         >>> hsv_to_rgb(torch.tensor([1 / 3, 1.0, 0.5]).view(3, 1, 1)).flatten().tolist()
         [0.0, 0.5, 0.0]
     """
-    _checks.rgb_images("hsv_to_rgb", images)
+    _checks.rgb_images("hsv_to_rgb", images, kind="HSV")
     hue, saturation, value = _full_precision(images).unbind(-3)
     chroma = value * saturation
     return _compose(hue, chroma, value - chroma).to(images.dtype)
@@ -175,13 +178,18 @@ def _decompose(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     high, low = images.amax(-3), images.amin(-3)
     chroma = high - low
     # Where grey, the differences below are zero and any finite divisor gives hue 0.
-    scale = torch.where(chroma == 0, torch.ones_like(chroma), chroma)
+    scale = _divisor(chroma)
     sextant = torch.where(
         high == red,
         (green - blue) / scale,
         torch.where(high == green, 2 + (blue - red) / scale, 4 + (red - green) / scale),
     )
     return torch.remainder(sextant / 6, 1), chroma, low
+
+
+def _divisor(x: Tensor) -> Tensor:
+    """``x``, or 1 where ``1 / x`` would overflow: zero and subnormal numbers."""
+    return torch.where(x < torch.finfo(x.dtype).tiny, torch.ones_like(x), x)
 
 
 def _compose(hue: Tensor, chroma: Tensor, low: Tensor) -> Tensor:

@@ -64,6 +64,7 @@ def equivariance_error(
     transform = _input_action(images, rotations, action)
     with torch.no_grad(), _unchanged(module):
         reference = _seeded(module, images)
+        _check_output(reference)
         if output == "auto":
             rolls = reference.ndim == 5 and reference.shape[2] == rotations
         else:
@@ -73,11 +74,13 @@ def equivariance_error(
                 f"expected features [B, C, {rotations}, H, W] from the module, "
                 f"got {list(reference.shape)}"
             )
-        scale = reference.norm().clamp_min(torch.finfo(reference.dtype).tiny)
+        # In float64: the norm of half-precision features can overflow to inf, and hide any error.
+        scale = reference.double().norm().clamp_min(torch.finfo(torch.float64).tiny)
         worst = 0.0
         for m in range(1, rotations):
             expected = reference.roll(m, 2) if rolls else reference
-            error = (_seeded(module, transform(images, m)) - expected).norm() / scale
+            difference = _seeded(module, transform(images, m)).double() - expected.double()
+            error = difference.norm() / scale
             # A NaN must not pass for a small error, and max() would drop it.
             worst = max(worst, float(error.nan_to_num(torch.inf)))
     return worst
@@ -118,12 +121,21 @@ def _input_action(
     if isinstance(action, str):
         _checks.one_of("action", action, tuple(_ACTIONS))
         action = _ACTIONS[action]
+    if not callable(action):
+        raise TypeError(f"action must be 'rgb', 'hsv' or a function, got {action!r}")
     shift = action
-    if images.ndim == 5:
-        _checks.features("equivariance_error", images, rotations=rotations)
+    if isinstance(images, Tensor) and images.ndim == 5:
+        _checks.features(f"equivariance_error(rotations={rotations})", images, rotations=rotations)
         return lambda x, m: x.roll(m, 2)
     _checks.image_batch("equivariance_error", images)
     return lambda x, m: shift(x, m / rotations)
+
+
+def _check_output(y: object) -> None:
+    if not isinstance(y, Tensor):
+        raise TypeError(f"expected one Tensor from the module, got {type(y).__name__}")
+    if not y.is_floating_point():
+        raise TypeError(f"expected floating-point output from the module, got {y.dtype}")
 
 
 def _seeded(module: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -136,11 +148,15 @@ def _seeded(module: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 @contextmanager
 def _unchanged(module: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Put the buffers of a module back at the end."""
-    buffers = list(module.buffers()) if isinstance(module, nn.Module) else []
-    saved = [buffer.clone() for buffer in buffers]
+    """Put the buffers of a module back at the end, also those a module assigns anew."""
+    owners = list(module.modules()) if isinstance(module, nn.Module) else []
+    saved = [
+        (owner, name, buffer, buffer.clone())
+        for owner in owners
+        for name, buffer in owner.named_buffers(recurse=False)
+    ]
     try:
         yield
     finally:
-        for buffer, value in zip(buffers, saved, strict=True):
-            buffer.copy_(value)
+        for owner, name, buffer, value in saved:
+            setattr(owner, name, buffer.copy_(value))

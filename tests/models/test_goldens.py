@@ -28,9 +28,7 @@ NETWORKS = {
     "cecnn_hybrid4": lambda: cecnn(10, width=5, rotations=3, ce_layers=4, coset_pool="max"),
     "ce_resnet18_w8": lambda: resnet18(10, rotations=3, width=[6, 13, 27, 55], normalize=False),
     "ce_resnet44_w8": lambda: resnet44(10, rotations=3, width=[6, 13, 27], normalize=False),
-    "hybrid2_resnet18_w8": lambda: resnet18(
-        10, rotations=3, ce_stages=2, width=8, normalize=False
-    ),
+    "hybrid2_resnet18_w8": lambda: resnet18(10, rotations=3, ce_stages=2, width=8, normalize=False),
     "resnet18_w8": lambda: resnet18(10, width=8, normalize=False),
 }
 # Width is left to the matching rule throughout: it must give the published widths by itself.

@@ -7,6 +7,7 @@ from equicolor.models import (
     ce_resnet44,
     create_model,
     matched_widths,
+    resnet,
     resnet18,
     resnet44,
     resnet50,
@@ -54,11 +55,32 @@ def test_matched_widths_keep_the_parameters(depth, rotations, count_parameters):
         assert count_parameters(network) == pytest.approx(plain, rel=0.06), ce_stages
 
 
-@pytest.mark.parametrize("name", ["resnet34", "resnet101", "resnet152"])
-def test_other_depths_are_matched_too(name, count_parameters):
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("resnet34", {"rotations": 6}),
+        ("resnet34", {"rotations": 3, "ce_stages": 2}),
+        ("resnet50", {"rotations": 12}),
+        ("resnet50", {"rotations": 3, "ce_stages": 2}),
+        ("resnet101", {"rotations": 3}),
+    ],
+)
+def test_other_depths_are_matched_too(name, options, count_parameters):
     plain = count_parameters(on_meta(name))
-    for options in ({"rotations": 3}, {"rotations": 6}, {"rotations": 3, "ce_stages": 2}):
-        assert count_parameters(on_meta(name, **options)) == pytest.approx(plain, rel=0.06)
+    assert count_parameters(on_meta(name, **options)) == pytest.approx(plain, rel=0.06)
+
+
+@pytest.mark.parametrize("depth", [18, 44, 50])
+@pytest.mark.parametrize("rotations", [1, 4])
+@pytest.mark.parametrize("ce_stages", [1, 2, 3])
+@pytest.mark.parametrize("separable", [True, False])
+def test_widths_are_matched_by_the_true_count(
+    depth, rotations, ce_stages, separable, count_parameters
+):
+    widths = [9, 14, 31, 65][: len(ARCHITECTURES[depth].blocks)]
+    options = {"rotations": rotations, "ce_stages": ce_stages, "separable": separable}
+    network = on_meta(f"resnet{depth}", width=widths, **options)
+    assert count_parameters(network) == resnet._count(depth, widths, **options)
 
 
 @pytest.mark.parametrize("rotations", [3, 6])
@@ -139,19 +161,20 @@ def test_depth_counts_the_layers(depth):
 
 
 @pytest.mark.parametrize(
-    ("build", "size", "reached"), [(resnet18, 64, (1, 1)), (resnet44, 32, (8, 8))]
+    ("build", "size", "sides"),
+    [
+        # 7×7, stride 2, padding 1, as the released checkpoints were trained; then pooling
+        (resnet18, 64, [30, 15, 15, 8, 4, 2]),
+        (resnet44, 32, [32, 32, 32, 16, 8]),
+    ],
 )
 @pytest.mark.parametrize("rotations", [1, 3])
-def test_strides_and_stem(build, size, reached, rotations):
-    network = build(7, rotations=rotations, width=4).eval()
-    seen = {}
-    network.conv1.register_forward_hook(lambda *io: seen.update(stem=io[-1].shape[-2:]))
-    network.layers[-1].register_forward_hook(lambda *io: seen.update(last=io[-1].shape[-2:]))
+def test_strides_and_stem(build, size, sides, rotations):
+    network, seen = build(7, rotations=rotations, width=4), []
+    for module in (network.conv1, network.max_pool, *network.layers):
+        module.register_forward_hook(lambda *io: seen.append(io[-1].shape[-1]))
     assert shape_of(network, 1, 3, size, size) == (1, 7)
-    # 7×7, stride 2, padding 1 (as the released checkpoints were trained), or 3×3.
-    assert seen["stem"] == ((size - 3) // 2, (size - 3) // 2) or seen["stem"] == (size, size)
-    assert seen["stem"][0] == (30 if build is resnet18 else 32)
-    assert seen["last"] == reached
+    assert seen == sides
 
 
 @pytest.mark.parametrize("size", [(1, 3, 48, 80), (3, 3, 65, 33)])
@@ -167,11 +190,11 @@ def test_coset_pool(coset_pool):
 
 
 @pytest.mark.parametrize("rotations", [1, 3])
-def test_normalisation_is_inside(rotations, randomize_norms, relative_error):
-    network = randomize_norms(resnet44(5, rotations=rotations, width=4))
-    bare = randomize_norms(resnet44(5, rotations=rotations, width=4, normalize=False))
+def test_normalisation_is_inside(rotations, settle, blotches, relative_error):
+    images = blotches(4, 16)
+    network = settle(resnet44(5, rotations=rotations, width=4), images)
+    bare = resnet44(5, rotations=rotations, width=4, normalize=False).eval()
     bare.load_state_dict(network.state_dict())
-    images = torch.rand(2, 3, 16, 16)
     if rotations == 1:  # ImageNet's statistics
         mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
         normalised = (images - mean.view(3, 1, 1)) / std.view(3, 1, 1)
@@ -211,7 +234,7 @@ def test_bad_options(options, message):
 
 @pytest.mark.parametrize("options", [{"rotations": 2.0}, {"ce_stages": 1.5}, {"width": 8.0}])
 def test_options_of_another_type(options):
-    with pytest.raises(TypeError, match="must be .* int"):
+    with pytest.raises(TypeError, match=r"must be .* int"):
         resnet44(10, **{"rotations": 3, **options})
 
 

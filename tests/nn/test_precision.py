@@ -6,8 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from equicolor.groups import cyclic_algorithm
 from equicolor.nn import CEConv2d, CELiftConv2d
 from equicolor.nn.functional import hue_orbit
+from equicolor.nn.mixing import exact_matmul
 
 HALF = [torch.float16, torch.bfloat16]
 
@@ -32,6 +34,30 @@ def test_cyclic_loses_at_most_twice_what_dense_does(n, separable, mode, relative
     cyclic = relative_error(run(layer, x, mode), exact)
     assert 1e-4 < dense < 1e-2
     assert cyclic <= 2 * dense
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["plain", "autocast"])
+def test_mixing_rounds_only_its_result(autocast):
+    matrix, x = torch.rand(8, 5), torch.randn(5, 100).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        mixed = exact_matmul(matrix, x)
+    assert mixed.dtype == torch.float32
+    assert (mixed - matrix.double() @ x.double()).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("n", [3, 6])
+def test_half_precision_cyclic_mixes_in_full_precision(n, relative_error):
+    layer = CEConv2d(8, 8, 3, rotations=n, separable=False, bias=False, algorithm="cyclic")
+    layer.bfloat16()
+    x = torch.randn(2, 8, n, 8, 8).bfloat16()
+    exact = copy.deepcopy(layer).double()(x.double())
+    # The best possible: mixing in float64, bfloat16 only between the mixing and convolutions.
+    a, b, c = cyclic_algorithm(n)
+    filters = torch.einsum("pn,oinhw->poihw", b, layer.weight.double()).bfloat16()
+    parts = torch.einsum("pn,bcnhw->pbchw", a, x.double()).bfloat16()
+    products = [F.conv2d(*pair) for pair in zip(parts, filters, strict=True)]
+    y = torch.einsum("pn,pbchw->bcnhw", c, torch.stack(products).double()).bfloat16()
+    assert relative_error(layer(x), exact) <= 1.05 * relative_error(y, exact)
 
 
 @pytest.mark.parametrize("dtype", HALF)

@@ -68,7 +68,7 @@ def cyclic_products(n: int) -> int:
         >>> [cyclic_products(n) for n in (1, 2, 3, 4, 6, 12)]
         [1, 2, 4, 5, 8, 17]
     """
-    return (3 * n - 1) // 2
+    return (3 * _checks.positive_int("n", n) - 1) // 2
 
 
 def cyclic_algorithm(n: int, *, dtype: torch.dtype = torch.float64) -> CyclicAlgorithm:

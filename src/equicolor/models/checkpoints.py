@@ -8,7 +8,6 @@ loader. Whatever is wrong with a file is said in one line.
 import json
 import pickle
 import warnings
-import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -61,8 +60,11 @@ def save_model(model: nn.Module, path: str | Path) -> Path:
     tensors = {key: value.detach().contiguous() for key, value in model.state_dict().items()}
     # Written aside and renamed, so that an interrupted save never destroys a good file.
     partial = path.with_name(path.name + ".partial")
-    save_file(tensors, partial, {"format": _FORMAT, "config": json.dumps(model.config)})
-    partial.replace(path)
+    try:
+        save_file(tensors, partial, {"format": _FORMAT, "config": json.dumps(model.config)})
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
     return path
 
 
@@ -94,7 +96,12 @@ def load_model(path: str | Path, *, device: torch.device | str = "cpu") -> Netwo
             f"{path} is a safetensors file without equicolor's configuration "
             f"(expected format {_FORMAT!r} in its header, got {header.get('format')!r})"
         )
-    model = build_from_config(json.loads(header["config"]))
+    try:
+        model = build_from_config(json.loads(header["config"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} has no configuration that a network can be built from ({_one_line(error)})"
+        ) from None
     load_strict(model, tensors, str(path))
     return model.to(device).eval()
 
@@ -196,7 +203,7 @@ def _read_pickle(path: Path) -> Any:
         raise CheckpointError(
             f"{path} was refused: {expected}, but it holds more, which was not executed"
         ) from None
-    except (RuntimeError, EOFError, OSError, ValueError, zipfile.BadZipFile) as error:
+    except Exception as error:  # on damaged bytes the parser fails in every way there is
         raise CheckpointError(
             f"{path} cannot be read: {expected}; the file is damaged ({_one_line(error)})"
         ) from None
@@ -209,7 +216,11 @@ def _state_dict(contents: Any, source: str) -> dict[str, Tensor]:
             contents = contents[wrapper]
     if not isinstance(contents, Mapping) or not contents:
         raise CheckpointError(f"{source} holds no state dict, but a {type(contents).__name__}")
-    strangers = [str(key) for key, value in contents.items() if not isinstance(value, Tensor)]
+    strangers = [
+        str(key)
+        for key, value in contents.items()
+        if not isinstance(key, str) or not isinstance(value, Tensor)
+    ]
     if strangers:
         raise CheckpointError(
             f"{source} holds no plain state dict: not tensors are {', '.join(strangers[:_SHOWN])}"

@@ -39,13 +39,25 @@ def cost(model: nn.Module, input_size: int | Sequence[int] = 224) -> Cost:
         >>> parameters, round(macs / 1e9, 2)
         (11689512, 1.79)
     """
-    shape = (1, 3, input_size, input_size) if isinstance(input_size, int) else tuple(input_size)
-    if len(shape) != 4:
-        raise ValueError(f"input_size must be an int or [B, 3, H, W], got {input_size!r}")
+    shape = _shape(input_size)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     ghost = copy.deepcopy(model).to("meta").eval()
     dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        ghost(torch.empty(shape, device="meta", dtype=dtype))
+        try:
+            ghost(torch.empty(shape, device="meta", dtype=dtype))
+        except RuntimeError as error:  # torch's way to say that shapes do not fit
+            reason = str(error).partition("\n")[0]
+            raise ValueError(
+                f"{type(model).__name__} does not take input {list(shape)}: {reason}"
+            ) from error
     # One multiply-accumulate is two floating-point operations.
     return Cost(parameters, counter.get_total_flops() // 2)
+
+
+def _shape(input_size: int | Sequence[int]) -> tuple[int, ...]:
+    shape = (1, 3, input_size, input_size) if isinstance(input_size, int) else input_size
+    sizes = tuple(shape) if isinstance(shape, Sequence) else ()
+    if len(sizes) != 4 or not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise ValueError(f"input_size must be an int or [B, 3, H, W], got {input_size!r}")
+    return sizes

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from equicolor import _checks
+from equicolor.models.checkpoints import load_model
+from equicolor.models.registry import Network, create_model, list_models
 from equicolor.nn.fold import fold
 
-__all__ = ["FORMATS", "ExportError", "ExportReport", "export"]
+__all__ = ["FORMATS", "ExportError", "ExportReport", "export", "find_model"]
 
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt", "exported-program": ".pt2"}
 FORMATS = tuple(SUFFIXES)
@@ -81,6 +83,13 @@ def export(
     original = copy.deepcopy(model).cpu().float().eval()
     folded = fold(original, form)
     example = torch.rand(_EXAMPLE_BATCH, 3, *size)
+    try:
+        folded(example)
+    except RuntimeError as error:  # torch's way to say that shapes do not fit
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"{type(model).__name__} does not take images {list(example.shape)}: {reason}"
+        ) from error
     partial = path.with_name(f"{path.stem}.partial{path.suffix}")
     try:
         with _quiet():
@@ -95,6 +104,27 @@ def export(
     finally:
         partial.unlink(missing_ok=True)
     return ExportReport(path, to, error, operations)
+
+
+def find_model(name_or_path: str) -> tuple[Network, bool]:
+    """The network of a checkpoint file, or one of a registered name with random weights.
+
+    Args:
+        name_or_path: a file of :func:`equicolor.models.save_model`, or a name of
+            :func:`equicolor.models.list_models`.
+
+    Returns:
+        The network in eval mode, and whether its weights come from a file.
+
+    Example:
+        >>> network, trained = find_model("z2cnn")
+        >>> network.config["model"], trained
+        ('z2cnn', False)
+    """
+    path = Path(name_or_path)
+    if path.exists() or (path.suffix and name_or_path not in list_models()):
+        return load_model(path), True
+    return create_model(name_or_path).eval(), False
 
 
 Run = Callable[[Tensor], Tensor]

@@ -70,7 +70,7 @@ class HubModel(
         if options:
             raise TypeError(f"from_pretrained takes no network options, got {', '.join(options)}")
         if Path(model_id).is_dir():
-            return cls(load_model(Path(model_id) / WEIGHTS))
+            return cls(load_model(Path(model_id) / WEIGHTS)).eval()
         path = hf_hub_download(
             repo_id=model_id,
             filename=WEIGHTS,
@@ -80,4 +80,4 @@ class HubModel(
             token=token,
             local_files_only=local_files_only,
         )
-        return cls(load_model(path))
+        return cls(load_model(path)).eval()

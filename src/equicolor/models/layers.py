@@ -70,8 +70,6 @@ def dropout(p: float, *, rotations: int) -> nn.Module:
 
 def coset_pool(kind: str | None) -> nn.Module:
     """What ends the equivariant part: pooling over the rotations, or flattening them."""
-    if kind not in COSET_POOLS:
-        raise ValueError(f"coset_pool must be 'max', 'avg' or None (flatten); got {kind!r}")
     return {"max": CosetMaxPool, "avg": CosetAvgPool, None: CosetFlatten}[kind]()
 
 
@@ -106,7 +104,9 @@ class Normalize(nn.Module):
         return f"mean={self.mean.flatten().tolist()}, std={self.std.flatten().tolist()}"
 
 
-def check_group(rotations: int, lifting: str) -> None:
-    """Refuse bad rotations or lifting before anything is built."""
+def check_group(rotations: int, lifting: str, coset_pool: str | None) -> None:
+    """Refuse bad options before anything is built, even where a plain network ignores them."""
     _checks.positive_int("rotations", rotations)
     _checks.one_of("lifting", lifting, ("rgb", "hsv"))
+    if coset_pool not in COSET_POOLS:
+        raise ValueError(f"coset_pool must be 'max', 'avg' or None (flatten); got {coset_pool!r}")

@@ -9,16 +9,22 @@ from typing import Any, ParamSpec, TypeVar
 from torch import nn
 
 
+class OptionError(TypeError, ValueError):
+    """An option that a network does not have."""
+
+
 class Network(nn.Module):
     """A network that knows the call that builds it and its names in the paper authors' code.
 
     Attributes:
         config: the builder's name under ``"model"`` and every argument, defaults included.
         resolved: arguments the network settled itself, such as a matched width.
+        image_size: the height and width of the images it was designed for.
     """
 
     config: dict[str, Any]
     resolved: dict[str, Any]
+    image_size: int = 224
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,6 +68,20 @@ def list_models() -> list[str]:
     return sorted(_BUILDERS)
 
 
+def get_builder(name: str) -> Callable[..., Network]:
+    """The function that builds the networks of a name.
+
+    Example:
+        >>> get_builder("z2cnn")(30).config["num_classes"]
+        30
+    """
+    if name not in _BUILDERS:
+        near = difflib.get_close_matches(name.lower().replace("-", "_"), _BUILDERS, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "see list_models()"
+        raise ValueError(f"unknown model {name!r}; {hint}")
+    return _BUILDERS[name]
+
+
 def create_model(name: str, **options: Any) -> Network:
     """Build a network by name.
 
@@ -69,21 +89,21 @@ def create_model(name: str, **options: Any) -> Network:
         name: one of :func:`list_models`.
         options: the builder's arguments.
 
+    Raises:
+        ValueError: for an unknown name.
+        OptionError: for an option the network does not have.
+
     Example:
         >>> create_model("ce_resnet18", rotations=12, lifting="hsv").config["width"]
         [41, 83, 167, 335]
     """
-    if name not in _BUILDERS:
-        near = difflib.get_close_matches(name.lower().replace("-", "_"), _BUILDERS, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "see list_models()"
-        raise ValueError(f"unknown model {name!r}; {hint}")
-    builder = _BUILDERS[name]
+    builder = get_builder(name)
     accepted = inspect.signature(builder).parameters
     for option in options:
         if option not in accepted:
             near = difflib.get_close_matches(option, accepted, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise TypeError(
-                f"{name} has no option {option!r}{hint} It takes: {', '.join(accepted)}"
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise OptionError(
+                f"{name} has no option {option!r}{hint}; it takes {', '.join(accepted)}"
             )
     return builder(**options)

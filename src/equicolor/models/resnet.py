@@ -1,10 +1,9 @@
 """ResNets, plain, colour-equivariant and hybrid, from one implementation (paper, section 4.2)."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from equicolor import _checks
@@ -51,18 +50,16 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         out_channels = width * expansion(bottleneck)
-        # (kernel, stride, padding, channels) of each convolution
-        plan = [(3, stride, 1, width), (3, 1, 1, width)]
-        if bottleneck:
-            plan = [(1, 1, 0, width), (3, stride, 1, width), (1, 1, 0, out_channels)]
+        kernels = block_kernels(bottleneck)
         channels = in_channels
-        for index, (kernel, step, padding, out) in enumerate(plan, start=1):
+        for index, kernel in enumerate(kernels, start=1):
+            out = out_channels if index == len(kernels) else width
             conv = layers.conv(
                 channels,
                 out,
                 kernel,
-                stride=step,
-                padding=padding,
+                stride=stride if index == kernels.index(3) + 1 else 1,
+                padding=kernel // 2,
                 bias=False,
                 rotations=rotations,
                 separable=separable,
@@ -70,7 +67,7 @@ class Block(nn.Module):
             self.add_module(f"conv{index}", conv)
             self.add_module(f"bn{index}", layers.norm(out, rotations=rotations))
             channels = out
-        self.depth = len(plan)
+        self.depth = len(kernels)
         self.shortcut = nn.Sequential()
         if stride != 1 or in_channels != out_channels:
             project = layers.conv(
@@ -94,6 +91,11 @@ class Block(nn.Module):
                 y = self.relu(y)
         out: Tensor = self.relu(y + self.shortcut(x))
         return out
+
+
+def block_kernels(bottleneck: bool) -> tuple[int, ...]:
+    """Kernel sizes of a block; the first 3×3 convolution has the stride."""
+    return (1, 3, 1) if bottleneck else (3, 3)
 
 
 def expansion(bottleneck: bool) -> int:
@@ -133,6 +135,7 @@ class ResNet(Network):
     ) -> None:
         super().__init__()
         self.ce_stages = ce_stages
+        self.image_size = 32 if architecture.small_images else 224
         bottleneck = architecture.bottleneck
         self.normalize: nn.Module = nn.Identity()
         if normalize and ce_stages:
@@ -185,25 +188,34 @@ class ResNet(Network):
         return logits
 
 
-@functools.cache
 def _count(
-    depth: int, stage_widths: tuple[int, ...], rotations: int, ce_stages: int, separable: bool
+    depth: int, stage_widths: Sequence[int], rotations: int, ce_stages: int, separable: bool
 ) -> int:
-    """Parameters of a pooled network with the reference head, without allocating them."""
-    architecture = ARCHITECTURES[depth]
-    with torch.device("meta"):
-        model = ResNet(
-            architecture,
-            architecture.reference_classes,
-            stage_widths=stage_widths,
-            rotations=rotations,
-            ce_stages=ce_stages,
-            separable=separable,
-            coset_pool="max",
-            lifting="rgb",
-            normalize=False,
-        )
-    return sum(parameter.numel() for parameter in model.parameters())
+    """Parameters of a pooled network with the reference head, without building it."""
+    blocks, bottleneck, _, small_images, classes = ARCHITECTURES[depth]
+    kernels, channels = block_kernels(bottleneck), stage_widths[0]
+    total = _conv_parameters(3, channels, 3 if small_images else 7, 1, separable)
+    for stage, (count, width) in enumerate(zip(blocks, stage_widths, strict=True)):
+        n = rotations if stage < ce_stages else 1
+        out = width * expansion(bottleneck)
+        through = [width] * (len(kernels) - 1)
+        if stage or channels != out:
+            total += _conv_parameters(channels, out, 1, n, False)
+        for inputs in (channels, *[out] * (count - 1)):
+            chain = zip((inputs, *through), (*through, out), kernels, strict=True)
+            total += sum(_conv_parameters(i, o, kernel, n, separable) for i, o, kernel in chain)
+        channels = out
+    return total + channels * classes + classes
+
+
+def _conv_parameters(
+    inputs: int, outputs: int, kernel: int, rotations: int, separable: bool
+) -> int:
+    """Parameters of a convolution without bias and of the batch norm after it."""
+    taps = kernel**2
+    if rotations > 1:
+        taps = taps + rotations if separable else taps * rotations
+    return inputs * outputs * taps + 2 * outputs
 
 
 @functools.cache
@@ -234,9 +246,9 @@ def matched_widths(
         return tuple(widths.scaled(plain, rotations, separable=separable))
 
     def count(candidate: Sequence[int]) -> int:
-        return _count(depth, tuple(candidate), rotations, ce_stages, separable)
+        return _count(depth, candidate, rotations, ce_stages, separable)
 
-    target = _count(depth, tuple(plain), 1, 0, separable)
+    target = _count(depth, plain, 1, 0, separable)
     if ce_stages == stages:
         return tuple(
             widths.nearest_scaled(count, target, base, stages, rotations, separable=separable)
@@ -245,20 +257,20 @@ def matched_widths(
 
 
 def _stage_widths(
-    width: int | str | Sequence[int] | None, matched: Sequence[int]
+    width: int | str | Sequence[int] | None, stages: int, match: Callable[[], Sequence[int]]
 ) -> tuple[int, ...]:
     """The ``width`` argument of the builders as one width a stage."""
     if width is None:
-        return tuple(matched)
+        return tuple(match())
     if width == "fast":
-        return tuple(widths.rounded(matched))
+        return tuple(widths.rounded(match()))
     if isinstance(width, str):
         raise ValueError(f"width must be None, 'fast', an int or one int a stage; got {width!r}")
     if isinstance(width, Sequence):
-        if len(width) != len(matched):
-            raise ValueError(f"width needs {len(matched)} numbers, one a stage; got {list(width)}")
+        if len(width) != stages:
+            raise ValueError(f"width needs {stages} numbers, one a stage; got {list(width)}")
         return tuple(_checks.positive_int("width", value) for value in width)
-    return tuple(widths.doubled(_checks.positive_int("width", width), len(matched)))
+    return tuple(widths.doubled(_checks.positive_int("width", width), stages))
 
 
 class ResNetBuilder(Protocol):
@@ -297,11 +309,13 @@ def _builder(name: str, depth: int, default_rotations: int) -> ResNetBuilder:
         normalize: bool = True,
     ) -> ResNet:
         _checks.positive_int("num_classes", num_classes)
-        layers.check_group(rotations, lifting)
+        layers.check_group(rotations, lifting, coset_pool)
         if ce_stages is None:
             ce_stages = stages
+        if isinstance(ce_stages, bool) or not isinstance(ce_stages, int):
+            raise TypeError(f"ce_stages must be None or an int, got {ce_stages!r}")
         if not 0 <= ce_stages <= stages:
-            raise ValueError(f"ce_stages of {name} is at most {stages}, got {ce_stages}")
+            raise ValueError(f"ce_stages of {name} lies between 0 and {stages}, got {ce_stages}")
         if rotations == 1 or ce_stages == 0:
             rotations, ce_stages = 1, 0
         if coset_pool is None and 0 < ce_stages < stages:
@@ -309,8 +323,8 @@ def _builder(name: str, depth: int, default_rotations: int) -> ResNetBuilder:
                 f"a hybrid network (ce_stages={ce_stages} of {stages}) pools over its hues: "
                 "coset_pool must be 'max' or 'avg', got None"
             )
-        matched = matched_widths(depth, rotations, ce_stages, separable)
-        stage_widths = _stage_widths(width, matched)
+        match = functools.partial(matched_widths, depth, rotations, ce_stages, separable)
+        stage_widths = _stage_widths(width, stages, match)
         model = ResNet(
             architecture,
             num_classes,

@@ -26,6 +26,8 @@ class Z2CNN(Network):
         dropout: probability to drop a channel after each of the first six layers.
     """
 
+    image_size = 28
+
     def __init__(
         self,
         num_classes: int,
@@ -40,7 +42,7 @@ class Z2CNN(Network):
         super().__init__()
         _checks.positive_int("num_classes", num_classes)
         _checks.positive_int("width", width)
-        layers.check_group(rotations, lifting)
+        layers.check_group(rotations, lifting, coset_pool)
         if not 0 <= ce_layers <= DEPTH:
             raise ValueError(f"ce_layers must lie between 0 and {DEPTH}, got {ce_layers}")
         if coset_pool is None and 0 < ce_layers < DEPTH:

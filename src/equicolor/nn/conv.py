@@ -14,6 +14,7 @@ from equicolor.nn import functional
 from equicolor.nn.algorithm import ALGORITHMS
 from equicolor.nn.functional import LIFTINGS, Padding
 from equicolor.nn.layout import per_rotation
+from equicolor.nn.mixing import exact_matmul
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 PADDING_MODES: tuple[PaddingMode, ...] = get_args(PaddingMode)
@@ -231,9 +232,10 @@ class CELiftConv2d(_CEConvNd):
         """The group as matrices ``[n, 3, 3]`` acting on filters, where the lifting is linear."""
         if self.learnable:
             generator = self.transformation_matrix
-            powers = [torch.eye(3, device=generator.device, dtype=generator.dtype)]
+            dtype = torch.promote_types(generator.dtype, torch.float32)
+            powers = [torch.eye(3, device=generator.device, dtype=dtype)]
             for _ in range(1, self.rotations):
-                powers.append(powers[-1] @ generator)
+                powers.append(exact_matmul(powers[-1], generator))
             return torch.stack(powers)
         return None if self.lifting == "hsv" else self.matrices
 

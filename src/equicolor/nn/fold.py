@@ -96,7 +96,7 @@ def fold(model: nn.Module, form: str = "auto") -> fx.GraphModule:
         form = "cyclic" if n * n > 3 * cyclic_products(n) else "dense"
     _fold_batch_norms(traced)
     (_DenseFolder if form == "dense" else _CyclicFolder)(traced).run()
-    traced.graph.eliminate_dead_code()
+    traced.graph.eliminate_dead_code(_is_impure)
     traced.delete_all_unused_submodules()
     traced.graph.lint()
     traced.recompile()
@@ -108,6 +108,19 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, _LAYERS) or super().is_leaf_module(m, module_qualified_name)
+
+
+class _FunctionTracer(fx.Tracer):
+    """Traces a function of tensors of one dtype, which it may ask for."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        proxy = super().proxy(node)
+        proxy.dtype = self.dtype
+        return proxy
 
 
 def _fold_batch_norms(traced: fx.GraphModule) -> None:
@@ -174,21 +187,28 @@ class _Folder:
                 self.rotations[node] = max(orders)
 
     def _check_elementwise(self, node: fx.Node, module: nn.Module | None) -> None:
-        if (
+        what = type(module).__name__ if module is not None else getattr(
+            node.target, "__name__", str(node.target)
+        )  # fmt: skip
+        if not (
             isinstance(module, _ELEMENTWISE_MODULES)
             or (node.op == "call_function" and node.target in _ELEMENTWISE_FUNCTIONS)
             or (node.op == "call_method" and node.target in _ELEMENTWISE_METHODS)
             or (node.target in (torch.cat, torch.concat) and _channel_cat(node))
         ):
-            return
-        what = type(module).__name__ if module is not None else getattr(
-            node.target, "__name__", str(node.target)
-        )  # fmt: skip
-        raise ValueError(
-            f"fold cannot tell what {what} (node {node.name!r}) does to features "
-            "[B, C, n, H, W]; between equivariant layers use elementwise operations, torch.cat "
-            "over channels, and the layers of equicolor.nn"
-        )
+            raise ValueError(
+                f"fold cannot tell what {what} (node {node.name!r}) does to features "
+                "[B, C, n, H, W]; between equivariant layers use elementwise operations, torch.cat "
+                "over channels, and the layers of equicolor.nn"
+            )
+        # Features lose a dimension, so whatever would be broadcast against them does not fit.
+        alike = {self.rotations.get(other, 0) for other in node.all_input_nodes} - {0}
+        strangers = [n for n in node.all_input_nodes if n not in self.rotations]
+        if len(alike) > 1 or not all(_is_number(self.traced, n) for n in strangers):
+            raise ValueError(
+                f"fold cannot combine features with anything but features of as many rotations "
+                f"and numbers; {what} (node {node.name!r}) does"
+            )
 
     def _replace(self, node: fx.Node, module: nn.Module) -> None:
         x = node.args[0]
@@ -210,6 +230,11 @@ class _Folder:
         if isinstance(module, CEConv2d):
             return self.conv(node, module, x)
         if isinstance(module, CEBatchNorm2d):
+            if module.running_mean is None:
+                raise ValueError(
+                    f"fold needs batch norms with running statistics; {node.target} has "
+                    "track_running_stats=False"
+                )
             return self._module(node, "norm", self.norm(module, n), x)
         if isinstance(module, CEDropout2d):
             return x
@@ -234,9 +259,11 @@ class _Folder:
     def _method(self, x: fx.Node, name: str, *args: Any) -> fx.Node:
         return self.graph.call_method(name, (x, *args))
 
-    def _inline(self, function: Callable[..., Tensor], *args: fx.Node) -> fx.Node:
+    def _inline(
+        self, function: Callable[..., Tensor], dtype: torch.dtype, *args: fx.Node
+    ) -> fx.Node:
         """Copy the graph of a function of tensors into this one."""
-        graph = fx.symbolic_trace(function).graph
+        graph = _FunctionTracer(dtype).trace(function)
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         result = self.graph.graph_copy(graph, dict(zip(inputs, args, strict=True)))
         assert isinstance(result, fx.Node)
@@ -248,7 +275,7 @@ class _Folder:
         if matrices is None:
             steps = torch.arange(lift.rotations, dtype=torch.float64) / lift.rotations
             turns = self._buffer(node, "turns", steps.to(lift.weight).view(-1, 1, 1, 1))
-            orbit = self._inline(shift_back, x, turns)
+            orbit = self._inline(shift_back, lift.weight.dtype, x, turns)
         else:
             rotations = self._buffer(node, "rotations", matrices.to(lift.weight))
             orbit = self.graph.call_function(torch.einsum, ("kij,bihw->kbjhw", rotations, x))
@@ -382,6 +409,25 @@ def _batch_norm(module: CEBatchNorm2d, copies: int) -> nn.BatchNorm2d:
         {k: v.repeat_interleave(copies) if v.ndim else v for k, v in state.items()}
     )
     return norm.to(next(iter(state.values())))
+
+
+def _is_impure(node: fx.Node) -> bool:
+    """Whether a node matters although its result is not used; fx overlooks in-place changes."""
+    if node.op == "call_module":
+        module = node.graph.owning_module.get_submodule(str(node.target))
+        in_place = getattr(module, "inplace", False)
+    else:
+        name = getattr(node.target, "__name__", str(node.target))
+        in_place = node.kwargs.get("inplace", False) or name.endswith("_")
+    return bool(in_place) or node.is_impure()
+
+
+def _is_number(traced: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether a node is a parameter or buffer of one element without dimensions."""
+    if node.op != "get_attr":
+        return False
+    value = operator.attrgetter(str(node.target))(traced)
+    return isinstance(value, Tensor) and value.ndim == 0
 
 
 def _channel_cat(node: fx.Node) -> bool:

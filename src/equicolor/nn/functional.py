@@ -12,7 +12,7 @@ from equicolor import _checks
 from equicolor.color import shift_hue_orbit
 from equicolor.groups import CyclicAlgorithm, HueGroup, cyclic_algorithm
 from equicolor.nn.algorithm import ALGORITHMS, choose_algorithm
-from equicolor.nn.layout import channels_last, to_features, to_images
+from equicolor.nn.layout import channels_last, to_features
 from equicolor.nn.mixing import exact_matmul, mix_rotations
 
 __all__ = [
@@ -49,15 +49,23 @@ def hue_orbit(
     """
     _checks.image_batch("hue_orbit", images)
     _checks.one_of("lifting", lifting, LIFTINGS)
+    _checks.positive_int("rotations", rotations)
     if lifting == "hsv":
+        if matrices is not None:
+            raise ValueError("matrices need lifting='rgb', got lifting='hsv'")
         return shift_hue_orbit(images, rotations)
     if matrices is None:
         matrices = HueGroup(rotations).matrices
+    if matrices.shape != (rotations, 3, 3):
+        raise ValueError(f"expected matrices [{rotations}, 3, 3], got {list(matrices.shape)}")
+    dtype = images.dtype
+    # In float32 at least: rounding the cosines and the partial sums too would double the error.
+    images = images.to(torch.promote_types(dtype, torch.float32))
     matrices = matrices.to(images)
     # Filters see H(k) psi, so images see the transpose. Written as a sum because autocast
     # would round the colours of an einsum to bfloat16 before the first layer.
     channels = [matrices[:, i, :, None, None].unsqueeze(1) * images[:, i, None] for i in range(3)]
-    return channels[0] + channels[1] + channels[2]
+    return (channels[0] + channels[1] + channels[2]).to(dtype)
 
 
 def ce_lift_conv2d(
@@ -91,6 +99,10 @@ def ce_lift_conv2d(
         >>> ce_lift_conv2d(torch.rand(2, 3, 8, 8), torch.rand(4, 3, 1, 3, 3), rotations=6).shape
         torch.Size([2, 4, 6, 6, 6])
     """
+    if weight.ndim != 5 or weight.shape[1:3] != (3, 1):
+        raise ValueError(
+            f"ce_lift_conv2d expects filters [O, 3, 1, kh, kw], got {list(weight.shape)}"
+        )
     orbit = hue_orbit(images, rotations, lifting, matrices=matrices).flatten(0, 1)
     y = F.conv2d(channels_last(orbit), weight.squeeze(2), bias, stride, padding, dilation)
     return to_features(y, rotations)
@@ -137,6 +149,7 @@ def ce_conv2d(
     _checks.features("ce_conv2d", x)
     _checks.one_of("algorithm", algorithm, ALGORITHMS)
     n = x.shape[2]
+    _check_filters(x, weight, pointwise_weight, groups, tables)
     if algorithm == "auto":
         algorithm = choose_algorithm(n, weight.shape, groups, x.device.type)
     options = (stride, padding, dilation, groups)
@@ -243,10 +256,38 @@ def _cyclic_conv2d(
 ) -> Tensor:
     r"""One convolution of C channels for each product: :math:`y = C^\top ((A x) \circ (B w))`."""
     filters = cyclic_filters(weight, pointwise_weight, tables)
-    mixed = mix_rotations(tables.analysis, to_images(x))
+    mixed = mix_rotations(tables.analysis, x.permute(2, 0, 1, 3, 4))
     products = [
         F.conv2d(part, kernel, None, stride, padding, dilation, groups)
-        for part, kernel in zip(mixed.chunk(tables.products), filters, strict=True)
+        for part, kernel in zip(mixed.unbind(0), filters, strict=True)
     ]
-    y = mix_rotations(tables.synthesis.T, torch.cat(products))
-    return to_features(y, tables.order)
+    by_product: Tensor = torch.cat(products).unflatten(0, (tables.products, -1))
+    return mix_rotations(tables.synthesis.T, by_product).permute(1, 2, 0, 3, 4)
+
+
+def _check_filters(
+    x: Tensor,
+    weight: Tensor,
+    pointwise_weight: Tensor | None,
+    groups: int,
+    tables: CyclicAlgorithm | None,
+) -> None:
+    """Refuse filters that do not fit the features; indexing would take some silently."""
+    n, shape = x.shape[2], list(weight.shape)
+    if weight.ndim != 5:
+        raise ValueError(f"ce_conv2d expects filters [O, C/g, n or 1, kh, kw], got {shape}")
+    if pointwise_weight is not None and shape[2] != 1:
+        raise ValueError(f"with pointwise_weight, weight is [O, C/g, 1, kh, kw]; got {shape}")
+    group_part = weight if pointwise_weight is None else pointwise_weight
+    if group_part.shape[2] != n:
+        raise ValueError(
+            f"features have {n} rotations but the filters {group_part.shape[2]}: "
+            f"{list(group_part.shape)}"
+        )
+    if shape[1] * groups != x.shape[1]:
+        raise ValueError(
+            f"filters for {shape[1] * groups} channels got features with {x.shape[1]}: "
+            f"{list(x.shape)}"
+        )
+    if tables is not None and tables.order != n:
+        raise ValueError(f"features have {n} rotations but the tables {tables.order}")

@@ -11,13 +11,15 @@ from torch import Tensor
 from equicolor import _checks
 
 
-def mix_rotations(matrix: Tensor, images: Tensor) -> Tensor:
-    """Mix rotation-major images ``[n * B, C, H, W]`` by ``matrix [m, n]`` into ``[m * B, ...]``."""
-    m, n = matrix.shape
-    pixels = images.permute(0, 2, 3, 1)
-    mixed = exact_matmul(matrix, pixels.reshape(n, -1)).to(images.dtype)
-    images_per_rotation = pixels.shape[0] // n
-    return mixed.view(m * images_per_rotation, *pixels.shape[1:]).permute(0, 3, 1, 2)
+def mix_rotations(matrix: Tensor, x: Tensor) -> Tensor:
+    """Mix rotations ``[n, B, C, H, W]`` by ``matrix [m, n]`` into ``[m, B, C, H, W]``.
+
+    The result lies in memory as ``[m, B, H, W, C]``. Rotations and batch stay apart: merging
+    them costs torch.export its dynamic batch.
+    """
+    pixels = x.permute(0, 1, 3, 4, 2)
+    mixed = exact_matmul(matrix, pixels.reshape(x.shape[0], -1)).to(x.dtype)
+    return mixed.view(matrix.shape[0], *pixels.shape[1:]).permute(0, 1, 4, 2, 3)
 
 
 def exact_matmul(matrix: Tensor, x: Tensor) -> Tensor:

@@ -1,0 +1,230 @@
+"""What a network costs: the paper's Table 4 (appendix C.3), counted on what is executed.
+
+The paper's parameter counts hold. Its MAC column does not say what its code executes: it
+is torchinfo's figure for a batch of two, in which the pointwise part of a separable filter
+counts as if it had no spatial extent. ``docs/networks.md`` takes that column apart.
+"""
+
+from collections.abc import Iterable, Sequence
+from inspect import getdoc
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from equicolor.models import cost, create_model, list_models
+from equicolor.models.registry import get_builder
+from equicolor.nn import set_algorithm
+from equicolor.results import write_results
+
+__all__ = [
+    "BEYOND",
+    "PAPER",
+    "PaperRow",
+    "catalogue",
+    "catalogue_table",
+    "headline",
+    "measure",
+    "run",
+    "save",
+    "summary",
+    "table",
+]
+
+Row = dict[str, Any]
+
+
+class PaperRow(NamedTuple):
+    """A row of the paper's Table 4."""
+
+    model: str
+    ce_stages: int
+    width: int
+    parameters_m: float
+    macs_g: float  # of a batch of two
+
+
+PAPER = (
+    PaperRow("resnet18", 0, 64, 11.69, 3.59),
+    PaperRow("resnet18", 1, 63, 11.38, 5.66),
+    PaperRow("resnet18", 2, 63, 11.57, 7.37),
+    PaperRow("resnet18", 3, 61, 11.54, 8.80),
+    PaperRow("resnet18", 4, 55, 11.79, 10.32),
+    PaperRow("resnet44", 0, 32, 2.64, 0.78),
+    PaperRow("resnet44", 1, 31, 2.51, 1.23),
+    PaperRow("resnet44", 2, 30, 2.50, 1.63),
+    PaperRow("resnet44", 3, 27, 2.60, 1.83),
+)
+# Not in the paper: twelve hues, exact for HSV shifts.
+BEYOND: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("resnet18", {"rotations": 12, "lifting": "hsv"}),
+    ("resnet44", {"rotations": 12, "lifting": "hsv"}),
+)
+
+
+def measure(model: str, *, input_size: int | None = None, **options: Any) -> Row:
+    """Parameters and executed multiply-accumulates of a network, dense and cyclic.
+
+    Args:
+        model: a name :func:`equicolor.models.create_model` knows.
+        input_size: height and width of the image; by default the size the network is for.
+        options: of the network.
+
+    Returns:
+        A flat row; ``width`` is that of the first stage.
+
+    Example:
+        >>> row = measure("resnet44", rotations=3)
+        >>> row["parameters"], round(row["macs_dense"] / row["macs_cyclic"], 1)
+        (2602596, 2.2)
+    """
+    with torch.device("meta"):  # shapes are all that is needed
+        network = create_model(model, **options)
+    size = network.image_size if input_size is None else input_size
+    dense, cyclic = (cost(set_algorithm(network, name), size) for name in ("dense", "cyclic"))
+    config, width = network.config, network.config["width"]
+    rotations = config.get("rotations", 1)
+    return {
+        "model": model,
+        "ce_stages": config.get("ce_stages"),
+        "rotations": rotations,
+        "lifting": config["lifting"] if rotations > 1 else None,
+        "width": width if isinstance(width, int) else width[0],
+        "input_size": size,
+        "parameters": dense.parameters,
+        "macs_dense": dense.macs,
+        "macs_cyclic": cyclic.macs,
+    }
+
+
+def run() -> list[Row]:
+    """Measure the paper's configurations and those of :data:`BEYOND`, with progress on stderr.
+
+    Returns:
+        Rows of :func:`measure` with the paper's columns, None where it has none.
+    """
+    rows = []
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        for paper in progress.track(PAPER, description="counting"):
+            row = measure(paper.model, rotations=3, ce_stages=paper.ce_stages)
+            rows.append(_beside(row, paper))
+        for model, options in progress.track(BEYOND, description="beyond the paper"):
+            rows.append(_beside(measure(model, **options), None))
+    return rows
+
+
+def _beside(row: Row, paper: PaperRow | None) -> Row:
+    return row | {
+        "paper_parameters_m": paper and paper.parameters_m,
+        "paper_macs_g": paper and paper.macs_g,
+    }
+
+
+def save(rows: Sequence[Row], path: Path | str, *, overwrite: bool = False) -> Path:
+    """Write rows with what it takes to count them again.
+
+    Args:
+        rows: of :func:`run` or :func:`measure`.
+        path: the JSON file; its folder is created.
+        overwrite: replace an existing file.
+    """
+    path = Path(path)
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists; --force replaces it")
+    return write_results(path, rows, experiment="configurations", batch=1)
+
+
+def table(rows: Iterable[Row]) -> Table:
+    """The rows of :func:`run` for the terminal; × is in multiples of the plain network.
+
+    Example:
+        >>> table([_beside(measure("resnet44"), PAPER[5])]).row_count
+        1
+    """
+    result = Table(title="Parameters, and GMACs executed for one image (paper: batch of two)")
+    names = ("network", "CE", "n", "width", "params", "paper", "dense", "×", "cyclic", "×", "paper")
+    for name in names:
+        result.add_column(name, justify="left" if name == "network" else "right")
+    plain = 0
+    for row in rows:
+        if row["rotations"] == 1:
+            plain = row["macs_dense"]
+            result.add_section()
+        hues = f"{row['rotations']}{' ' + row['lifting'] if row['lifting'] == 'hsv' else ''}"
+        cells = [row["model"], row["ce_stages"], hues, row["width"]]
+        cells += [f"{row['parameters'] / 1e6:.2f}M", _optional(row["paper_parameters_m"])]
+        for macs in (row["macs_dense"], row["macs_cyclic"]):
+            cells += [f"{macs / 1e9:.2f}", f"{macs / plain:.1f}" if plain else ""]
+        result.add_row(*map(str, cells), _optional(row["paper_macs_g"]))
+    return result
+
+
+def _optional(number: float | None) -> str:
+    return "" if number is None else f"{number:.2f}"
+
+
+def headline(rows: Sequence[Row]) -> str:
+    """One sentence: ResNet-18, fully equivariant, against the plain one."""
+    networks = {
+        (row["ce_stages"], row["rotations"]): row for row in rows if row["model"] == "resnet18"
+    }
+    plain, three, twelve = (networks[key] for key in ((0, 1), (4, 3), (4, 12)))
+
+    def times(row: Row, algorithm: str) -> str:
+        return f"{row[f'macs_{algorithm}'] / plain['macs_dense']:.1f}"
+
+    return (
+        f"A fully equivariant ResNet-18 executes {times(three, 'dense')} times the plain "
+        f"network's multiply-accumulates at 3 hues, {times(three, 'cyclic')} with the cyclic "
+        f"algorithm; at 12 hues {times(twelve, 'dense')} and {times(twelve, 'cyclic')}."
+    )
+
+
+def summary(row: Row) -> str:
+    """A row of :func:`measure` in words."""
+    size, dense, cyclic = row["input_size"], row["macs_dense"], row["macs_cyclic"]
+    macs = f"{dense / 1e9:.3g} G"
+    if row["rotations"] > 1:
+        macs = f"{macs} dense, {cyclic / 1e9:.3g} G cyclic ({dense / cyclic:.1f} times fewer)"
+    return (
+        f"parameters: {row['parameters']:,}\n"
+        f"multiply-accumulates executed for one {size}×{size} image: {macs}"
+    )
+
+
+def catalogue() -> list[Row]:
+    """The registered networks with their parameters at default options.
+
+    Example:
+        >>> next(row["parameters"] for row in catalogue() if row["model"] == "resnet18")
+        11689512
+    """
+    rows = []
+    for name in list_models():
+        with torch.device("meta"):
+            network = create_model(name)
+        rows.append(
+            {
+                "model": name,
+                "parameters": sum(parameter.numel() for parameter in network.parameters()),
+                "rotations": network.config.get("rotations", 1),
+                "image_size": network.image_size,
+                "summary": (getdoc(get_builder(name)) or "").partition("\n")[0],
+            }
+        )
+    return rows
+
+
+def catalogue_table(rows: Iterable[Row]) -> Table:
+    """The rows of :func:`catalogue` for the terminal."""
+    result = Table(box=None, pad_edge=False)
+    for name in ("model", "parameters", "rotations", "images", ""):
+        justify = "left" if name in ("model", "") else "right"
+        result.add_column(name, justify=justify, no_wrap=name != "")  # type: ignore[arg-type]
+    for row in rows:
+        cells = row["model"], f"{row['parameters']:,}", row["rotations"], row["image_size"]
+        result.add_row(*map(str, cells), row["summary"])
+    return result

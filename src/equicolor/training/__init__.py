@@ -1,0 +1,1 @@
+"""Learning: trainers and the recipes they follow."""

@@ -1,0 +1,396 @@
+"""Train many seeds of one configuration side by side, in one program on one device.
+
+Every run has its own initialisation, order of images, dropout and jitter, all drawn from its
+own seed (:mod:`equicolor.training.random`), so a run's result does not depend on what trains
+beside it. Data stay on the device; on a GPU a training step is compiled and replayed as one
+CUDA graph. A checkpoint holds everything: a killed run resumes where it was.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from equicolor import _checks
+from equicolor.color import shift_hue
+from equicolor.data.colormnist import ColorMNIST
+from equicolor.models.registry import create_model
+from equicolor.models.z2cnn import Z2CNN
+from equicolor.training.random import permutation, uniform
+from equicolor.training.stacked import StackedZ2CNN, stack_states
+
+__all__ = ["Recipe", "Result", "train_many"]
+
+_SHUFFLE, _JITTER, _DROPOUT = range(3)  # streams of random numbers; dropout adds the layer
+_BETA2, _EPS = 0.999, 1e-8  # Adam's, as in torch
+_TEST_BATCH = 250
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One configuration of a ColorMNIST experiment (paper, section 4.1), as data.
+
+    Attributes:
+        model: a name for the result rows.
+        network: ``"z2cnn"`` or ``"cecnn"``.
+        options: the builder's arguments beside ``num_classes``.
+        gray: feed the mean of the channels.
+        jitter: hue jitter in turns, drawn per image from ±jitter.
+        weighted: weigh classes by ``N / (c n_i)`` in the loss.
+        epochs, batch_size, lr, weight_decay: of training with Adam and a one-cycle schedule.
+    """
+
+    model: str
+    network: str = "z2cnn"
+    options: dict[str, Any] = field(default_factory=dict)
+    gray: bool = False
+    jitter: float = 0.0
+    weighted: bool = False
+    epochs: int = 1000
+    batch_size: int = 256
+    lr: float = 1e-3
+    weight_decay: float = 1e-5
+
+    def build(self, num_classes: int, seed: int) -> Z2CNN:
+        """The network of one seed, freshly drawn."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            network = create_model(self.network, num_classes=num_classes, **self.options)
+        assert isinstance(network, Z2CNN)
+        return network
+
+
+@dataclass(frozen=True)
+class Result:
+    """One trained run.
+
+    Attributes:
+        dataset, seed: which.
+        accuracy: on the test set, in percent.
+        per_class: accuracy of every class, in percent.
+        loss: mean training loss of the last epoch.
+        state: the network's state dict, on the CPU.
+    """
+
+    dataset: str
+    seed: int
+    accuracy: float
+    per_class: list[float]
+    loss: float
+    state: dict[str, Tensor]
+
+
+Progress = Callable[[int, int, float], None]
+
+
+def train_many(
+    recipe: Recipe,
+    datasets: Sequence[ColorMNIST],
+    seeds: Sequence[int],
+    *,
+    device: torch.device | str = "cpu",
+    checkpoint: Path | None = None,
+    checkpoint_every: int = 50,
+    progress: Progress | None = None,
+    compiled: bool | None = None,
+) -> list[Result]:
+    """Train every seed on every dataset, all at once.
+
+    Args:
+        recipe: the configuration.
+        datasets: of equal sizes and classes; each gets all the seeds.
+        seeds: one network each.
+        device: where to train. On CUDA convolutions compute in bfloat16.
+        checkpoint: a file to resume from and to save to; it is removed at the end.
+        checkpoint_every: epochs between saves.
+        progress: called after every epoch with (epochs done, epochs, mean loss).
+        compiled: compile and graph the step; by default on CUDA.
+
+    Returns:
+        A result for each dataset and seed, datasets outermost.
+
+    Example:
+        >>> from equicolor.data import load_mnist, longtailed_colormnist
+        >>> data = longtailed_colormnist(load_mnist(embedded=True), test_per_class=5)
+        >>> results = train_many(Recipe("z2cnn", epochs=1), [data], seeds=[0, 1])
+        >>> [result.seed for result in results]
+        [0, 1]
+    """
+    _checks.positive_int("epochs", recipe.epochs)
+    if not seeds or not datasets:
+        raise ValueError(f"expected at least one seed and dataset, got {seeds} and {datasets}")
+    trainer = _Trainer(recipe, datasets, seeds, torch.device(device))
+    with torch.backends.cudnn.flags(benchmark=True):
+        _train(trainer, checkpoint, checkpoint_every, progress, compiled)
+    results = trainer.results()
+    if checkpoint:
+        checkpoint.unlink(missing_ok=True)
+    return results
+
+
+def _train(
+    trainer: "_Trainer",
+    checkpoint: Path | None,
+    checkpoint_every: int,
+    progress: Progress | None,
+    compiled: bool | None,
+) -> None:
+    recipe = trainer.recipe
+    start = trainer.resume(checkpoint) if checkpoint else 0
+    cuda = trainer.device.type == "cuda"
+    step = trainer.graphed_step() if (cuda if compiled is None else compiled) else trainer.step
+    for epoch in range(start, recipe.epochs):
+        trainer.start_epoch(epoch)
+        for _ in range(trainer.steps_per_epoch):
+            step()
+        if progress:
+            progress(epoch + 1, recipe.epochs, trainer.mean_loss())
+        last = epoch + 1 == recipe.epochs
+        if checkpoint and (last or (epoch + 1) % checkpoint_every == 0):
+            trainer.save(checkpoint, epoch + 1)
+
+
+class _Trainer:
+    """The state of all runs on the device, and one step on it."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        datasets: Sequence[ColorMNIST],
+        seeds: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        self.recipe, self.datasets, self.seeds, self.device = recipe, datasets, seeds, device
+        classes = datasets[0].num_classes
+        sizes = {len(data.train.labels) for data in datasets}
+        if len(sizes) > 1:
+            raise ValueError(f"datasets that train together need equal sizes, got {sorted(sizes)}")
+        self.size = sizes.pop()
+        networks = [recipe.build(classes, seed) for _ in datasets for seed in seeds]
+        cuda = device.type == "cuda"
+        dtype = torch.bfloat16 if cuda else torch.float32
+        self.stacked = StackedZ2CNN.like(networks[0], dtype=dtype, pad=cuda)
+        self.dropout = float(networks[0].config["dropout"])
+        state = {key: value.to(device) for key, value in stack_states(networks).items()}
+        trained = dict(networks[0].named_parameters())
+        self.parameters = {key: state[key].requires_grad_() for key in trained}
+        self.buffers = {key: value for key, value in state.items() if key not in trained}
+        self.first = {key: torch.zeros_like(value) for key, value in self.parameters.items()}
+        self.second = {key: torch.zeros_like(value) for key, value in self.parameters.items()}
+
+        runs = len(networks)
+        self.run_seeds = torch.tensor(list(seeds) * len(datasets), device=device)
+        self.run_data = torch.arange(len(datasets), device=device).repeat_interleave(len(seeds))
+        self.images = torch.stack([data.train.images for data in datasets]).to(device)
+        self.labels = torch.stack([data.train.labels for data in datasets]).to(device)
+        counts = torch.stack([data.class_counts() for data in datasets]).to(device)
+        weights = self.size / (classes * counts.clamp_min(1).float())
+        self.class_weights = weights[self.run_data] if recipe.weighted else None
+
+        # An epoch is cut into equal batches, so that every step has the same shape; the few
+        # images that are missing to fill the last one come from the start of the order.
+        self.steps_per_epoch = math.ceil(self.size / recipe.batch_size)
+        self.batch = math.ceil(self.size / self.steps_per_epoch)
+        total = recipe.epochs * self.steps_per_epoch
+        self.schedule = _one_cycle(recipe.lr, total).to(device)
+        self.step_number = torch.zeros((), dtype=torch.int64, device=device)
+        length = self.batch * self.steps_per_epoch
+        self.order = torch.zeros(runs, length, dtype=torch.int64, device=device)
+        self.losses = torch.zeros(runs, device=device)
+
+    def start_epoch(self, epoch: int) -> None:
+        """Draw the order of the images."""
+        order = permutation(self.run_seeds, _SHUFFLE, epoch, self.size)
+        spare = self.order.shape[1] - self.size
+        self.order.copy_(torch.cat([order, order[:, :spare]], 1))
+        self.losses.zero_()
+
+    def step(self) -> None:
+        """One batch for every run: forward, backward, update."""
+        self._loss_and_gradients()
+        self._update()
+
+    def _loss_and_gradients(self) -> None:
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        losses = self._losses()
+        losses.sum().backward()
+        with torch.no_grad():
+            self.losses += losses
+
+    def _losses(self) -> Tensor:
+        """The loss of every run on its batch, ``[S]``."""
+        position = self.step_number % self.steps_per_epoch
+        offsets = position * self.batch + torch.arange(self.batch, device=self.device)
+        chosen = self.order[:, offsets]
+        images = self.images[self.run_data[:, None], chosen]
+        labels = self.labels[self.run_data[:, None], chosen]
+        if self.recipe.jitter:
+            turns = uniform(self.run_seeds, _JITTER, self.step_number, self.batch)
+            images = shift_hue(images, self.recipe.jitter * (2 * turns - 1))
+        logits = self.stacked.logits(
+            {**self.parameters, **self.buffers},
+            _gray(images) if self.recipe.gray else images,
+            training=True,
+            dropout=self._dropout_factors if self.dropout else None,
+        )
+        # Gather, not F.cross_entropy: class weights differ from run to run.
+        losses = -logits.log_softmax(-1).gather(-1, labels[..., None]).squeeze(-1)
+        if self.class_weights is None:
+            return losses.mean(1)
+        weights = self.class_weights.gather(1, labels)
+        return (weights * losses).sum(1) / weights.sum(1)
+
+    def _dropout_factors(self, layer: int) -> Tensor:
+        size = self.batch * self.stacked.width
+        numbers = uniform(self.run_seeds, _DROPOUT + layer, self.step_number, size)
+        keep = (numbers >= self.dropout).float() / (1 - self.dropout)
+        return keep.unflatten(1, (self.batch, -1)).transpose(0, 1)
+
+    @torch.no_grad()
+    def _update(self) -> None:
+        """Adam as torch does it, with the schedule's step size and momentum."""
+        # index_select, since indexing with a tensor of no dimensions would wait for the device
+        row = self.schedule.index_select(0, self.step_number.view(1))
+        size, beta1, correction = row[0].unbind()
+        for key, parameter in self.parameters.items():
+            gradient = parameter.grad
+            gradient = torch.zeros_like(parameter) if gradient is None else gradient
+            gradient = gradient + self.recipe.weight_decay * parameter
+            first = self.first[key].lerp_(gradient, 1 - beta1)
+            second = self.second[key].mul_(_BETA2).addcmul_(gradient, gradient, value=1 - _BETA2)
+            parameter -= size * first / (second.sqrt() / correction + _EPS)
+        self.step_number += 1
+
+    def graphed_step(self) -> Callable[[], None]:
+        """The step, compiled, and on CUDA replayed as one graph."""
+        losses, update = torch.compile(self._losses), torch.compile(self._update)
+
+        def step() -> None:
+            for parameter in self.parameters.values():
+                parameter.grad = None
+            value = losses()
+            value.sum().backward()
+            with torch.no_grad():
+                self.losses.add_(value)
+            update()
+
+        if self.device.type != "cuda":
+            return step
+        saved = {key: value.detach().clone() for key, value in self._tensors().items()}
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        # Warming up trained a little: put everything back.
+        self._restore(saved)
+        return graph.replay
+
+    def mean_loss(self) -> float:
+        """The mean loss of this epoch over all runs."""
+        return float(self.losses.mean()) / self.steps_per_epoch
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Everything that training changes, by name."""
+        named = {"parameters": self.parameters, "buffers": self.buffers}
+        named |= {"first": self.first, "second": self.second}
+        tensors = {f"{kind}/{key}": t for kind, group in named.items() for key, t in group.items()}
+        return {**tensors, "step": self.step_number, "losses": self.losses}
+
+    @torch.no_grad()
+    def _restore(self, saved: dict[str, Tensor]) -> None:
+        for key, tensor in self._tensors().items():
+            tensor.copy_(saved[key])
+
+    def _fingerprint(self) -> str:
+        """What a checkpoint must agree on to be continued."""
+        facts = {
+            "recipe": asdict(self.recipe),
+            "seeds": list(self.seeds),
+            "datasets": [(data.name, data.source, data.seed) for data in self.datasets],
+            "pixels": float(self.images.double().sum()),
+        }
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    def save(self, path: Path, epochs: int) -> None:
+        """Write a checkpoint, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(path.name + ".partial")
+        state = {"fingerprint": self._fingerprint(), "epochs": epochs, "tensors": self._tensors()}
+        torch.save(state, partial)
+        partial.replace(path)
+
+    def resume(self, path: Path) -> int:
+        """Continue from a checkpoint, if there is one; the number of epochs it has behind it."""
+        if not path.exists():
+            return 0
+        saved = torch.load(path, map_location=self.device, weights_only=True)
+        if saved.get("fingerprint") != self._fingerprint():
+            raise ValueError(
+                f"{path} belongs to another configuration; delete it or choose another folder"
+            )
+        self._restore(saved["tensors"])
+        return int(saved["epochs"])
+
+    @torch.no_grad()
+    def results(self) -> list[Result]:
+        """Accuracy of every run on the test set."""
+        state = {**self.parameters, **self.buffers}
+        images = torch.stack([data.test.images for data in self.datasets])
+        labels = torch.stack([data.test.labels for data in self.datasets]).to(self.device)
+        predicted = []
+        for part in images.split(_TEST_BATCH, dim=1):
+            batch = part.to(self.device)[self.run_data]
+            batch = _gray(batch) if self.recipe.gray else batch
+            predicted.append(self.stacked.logits(state, batch).argmax(-1))
+        correct = (torch.cat(predicted, 1) == labels[self.run_data]).float()
+        hits = F.one_hot(labels, self.datasets[0].num_classes).float()[self.run_data]
+        per_class = 100 * (correct[:, :, None] * hits).sum(1) / hits.sum(1).clamp_min(1)
+        results = []
+        for run, (data, seed) in enumerate((d, s) for d in self.datasets for s in self.seeds):
+            results.append(
+                Result(
+                    dataset=data.name,
+                    seed=seed,
+                    accuracy=100 * float(correct[run].mean()),
+                    per_class=per_class[run].tolist(),
+                    loss=float(self.losses[run]) / self.steps_per_epoch,
+                    state={key: value[run].cpu().clone() for key, value in state.items()},
+                )
+            )
+        return results
+
+
+def _gray(images: Tensor) -> Tensor:
+    """The mean of the channels, repeated."""
+    return images.mean(-3, keepdim=True).expand_as(images)
+
+
+def _one_cycle(lr: float, steps: int) -> Tensor:
+    """For every step: Adam's step size, beta1 and root of the second bias correction.
+
+    Taken from torch's own OneCycleLR, which also cycles the momentum.
+    """
+    optimizer = torch.optim.Adam([torch.zeros(1, requires_grad=True)], lr=lr)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=lr, total_steps=steps)
+    rows = []
+    for step in range(1, steps + 1):
+        group = optimizer.param_groups[0]
+        beta1 = group["betas"][0]
+        rows.append((group["lr"] / (1 - beta1**step), beta1, math.sqrt(1 - _BETA2**step)))
+        optimizer.step()
+        if step < steps:
+            scheduler.step()
+    return torch.tensor(rows)

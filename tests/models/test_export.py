@@ -1,0 +1,156 @@
+"""Exported files are run by their own runtimes and compared with the network."""
+
+import pytest
+import torch
+from torch import nn
+
+from equicolor.models import cecnn, export, resnet44
+from equicolor.models.export import FORMATS, ExportError
+from equicolor.nn import CELiftConv2d
+
+SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt", "exported-program": ".pt2"}
+
+
+@pytest.fixture
+def network(settle, blotches):
+    """A small network with HSV lifting, the hardest part to export."""
+    network = cecnn(5, width=3, lifting="hsv", coset_pool="max")
+    return settle(network, blotches(4, 28))
+
+
+def run(path, to):
+    """The file as a function of images, without this package's help."""
+    if to == "torchscript":
+        return torch.jit.load(path)
+    if to == "exported-program":
+        return torch.export.load(path).module()
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert [node.name for node in session.get_inputs()] == ["images"]
+    assert [node.name for node in session.get_outputs()] == ["logits"]
+    return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+
+
+def test_onnx_of_an_equivariant_resnet44(tmp_path, settle, blotches, relative_error):
+    onnx = pytest.importorskip("onnx")
+    network = settle(resnet44(10, rotations=3, width=4), blotches(4, 32))
+    report = export.export(network, tmp_path / "network.onnx", input_size=32)
+    nodes = onnx.load(report.path).graph.node
+    assert report.operations == len(nodes) < 260
+    assert sum(node.op_type == "Conv" for node in nodes) == 45
+    session = run(report.path, "onnx")
+    for batch in (1, 7):
+        images = blotches(batch, 32)
+        assert relative_error(session(images), network(images)) <= 1e-4
+    assert [path.name for path in tmp_path.iterdir()] == ["network.onnx"]
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_formats(to, network, tmp_path, blotches, relative_error):
+    path = tmp_path / f"network{SUFFIXES[to]}"
+    report = export.export(network, path, to, input_size=28)
+    assert report.path == path
+    assert report.format == to
+    assert report.relative_error <= 1e-4
+    assert report.operations > 10
+    function = run(path, to)
+    for batch in (1, 3):
+        images = blotches(batch, 28)
+        with torch.no_grad():
+            assert relative_error(function(images), network(images)) <= 1e-4
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("form", ["dense", "cyclic"])
+def test_forms(form, tmp_path):
+    network = cecnn(5, width=2, rotations=3).eval()
+    report = export.export(network, tmp_path / "a.pt", "torchscript", input_size=28, form=form)
+    kinds = [node.kind() for node in torch.jit.load(report.path).graph.nodes()]
+    assert kinds.count("aten::_convolution") == (7 if form == "dense" else 1 + 6 * 4)
+
+
+def test_images_need_not_be_square(tmp_path):
+    network = resnet44(5, rotations=3, width=2).eval()
+    path = tmp_path / "network.pt2"
+    export.export(network, path, "exported-program", input_size=(16, 24))
+    assert run(path, "exported-program")(torch.rand(3, 3, 16, 24)).shape == (3, 5)
+
+
+def test_the_network_is_not_changed(network, tmp_path):
+    network.train()
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    export.export(network, tmp_path / "a.pt", "torchscript", input_size=28)
+    assert network.training
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+
+
+def test_existing_files_are_kept_unless_told(network, tmp_path):
+    path = tmp_path / "network.pt"
+    path.write_text("mine")
+    with pytest.raises(FileExistsError, match=r"network\.pt exists; overwrite=True \(--force\)"):
+        export.export(network, path, "torchscript", input_size=28)
+    assert path.read_text() == "mine"
+    export.export(network, path, "torchscript", input_size=28, overwrite=True)
+    assert run(path, "torchscript")(torch.rand(2, 3, 28, 28)).shape == (2, 5)
+
+
+@pytest.mark.parametrize("to", ["torchscript", "exported-program"])
+@pytest.mark.parametrize("existing", [True, False])
+def test_wrong_exports_are_caught_and_leave_no_file(to, existing, network, tmp_path, monkeypatch):
+    real = export._EXPORTERS[to]
+
+    def corrupting(folded, example, path):
+        with torch.no_grad():
+            next(folded.parameters()).mul_(1.5)
+        return real(folded, example, path)
+
+    monkeypatch.setitem(export._EXPORTERS, to, corrupting)
+    path = tmp_path / "network.pt2"
+    if existing:
+        path.write_text("mine")
+    with pytest.raises(ExportError, match=r"is off by .* allowed 1\.0e-04; .* was not written"):
+        export.export(network, path, to, input_size=28, overwrite=existing)
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["mine"] * existing
+
+
+def test_exports_that_are_not_numbers_are_caught(network, tmp_path, monkeypatch):
+    def broken(folded, example, path):
+        path.touch()
+        return lambda images: torch.full((len(images), 5), torch.nan), 1
+
+    monkeypatch.setitem(export._EXPORTERS, "onnx", broken)
+    with pytest.raises(ExportError, match="is off by inf"):
+        export.export(network, tmp_path / "a.onnx", input_size=28)
+    assert not list(tmp_path.iterdir())
+
+
+def test_failing_exporters_leave_no_file(network, tmp_path, monkeypatch):
+    def failing(folded, example, path):
+        path.write_text("half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(export._EXPORTERS, "onnx", failing)
+    with pytest.raises(KeyboardInterrupt):
+        export.export(network, tmp_path / "a.onnx", input_size=28)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"to": "tflite"}, "to must be one of 'onnx', 'torchscript', .* got 'tflite'"),
+        ({"form": "fft"}, "form must be one of 'auto', 'dense', 'cyclic'; got 'fft'"),
+        ({"input_size": 0}, "input_size must be at least 1, got 0"),
+        ({"input_size": 40}, r"Z2CNN does not take images \[2, 3, 40, 40\]: "),
+    ],
+)
+def test_bad_options(options, message, network, tmp_path):
+    options = {"to": "torchscript", "input_size": 28, **options}
+    with pytest.raises(ValueError, match=message):
+        export.export(network, tmp_path / "a.pt", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_networks_that_cannot_be_folded_say_why(tmp_path):
+    with pytest.raises(ValueError, match="this one returns features"):
+        export.export(nn.Sequential(CELiftConv2d(3, 2, 3)), tmp_path / "a.onnx", input_size=8)

@@ -1,0 +1,95 @@
+"""Networks in training: whole graphs for torch.compile, and a loss that falls in bfloat16."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from equicolor.models import cecnn, resnet18, resnet34, resnet44, resnet50, z2cnn
+
+FAMILIES = {
+    "z2cnn": lambda: z2cnn(3, width=2),
+    "cecnn": lambda: cecnn(3, width=2),
+    "cecnn hsv": lambda: cecnn(3, width=2, rotations=4, lifting="hsv", coset_pool="max"),
+    "cecnn hybrid": lambda: cecnn(3, width=2, ce_layers=3, coset_pool="avg"),
+    "resnet18": lambda: resnet18(3, width=2),
+    "resnet18 n=3": lambda: resnet18(3, rotations=3, width=2),
+    "resnet18 hybrid hsv": lambda: resnet18(3, rotations=4, ce_stages=2, width=2, lifting="hsv"),
+    "resnet34": lambda: resnet34(3, rotations=3, ce_stages=1, separable=False, width=2),
+    "resnet44 flat": lambda: resnet44(3, rotations=3, coset_pool=None, width=2),
+    "resnet50 hybrid": lambda: resnet50(3, rotations=3, ce_stages=1, width=2),
+}
+
+
+@pytest.fixture(autouse=True)
+def _forget_compiled_graphs():
+    torch._dynamo.reset()
+
+
+def images_for(network, batch=2):
+    side = {28: 28, 32: 12, 224: 32}[network.image_size]
+    return torch.rand(batch, 3, side, side)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_forward_compiles_without_graph_breaks(name, relative_error, tolerance):
+    network = FAMILIES[name]().eval()
+    images = images_for(network)
+    compiled = torch.compile(network, fullgraph=True, backend="eager")
+    assert relative_error(compiled(images), network(images)) <= tolerance[torch.float32]
+
+
+@pytest.mark.parametrize("name", ["cecnn hsv", "resnet18 hybrid hsv"])
+def test_training_steps_compile_without_graph_breaks(name, relative_error):
+    network = FAMILIES[name]().double().train()
+    for module in network.modules():
+        if hasattr(module, "p"):
+            module.p = 0.0  # dropout draws differ between the two
+    images, labels = images_for(network, 4).double(), torch.arange(4) % 3
+    compiled = torch.compile(network, fullgraph=True, backend="aot_eager")
+    parameters = list(network.parameters())
+    results = [
+        torch.autograd.grad(F.cross_entropy(function(images), labels), parameters)
+        for function in (compiled, network)
+    ]
+    for actual, expected in zip(*results, strict=True):
+        assert relative_error(actual, expected) < 1e-8
+
+
+def test_inductor_computes_the_same(settle, blotches, relative_error, tolerance):
+    network = settle(cecnn(3, width=2, coset_pool="max"), blotches(4, 28))
+    images = blotches(2, 28)
+    with torch.no_grad():
+        compiled = torch.compile(network, fullgraph=True)
+        assert relative_error(compiled(images), network(images)) <= tolerance[torch.float32]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: z2cnn(4, width=8, dropout=0.0),
+        lambda: cecnn(4, width=6, dropout=0.0),
+        lambda: cecnn(4, width=6, rotations=4, lifting="hsv", coset_pool="max", dropout=0.0),
+        lambda: resnet18(4, rotations=3, width=4),
+        lambda: resnet44(4, rotations=3, width=4),
+        lambda: resnet44(4, rotations=6, ce_stages=1, lifting="hsv", width=4),
+    ],
+    ids=["z2cnn", "cecnn", "cecnn hsv", "ce_resnet18", "ce_resnet44", "ce_resnet44 hsv"],
+)
+def test_a_batch_is_learnt_in_bfloat16(build, blotches):
+    network = build().train()
+    side = {28: 28, 32: 16, 224: 32}[network.image_size]
+    images, labels = blotches(8, side), torch.arange(8) % 4
+    optimizer = torch.optim.Adam(network.parameters(), 1e-2)
+    losses = []
+    for _ in range(12):
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = network(images)
+        loss = F.cross_entropy(logits.float(), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert logits.dtype == torch.bfloat16
+    assert all(torch.isfinite(torch.tensor(losses)))
+    assert min(losses[-3:]) < 0.5 * losses[0]
+    assert all(parameter.dtype == torch.float32 for parameter in network.parameters())
