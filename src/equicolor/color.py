@@ -214,6 +214,8 @@ def shift_back(images: Tensor, turns: Tensor) -> Tensor:
 def _per_image(name: str, turns: float | Tensor, images: Tensor) -> Tensor:
     """Turns as a tensor that broadcasts against ``images[..., 0, :, :]``."""
     leading = images.shape[:-3]
+    if isinstance(turns, bool) or not isinstance(turns, (int, float, Tensor)):
+        raise TypeError(f"{name} expects turns as a number or a tensor, got {turns!r}")
     turns = torch.as_tensor(turns, dtype=images.dtype, device=images.device)
     if turns.ndim and turns.shape != leading:
         raise ValueError(

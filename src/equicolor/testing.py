@@ -45,7 +45,7 @@ def equivariance_error(
             ``"hsv"`` shifts the HSV hue, or your own function of (images, turns).
             Features roll whatever the action.
         output: ``"features"`` expects the output to roll, ``"invariant"`` to stay;
-            ``"auto"`` takes :math:`[B, C, n, H, W]` for features.
+            ``"auto"`` takes five dimensions for features.
 
     Returns:
         The error; 0 for a single rotation.
@@ -66,13 +66,13 @@ def equivariance_error(
         reference = _seeded(module, images)
         _check_output(reference)
         if output == "auto":
-            rolls = reference.ndim == 5 and reference.shape[2] == rotations
+            rolls = reference.ndim == 5
         else:
             rolls = output == "features"
         if rolls and (reference.ndim != 5 or reference.shape[2] != rotations):
             raise ValueError(
-                f"expected features [B, C, {rotations}, H, W] from the module, "
-                f"got {list(reference.shape)}"
+                f"expected features [B, C, {rotations}, H, W] from the module, got "
+                f"{list(reference.shape)}; is rotations right? output='invariant' takes any shape"
             )
         # In float64: the norm of half-precision features can overflow to inf, and hide any error.
         scale = reference.double().norm().clamp_min(torch.finfo(torch.float64).tiny)

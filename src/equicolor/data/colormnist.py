@@ -105,7 +105,7 @@ def longtailed_colormnist(
         colors = torch.eye(3)[classes % len(COLORS)]
         splits.append(Split(_paint(images, colors, (0.33, 0.1), generator, weigh_twice), classes))
     names = tuple(f"{digit} {color}" for digit in range(10) for color in COLORS)
-    return ColorMNIST("colormnist-longtailed", *splits, names, digits.source, seed)
+    return ColorMNIST("colormnist-longtailed", splits[0], splits[1], names, digits.source, seed)
 
 
 def biased_colormnist(
@@ -161,7 +161,8 @@ def biased_colormnist(
         painted = _paint(images[chosen], colors, (0.5, 0.1), generator, weigh_twice)
         splits.append(Split(painted, labels[chosen]))
     names = tuple(str(digit) for digit in range(10))
-    return ColorMNIST(f"colormnist-biased-{sigma:g}", *splits, names, digits.source, seed)
+    name = f"colormnist-biased-{sigma:g}"
+    return ColorMNIST(name, splits[0], splits[1], names, digits.source, seed)
 
 
 def _draw(

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import importlib.util
+import math
 import struct
 import zlib
 from dataclasses import dataclass
@@ -125,10 +126,13 @@ def parse_idx(contents: bytes, name: str = "idx data") -> Tensor:
         raise ValueError(f"{name} is not an idx file of bytes")
     rank = contents[3]
     start = 4 + 4 * rank
-    shape = struct.unpack(f">{rank}I", contents[4:start]) if len(contents) >= start else ()
-    if len(shape) != rank or len(contents) - start != int(np.prod(shape)):
+    if len(contents) < start:
+        raise ValueError(f"{name} is truncated: it ends within its header")
+    shape = struct.unpack(f">{rank}I", contents[4:start])
+    if len(contents) - start != math.prod(shape):
         raise ValueError(
-            f"{name} is truncated: expected shape {list(shape)}, got {len(contents) - start} bytes"
+            f"{name} is damaged: its header announces shape {list(shape)}, but "
+            f"{len(contents) - start} bytes follow"
         )
     array = np.frombuffer(contents, np.uint8, offset=start).reshape(shape)
     return torch.from_numpy(array.copy())

@@ -14,11 +14,29 @@ from typing import Any, NamedTuple
 import torch
 
 from equicolor import _checks
-from equicolor.data import ColorMNIST, Digits, biased_colormnist, longtailed_colormnist
+from equicolor.data import (
+    ColorMNIST,
+    Digits,
+    biased_colormnist,
+    load_mnist,
+    longtailed_colormnist,
+)
+from equicolor.models.z2cnn import Z2CNN
 from equicolor.results import write_results
 from equicolor.training.many_seeds import Recipe, Result, train_many
 
-__all__ = ["EXPERIMENTS", "MODELS", "PAPER_LONGTAILED", "SIGMAS", "Job", "jobs", "run"]
+__all__ = [
+    "EXPERIMENTS",
+    "MODELS",
+    "PAPER_BIASED",
+    "PAPER_LONGTAILED",
+    "SIGMAS",
+    "Job",
+    "jobs",
+    "parts",
+    "run",
+    "trained",
+]
 
 SIGMAS = (0.0, 12.0, 24.0, 36.0, 48.0, 60.0, 1e6)
 EXPERIMENTS = ("colormnist-longtailed", "colormnist-biased")
@@ -106,6 +124,7 @@ def jobs(
     """
     _checks.one_of("experiment", experiment, EXPERIMENTS)
     longtailed = experiment == "colormnist-longtailed"
+    digits = load_mnist() if digits is None else digits
     data = (
         (longtailed_colormnist(digits),)
         if longtailed
@@ -133,6 +152,34 @@ def jobs(
 Progress = Callable[[str, int, int, float], None]
 
 
+def parts(
+    listed: Sequence[Job], seeds: Sequence[int], *, side_by_side: bool = True
+) -> list[tuple[Job, tuple[int, ...]]]:
+    """What trains together: a job with all its datasets and seeds, or with one of each.
+
+    Args:
+        listed: the jobs.
+        seeds: one network each.
+        side_by_side: all networks of a job at once, which is what a GPU is fast at and a CPU
+            has no memory for.
+
+    Example:
+        >>> listed = jobs("colormnist-biased", epochs=1, models=["z2cnn"], sigmas=[0.0, 12.0])
+        >>> [(job.name, seeds) for job, seeds in parts(listed, [0, 1], side_by_side=False)][:2]
+        [('z2cnn.colormnist-biased-0.0', (0,)), ('z2cnn.colormnist-biased-0.1', (1,))]
+    """
+    if not seeds:
+        raise ValueError("expected at least one seed, got none")
+    if side_by_side:
+        return [(job, tuple(seeds)) for job in listed]
+    return [
+        (Job(f"{job.name}.{data.name}.{seed}", job.recipe, (data,)), (seed,))
+        for job in listed
+        for data in job.datasets
+        for seed in seeds
+    ]
+
+
 def run(
     listed: Sequence[Job],
     folder: Path,
@@ -140,6 +187,9 @@ def run(
     seeds: Sequence[int] = tuple(range(SEEDS)),
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
+    side_by_side: bool = True,
+    checkpoint_every: int = 50,
+    networks: bool = False,
 ) -> list[dict[str, Any]]:
     """Run jobs, resuming what a previous call in the same folder left unfinished.
 
@@ -148,25 +198,70 @@ def run(
         folder: keeps the rows of finished jobs and the checkpoint of the current one.
         seeds: one network each.
         device: where to train.
-        progress: called after every epoch with (job, epochs done, epochs, mean loss).
+        progress: called after every epoch with (job, epochs done, epochs, mean loss), and
+            once for a job that was finished before.
+        side_by_side: whether all networks of a job train at once, see :func:`parts`.
+        checkpoint_every: epochs between checkpoints.
+        networks: also keep the trained networks, for :func:`trained`.
 
     Returns:
         One flat row for each job, dataset and seed.
+
+    Raises:
+        ValueError: if the folder holds another configuration of one of the jobs.
     """
-    if not seeds:
-        raise ValueError("expected at least one seed, got none")
     rows: list[dict[str, Any]] = []
-    for job in listed:
+    for job, chosen in parts(listed, seeds, side_by_side=side_by_side):
         done = folder / f"{job.name}.json"
-        wanted = _key(job, seeds)
-        kept = json.loads(done.read_text()) if done.exists() else {}
-        if kept.get("key") != wanted:
-            results = _train(job, folder, seeds, device, progress)
+        wanted = _key(job, chosen)
+        if done.exists():
+            kept = json.loads(done.read_text())
+            if kept.get("key") != wanted:
+                raise ValueError(
+                    f"{done} holds results of another configuration; delete it or choose another "
+                    "folder"
+                )
+            made = kept["rows"]
+            if progress:
+                loss = sum(row["loss"] for row in made) / len(made)
+                progress(job.name, job.recipe.epochs, job.recipe.epochs, loss)
+        else:
+            results = _train(job, folder, chosen, device, progress, checkpoint_every)
+            if networks:
+                _save_networks(folder / f"{job.name}.pt", results)
             made = [_row(job, result) for result in results]
             write_results(done, made, device=device, key=wanted)
-            kept = {"rows": made}
-        rows += kept["rows"]
+        rows += made
     return rows
+
+
+def trained(job: Job, folder: Path, seed: int = 0) -> list[Z2CNN]:
+    """The networks that :func:`run` kept of one seed, one for each dataset, in eval mode.
+
+    Args:
+        job: one of those that ran.
+        folder: where they ran.
+        seed: which.
+
+    Returns:
+        An empty list if none were kept.
+    """
+    found = []
+    for data in job.datasets:
+        for name in (job.name, f"{job.name}.{data.name}.{seed}"):
+            path = folder / f"{name}.pt"
+            states = torch.load(path, weights_only=True) if path.exists() else {}
+            if f"{data.name} {seed}" in states:
+                network = job.recipe.build(data.num_classes, seed)
+                network.load_state_dict(states[f"{data.name} {seed}"])
+                found.append(network.eval())
+    return found
+
+
+def _save_networks(path: Path, results: Sequence[Result]) -> None:
+    partial = path.with_name(path.name + ".partial")
+    torch.save({f"{result.dataset} {result.seed}": result.state for result in results}, partial)
+    partial.replace(path)
 
 
 def _train(
@@ -175,17 +270,20 @@ def _train(
     seeds: Sequence[int],
     device: torch.device | str,
     progress: Progress | None,
+    checkpoint_every: int,
 ) -> list[Result]:
     def report(done: int, total: int, loss: float) -> None:
         if progress:
             progress(job.name, done, total, loss)
 
+    folder.mkdir(parents=True, exist_ok=True)
     return train_many(
         job.recipe,
         job.datasets,
         seeds,
         device=device,
         checkpoint=folder / f"{job.name}.checkpoint",
+        checkpoint_every=checkpoint_every,
         progress=report,
     )
 
@@ -200,15 +298,15 @@ def _row(job: Job, result: Result) -> dict[str, Any]:
     recipe = job.recipe
     data = next(data for data in job.datasets if data.name == result.dataset)
     options = recipe.build(data.num_classes, 0).config
-    base, _, sigma = result.dataset.rpartition("-")
-    biased = base == "colormnist-biased"
+    sigma = result.dataset.removeprefix("colormnist-biased-")
+    biased = sigma != result.dataset
     return {
         "model": recipe.model,
         "rotations": options.get("rotations", 1),
         "lifting": options.get("lifting", "none"),
         "ce_layers": options.get("ce_layers", 0),
         "width": options["width"],
-        "dataset": base if biased else result.dataset,
+        "dataset": "colormnist-biased" if biased else result.dataset,
         **({"sigma": float(sigma)} if biased else {}),
         "augmentation": f"jitter {recipe.jitter:g}" if recipe.jitter else "none",
         "weighted": recipe.weighted,

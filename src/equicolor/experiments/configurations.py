@@ -1,10 +1,12 @@
 """What a network costs: the paper's Table 4 (appendix C.3), counted on what is executed.
 
 The paper's parameter counts hold. Its MAC column does not say what its code executes: it
-is torchinfo's figure for a batch of two, in which the pointwise part of a separable filter
-counts as if it had no spatial extent. ``docs/networks.md`` takes that column apart.
+is a counter's figure for a batch of two, in which the pointwise part of a separable filter
+counts as if it had no spatial extent (:func:`paper_macs` reproduces every number of it).
 """
 
+import copy
+import math
 from collections.abc import Iterable, Sequence
 from inspect import getdoc
 from pathlib import Path
@@ -14,6 +16,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from torch import Tensor, nn
 
 from equicolor.models import cost, create_model, list_models
 from equicolor.models.registry import get_builder
@@ -28,6 +31,7 @@ __all__ = [
     "catalogue_table",
     "headline",
     "measure",
+    "paper_macs",
     "run",
     "save",
     "summary",
@@ -100,20 +104,59 @@ def measure(model: str, *, input_size: int | None = None, **options: Any) -> Row
     }
 
 
+def paper_macs(network: nn.Module, input_size: int) -> int:
+    """The MACs the paper reports, by its counter's rule; not what is executed.
+
+    torchinfo multiplies a convolution's ``weight`` and ``bias`` with the output positions,
+    rotations included. Any other parameter with "weight" in its name it takes for that of a
+    recurrent layer, and multiplies with batch and channels: so ``pointwise_weight`` counts
+    as if images had no pixels.
+
+    Args:
+        network: a network.
+        input_size: height and width of the image.
+
+    Returns:
+        The count for a batch of two.
+
+    Example:
+        >>> from equicolor.models import resnet44
+        >>> round(paper_macs(resnet44(rotations=3), 32) / 1e9, 2)
+        1.83
+    """
+    total = 0
+
+    def count(module: nn.Module, inputs: object, output: Tensor) -> None:
+        nonlocal total
+        positions = math.prod(output.shape[2:]) if "Conv" in type(module).__name__ else 1
+        for name, parameter in module.named_parameters(recurse=False):
+            times = positions if name in ("weight", "bias") else output.shape[1]
+            total += len(output) * times * parameter.numel()
+
+    ghost = copy.deepcopy(network).to("meta").eval()
+    for module in ghost.modules():
+        module.register_forward_hook(count)
+    with torch.no_grad():
+        ghost(torch.empty(2, 3, input_size, input_size, device="meta"))
+    return total
+
+
 def run() -> list[Row]:
     """Measure the paper's configurations and those of :data:`BEYOND`, with progress on stderr.
 
     Returns:
-        Rows of :func:`measure` with the paper's columns, None where it has none.
+        Rows of :func:`measure` with the paper's columns (None where it has none), by model.
     """
-    rows = []
+    plans: list[tuple[str, dict[str, Any], PaperRow | None]] = [
+        (paper.model, {"rotations": 3, "ce_stages": paper.ce_stages}, paper) for paper in PAPER
+    ]
+    plans += [(model, options, None) for model, options in BEYOND]
+    plans.sort(key=lambda plan: plan[0])
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        for paper in progress.track(PAPER, description="counting"):
-            row = measure(paper.model, rotations=3, ce_stages=paper.ce_stages)
-            rows.append(_beside(row, paper))
-        for model, options in progress.track(BEYOND, description="beyond the paper"):
-            rows.append(_beside(measure(model, **options), None))
-    return rows
+        return [
+            _beside(measure(model, **options), paper)
+            for model, options, paper in progress.track(plans, description="counting")
+        ]
 
 
 def _beside(row: Row, paper: PaperRow | None) -> Row:
@@ -138,26 +181,34 @@ def save(rows: Sequence[Row], path: Path | str, *, overwrite: bool = False) -> P
 
 
 def table(rows: Iterable[Row]) -> Table:
-    """The rows of :func:`run` for the terminal; × is in multiples of the plain network.
+    """The rows of :func:`run` for the terminal; × is in multiples of the plain network above.
 
     Example:
         >>> table([_beside(measure("resnet44"), PAPER[5])]).row_count
         1
     """
-    result = Table(title="Parameters, and GMACs executed for one image (paper: batch of two)")
+    title = "Parameters, and GMACs executed for one image (paper's GMACs: batch of two)"
+    result = Table(title=title, box=None, pad_edge=False)
     names = ("network", "CE", "n", "width", "params", "paper", "dense", "×", "cyclic", "×", "paper")
     for name in names:
-        result.add_column(name, justify="left" if name == "network" else "right")
-    plain = 0
+        result.add_column(name, justify="left" if name == "network" else "right", no_wrap=True)
+    plain: dict[str, int] = {}
     for row in rows:
-        if row["rotations"] == 1:
-            plain = row["macs_dense"]
-            result.add_section()
-        hues = f"{row['rotations']}{' ' + row['lifting'] if row['lifting'] == 'hsv' else ''}"
-        cells = [row["model"], row["ce_stages"], hues, row["width"]]
-        cells += [f"{row['parameters'] / 1e6:.2f}M", _optional(row["paper_parameters_m"])]
+        model, rotations = row["model"], row["rotations"]
+        if rotations == 1:
+            plain[model] = row["macs_dense"]
+        cells = [
+            model,
+            row["ce_stages"],
+            f"{rotations} hsv" if row["lifting"] == "hsv" else rotations,
+        ]
+        cells += [
+            row["width"],
+            f"{row['parameters'] / 1e6:.2f}M",
+            _optional(row["paper_parameters_m"]),
+        ]
         for macs in (row["macs_dense"], row["macs_cyclic"]):
-            cells += [f"{macs / 1e9:.2f}", f"{macs / plain:.1f}" if plain else ""]
+            cells += [f"{macs / 1e9:.2f}", f"{macs / plain[model]:.1f}"]
         result.add_row(*map(str, cells), _optional(row["paper_macs_g"]))
     return result
 
@@ -221,10 +272,11 @@ def catalogue() -> list[Row]:
 def catalogue_table(rows: Iterable[Row]) -> Table:
     """The rows of :func:`catalogue` for the terminal."""
     result = Table(box=None, pad_edge=False)
-    for name in ("model", "parameters", "rotations", "images", ""):
-        justify = "left" if name in ("model", "") else "right"
-        result.add_column(name, justify=justify, no_wrap=name != "")  # type: ignore[arg-type]
+    result.add_column("model")
+    for name in ("parameters", "hues", "images"):
+        result.add_column(name, justify="right")
     for row in rows:
-        cells = row["model"], f"{row['parameters']:,}", row["rotations"], row["image_size"]
-        result.add_row(*map(str, cells), row["summary"])
+        size = f"{row['image_size']}×{row['image_size']}"
+        cells = row["model"], f"{row['parameters']:,}", row["rotations"], size
+        result.add_row(*map(str, cells))
     return result

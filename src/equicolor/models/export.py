@@ -85,11 +85,11 @@ def export(
     example = torch.rand(_EXAMPLE_BATCH, 3, *size)
     try:
         folded(example)
-    except RuntimeError as error:  # torch's way to say that shapes do not fit
-        reason = str(error).partition("\n")[0]
+    except RuntimeError as mismatch:  # torch's way to say that shapes do not fit
+        reason = str(mismatch).partition("\n")[0]
         raise ValueError(
             f"{type(model).__name__} does not take images {list(example.shape)}: {reason}"
-        ) from error
+        ) from mismatch
     partial = path.with_name(f"{path.stem}.partial{path.suffix}")
     try:
         with _quiet():

@@ -368,6 +368,7 @@ _DOCUMENTATION = """ResNet-{depth}: plain for one rotation, colour-equivariant f
         A network from images ``[B, 3, H, W]`` to logits ``[B, num_classes]``.
 
     Example:
+        >>> import torch
         >>> from equicolor.models import {name}
         >>> {name}(10, rotations=3, width=4)(torch.rand(2, 3, 32, 32)).shape
         torch.Size([2, 10])

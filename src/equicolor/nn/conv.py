@@ -59,7 +59,8 @@ class _CEConvNd(nn.Module):
             if padding == "same" and self.stride != (1, 1):
                 raise ValueError(f"padding='same' needs stride 1, got stride {stride}")
         else:
-            self.padding = _checks.int_pair("padding", padding, minimum=0)
+            name = "padding (or 'same' or 'valid')"
+            self.padding = _checks.int_pair(name, padding, minimum=0)
         for name, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
             if channels % groups:
                 raise ValueError(f"{name} must be divisible by groups, got {channels} and {groups}")

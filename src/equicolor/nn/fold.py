@@ -96,7 +96,7 @@ def fold(model: nn.Module, form: str = "auto") -> fx.GraphModule:
         form = "cyclic" if n * n > 3 * cyclic_products(n) else "dense"
     _fold_batch_norms(traced)
     (_DenseFolder if form == "dense" else _CyclicFolder)(traced).run()
-    traced.graph.eliminate_dead_code(_is_impure)
+    traced.graph.eliminate_dead_code(lambda node: _is_impure(traced, node))
     traced.delete_all_unused_submodules()
     traced.graph.lint()
     traced.recompile()
@@ -119,7 +119,7 @@ class _FunctionTracer(fx.Tracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         proxy = super().proxy(node)
-        proxy.dtype = self.dtype
+        proxy.dtype = self.dtype  # type: ignore[attr-defined]
         return proxy
 
 
@@ -411,11 +411,10 @@ def _batch_norm(module: CEBatchNorm2d, copies: int) -> nn.BatchNorm2d:
     return norm.to(next(iter(state.values())))
 
 
-def _is_impure(node: fx.Node) -> bool:
+def _is_impure(traced: fx.GraphModule, node: fx.Node) -> bool:
     """Whether a node matters although its result is not used; fx overlooks in-place changes."""
     if node.op == "call_module":
-        module = node.graph.owning_module.get_submodule(str(node.target))
-        in_place = getattr(module, "inplace", False)
+        in_place = getattr(traced.get_submodule(str(node.target)), "inplace", False)
     else:
         name = getattr(node.target, "__name__", str(node.target))
         in_place = node.kwargs.get("inplace", False) or name.endswith("_")

@@ -4,8 +4,8 @@ Features are ``[B, C, n, H, W]`` to the user. In memory the layers of this packa
 them as ``[n, B, H, W, C]``: each rotation is a whole channels_last batch of images. In that
 layout normalisation, pooling and activation are the plain 2-D operations on ``n * B``
 images, the group mixing of the cyclic algorithm is one matrix product, and each of its
-convolutions reads a contiguous block: no layer copies. Any other layout works too and
-costs one copy.
+convolutions reads a contiguous block: none of them copies. Any other layout works too and
+costs one copy; so does the dense algorithm, which needs the rotations next to the channels.
 """
 
 from collections.abc import Callable

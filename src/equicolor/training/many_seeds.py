@@ -2,8 +2,8 @@
 
 Every run has its own initialisation, order of images, dropout and jitter, all drawn from its
 own seed (:mod:`equicolor.training.random`), so a run's result does not depend on what trains
-beside it. Data stay on the device; on a GPU a training step is compiled and replayed as one
-CUDA graph. A checkpoint holds everything: a killed run resumes where it was.
+beside it. Data stay on the device; on a GPU a training step is replayed as one CUDA graph. A
+checkpoint holds everything: a killed run resumes where it was.
 """
 
 import hashlib
@@ -22,13 +22,13 @@ from equicolor import _checks
 from equicolor.color import shift_hue
 from equicolor.data.colormnist import ColorMNIST
 from equicolor.models.registry import create_model
-from equicolor.models.z2cnn import Z2CNN
+from equicolor.models.z2cnn import DEPTH, Z2CNN
 from equicolor.training.random import permutation, uniform
 from equicolor.training.stacked import StackedZ2CNN, stack_states
 
 __all__ = ["Recipe", "Result", "train_many"]
 
-_SHUFFLE, _JITTER, _DROPOUT = range(3)  # streams of random numbers; dropout adds the layer
+_SHUFFLE, _JITTER, _DROPOUT = range(3)  # streams of random numbers
 _BETA2, _EPS = 0.999, 1e-8  # Adam's, as in torch
 _TEST_BATCH = 250
 
@@ -99,7 +99,6 @@ def train_many(
     checkpoint: Path | None = None,
     checkpoint_every: int = 50,
     progress: Progress | None = None,
-    compiled: bool | None = None,
 ) -> list[Result]:
     """Train every seed on every dataset, all at once.
 
@@ -111,7 +110,6 @@ def train_many(
         checkpoint: a file to resume from and to save to; it is removed at the end.
         checkpoint_every: epochs between saves.
         progress: called after every epoch with (epochs done, epochs, mean loss).
-        compiled: compile and graph the step; by default on CUDA.
 
     Returns:
         A result for each dataset and seed, datasets outermost.
@@ -127,8 +125,8 @@ def train_many(
     if not seeds or not datasets:
         raise ValueError(f"expected at least one seed and dataset, got {seeds} and {datasets}")
     trainer = _Trainer(recipe, datasets, seeds, torch.device(device))
-    with torch.backends.cudnn.flags(benchmark=True):
-        _train(trainer, checkpoint, checkpoint_every, progress, compiled)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+        _train(trainer, checkpoint, checkpoint_every, progress)
     results = trainer.results()
     if checkpoint:
         checkpoint.unlink(missing_ok=True)
@@ -140,12 +138,11 @@ def _train(
     checkpoint: Path | None,
     checkpoint_every: int,
     progress: Progress | None,
-    compiled: bool | None,
 ) -> None:
     recipe = trainer.recipe
     start = trainer.resume(checkpoint) if checkpoint else 0
     cuda = trainer.device.type == "cuda"
-    step = trainer.graphed_step() if (cuda if compiled is None else compiled) else trainer.step
+    step = trainer.graphed_step() if cuda else trainer.step
     for epoch in range(start, recipe.epochs):
         trainer.start_epoch(epoch)
         for _ in range(trainer.steps_per_epoch):
@@ -176,7 +173,7 @@ class _Trainer:
         networks = [recipe.build(classes, seed) for _ in datasets for seed in seeds]
         cuda = device.type == "cuda"
         dtype = torch.bfloat16 if cuda else torch.float32
-        self.stacked = StackedZ2CNN.like(networks[0], dtype=dtype, pad=cuda)
+        self.stacked = StackedZ2CNN.like(networks[0], dtype=dtype, pad=cuda, fused=cuda)
         self.dropout = float(networks[0].config["dropout"])
         state = {key: value.to(device) for key, value in stack_states(networks).items()}
         trained = dict(networks[0].named_parameters())
@@ -239,7 +236,7 @@ class _Trainer:
             {**self.parameters, **self.buffers},
             _gray(images) if self.recipe.gray else images,
             training=True,
-            dropout=self._dropout_factors if self.dropout else None,
+            dropout=self._dropout_factors() if self.dropout else None,
         )
         # Gather, not F.cross_entropy: class weights differ from run to run.
         losses = -logits.log_softmax(-1).gather(-1, labels[..., None]).squeeze(-1)
@@ -248,11 +245,12 @@ class _Trainer:
         weights = self.class_weights.gather(1, labels)
         return (weights * losses).sum(1) / weights.sum(1)
 
-    def _dropout_factors(self, layer: int) -> Tensor:
-        size = self.batch * self.stacked.width
-        numbers = uniform(self.run_seeds, _DROPOUT + layer, self.step_number, size)
+    def _dropout_factors(self) -> Tensor:
+        """Zero or the inverse probability to stay, for all layers, ``[6, B, S, C]``."""
+        shape = DEPTH - 1, self.batch, self.stacked.width
+        numbers = uniform(self.run_seeds, _DROPOUT, self.step_number, math.prod(shape))
         keep = (numbers >= self.dropout).float() / (1 - self.dropout)
-        return keep.unflatten(1, (self.batch, -1)).transpose(0, 1)
+        return keep.unflatten(1, shape).movedim(0, 2)
 
     @torch.no_grad()
     def _update(self) -> None:
@@ -270,30 +268,17 @@ class _Trainer:
         self.step_number += 1
 
     def graphed_step(self) -> Callable[[], None]:
-        """The step, compiled, and on CUDA replayed as one graph."""
-        losses, update = torch.compile(self._losses), torch.compile(self._update)
-
-        def step() -> None:
-            for parameter in self.parameters.values():
-                parameter.grad = None
-            value = losses()
-            value.sum().backward()
-            with torch.no_grad():
-                self.losses.add_(value)
-            update()
-
-        if self.device.type != "cuda":
-            return step
+        """The step as one CUDA graph: hundreds of small kernels without launching each."""
         saved = {key: value.detach().clone() for key, value in self._tensors().items()}
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             for _ in range(3):
-                step()
+                self.step()
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            step()
+            self.step()
         # Warming up trained a little: put everything back.
         self._restore(saved)
         return graph.replay

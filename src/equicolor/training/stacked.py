@@ -7,8 +7,10 @@ channel in one of its n hues, at ``k * C + c``; lanes are padded with zeros to w
 convolution kernels want.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +23,7 @@ from equicolor.nn.functional import dense_filters
 __all__ = ["StackedZ2CNN", "stack_states"]
 
 State = Mapping[str, Tensor]
+MOMENTUM, EPS = 0.1, 1e-5  # of torch's batch norms
 
 
 def stack_states(networks: Sequence[Z2CNN]) -> dict[str, Tensor]:
@@ -41,9 +44,9 @@ class StackedZ2CNN:
 
     Args:
         width, rotations, ce_layers, coset_pool, lifting: of the networks.
-        momentum, eps: of their batch norms.
         dtype: what convolutions compute in; statistics and logits are float32.
         pad: whether to pad lanes for the GPU's grouped convolutions.
+        fused: whether to compile what follows a convolution.
 
     Example:
         >>> from equicolor.models import cecnn
@@ -60,19 +63,23 @@ class StackedZ2CNN:
     ce_layers: int = 0
     coset_pool: str | None = None
     lifting: str = "rgb"
-    momentum: float = 0.1
-    eps: float = 1e-5
     dtype: torch.dtype = torch.float32
     pad: bool = False
+    fused: bool = False
 
     @classmethod
     def like(
-        cls, network: Z2CNN, *, dtype: torch.dtype = torch.float32, pad: bool = False
+        cls,
+        network: Z2CNN,
+        *,
+        dtype: torch.dtype = torch.float32,
+        pad: bool = False,
+        fused: bool = False,
     ) -> "StackedZ2CNN":
         """The stacked form of a network's architecture."""
         options = ("width", "rotations", "ce_layers", "coset_pool", "lifting")
         known = {key: network.config[key] for key in options if key in network.config}
-        return cls(**known, dtype=dtype, pad=pad)
+        return cls(**known, dtype=dtype, pad=pad, fused=fused)
 
     def logits(
         self,
@@ -80,7 +87,7 @@ class StackedZ2CNN:
         images: Tensor,
         *,
         training: bool = False,
-        dropout: Callable[[int], Tensor] | None = None,
+        dropout: Tensor | None = None,
     ) -> Tensor:
         """Logits of every network for its own images.
 
@@ -89,7 +96,8 @@ class StackedZ2CNN:
                 training updates the running statistics in place.
             images: ``[S, B, 3, 28, 28]``.
             training: normalise with the statistics of the batch.
-            dropout: gives the factors ``[B, S, C]`` of a layer's channels; None keeps all.
+            dropout: factors ``[6, B, S, C]`` of the channels of all layers but the last;
+                None keeps all.
 
         Returns:
             float32 ``[S, B, num_classes]``.
@@ -99,11 +107,8 @@ class StackedZ2CNN:
         for layer in range(DEPTH):
             n = self._order(layer)
             y = self._lift(state, x) if layer == 0 else self._conv(state, layer, x, networks)
-            y = F.relu(self._norm(state, layer, y, networks, n, training))
-            if dropout is not None and layer < DEPTH - 1:
-                factors = dropout(layer)[:, :, None].expand(-1, -1, n, -1).flatten(2)
-                y = y * self._pad(factors).flatten(1)[..., None, None]
-            x = y.to(self.dtype)
+            factors = None if dropout is None or layer == DEPTH - 1 else dropout[layer]
+            x = self._activate(state, layer, y, networks, factors, training=training)
             if layer == 1:
                 x = F.max_pool2d(x, 2)
             if layer == self.ce_layers - 1:
@@ -132,9 +137,8 @@ class StackedZ2CNN:
     def _lift(self, state: State, images: Tensor) -> Tensor:
         """The first layer on patches: three input channels suit no grouped convolution."""
         networks, batch = images.shape[:2]
-        weight = state["blocks.0.0.weight"].squeeze(3) if self.ce_layers else (
-            state["blocks.0.0.weight"]
-        )  # [S, O, 3, kh, kw]  # fmt: skip
+        weight = state["blocks.0.0.weight"]
+        weight = weight.squeeze(3) if self.ce_layers else weight  # [S, O, 3, kh, kw]
         n = self._order(0)
         if n > 1 and self.lifting == "hsv":
             steps = torch.arange(n, device=images.device) / n
@@ -147,8 +151,14 @@ class StackedZ2CNN:
         size = weight.shape[-1]
         patches = images.unfold(3, size, 1).unfold(4, size, 1)  # [S, N, 3, h, w, kh, kw]
         height, width = patches.shape[3:5]
-        rows = patches.permute(0, 1, 3, 4, 2, 5, 6).flatten(4).flatten(1, 3)
-        y = rows @ weight.flatten(2).transpose(1, 2).to(self.dtype)
+        rows = patches.permute(0, 1, 3, 4, 2, 5, 6).flatten(4)  # [S, N, h, w, 27]
+        columns = weight.flatten(2).transpose(1, 2).to(self.dtype)  # [S, 27, lanes]
+        if self.pad:
+            # Multiples of 8 on every side, or the gradient's product misses the tensor cores.
+            spare = -rows.shape[-1] % 8
+            rows, columns = F.pad(rows, (0, spare)), F.pad(columns, (0, 0, 0, spare))
+            columns = F.pad(columns, (0, -columns.shape[-1] % 8))
+        y = (rows.flatten(1, 3) @ columns)[..., : weight.shape[1]]
         y = y.view(networks, batch, -1, height, width, y.shape[-1])  # [S, B, n or 1, h, w, lanes]
         y = self._pad(y.permute(1, 3, 4, 0, 2, 5).flatten(4))
         return y.flatten(3).permute(0, 3, 1, 2)
@@ -169,53 +179,46 @@ class StackedZ2CNN:
         bank = bank.contiguous(memory_format=torch.channels_last)
         return F.conv2d(x, bank, groups=networks)
 
-    def _norm(
-        self, state: State, layer: int, y: Tensor, networks: int, n: int, training: bool
+    def _activate(
+        self,
+        state: State,
+        layer: int,
+        y: Tensor,
+        networks: int,
+        factors: Tensor | None,
+        *,
+        training: bool,
     ) -> Tensor:
-        """Batch norm with the hues of a channel together, in float32."""
-        name = f"blocks.{layer}.1"
+        """Batch norm with the hues of a channel together, ReLU and dropout."""
+        n = self._order(layer)
         names = "running_mean", "running_var", "weight", "bias"
-        running_mean, running_var, weight, shift = (state[f"{name}.{part}"] for part in names)
+        running_mean, running_var, weight, shift = (state[f"blocks.{layer}.1.{p}"] for p in names)
         # The convolution leaves its bias out, as the batch's mean would cancel it.
-        bias = state[f"blocks.{layer}.0.bias"]
+        bias = state[f"blocks.{layer}.0.bias"].detach()
+        if factors is not None:
+            factors = self._pad(factors[:, :, None].expand(-1, -1, n, -1).flatten(2)).flatten(1)
         if networks == 1 and not self.pad:
             # A single network needs no lanes: torch's own kernel, on [B, C, H, W * n].
             pixels = y.permute(0, 2, 3, 1)
-            hues = pixels.unflatten(3, (n, -1)).flatten(2, 3)
-            mean = running_mean[0] - bias[0].detach()
-            normalised = F.batch_norm(
-                hues.permute(0, 3, 1, 2).float(),
-                mean,
-                running_var[0],
-                weight[0],
-                shift[0],
-                training,
-                self.momentum,
-                self.eps,
-            )
+            hues = pixels.unflatten(3, (n, -1)).flatten(2, 3).permute(0, 3, 1, 2).float()
+            mean = running_mean[0] - bias[0]
+            affine = weight[0], shift[0], training, MOMENTUM, EPS
+            normed = F.batch_norm(hues, mean, running_var[0], *affine)
             if training:
-                running_mean[0].copy_(mean + bias[0].detach())
-            return normalised.permute(0, 2, 3, 1).reshape(pixels.shape).permute(0, 3, 1, 2)
-        if training:
-            lane_var, lane_mean = torch.var_mean(y.float(), (0, 2, 3), correction=0)
-            lane_mean, lane_var = (
-                value.view(networks, -1)[:, : n * self.width].unflatten(1, (n, -1))
-                for value in (lane_mean, lane_var)
-            )
-            mean = lane_mean.mean(1)
-            var = lane_var.mean(1) + (lane_mean - mean[:, None]).square().mean(1)
-            with torch.no_grad():
-                count = n * y.shape[0] * y.shape[2] * y.shape[3]
-                running_mean.lerp_(mean + bias, self.momentum)
-                running_var.lerp_(var * (count / (count - 1)), self.momentum)
-        else:
+                running_mean[0].copy_(mean + bias[0])
+            normed = normed.permute(0, 2, 3, 1).reshape(pixels.shape).permute(0, 3, 1, 2)
+            active = F.relu(normed)
+            return active if factors is None else active * factors[..., None, None]
+        if not training:
             mean, var = running_mean - bias, running_var
-        scale = weight * torch.rsqrt(var + self.eps)
-        scale, shift = (
-            self._pad(value[:, None].expand(-1, n, -1).flatten(1)).flatten()[:, None, None]
-            for value in (scale, shift - mean * scale)
-        )
-        return y.float() * scale + shift
+            return scale_and_cut(y, mean, var, weight, shift, factors, n)
+        norm_act = _compiled_norm_act(n) if self.fused else partial(norm_and_cut, n=n)
+        out, mean, var = norm_act(y, weight, shift, factors)
+        with torch.no_grad():
+            count = n * y.shape[0] * y.shape[2] * y.shape[3]
+            running_mean.lerp_(mean + bias, MOMENTUM)
+            running_var.lerp_(var * (count / (count - 1)), MOMENTUM)
+        return out
 
     def _coset(self, x: Tensor, networks: int, n: int) -> Tensor:
         if self.coset_pool is None:
@@ -224,3 +227,62 @@ class StackedZ2CNN:
         hues = lanes.unflatten(4, (n, -1))
         pooled = hues.amax(4) if self.coset_pool == "max" else hues.mean(4)
         return self._pad(pooled).flatten(3).permute(0, 3, 1, 2)
+
+
+def norm_and_cut(
+    y: Tensor, weight: Tensor, shift: Tensor, factors: Tensor | None, n: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Batch norm over the hues of a channel, ReLU and dropout; also the mean and variance.
+
+    Args:
+        y: ``[B, S * P, H, W]``.
+        weight, shift: of the norm, ``[S, C]``.
+        factors: of dropout, ``[B, S * P]``.
+        n: hues of a channel.
+    """
+    networks, channels = weight.shape
+    lane_var, lane_mean = torch.var_mean(y.float(), (0, 2, 3), correction=0)
+    lane_mean, lane_var = (
+        value.view(networks, -1)[:, : n * channels].unflatten(1, (n, channels))
+        for value in (lane_mean, lane_var)
+    )
+    mean = lane_mean.mean(1)
+    var = lane_var.mean(1) + (lane_mean - mean[:, None]).square().mean(1)
+    return scale_and_cut(y, mean, var, weight, shift, factors, n), mean, var
+
+
+def scale_and_cut(
+    y: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor,
+    shift: Tensor,
+    factors: Tensor | None,
+    n: int,
+) -> Tensor:
+    """Normalise with the statistics given, cut with ReLU, and drop channels."""
+    networks, channels = weight.shape
+    spare = y.shape[1] // networks - n * channels
+    scale = weight * torch.rsqrt(var + EPS)
+    scale, shift = (
+        F.pad(value[:, None].expand(-1, n, -1).flatten(1), (0, spare)).flatten()[:, None, None]
+        for value in (scale, shift - mean * scale)
+    )
+    out = F.relu(y.float() * scale + shift)
+    if factors is not None:
+        out = out * factors[..., None, None]
+    return out.to(y.dtype)
+
+
+@functools.cache
+def _compiled_norm_act(n: int) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """:func:`norm_and_cut` in fused kernels.
+
+    Only this part of a step is compiled: it is all memory traffic, which fusing divides by
+    five, while convolutions stay with cuDNN. Layers differ in size alone, so one compilation
+    with dynamic shapes serves them all.
+    """
+    compiled: Callable[..., tuple[Tensor, Tensor, Tensor]] = torch.compile(
+        partial(norm_and_cut, n=n), dynamic=True
+    )
+    return compiled

@@ -1,0 +1,303 @@
+"""Rows of the ColorMNIST experiments as tables, figures and a report."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from equicolor.color import shift_hue
+from equicolor.data import ColorMNIST, Digits, biased_colormnist, longtailed_colormnist
+from equicolor.experiments import colormnist_figures as figures
+from equicolor.experiments import output_folder
+from equicolor.experiments.colormnist import PAPER_BIASED, PAPER_LONGTAILED
+from equicolor.experiments.report import Section, png, write_report
+from equicolor.experiments.tables import MISSING, Table, mean_and_std
+
+__all__ = [
+    "HUE_SHIFTS",
+    "best_known",
+    "biased_table",
+    "draw",
+    "headline",
+    "hue_curve",
+    "longtailed_table",
+    "summary_table",
+    "write",
+]
+
+Row = Mapping[str, Any]
+
+# As the paper sweeps hues: the two ends are the same shift.
+HUE_SHIFTS = torch.linspace(-0.5, 0.5, 37)
+_SHEET_SIGMAS = (0.0, 36.0, 1e6)
+_ABOUT = {
+    "colormnist-longtailed": """Ten digits in three colours are thirty classes, and some of them
+        have a hundred training images, others one or two; the test set has equally many of each.
+        A network that shares what it learns about a shape between colours can read a rare class
+        from its more frequent sisters. Z2CNN is a plain seven-layer network, CECNN the
+        colour-equivariant one with as many parameters.""",
+    "colormnist-biased": """Every digit has its own hue, and the hue of an image deviates from it
+        by σ degrees. At σ = 0 colour gives the class away, at σ = 10⁶ it says nothing and only
+        the shape is left. Z2CNN is a plain seven-layer network, CECNN the colour-equivariant one
+        with as many parameters; coset pooling makes it invariant to hue.""",
+}
+_TITLES = {
+    "colormnist-longtailed": "Long-tailed ColorMNIST",
+    "colormnist-biased": "Biased ColorMNIST",
+}
+
+
+def summary_table(experiment: str, rows: Sequence[Row]) -> Table:
+    """The table of an experiment: mean ± standard deviation over seeds, beside the paper's.
+
+    Args:
+        experiment: ``"colormnist-longtailed"`` or ``"colormnist-biased"``.
+        rows: of :func:`equicolor.experiments.colormnist.run`.
+    """
+    make = longtailed_table if experiment == "colormnist-longtailed" else biased_table
+    return make(rows)
+
+
+def longtailed_table(rows: Sequence[Row]) -> Table:
+    """Accuracy on long-tailed ColorMNIST, a line for each network and training.
+
+    Example:
+        >>> row = {"model": "cecnn", "augmentation": "none", "weighted": False, "epochs": 9}
+        >>> longtailed_table([row | {"original": 91.0}, row | {"original": 92.0}]).rows
+        [('CECNN', '91.50 ± 0.71', '91.35 ± 0.40', '2')]
+    """
+    lines = []
+    for variant, group in figures.by_variant(rows).items():
+        plain = variant.augmentation == "none" and not variant.weighted
+        known = PAPER_LONGTAILED.get(variant.model) if plain else None
+        paper = f"{known[0]:.2f} ± {known[1]:.2f}" if known else MISSING
+        accuracy = mean_and_std([row["original"] for row in group])
+        lines.append((variant.name, accuracy, paper, str(len(group))))
+    title = f"Test accuracy in percent, {_epochs(rows)}"
+    return Table(("network", "accuracy", "paper", "seeds"), lines, title)
+
+
+def biased_table(rows: Sequence[Row]) -> Table:
+    """Accuracy on biased ColorMNIST, a line for each network and a column for each σ.
+
+    Example:
+        >>> row = {"model": "cecnn", "augmentation": "none", "weighted": False, "epochs": 9}
+        >>> biased_table([row | {"original": 96.0, "sigma": 12.0}]).columns
+        ('network', 'σ = 12°')
+    """
+    sigmas = sorted({row["sigma"] for row in rows})
+    columns = ["network", *(f"σ = {sigma:g}°" if sigma < 1e5 else "σ = 10⁶°" for sigma in sigmas)]
+    lines = []
+    for variant, group in figures.by_variant(rows).items():
+        cells = [
+            mean_and_std([row["original"] for row in group if row["sigma"] == sigma])
+            for sigma in sigmas
+        ]
+        lines.append((variant.name, *cells))
+        known = PAPER_BIASED.get(variant.model, {})
+        if variant.augmentation == "none" and known.keys() & set(sigmas):
+            paper = [f"{known[sigma]:.2f}" if sigma in known else MISSING for sigma in sigmas]
+            lines.append((f"{variant.name} (paper)", *paper))
+    return Table(tuple(columns), lines, f"Test accuracy in percent, {_epochs(rows)}")
+
+
+def _epochs(rows: Sequence[Row]) -> str:
+    epochs = sorted({row["epochs"] for row in rows})
+    seeds = max(len(group) for group in figures.by_variant(rows).values())
+    spread = " (mean ± standard deviation over seeds)" if seeds > 1 else ""
+    return f"{' and '.join(map(str, epochs))} epochs{spread}"
+
+
+def headline(experiment: str, rows: Sequence[Row]) -> str:
+    """One sentence: CECNN against Z2CNN, where both were trained.
+
+    Example:
+        >>> row = {"augmentation": "none", "weighted": False}
+        >>> pair = [row | {"model": "z2cnn", "original": 70.0}, row | {"model": "cecnn",
+        ...         "original": 90.0}]
+        >>> headline("colormnist-longtailed", pair)
+        'CECNN 90.0 % against Z2CNN 70.0 %: 20.0 points more with as many parameters.'
+    """
+    means = []
+    for model in ("cecnn", "z2cnn"):
+        variant = figures.Variant(model, "none", False)
+        found = [row["original"] for row in figures.by_variant(rows).get(variant, [])]
+        if not found:
+            return f"{len(rows)} networks trained."
+        means.append(statistics.fmean(found))
+    gap = means[0] - means[1]
+    over = "" if experiment == "colormnist-longtailed" else " (mean over σ)"
+    return (
+        f"CECNN {means[0]:.1f} % against Z2CNN {means[1]:.1f} %{over}: {abs(gap):.1f} points "
+        f"{'more' if gap >= 0 else 'less'} with as many parameters."
+    )
+
+
+@torch.no_grad()
+def hue_curve(
+    network: nn.Module,
+    data: ColorMNIST,
+    turns: Tensor = HUE_SHIFTS,
+    *,
+    classes: Sequence[int] | None = None,
+    per_class: int | None = None,
+) -> Tensor:
+    """How often a network still reads the digit when the hue of the test images is shifted.
+
+    Where the colour belongs to the class, as in the long-tailed experiment, a shift changes the
+    right answer; the digit stays, so it is the digit alone that counts here.
+
+    Args:
+        network: maps images to logits of the dataset's classes; put it in eval mode.
+        data: what to test on.
+        turns: hue shifts ``[N]``.
+        classes: only test images of these.
+        per_class: only so many of each.
+
+    Returns:
+        Percent of digits read correctly, ``[N]``.
+
+    Example:
+        >>> from equicolor.data import load_mnist
+        >>> from equicolor.models import z2cnn
+        >>> data = biased_colormnist(0.0, load_mnist(embedded=True), test_size=20)
+        >>> hue_curve(z2cnn().eval(), data, torch.tensor([0.0, 0.5])).shape
+        torch.Size([2])
+    """
+    chosen = range(data.num_classes) if classes is None else classes
+    kept = [torch.nonzero(data.test.labels == c).flatten()[:per_class] for c in chosen]
+    images, labels = (part[torch.cat(kept)] for part in data.test)
+    colors = data.num_classes // 10
+    accuracy = []
+    for turn in turns:
+        predicted = network(shift_hue(images, turn)).argmax(1)
+        hits = torch.div(predicted, colors, rounding_mode="floor") == torch.div(
+            labels, colors, rounding_mode="floor"
+        )
+        accuracy.append(100 * hits.float().mean())
+    return torch.stack(accuracy)
+
+
+def best_known(data: ColorMNIST) -> list[int]:
+    """For every digit of the long-tailed dataset the class, so the colour, seen most often.
+
+    Example:
+        >>> from equicolor.data import load_mnist
+        >>> data = longtailed_colormnist(load_mnist(embedded=True), test_per_class=1)
+        >>> [data.class_names[index] for index in best_known(data)][:3]
+        ['0 red', '1 blue', '2 blue']
+    """
+    colors = data.num_classes // 10
+    best = data.class_counts().view(10, colors).argmax(1)
+    return [int(color) + colors * digit for digit, color in enumerate(best)]
+
+
+def draw(experiment: str, rows: Sequence[Row], digits: Digits) -> dict[str, Figure]:
+    """The figures of an experiment by the names of their files.
+
+    Args:
+        experiment: ``"colormnist-longtailed"`` or ``"colormnist-biased"``.
+        rows: its results.
+        digits: for the sample sheet.
+
+    Returns:
+        The main figure under the experiment's own name, then the samples.
+    """
+    if experiment == "colormnist-longtailed":
+        data = longtailed_colormnist(digits, test_per_class=1)
+        variants = [row for row in rows if row["augmentation"] == "none" and not row["weighted"]]
+        made = {experiment: figures.per_class_figure(variants or rows, data)}
+        changed = [row for row in rows if row not in variants]
+        if variants and changed:
+            made[f"{experiment}-variants"] = figures.per_class_figure(changed, data)
+        sheet = [data]
+    else:
+        made = {experiment: figures.sigma_figure(rows)}
+        sheet = [biased_colormnist(sigma, digits, test_size=1) for sigma in _SHEET_SIGMAS]
+    return made | {f"{experiment}-samples": figures.sample_sheet(sheet)}
+
+
+def write(
+    experiment: str,
+    rows: Sequence[Row],
+    digits: Digits,
+    folder: Path | str,
+    *,
+    report: bool = True,
+    curves: Mapping[str, Sequence[float]] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> list[Path]:
+    """Write the figures of an experiment, and a report with all of it.
+
+    Args:
+        experiment: ``"colormnist-longtailed"`` or ``"colormnist-biased"``.
+        rows: its results.
+        digits: for the sample sheet.
+        folder: created if missing.
+        report: also write ``report.html``.
+        curves: :func:`hue_curve` of some models at :data:`HUE_SHIFTS`, for a further figure.
+        provenance: of the rows.
+
+    Returns:
+        What was written.
+    """
+    folder = output_folder(folder)
+    drawn = draw(experiment, rows, digits)
+    if curves:
+        drawn[f"{experiment}-hue"] = figures.hue_figure(HUE_SHIFTS.tolist(), curves)
+    pictures = {name: png(figure) for name, figure in drawn.items()}
+    written = []
+    for name, picture in pictures.items():
+        path = folder / f"{name}.png"
+        path.write_bytes(picture)
+        written.append(path)
+    if not report:
+        return written
+    captions = _captions(experiment, rows, digits)
+    sections = [Section("Accuracy", table=summary_table(experiment, rows))]
+    for name, picture in pictures.items():
+        title, caption = captions[name]
+        sections.append(Section(title, figure=picture, caption=caption))
+    path = write_report(
+        folder / "report.html",
+        _TITLES[experiment],
+        sections,
+        lead=f"{_ABOUT[experiment]}\n\n{headline(experiment, rows)}",
+        provenance=provenance,
+    )
+    return [*written, path]
+
+
+def _captions(experiment: str, rows: Sequence[Row], digits: Digits) -> dict[str, tuple[str, str]]:
+    """Heading and caption of each figure."""
+    over = "Mean over seeds; error bars are one standard deviation."
+    sources = " and ".join(sorted({row["digits"] for row in rows}))
+    main = (
+        ("Accuracy of every class", f"Bars: training images of a class. Curves: test accuracy. "
+         f"{over} Trained on: {sources}.")
+        if experiment == "colormnist-longtailed"
+        else ("Accuracy over the spread of the hue", f"{over} Trained on: {sources}.")
+    )  # fmt: skip
+    samples = (
+        "The first training images of every class, with the number there are."
+        if experiment == "colormnist-longtailed"
+        else "The first training images of every class, for three spreads of the hue."
+    )
+    return {
+        experiment: main,
+        f"{experiment}-variants": (
+            "With jitter or a weighted loss",
+            f"Hue jitter hides the colour, which is part of the class here. {over}",
+        ),
+        f"{experiment}-samples": ("The images", f"{samples} Digits: {digits.source}."),
+        f"{experiment}-hue": (
+            "Shifted hues",
+            "Digits in the colour each was seen most often, shifted to others: how often a network "
+            "still reads the digit; the colour it names does not count. First seed, 30 test images "
+            "of each.",
+        ),
+    }

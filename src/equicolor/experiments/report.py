@@ -1,0 +1,193 @@
+"""Reports: one HTML file with everything inside, to open, mail or archive.
+
+No scripts, no links, no other files: styles are inline and pictures are PNGs in base64.
+"""
+
+import base64
+import html
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from PIL import Image
+
+from equicolor.experiments.tables import Table
+
+__all__ = ["Section", "png", "render", "write_report"]
+
+_STYLE = """
+:root { --ink: #1c1e21; --soft: #5b6168; --line: #d9dce0; --accent: #0072b2; }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 62rem; padding: 2.5rem 1.5rem 4rem; color: var(--ink);
+  background: #fff; font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .6rem; }
+h2 { font-size: 1.3rem; margin: 2.6rem 0 .6rem; padding-top: 1.2rem;
+  border-top: 1px solid var(--line); }
+p { margin: .6rem 0; max-width: 46rem; }
+.lead { font-size: 1.1rem; }
+.tiles { display: flex; flex-wrap: wrap; gap: 1rem; margin: 1.4rem 0; }
+.tile { flex: 1 1 11rem; border: 1px solid var(--line); border-radius: .5rem;
+  padding: .9rem 1.1rem; }
+.tile strong { display: block; font-size: 1.8rem; line-height: 1.25; color: var(--accent);
+  font-variant-numeric: tabular-nums; }
+.tile span { color: var(--soft); font-size: .9rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; margin: 1rem 0; font-size: .95rem; }
+caption { text-align: left; color: var(--soft); padding-bottom: .4rem; }
+th, td { padding: .4rem .9rem .4rem 0; text-align: left; border-bottom: 1px solid var(--line);
+  white-space: nowrap; }
+th { border-bottom: 2px solid var(--ink); }
+.number { text-align: right; font-variant-numeric: tabular-nums; }
+figure { margin: 1.2rem 0; }
+img { max-width: 100%; height: auto; display: block; }
+figcaption { color: var(--soft); font-size: .92rem; margin-top: .5rem; max-width: 46rem; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem;
+  font-size: .88rem; color: var(--soft); }
+dd { margin: 0; overflow-wrap: anywhere; }
+@media print { body { padding: 0; } h2 { break-after: avoid; } figure { break-inside: avoid; } }
+"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a report; whatever is not given is left out.
+
+    Attributes:
+        title: its heading.
+        text: paragraphs, separated by blank lines.
+        table: a table below the text.
+        figure: a matplotlib figure, or the bytes of a PNG, below the table.
+        caption: what the figure shows; it is also the picture's text for screen readers.
+    """
+
+    title: str
+    text: str = ""
+    table: Table | None = None
+    figure: Figure | bytes | None = None
+    caption: str = ""
+
+
+def png(figure: Figure, dpi: int = 110, limit: int = 150_000) -> bytes:
+    """A figure as a small PNG: plots do with a palette, and noisy pictures with a smaller one.
+
+    Args:
+        figure: what to draw.
+        dpi: pixels an inch.
+        limit: bytes to stay below, if 100 colours are enough for that.
+
+    Example:
+        >>> png(Figure(figsize=(1, 1)))[1:4]
+        b'PNG'
+    """
+    raw = io.BytesIO()
+    figure.savefig(raw, dpi=dpi, format="png")
+    image = Image.open(raw).convert("RGB")
+    for colors in (256, 160, 100):
+        packed = io.BytesIO()
+        image.quantize(colors, dither=Image.Dither.NONE).save(packed, "PNG", optimize=True)
+        if packed.tell() < limit:
+            break
+    return packed.getvalue()
+
+
+def render(
+    title: str,
+    sections: Sequence[Section],
+    *,
+    lead: str = "",
+    numbers: Mapping[str, str] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> str:
+    """The HTML of a report.
+
+    Args:
+        title: of the page.
+        sections: in order.
+        lead: what a newcomer should know first.
+        numbers: the headline figures, by what they are.
+        provenance: of :func:`equicolor.results.provenance`, at the end.
+
+    Example:
+        >>> page = render("Hues & digits", [Section("Result", "It works.")])
+        >>> "<h1>Hues &amp; digits</h1>" in page, "<script" in page
+        (True, False)
+    """
+    parts = [f"<h1>{html.escape(title)}</h1>"]
+    parts += [f'<p class="lead">{html.escape(text)}</p>' for text in _paragraphs(lead)]
+    if numbers:
+        tiles = (
+            f'<div class="tile"><strong>{html.escape(value)}</strong>'
+            f"<span>{html.escape(name)}</span></div>"
+            for name, value in numbers.items()
+        )
+        parts.append(f'<div class="tiles">{"".join(tiles)}</div>')
+    parts += map(_section, sections)
+    if provenance:
+        parts.append(_provenance(provenance))
+    body = "\n".join(parts)
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
+        f"<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def write_report(
+    path: Path | str,
+    title: str,
+    sections: Sequence[Section],
+    *,
+    lead: str = "",
+    numbers: Mapping[str, str] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write what :func:`render` makes, whole or not at all.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "report.html"
+        >>> write_report(path, "Hues", [Section("Result", "It works.")]) == path
+        True
+    """
+    path = Path(path)
+    page = render(title, sections, lead=lead, numbers=numbers, provenance=provenance)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(page, encoding="utf-8")
+    partial.replace(path)
+    return path
+
+
+def _paragraphs(text: str) -> list[str]:
+    return [" ".join(part.split()) for part in text.split("\n\n") if part.strip()]
+
+
+def _section(section: Section) -> str:
+    parts = [f"<h2>{html.escape(section.title)}</h2>"]
+    parts += [f"<p>{html.escape(text)}</p>" for text in _paragraphs(section.text)]
+    if section.table is not None:
+        parts.append(f'<div class="wide">{section.table.html()}</div>')
+    if section.figure is not None:
+        picture = section.figure if isinstance(section.figure, bytes) else png(section.figure)
+        encoded = base64.b64encode(picture).decode()
+        described = html.escape(section.caption or section.title, quote=True)
+        caption = f"<figcaption>{html.escape(section.caption)}</figcaption>"
+        parts.append(
+            f'<figure><img alt="{described}" src="data:image/png;base64,{encoded}">'
+            f"{caption if section.caption else ''}</figure>"
+        )
+    return "\n".join(parts)
+
+
+def _provenance(facts: Mapping[str, Any]) -> str:
+    """How it was made, as a list of names and values."""
+    items = []
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            value = ", ".join(f"{key} {item}" for key, item in value.items())
+        items.append(f"<dt>{html.escape(str(name))}</dt><dd>{html.escape(str(value))}</dd>")
+    return f"<h2>How this was made</h2>\n<dl>{''.join(items)}</dl>"

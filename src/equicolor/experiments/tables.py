@@ -1,0 +1,103 @@
+"""Tables as data: one table for the terminal, for Markdown and for HTML."""
+
+import html
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.table import Table as RichTable
+
+__all__ = ["MISSING", "Table", "mean_and_std"]
+
+MISSING = "–"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells of text under a header.
+
+    Args:
+        columns: the header.
+        rows: as many cells each as there are columns.
+        title: one line.
+        text_columns: how many columns, from the left, hold words; numbers go to the right.
+
+    Example:
+        >>> table = Table(("network", "accuracy"), [("z2cnn", "71.6")])
+        >>> print(table.markdown())
+        | network | accuracy |
+        |---|---:|
+        | z2cnn | 71.6 |
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    text_columns: int = 1
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(
+                    f"a row of a table with {len(self.columns)} columns has {len(row)} cells: "
+                    f"{list(row)}"
+                )
+
+    def rich(self) -> RichTable:
+        """The table for the terminal.
+
+        Example:
+            >>> Table(("a", "b"), [("x", "1")]).rich().row_count
+            1
+        """
+        result = RichTable(title=self.title or None, title_justify="left")
+        for index, name in enumerate(self.columns):
+            justify = "left" if index < self.text_columns else "right"
+            result.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+        for row in self.rows:
+            result.add_row(*row)
+        return result
+
+    def markdown(self) -> str:
+        """The table in Markdown, without its title."""
+        rule = [
+            "---" if index < self.text_columns else "---:" for index in range(len(self.columns))
+        ]
+        lines = [_line(self.columns), "|" + "|".join(rule) + "|"]
+        return "\n".join([*lines, *map(_line, self.rows)])
+
+    def html(self) -> str:
+        """The table in HTML, its title as the caption.
+
+        Example:
+            >>> "<td>a &amp; b</td>" in Table(("name",), [("a & b",)]).html()
+            True
+        """
+        caption = f"<caption>{html.escape(self.title)}</caption>" if self.title else ""
+        head = self._html_row(self.columns, "th")
+        body = "\n".join(self._html_row(row, "td") for row in self.rows)
+        return f"<table>{caption}\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody></table>"
+
+    def _html_row(self, cells: Sequence[str], tag: str) -> str:
+        made = []
+        for index, cell in enumerate(cells):
+            kind = "" if index < self.text_columns else ' class="number"'
+            made.append(f"<{tag}{kind}>{html.escape(cell)}</{tag}>")
+        return f"<tr>{''.join(made)}</tr>"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def mean_and_std(values: Sequence[float], digits: int = 2) -> str:
+    """The mean of some numbers and, of two or more, their sample standard deviation.
+
+    Example:
+        >>> mean_and_std([71.0, 72.0]), mean_and_std([71.0]), mean_and_std([])
+        ('71.50 ± 0.71', '71.00', '–')
+    """
+    if not values:
+        return MISSING
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.{digits}f}"

