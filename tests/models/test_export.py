@@ -8,6 +8,8 @@ from equicolor.models import cecnn, export, resnet44
 from equicolor.models.export import FORMATS, ExportError
 from equicolor.nn import CELiftConv2d
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt", "exported-program": ".pt2"}
 
 

