@@ -65,10 +65,7 @@ def equivariance_error(
     with torch.no_grad(), _unchanged(module):
         reference = _seeded(module, images)
         _check_output(reference)
-        if output == "auto":
-            rolls = reference.ndim == 5
-        else:
-            rolls = output == "features"
+        rolls = reference.ndim == 5 if output == "auto" else output == "features"
         if rolls and (reference.ndim != 5 or reference.shape[2] != rotations):
             raise ValueError(
                 f"expected features [B, C, {rotations}, H, W] from the module, got "

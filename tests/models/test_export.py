@@ -96,8 +96,7 @@ def test_existing_files_are_kept_unless_told(network, tmp_path):
     assert run(path, "torchscript")(torch.rand(2, 3, 28, 28)).shape == (2, 5)
 
 
-@pytest.mark.parametrize("to", ["torchscript", "exported-program"])
-@pytest.mark.parametrize("existing", [True, False])
+@pytest.mark.parametrize(("to", "existing"), [("torchscript", True), ("exported-program", False)])
 def test_wrong_exports_are_caught_and_leave_no_file(to, existing, network, tmp_path, monkeypatch):
     real = export._EXPORTERS[to]
 
@@ -156,3 +155,13 @@ def test_bad_options(options, message, network, tmp_path):
 def test_networks_that_cannot_be_folded_say_why(tmp_path):
     with pytest.raises(ValueError, match="this one returns features"):
         export.export(nn.Sequential(CELiftConv2d(3, 2, 3)), tmp_path / "a.onnx", input_size=8)
+
+
+def test_large_weights_go_beside_the_onnx_file(network, tmp_path, monkeypatch, relative_error):
+    # The format holds 2 GB; a lower limit takes the same road without such a network.
+    monkeypatch.setattr(export, "ONNX_LIMIT", 1000)
+    path = tmp_path / "network.onnx"
+    export.export(network, path, input_size=28)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [path.name, f"{path.name}.data"]
+    images = torch.rand(3, 3, 28, 28)
+    assert relative_error(run(path, "onnx")(images), network(images)) <= 1e-4

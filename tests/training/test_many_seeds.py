@@ -259,6 +259,26 @@ def test_checkpoint_of_another_configuration_is_refused(data: ColorMNIST, tmp_pa
     assert checkpoint.exists()
 
 
+def test_a_diverged_run_stops_and_keeps_its_checkpoint(
+    data: ColorMNIST, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = tmp_path / "run.checkpoint"
+    losses = many_seeds._Trainer._losses
+
+    def diverge(self: many_seeds._Trainer) -> Tensor:
+        value = losses(self)
+        factor = torch.ones_like(value)
+        factor[1] = float("nan") if self.step_number >= self.steps_per_epoch else 1.0
+        return value * factor
+
+    monkeypatch.setattr(many_seeds._Trainer, "_losses", diverge)
+    with pytest.raises(ValueError, match=r"loss of seed 9 is no longer finite in epoch 2 .*good"):
+        train_many(PLAIN, [data], [4, 9], checkpoint=checkpoint, checkpoint_every=1)
+    saved = torch.load(checkpoint, weights_only=True)
+    assert saved["epochs"] == 1
+    assert all(value.isfinite().all() for value in saved["tensors"].values())
+
+
 _SCRIPT = """
 import json, os, signal, sys
 from pathlib import Path

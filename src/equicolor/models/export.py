@@ -7,6 +7,7 @@ the one it was exported with, before success is reported.
 
 import copy
 import logging
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt", "exported-program": ".pt2"}
 FORMATS = tuple(SUFFIXES)
 _BATCHES = (1, 7)  # verified; neither is the batch of the example
 _EXAMPLE_BATCH = 2
+ONNX_LIMIT = 1.8 * 2**30  # bytes in one file, a little under the format's; above, weights go beside
 
 
 class ExportError(RuntimeError):
@@ -90,19 +92,18 @@ def export(
         raise ValueError(
             f"{type(model).__name__} does not take images {list(example.shape)}: {reason}"
         ) from mismatch
-    partial = path.with_name(f"{path.stem}.partial{path.suffix}")
-    try:
+    # Written aside under its own name, since large ONNX files refer to the weights beside them.
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as aside:
         with _quiet():
-            run, operations = _EXPORTERS[to](folded, example, partial)
+            run, operations = _EXPORTERS[to](folded, example, Path(aside) / path.name)
             error = _worst_error(original, run, size)
         if not error <= tolerance:
             raise ExportError(
                 f"the exported file is off by {error:.1e} relative, allowed {tolerance:.1e}; "
                 f"{path} was not written"
             )
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+        for file in Path(aside).iterdir():
+            file.replace(path.parent / file.name)
     return ExportReport(path, to, error, operations)
 
 
@@ -168,8 +169,7 @@ def _to_onnx(folded: fx.GraphModule, example: Tensor, path: Path) -> tuple[Run, 
         verbose=False,
     )
     assert program is not None
-    # One file where the format allows it (2 GB); weights beside it otherwise.
-    program.save(path, external_data=size > 1.8 * 2**30)
+    program.save(path, external_data=size > ONNX_LIMIT)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def run(images: Tensor) -> Tensor:

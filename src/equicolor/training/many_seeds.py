@@ -147,6 +147,7 @@ def _train(
         trainer.start_epoch(epoch)
         for _ in range(trainer.steps_per_epoch):
             step()
+        trainer.check_losses(epoch, checkpoint)
         if progress:
             progress(epoch + 1, recipe.epochs, trainer.mean_loss())
         last = epoch + 1 == recipe.epochs
@@ -283,6 +284,18 @@ class _Trainer:
         # Warming up trained a little: put everything back.
         self._restore(saved)
         return graph.replay
+
+    def check_losses(self, epoch: int, checkpoint: Path | None) -> None:
+        """Stop when a run has diverged; the checkpoint before it stays."""
+        broken = ~self.losses.isfinite()
+        if not broken.any():
+            return
+        seeds = ", ".join(map(str, self.run_seeds[broken].unique().tolist()))
+        kept = f"; {checkpoint} holds the last good state" if checkpoint else ""
+        raise ValueError(
+            f"the loss of seed {seeds} is no longer finite in epoch {epoch + 1} "
+            f"(step {int(self.step_number)}, highest learning rate {self.recipe.lr:g}){kept}"
+        )
 
     def mean_loss(self) -> float:
         """The mean loss of this epoch over all runs."""
