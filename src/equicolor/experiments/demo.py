@@ -340,9 +340,9 @@ def _sections(demo: Demo) -> list[Section]:
             "When the hue of the test images shifts",
             f"""Every digit is shown in the colour it was seen in most often, which both networks
             know well, and then in other colours. A shift by 120° turns red digits green, green ones
-            blue and blue ones red: at ±120° Z2CNN still reads {shifted["z2cnn"]:.0f} % of the
-            digits and CECNN {shifted["cecnn"]:.0f} %, as the shift only moves its features along
-            their three hues. Between these angles lie yellow, cyan and magenta, which neither
+            blue and blue ones red; the features of CECNN it only moves from one hue to the next.
+            At ±120° Z2CNN still reads {shifted["z2cnn"]:.0f} % of the digits and CECNN
+            {shifted["cecnn"]:.0f} %. Between these angles lie yellow, cyan and magenta, which neither
             network saw in training. The colour a network names does not count here, as the shift
             changes it.""",
             figure=figures.hue_figure(HUE_SHIFTS.tolist(), demo.curves),
