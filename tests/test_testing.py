@@ -216,3 +216,10 @@ class TestAssertion:
         assert_equivariant(layer, images, output="features")
         with pytest.raises(AssertionError):
             assert_equivariant(layer, images, output="invariant")
+
+
+def test_modules_that_work_in_place_are_measured_and_leave_the_input():
+    features = torch.randn(2, 4, 3, 5, 5)
+    before = features.clone()
+    assert equivariance_error(nn.LeakyReLU(0.1, inplace=True), features) == 0
+    assert torch.equal(features, before)

@@ -7,10 +7,14 @@ import torch
 from torch import Tensor
 
 
+class WrongTypeError(TypeError, ValueError):
+    """An argument of a type it cannot have; a ValueError too, for those who catch bad input."""
+
+
 def positive_int(name: str, value: object) -> int:
     """Return ``value`` if it is an integer of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {type(value).__name__}: {value!r}")
+        raise WrongTypeError(f"{name} must be an int, got {type(value).__name__}: {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
     return value
@@ -27,7 +31,7 @@ def int_pair(name: str, value: object, *, minimum: int) -> tuple[int, int]:
     """Return an int or a pair of ints as a pair, each at least ``minimum``."""
     pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(pair) != 2 or any(isinstance(v, bool) or not isinstance(v, int) for v in pair):
-        raise TypeError(f"{name} must be an int or a pair of ints, got {value!r}")
+        raise WrongTypeError(f"{name} must be an int or a pair of ints, got {value!r}")
     if min(pair) < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {value!r}")
     return pair

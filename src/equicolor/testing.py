@@ -140,7 +140,7 @@ def _seeded(module: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     devices = [x.device] if x.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(0)
-        return module(x)
+        return module(x.clone())  # a module may work in place
 
 
 @contextmanager

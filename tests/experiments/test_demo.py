@@ -147,7 +147,7 @@ def test_a_killed_worker_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         "z2cnn": SimpleNamespace(is_alive=lambda: False, exitcode=0),
         "cecnn": SimpleNamespace(is_alive=lambda: False, exitcode=-9),
     }
-    with pytest.raises(RuntimeError, match="training CECNN ended with status -9"):
+    with pytest.raises(ChildProcessError, match="training CECNN ended with status -9"):
         demo._next(Empty(), workers, {"z2cnn": ...})
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from torch import nn
 
 from equicolor import HueGroup
 from equicolor.models import (
@@ -333,3 +334,47 @@ def test_saving_below_a_file_keeps_the_reason(tmp_path):
 
 def test_build_from_config():
     assert checkpoints.build_from_config({"model": "z2cnn", "width": 5}).config["width"] == 5
+
+
+def test_networks_changed_after_they_were_built_are_refused(tmp_path):
+    # Replacing the head is how people fine-tune; the file would not load.
+    network = cecnn(10, width=3)
+    network.classifier = nn.Linear(9, 5)
+    with pytest.raises(CheckpointError, match=r"was changed after it was built.*classifier"):
+        save_model(network, tmp_path / "network.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_dtype_is_kept(dtype, tmp_path):
+    network = cecnn(10, width=3).to(dtype)
+    loaded = load_model(save_model(network, tmp_path / "network.safetensors"))
+    assert loaded.classifier.weight.dtype == dtype
+    assert torch.equal(loaded.classifier.weight, network.classifier.weight)
+
+
+def test_reference_needs_the_same_lifting():
+    released = cecnn(10, width=3, rotations=4).state_dict()
+    reference = cecnn(10, width=3, rotations=4).reference_key
+    released = {reference(key): value for key, value in released.items()}
+    released["ceconv_list.0.0.transformation_matrix"] = HueGroup(4).matrix(1)
+    load_reference(cecnn(10, width=3, rotations=4), released)
+    with pytest.raises(CheckpointError, match="trained with lifting='rgb'"):
+        load_reference(cecnn(10, width=3, rotations=4, lifting="hsv"), released)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_networks_from_the_meta_device_get_their_constants(assign):
+    network = resnet44(10, rotations=3, width=4).eval()
+    with torch.device("meta"):
+        ghost = resnet44(10, rotations=3, width=4).eval()
+    if not assign:
+        ghost.to_empty(device="cpu")
+    ghost.load_state_dict(network.state_dict(), assign=assign)
+    images = torch.rand(2, 3, 32, 32)
+    assert torch.equal(ghost(images), network(images))
+
+
+def test_normalisation_is_exact_in_float64():
+    network = resnet44(10, width=4).bfloat16().double()
+    assert network.normalize.mean.flatten().tolist() == [0.485, 0.456, 0.406]

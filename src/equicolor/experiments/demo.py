@@ -185,7 +185,7 @@ def _next(messages: Any, workers: Mapping[str, Any], found: Mapping[str, _Found]
             for model in dead:
                 if model not in found:
                     status = workers[model].exitcode
-                    raise RuntimeError(
+                    raise ChildProcessError(
                         f"training {_name(model)} ended with status {status}"
                     ) from None
 
@@ -342,9 +342,9 @@ def _sections(demo: Demo) -> list[Section]:
             know well, and then in other colours. A shift by 120° turns red digits green, green ones
             blue and blue ones red; the features of CECNN it only moves from one hue to the next.
             At ±120° Z2CNN still reads {shifted["z2cnn"]:.0f} % of the digits and CECNN
-            {shifted["cecnn"]:.0f} %. Between these angles lie yellow, cyan and magenta, which neither
-            network saw in training. The colour a network names does not count here, as the shift
-            changes it.""",
+            {shifted["cecnn"]:.0f} %. Between these angles lie yellow, cyan and magenta, which
+            neither network saw in training. The colour a network names does not count here, as the
+            shift changes it.""",
             figure=figures.hue_figure(HUE_SHIFTS.tolist(), demo.curves),
             caption=f"Digits read correctly, of {demo.hue_images} test images of each.",
         ),

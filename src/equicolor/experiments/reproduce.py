@@ -174,9 +174,10 @@ def _run(
 ) -> list[dict[str, Any]]:
     cuda = device.type == "cuda"
     planned = colormnist.parts(listed, seeds, side_by_side=cuda)
-    before = {}  # epochs of the parts that come before each
+    labels, before = {}, {}  # what to show of each part, and the epochs that come before it
     total = 0
-    for job, _ in planned:
+    for index, (job, _) in enumerate(planned, 1):
+        labels[job.name] = f"{job.name.partition('.')[0]} ({index} of {len(planned)})"
         before[job.name] = total
         total += job.recipe.epochs
     with Progress(
@@ -187,11 +188,14 @@ def _run(
         TimeRemainingColumn(),
         console=console,
     ) as progress:
-        bar = progress.add_task(planned[0][0].name, total=total, loss="")
+        bar = progress.add_task(labels[planned[0][0].name], total=total, loss="")
 
         def show(name: str, done: int, epochs: int, loss: float) -> None:
             progress.update(
-                bar, description=name, completed=before[name] + done, loss=f"loss {loss:.3f}"
+                bar,
+                description=labels[name],
+                completed=before[name] + done,
+                loss=f"loss {loss:.3f}",
             )
 
         return colormnist.run(

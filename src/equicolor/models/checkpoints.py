@@ -55,6 +55,15 @@ def save_model(model: nn.Module, path: str | Path) -> Path:
             f"save_model needs a network built by equicolor.models, which knows its "
             f"configuration; got {type(model).__name__}"
         )
+    own = {key: value.shape for key, value in model.state_dict().items()}
+    with torch.device("meta"):
+        built = {k: v.shape for k, v in build_from_config(model.config).state_dict().items()}
+    changed = sorted(key for key in own | built if own.get(key) != built.get(key))
+    if changed:
+        raise CheckpointError(
+            f"{_describe(model)} was changed after it was built, so its file could not be loaded: "
+            f"{'; '.join(_listed('differ', changed))}. Build it with the options it should have"
+        )
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {key: value.detach().contiguous() for key, value in model.state_dict().items()}
@@ -169,6 +178,16 @@ def load_strict(model: Network, state: Mapping[str, Tensor], source: str) -> Non
     ]
     if problems:
         raise CheckpointError(f"{source} does not fit {_describe(model)}: {'; '.join(problems)}")
+    if any(value.is_meta for value in own.values()):
+        raise CheckpointError(f"{_describe(model)} is on the meta device: call to_empty() first")
+    strangers = [k for k, v in state.items() if v.is_floating_point() != own[k].is_floating_point()]
+    if strangers:
+        raise CheckpointError(
+            f"{source} does not fit {_describe(model)}: {_listed('of another kind', strangers)[0]}"
+        )
+    dtypes = {value.dtype for value in state.values() if value.is_floating_point()}
+    if len(dtypes) == 1:
+        model.to(dtypes.pop())
     model.load_state_dict(dict(state))
 
 
@@ -225,7 +244,7 @@ def _state_dict(contents: Any, source: str) -> dict[str, Tensor]:
         raise CheckpointError(
             f"{source} holds no plain state dict: not tensors are {', '.join(strangers[:_SHOWN])}"
         )
-    for prefix in ("module.", "model."):
+    for prefix in ("model.", "module.", "model."):
         if all(key.startswith(prefix) for key in contents):
             contents = {key[len(prefix) :]: value for key, value in contents.items()}
     return dict(contents)
@@ -234,6 +253,11 @@ def _state_dict(contents: Any, source: str) -> dict[str, Tensor]:
 def _check_matrix(model: Network, key: str, matrix: Tensor, source: str) -> None:
     """The authors store the hue rotation; it tells how many rotations they trained with."""
     rotations = model.config.get("rotations", 1)
+    if model.config.get("lifting") == "hsv" and rotations != 3:
+        raise CheckpointError(
+            f"{source} was trained with lifting='rgb', which is another function than "
+            f"lifting='hsv' for {rotations} rotations"
+        )
     expected = HueGroup(rotations).matrix(1)
     if matrix.shape != (3, 3) or not torch.allclose(matrix.double(), expected, atol=1e-5):
         raise CheckpointError(

@@ -56,8 +56,9 @@ def cost(model: nn.Module, input_size: int | Sequence[int] = 224) -> Cost:
 
 
 def _shape(input_size: int | Sequence[int]) -> tuple[int, ...]:
-    shape = (1, 3, input_size, input_size) if isinstance(input_size, int) else input_size
+    shape = (input_size, input_size) if isinstance(input_size, int) else input_size
     sizes = tuple(shape) if isinstance(shape, Sequence) else ()
+    sizes = (1, 3, *sizes) if len(sizes) == 2 else sizes
     if len(sizes) != 4 or not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise ValueError(f"input_size must be an int or [B, 3, H, W], got {input_size!r}")
+        raise ValueError(f"input_size must be an int, [H, W] or [B, 3, H, W], got {input_size!r}")
     return sizes

@@ -1,5 +1,6 @@
 """One switch between plain and equivariant layers, so that a network is written once."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from equicolor.nn import (
     CosetFlatten,
     CosetMaxPool,
 )
+from equicolor.nn.constants import DerivedConstants
 
 COSET_POOLS = ("max", "avg", None)
 # ImageNet statistics. Equivariant networks must treat the channels alike, so they use one
@@ -73,7 +75,7 @@ def coset_pool(kind: str | None) -> nn.Module:
     return {"max": CosetMaxPool, "avg": CosetAvgPool, None: CosetFlatten}[kind]()
 
 
-class Normalize(nn.Module):
+class Normalize(DerivedConstants):
     """Subtract a mean and divide by a standard deviation, per channel or one for all.
 
     Args:
@@ -89,11 +91,29 @@ class Normalize(nn.Module):
 
     def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         super().__init__()
-        for name, values in (("mean", mean), ("std", std)):
+        self.numbers = {"mean": mean, "std": std}
+        for name, values in self.numbers.items():
             if len(values) not in (1, 3):
                 raise ValueError(f"{name} must hold 1 or 3 numbers, got {len(values)}")
-            # Constants of the architecture, not state: out of the state dict.
-            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
+            self.register_buffer(name, torch.empty(len(values), 1, 1), persistent=False)
+        self._reset_constants()
+
+    def _constants(self) -> dict[str, Tensor]:
+        return {
+            name: torch.tensor(values, dtype=torch.float64, device="cpu").view(-1, 1, 1)
+            for name, values in self.numbers.items()
+        }
+
+    def _reference(self) -> Tensor:
+        return self.mean
+
+    def follow(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Leave the meta device for that of a state dict, as load_state_dict(assign=True) does.
+
+        Without weights of its own, the module is not told of it.
+        """
+        if self.mean.is_meta and state_dict:
+            self._reset_constants(next(iter(state_dict.values())).device)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images ``[B, 3, H, W]`` to images of the same shape."""
@@ -101,7 +121,7 @@ class Normalize(nn.Module):
 
     def extra_repr(self) -> str:
         """The numbers."""
-        return f"mean={self.mean.flatten().tolist()}, std={self.std.flatten().tolist()}"
+        return ", ".join(f"{name}={list(values)}" for name, values in self.numbers.items())
 
 
 def check_group(rotations: int, lifting: str, coset_pool: str | None) -> None:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -177,6 +177,11 @@ class ResNet(Network):
         flat = ce_stages == len(stages) and coset_pool is None
         self.linear = nn.Linear(channels * (rotations if flat else 1), num_classes)
 
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, *args)
+        if isinstance(self.normalize, layers.Normalize):
+            self.normalize.follow(state_dict)
+
     def forward(self, images: Tensor) -> Tensor:
         """Images ``[B, 3, H, W]`` in [0, 1] to logits ``[B, num_classes]``."""
         x = self.max_pool(self.relu(self.bn1(self.conv1(self.normalize(images)))))
@@ -237,7 +242,14 @@ def matched_widths(
         >>> matched_widths(18, 3, 4), matched_widths(18, 3, 2)
         ((55, 110, 221, 443), (63, 126, 252, 504))
     """
+    if depth not in ARCHITECTURES:
+        known = ", ".join(map(str, ARCHITECTURES))
+        raise ValueError(f"depth must be one of {known}; got {depth!r}")
     architecture = ARCHITECTURES[depth]
+    if not 0 <= ce_stages <= len(architecture.blocks):
+        raise ValueError(
+            f"ce_stages lies between 0 and {len(architecture.blocks)}, got {ce_stages}"
+        )
     stages, base = len(architecture.blocks), architecture.base_width
     plain = widths.doubled(base, stages)
     if ce_stages == 0 or rotations == 1:
@@ -353,7 +365,8 @@ _DOCUMENTATION = """ResNet-{depth}: plain for one rotation, colour-equivariant f
 
     Args:
         num_classes: outputs.
-        rotations: hues of the equivariant stages; 1 is a plain network.
+        rotations: hues of the equivariant stages; 1 is a plain network, whatever the
+            options of equivariant stages say.
         ce_stages: equivariant stages, counted from the input; None means all {stages}.
         separable: whether equivariant filters are the product of a spatial and a hue part.
         coset_pool: ``"max"`` or ``"avg"`` over the hues where the equivariant stages end;

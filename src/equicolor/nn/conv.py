@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Self, get_args
+from typing import Literal, Self, get_args
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from equicolor import _checks
 from equicolor.groups import CyclicAlgorithm, HueGroup, cyclic_algorithm
 from equicolor.nn import functional
 from equicolor.nn.algorithm import ALGORITHMS
+from equicolor.nn.constants import DerivedConstants
 from equicolor.nn.functional import LIFTINGS, Padding
 from equicolor.nn.layout import per_rotation
 from equicolor.nn.mixing import exact_matmul
@@ -20,13 +21,8 @@ PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 PADDING_MODES: tuple[PaddingMode, ...] = get_args(PaddingMode)
 
 
-class _CEConvNd(nn.Module):
-    """What the two convolutions share: Conv2d's arguments, initialisation, and constants.
-
-    Group constants are buffers outside the state dict. They are derived from the number
-    of rotations, so they are computed anew at full precision whenever the module changes
-    dtype or device: a network made in float32 and moved to float64 is exact to float64.
-    """
+class _CEConvNd(DerivedConstants):
+    """What the two convolutions share: Conv2d's arguments, initialisation, and constants."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None
@@ -90,38 +86,19 @@ class _CEConvNd(nn.Module):
         """Inputs of one output: channels, rotations (1 for images) and taps."""
         return self.in_channels // self.groups * math.prod(self.kernel_size)
 
-    def _constants(self) -> dict[str, Tensor]:
-        """Group constants by buffer name, in float64 on the CPU."""
-        raise NotImplementedError
-
-    def _reset_constants(self) -> None:
-        half = self.weight.dtype in (torch.float16, torch.bfloat16)
-        dtype = torch.float32 if half else self.weight.dtype
-        for name, value in self._constants().items():
-            self.register_buffer(
-                name, value.to(device=self.weight.device, dtype=dtype), persistent=False
-            )
-
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Self:
         def on_filters(tensor: Tensor) -> Tensor:
             # Filters have five dimensions, so .to(memory_format=torch.channels_last) would
             # refuse them; their [O, I * n, kh, kw] view takes it.
             try:
                 return fn(tensor)
-            except RuntimeError:
-                if tensor.ndim != 5:
+            except RuntimeError as error:
+                if tensor.ndim != 5 or "channels_last" not in str(error):
                     raise
                 converted: Tensor = fn(tensor.flatten(1, 2)).unflatten(1, tensor.shape[1:3])
                 return converted
 
-        super()._apply(on_filters, recurse)  # type: ignore[no-untyped-call]
-        self._reset_constants()
-        return self
-
-    def _load_from_state_dict(self, *args: Any) -> None:
-        super()._load_from_state_dict(*args)
-        # load_state_dict(assign=True) can move a meta module to a real device.
-        self._reset_constants()
+        return super()._apply(on_filters, recurse)
 
     def _pad(self, images: Tensor) -> tuple[Tensor, Padding]:
         """Apply a padding mode other than zeros; what is left for the convolution to pad."""

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import parametrize
 
 from equicolor import _checks
 from equicolor.color import shift_back
@@ -58,14 +59,18 @@ _LAYERS: tuple[type[nn.Module], ...] = (
 # What may happen to features between equivariant layers: it must not see the dimensions.
 _ELEMENTWISE_MODULES = (
     nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid,
-    nn.Hardsigmoid, nn.Hardswish, nn.Tanh, nn.Softplus, nn.Dropout, nn.Dropout3d,
+    nn.Hardsigmoid, nn.Hardswish, nn.Tanh, nn.Softplus, nn.Dropout, nn.Dropout2d, nn.Dropout3d,
 )  # fmt: skip
 _ELEMENTWISE_FUNCTIONS = (
     F.relu, F.relu6, F.leaky_relu, F.elu, F.gelu, F.silu, F.mish, F.hardsigmoid, F.hardswish,
-    torch.relu, torch.sigmoid, torch.tanh, torch.add, torch.sub, torch.mul,
-    operator.add, operator.iadd, operator.sub, operator.mul, operator.imul, operator.neg,
+    torch.relu, torch.sigmoid, torch.tanh, torch.clamp, torch.add, torch.sub, torch.mul, torch.div,
+    operator.add, operator.iadd, operator.sub, operator.isub, operator.mul, operator.imul,
+    operator.truediv, operator.itruediv, operator.neg,
 )  # fmt: skip
-_ELEMENTWISE_METHODS = ("relu", "relu_", "sigmoid", "tanh", "add", "add_", "mul", "mul_", "sub")
+_IN_PLACE_OPERATORS = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
+_ELEMENTWISE_METHODS = (
+    "relu", "relu_", "sigmoid", "tanh", "clamp", "add", "add_", "sub", "mul", "mul_", "div",
+)  # fmt: skip
 
 
 def fold(model: nn.Module, form: str = "auto") -> fx.GraphModule:
@@ -89,7 +94,13 @@ def fold(model: nn.Module, form: str = "auto") -> fx.GraphModule:
     """
     _checks.one_of("form", form, FORMS)
     model = copy.deepcopy(model).eval().requires_grad_(False)
-    traced = fx.GraphModule(model, _Tracer().trace(model), type(model).__name__)
+    _refuse_custom_layers(model)
+    _bake_parametrizations(model)
+    try:
+        graph = _Tracer().trace(model)
+    except Exception as error:  # whatever the network's own code does with what is not a tensor
+        raise ValueError(f"fold cannot trace {type(model).__name__}: {error}") from error
+    traced = fx.GraphModule(model, graph, type(model).__name__)
     if form == "auto":
         orders = [m.rotations for m in model.modules() if isinstance(m, CEConv2d | CELiftConv2d)]
         n = max(orders, default=1)
@@ -103,8 +114,62 @@ def fold(model: nn.Module, form: str = "auto") -> fx.GraphModule:
     return traced.eval()
 
 
+def _refuse_custom_layers(model: nn.Module) -> None:
+    """Layers are replaced by what their class computes, so nothing may be added to it."""
+    for name, module in model.named_modules():
+        if not isinstance(module, _LAYERS):
+            continue
+        own = next(kind for kind in _LAYERS if isinstance(module, kind))
+        if type(module).forward is not own.forward:
+            raise ValueError(
+                f"fold knows {own.__name__}, but {name!r} is a {type(module).__name__} with a "
+                "forward of its own"
+            )
+        if module._forward_hooks or module._forward_pre_hooks:
+            raise ValueError(f"fold would drop the forward hooks of {name!r}; remove them first")
+
+
+def _bake_parametrizations(model: nn.Module) -> None:
+    """Replace parametrized weights, such as weight norm's, by their values.
+
+    By hand: torch's remove_parametrizations would change the class, which a copy shares with
+    the original network.
+    """
+    for module in list(model.modules()):
+        if not parametrize.is_parametrized(module):
+            continue
+        assert isinstance(module.parametrizations, nn.ModuleDict)
+        values = {name: getattr(module, name).detach() for name in module.parametrizations}
+        module.__class__ = type(module).__bases__[0]
+        del module._modules["parametrizations"]
+        for name, value in values.items():
+            module.register_parameter(name, nn.Parameter(value.clone(), requires_grad=False))
+
+
+class _Proxy(fx.Proxy):
+    """Records ``x += y`` as the change in place it is; torch.fx takes it for ``x = x + y``."""
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self._change(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> fx.Proxy:
+        return self._change(operator.isub, other)
+
+    def __imul__(self, other: Any) -> fx.Proxy:
+        return self._change(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> fx.Proxy:
+        return self._change(operator.itruediv, other)
+
+    def _change(self, operation: Callable[..., Any], other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operation, (self, other), {})
+
+
 class _Tracer(fx.Tracer):
     """Keeps equivariant layers whole."""
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, _LAYERS) or super().is_leaf_module(m, module_qualified_name)
@@ -130,9 +195,9 @@ def _fold_batch_norms(traced: fx.GraphModule) -> None:
         norm = modules.get(str(node.target)) if node.op == "call_module" else None
         if not isinstance(norm, _BatchNorm) or norm.running_mean is None:
             continue
-        source = node.args[0]
+        source = _input(node)
         conv = modules.get(str(source.target)) if source.op == "call_module" else None
-        if not isinstance(conv, _CONVOLUTIONS) or len(source.users) > 1 or _calls(source) > 1:
+        if not isinstance(conv, _CONVOLUTIONS) or len(source.users) > 1 or _uses(source) > 1:
             continue
         scale, shift = _affine(norm)
         bias = 0 if conv.bias is None else conv.bias.double()
@@ -144,9 +209,18 @@ def _fold_batch_norms(traced: fx.GraphModule) -> None:
         traced.graph.erase_node(node)
 
 
-def _calls(node: fx.Node) -> int:
-    """How often the module of a node is called in its graph."""
-    return sum(other.target == node.target for other in node.graph.nodes)
+def _input(node: fx.Node) -> fx.Node:
+    """The one argument of a layer, by position or by name."""
+    x = node.args[0] if node.args else next(iter(node.kwargs.values()))
+    assert isinstance(x, fx.Node)
+    return x
+
+
+def _uses(node: fx.Node) -> int:
+    """How often a graph calls the module of a node or reads one of its tensors."""
+    own = str(node.target)
+    targets = [str(other.target) for other in node.graph.nodes if other.op != "call_method"]
+    return sum(target == own or target.startswith(f"{own}.") for target in targets)
 
 
 def _affine(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
@@ -169,6 +243,7 @@ class _Folder:
         self.traced = traced
         self.graph = traced.graph
         self.rotations: dict[fx.Node, int] = {}  # of the nodes that carry features
+        self.names: dict[tuple[str, str], str] = {}  # of what was added, by layer and purpose
 
     def run(self) -> None:
         """Rewrite the graph."""
@@ -211,8 +286,7 @@ class _Folder:
             )
 
     def _replace(self, node: fx.Node, module: nn.Module) -> None:
-        x = node.args[0]
-        assert isinstance(x, fx.Node)
+        x = _input(node)
         with self.graph.inserting_before(node):
             if isinstance(module, CELiftConv2d):
                 new, n = self.lift(node, module, x), module.rotations
@@ -246,15 +320,27 @@ class _Folder:
         return self._module(node, "pool", pool, x)
 
     def _module(self, node: fx.Node, suffix: str, module: nn.Module, x: fx.Node) -> fx.Node:
-        """Add a module beside the one it replaces, and a call of it."""
-        name = f"{node.target}_{suffix}"
+        """Add a module in place of an equivariant one, and a call of it."""
+        name = self._name(node, suffix)
         self.traced.add_submodule(name, module)
         return self.graph.call_module(name, (x,))
 
     def _buffer(self, node: fx.Node, suffix: str, value: Tensor) -> fx.Node:
-        name = f"{str(node.target).replace('.', '_')}_{suffix}"
-        self.traced.register_buffer(name, value)
+        name = self._name(node, suffix)
+        owner, _, leaf = name.rpartition(".")
+        self.traced.get_submodule(owner).register_buffer(leaf, value)
         return self.graph.get_attr(name)
+
+    def _name(self, node: fx.Node, suffix: str) -> str:
+        """A name that nothing in the network has; layers called twice keep theirs."""
+        key = str(node.target), suffix
+        if key not in self.names:
+            name = f"{key[0]}_{suffix}"
+            owner, _, leaf = name.rpartition(".")
+            while hasattr(self.traced.get_submodule(owner), leaf):
+                name, leaf = f"{name}_", f"{leaf}_"
+            self.names[key] = name
+        return self.names[key]
 
     def _method(self, x: fx.Node, name: str, *args: Any) -> fx.Node:
         return self.graph.call_method(name, (x, *args))
@@ -273,7 +359,7 @@ class _Folder:
         """Images ``[B, 3, H, W]`` in every hue, ``[n * B, 3, H, W]``."""
         matrices = lift._transformations()
         if matrices is None:
-            steps = torch.arange(lift.rotations, dtype=torch.float64) / lift.rotations
+            steps = torch.arange(lift.rotations, dtype=torch.float64, device="cpu") / lift.rotations
             turns = self._buffer(node, "turns", steps.to(lift.weight).view(-1, 1, 1, 1))
             orbit = self._inline(shift_back, lift.weight.dtype, x, turns)
         else:
@@ -317,7 +403,7 @@ class _DenseFolder(_Folder):
 
     def coset(self, node: fx.Node, module: nn.Module, x: fx.Node, n: int) -> fx.Node:
         if isinstance(module, CosetFlatten):
-            return self._module(node, "flat", nn.Identity(), x)
+            return self._method(x, "clone")  # as eager mode copies: x may be changed in place
         features = self._method(x, "unflatten", 1, (-1, n))
         return self._method(features, "amax" if isinstance(module, CosetMaxPool) else "mean", 2)
 
@@ -417,7 +503,12 @@ def _is_impure(traced: fx.GraphModule, node: fx.Node) -> bool:
         in_place = getattr(traced.get_submodule(str(node.target)), "inplace", False)
     else:
         name = getattr(node.target, "__name__", str(node.target))
-        in_place = node.kwargs.get("inplace", False) or name.endswith("_")
+        in_place = (
+            node.kwargs.get("inplace", False)
+            or node.kwargs.get("out") is not None
+            or name.endswith("_")
+            or node.target in _IN_PLACE_OPERATORS
+        )
     return bool(in_place) or node.is_impure()
 
 

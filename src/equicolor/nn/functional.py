@@ -278,6 +278,11 @@ def _check_filters(
         raise ValueError(f"ce_conv2d expects filters [O, C/g, n or 1, kh, kw], got {shape}")
     if pointwise_weight is not None and shape[2] != 1:
         raise ValueError(f"with pointwise_weight, weight is [O, C/g, 1, kh, kw]; got {shape}")
+    if pointwise_weight is not None and pointwise_weight.shape[:2] != weight.shape[:2]:
+        raise ValueError(
+            f"weight and pointwise_weight must have the same channels, got {shape} and "
+            f"{list(pointwise_weight.shape)}"
+        )
     group_part = weight if pointwise_weight is None else pointwise_weight
     if group_part.shape[2] != n:
         raise ValueError(

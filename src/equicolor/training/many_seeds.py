@@ -116,7 +116,7 @@ def train_many(
 
     Example:
         >>> from equicolor.data import load_mnist, longtailed_colormnist
-        >>> data = longtailed_colormnist(load_mnist(embedded=True), test_per_class=5)
+        >>> data = longtailed_colormnist(load_mnist(embedded=True), largest=5, test_per_class=5)
         >>> results = train_many(Recipe("z2cnn", epochs=1), [data], seeds=[0, 1])
         >>> [result.seed for result in results]
         [0, 1]
