@@ -102,12 +102,15 @@ def test_other_dtypes(dtype):
 def test_other_peoples_networks():
     network = nn.Sequential(nn.Conv2d(3, 2, 3, bias=False), nn.ReLU())
     assert cost(network, 4) == Cost(54, 54 * 4)
+    assert cost(network, (4, 6)) == Cost(54, 54 * 8)
     assert cost(nn.ReLU(), 4) == Cost(0, 0)
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.5, "224", (3, 28, 28), [], (0, 3, 28, 28), None])
 def test_bad_sizes(size):
-    with pytest.raises(ValueError, match=r"input_size must be an int or \[B, 3, H, W\], got"):
+    with pytest.raises(
+        ValueError, match=r"input_size must be an int, \[H, W\] or \[B, 3, H, W\], got"
+    ):
         cost(z2cnn(10, width=2), size)
 
 

@@ -111,6 +111,9 @@ def load_model(path: str | Path, *, device: torch.device | str = "cpu") -> Netwo
         raise CheckpointError(
             f"{path} has no configuration that a network can be built from ({_one_line(error)})"
         ) from None
+    dtypes = {value.dtype for value in tensors.values() if value.is_floating_point()}
+    if len(dtypes) == 1:
+        model.to(dtypes.pop())
     load_strict(model, tensors, str(path))
     return model.to(device).eval()
 
@@ -180,14 +183,11 @@ def load_strict(model: Network, state: Mapping[str, Tensor], source: str) -> Non
         raise CheckpointError(f"{source} does not fit {_describe(model)}: {'; '.join(problems)}")
     if any(value.is_meta for value in own.values()):
         raise CheckpointError(f"{_describe(model)} is on the meta device: call to_empty() first")
-    strangers = [k for k, v in state.items() if v.is_floating_point() != own[k].is_floating_point()]
+    strangers = [k for k in own if own[k].is_floating_point() and not state[k].is_floating_point()]
     if strangers:
         raise CheckpointError(
             f"{source} does not fit {_describe(model)}: {_listed('of another kind', strangers)[0]}"
         )
-    dtypes = {value.dtype for value in state.values() if value.is_floating_point()}
-    if len(dtypes) == 1:
-        model.to(dtypes.pop())
     model.load_state_dict(dict(state))
 
 
