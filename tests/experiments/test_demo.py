@@ -21,11 +21,14 @@ from equicolor.experiments import demo
 
 OPTIONS = {"epochs": 1, "hue_images": 1}
 _SCRIPT = """
+import signal
 import sys
 from pathlib import Path
 from equicolor.experiments import demo
 
 if __name__ == "__main__":
+    # Tests may run in the background, where shells have interrupts ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         demo.run(Path(sys.argv[1]), epochs=3, hue_images=1)
     except KeyboardInterrupt:

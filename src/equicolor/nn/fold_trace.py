@@ -1,0 +1,191 @@
+"""The graph that :mod:`equicolor.nn.fold` rewrites: equivariant layers kept whole."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import parametrize
+
+from equicolor.nn.conv import CEConv2d, CELiftConv2d
+from equicolor.nn.norm import CEBatchNorm2d, CEDropout2d
+from equicolor.nn.pooling import (
+    CEAdaptiveAvgPool2d,
+    CEAvgPool2d,
+    CEMaxPool2d,
+    CosetAvgPool,
+    CosetFlatten,
+    CosetMaxPool,
+)
+
+_CONVOLUTIONS = (nn.Conv2d, CEConv2d, CELiftConv2d)
+POOLS: dict[type[nn.Module], type[nn.Module]] = {
+    CEMaxPool2d: nn.MaxPool2d,
+    CEAvgPool2d: nn.AvgPool2d,
+    CEAdaptiveAvgPool2d: nn.AdaptiveAvgPool2d,
+}
+COSETS = (CosetMaxPool, CosetAvgPool, CosetFlatten)
+LAYERS: tuple[type[nn.Module], ...] = (
+    CELiftConv2d,
+    CEConv2d,
+    CEBatchNorm2d,
+    CEDropout2d,
+    *POOLS,
+    *COSETS,
+)
+_IN_PLACE_OPERATORS = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
+
+
+def trace(model: nn.Module) -> fx.GraphModule:
+    """The graph of a network in eval mode, which is changed; refused if it cannot be trusted."""
+    _refuse_custom_layers(model)
+    _bake_parametrizations(model)
+    try:
+        graph = _Tracer().trace(model)
+    except Exception as error:  # whatever the network's own code does with what is not a tensor
+        raise ValueError(f"fold cannot trace {type(model).__name__}: {error}") from error
+    return fx.GraphModule(model, graph, type(model).__name__)
+
+
+def trace_function(function: Callable[..., Tensor], dtype: torch.dtype) -> fx.Graph:
+    """The graph of a function of tensors of one dtype."""
+    return _FunctionTracer(dtype).trace(function)
+
+
+def _refuse_custom_layers(model: nn.Module) -> None:
+    """Layers are replaced by what their class computes, so nothing may be added to it."""
+    for name, module in model.named_modules():
+        if not isinstance(module, LAYERS):
+            continue
+        own = next(kind for kind in LAYERS if isinstance(module, kind))
+        if type(module).forward is not own.forward:
+            raise ValueError(
+                f"fold knows {own.__name__}, but {name!r} is a {type(module).__name__} with a "
+                "forward of its own"
+            )
+        if module._forward_hooks or module._forward_pre_hooks:
+            raise ValueError(f"fold would drop the forward hooks of {name!r}; remove them first")
+
+
+def _bake_parametrizations(model: nn.Module) -> None:
+    """Replace parametrized weights, such as weight norm's, by their values.
+
+    By hand: torch's remove_parametrizations would change the class, which a copy shares with
+    the original network.
+    """
+    for module in list(model.modules()):
+        if not parametrize.is_parametrized(module):
+            continue
+        assert isinstance(module.parametrizations, nn.ModuleDict)
+        values = {name: getattr(module, name).detach() for name in module.parametrizations}
+        module.__class__ = type(module).__bases__[0]
+        del module._modules["parametrizations"]
+        for name, value in values.items():
+            module.register_parameter(name, nn.Parameter(value.clone(), requires_grad=False))
+
+
+class _Proxy(fx.Proxy):
+    """Records ``x += y`` as the change in place it is; torch.fx takes it for ``x = x + y``."""
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self._change(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> fx.Proxy:
+        return self._change(operator.isub, other)
+
+    def __imul__(self, other: Any) -> fx.Proxy:
+        return self._change(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> fx.Proxy:
+        return self._change(operator.itruediv, other)
+
+    def _change(self, operation: Callable[..., Any], other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operation, (self, other), {})
+
+
+class _Tracer(fx.Tracer):
+    """Keeps equivariant layers whole."""
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, LAYERS) or super().is_leaf_module(m, module_qualified_name)
+
+
+class _FunctionTracer(fx.Tracer):
+    """Traces a function of tensors of one dtype, which it may ask for."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        proxy = super().proxy(node)
+        proxy.dtype = self.dtype  # type: ignore[attr-defined]
+        return proxy
+
+
+def fold_batch_norms(traced: fx.GraphModule) -> None:
+    """Scale the filters of convolutions by the batch norm that alone follows them."""
+    modules = dict(traced.named_modules())
+    for node in list(traced.graph.nodes):
+        norm = modules.get(str(node.target)) if node.op == "call_module" else None
+        if not isinstance(norm, _BatchNorm) or norm.running_mean is None:
+            continue
+        source = layer_input(node)
+        conv = modules.get(str(source.target)) if source.op == "call_module" else None
+        if not isinstance(conv, _CONVOLUTIONS) or len(source.users) > 1 or _uses(source) > 1:
+            continue
+        scale, shift = _affine(norm)
+        bias = 0 if conv.bias is None else conv.bias.double()
+        # Of a separable filter, scaling the spatial part scales the whole.
+        weight = conv.weight.double() * scale.view(-1, *[1] * (conv.weight.ndim - 1))
+        conv.bias = nn.Parameter((bias * scale + shift).to(conv.weight), requires_grad=False)
+        conv.weight = nn.Parameter(weight.to(conv.weight), requires_grad=False)
+        node.replace_all_uses_with(source)
+        traced.graph.erase_node(node)
+
+
+def layer_input(node: fx.Node) -> fx.Node:
+    """The one argument of a layer, by position or by name."""
+    x = node.args[0] if node.args else next(iter(node.kwargs.values()))
+    assert isinstance(x, fx.Node)
+    return x
+
+
+def _uses(node: fx.Node) -> int:
+    """How often a graph calls the module of a node or reads one of its tensors."""
+    own = str(node.target)
+    targets = [str(other.target) for other in node.graph.nodes if other.op != "call_method"]
+    return sum(target == own or target.startswith(f"{own}.") for target in targets)
+
+
+def _affine(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
+    """Scale and shift of a batch norm in eval mode, in float64."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    scale = (norm.running_var.double() + norm.eps).rsqrt()
+    if norm.weight is not None:
+        scale = scale * norm.weight.double()
+    shift = -norm.running_mean.double() * scale
+    if norm.bias is not None:
+        shift = shift + norm.bias.double()
+    return scale, shift
+
+
+def is_impure(traced: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether a node matters although its result is not used; fx overlooks in-place changes."""
+    if node.op == "call_module":
+        in_place = getattr(traced.get_submodule(str(node.target)), "inplace", False)
+    else:
+        name = getattr(node.target, "__name__", str(node.target))
+        in_place = (
+            node.kwargs.get("inplace", False)
+            or node.kwargs.get("out") is not None
+            or name.endswith("_")
+            or node.target in _IN_PLACE_OPERATORS
+        )
+    return bool(in_place) or node.is_impure()
