@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from equicolor._files import written_aside
+
 __all__ = ["device_name", "provenance", "read_results", "write_results"]
 
 _VERSIONS = ("equicolor", "torch", "numpy", "lightning", "torchvision", "timm", "triton")
@@ -81,13 +83,10 @@ def write_results(
         [{'model': 'z2cnn', 'original': 71.6}]
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     head = json.dumps({**provenance(device), **facts}, indent=1)[:-2]
     body = ",\n  ".join(json.dumps(row) for row in rows)
-    # Written aside and renamed, so that a crash never leaves half a file.
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(f'{head},\n "rows": [\n  {body}\n ]\n}}\n')
-    partial.replace(path)
+    with written_aside(path) as partial:
+        partial.write_text(f'{head},\n "rows": [\n  {body}\n ]\n}}\n')
     return path
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from equicolor._files import written_aside
 from equicolor.data import mnist
 from equicolor.data.root import data_root
 
@@ -135,11 +136,10 @@ def download(
 
 
 def _fetch(url: str, path: Path, md5: str, size: int, progress: Progress | None) -> None:
-    """One file, written aside and renamed after its checksum."""
-    partial = path.with_name(path.name + ".partial")
+    """One file, kept only if its checksum is right."""
     digest = hashlib.md5(usedforsecurity=False)
     done = 0
-    try:
+    with written_aside(path) as partial:
         with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer, partial.open("wb") as file:
             while chunk := answer.read(_CHUNK):
                 file.write(chunk)
@@ -149,6 +149,3 @@ def _fetch(url: str, path: Path, md5: str, size: int, progress: Progress | None)
                     progress(path.name, done, size)
         if digest.hexdigest() != md5:
             raise DownloadError(f"{done} bytes came with md5 {digest.hexdigest()}, not {md5}")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from equicolor import _checks
+from equicolor._files import written_aside
 from equicolor.data import (
     ColorMNIST,
     Digits,
@@ -259,9 +260,8 @@ def trained(job: Job, folder: Path, seed: int = 0) -> list[Z2CNN]:
 
 
 def _save_networks(path: Path, results: Sequence[Result]) -> None:
-    partial = path.with_name(path.name + ".partial")
-    torch.save({f"{result.dataset} {result.seed}": result.state for result in results}, partial)
-    partial.replace(path)
+    with written_aside(path) as partial:
+        torch.save({f"{result.dataset} {result.seed}": result.state for result in results}, partial)
 
 
 def _train(

@@ -14,6 +14,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from PIL import Image
 
+from equicolor._files import written_aside
 from equicolor.experiments.tables import Table
 
 __all__ = ["Section", "png", "render", "write_report"]
@@ -155,10 +156,8 @@ def write_report(
     """
     path = Path(path)
     page = render(title, sections, lead=lead, numbers=numbers, provenance=provenance)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(page, encoding="utf-8")
-    partial.replace(path)
+    with written_aside(path) as partial:
+        partial.write_text(page, encoding="utf-8")
     return path
 
 

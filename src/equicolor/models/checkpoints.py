@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from equicolor._files import written_aside
 from equicolor.groups import HueGroup
 from equicolor.models.registry import Network, create_model
 
@@ -65,15 +66,9 @@ def save_model(model: nn.Module, path: str | Path) -> Path:
             f"{'; '.join(_listed('differ', changed))}. Build it with the options it should have"
         )
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {key: value.detach().contiguous() for key, value in model.state_dict().items()}
-    # Written aside and renamed, so that an interrupted save never destroys a good file.
-    partial = path.with_name(path.name + ".partial")
-    try:
+    with written_aside(path) as partial:
         save_file(tensors, partial, {"format": _FORMAT, "config": json.dumps(model.config)})
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
     return path
 
 

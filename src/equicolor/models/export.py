@@ -24,8 +24,7 @@ from equicolor.nn.fold import fold
 
 __all__ = ["FORMATS", "ExportError", "ExportReport", "export", "find_model"]
 
-SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt", "exported-program": ".pt2"}
-FORMATS = tuple(SUFFIXES)
+FORMATS = ("onnx", "torchscript", "exported-program")
 _BATCHES = (1, 7)  # verified; neither is the batch of the example
 _EXAMPLE_BATCH = 2
 ONNX_LIMIT = 1.8 * 2**30  # bytes in one file, a little under the format's; above, weights go beside

@@ -6,6 +6,7 @@ beside it. Data stay on the device; on a GPU a training step is replayed as one 
 checkpoint holds everything: a killed run resumes where it was.
 """
 
+import functools
 import hashlib
 import json
 import math
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equicolor import _checks
+from equicolor._files import written_aside
 from equicolor.color import shift_hue
 from equicolor.data.colormnist import ColorMNIST
 from equicolor.models.registry import create_model
@@ -313,6 +315,7 @@ class _Trainer:
         for key, tensor in self._tensors().items():
             tensor.copy_(saved[key])
 
+    @functools.cached_property
     def _fingerprint(self) -> str:
         """What a checkpoint must agree on to be continued."""
         facts = {
@@ -325,18 +328,16 @@ class _Trainer:
 
     def save(self, path: Path, epochs: int) -> None:
         """Write a checkpoint, whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
-        state = {"fingerprint": self._fingerprint(), "epochs": epochs, "tensors": self._tensors()}
-        torch.save(state, partial)
-        partial.replace(path)
+        state = {"fingerprint": self._fingerprint, "epochs": epochs, "tensors": self._tensors()}
+        with written_aside(path) as partial:
+            torch.save(state, partial)
 
     def resume(self, path: Path) -> int:
         """Continue from a checkpoint, if there is one; the number of epochs it has behind it."""
         if not path.exists():
             return 0
         saved = torch.load(path, map_location=self.device, weights_only=True)
-        if saved.get("fingerprint") != self._fingerprint():
+        if saved.get("fingerprint") != self._fingerprint:
             raise ValueError(
                 f"{path} belongs to another configuration; delete it or choose another folder"
             )
