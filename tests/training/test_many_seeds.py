@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from equicolor._random import permutation, uniform
 from equicolor.color import shift_hue
 from equicolor.data import ColorMNIST, Digits, biased_colormnist, load_mnist, longtailed_colormnist
 from equicolor.models.z2cnn import Z2CNN
 from equicolor.training import many_seeds
 from equicolor.training.many_seeds import Recipe, train_many
-from equicolor.training.random import permutation, uniform
 
 CPU = torch.device("cpu")
 PLAIN = Recipe("z2cnn", "z2cnn", {"width": 4, "dropout": 0.0}, epochs=2, batch_size=32)

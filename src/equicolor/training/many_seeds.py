@@ -1,7 +1,7 @@
 """Train many seeds of one configuration side by side, in one program on one device.
 
 Every run has its own initialisation, order of images, dropout and jitter, all drawn from its
-own seed (:mod:`equicolor.training.random`), so a run's result does not depend on what trains
+own seed (:mod:`equicolor._random`), so a run's result does not depend on what trains
 beside it. Data stay on the device; on a GPU a training step is replayed as one CUDA graph. A
 checkpoint holds everything: a killed run resumes where it was.
 """
@@ -21,11 +21,11 @@ from torch import Tensor
 
 from equicolor import _checks
 from equicolor._files import written_aside
+from equicolor._random import permutation, uniform
 from equicolor.color import shift_hue
 from equicolor.data.colormnist import ColorMNIST
 from equicolor.models.registry import create_model
 from equicolor.models.z2cnn import DEPTH, Z2CNN
-from equicolor.training.random import permutation, uniform
 from equicolor.training.stacked import StackedZ2CNN, stack_states
 
 __all__ = ["Recipe", "Result", "train_many"]

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from equicolor.training.random import permutation, uniform
+from equicolor._random import permutation, uniform
 
 SEEDS = torch.arange(8)
 
