@@ -231,7 +231,3 @@ def export(
 def main() -> None:
     """Run the command line."""
     app(prog_name="equicolor")
-
-
-if __name__ == "__main__":
-    main()

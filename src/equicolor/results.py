@@ -30,6 +30,7 @@ def provenance(device: torch.device | str = "cpu") -> dict[str, Any]:
         ['command', 'date', 'device', 'python', 'threads', 'versions']
     """
     program = Path(sys.argv[0]).name
+    program = "equicolor" if program == "__main__.py" else program  # python -m equicolor
     return {
         "command": shlex.join([program, *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

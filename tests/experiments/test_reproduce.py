@@ -96,7 +96,7 @@ def results(tmp_path: Path) -> Path:
 
 
 def test_figures_from_rows_alone(results: Path, tmp_path: Path) -> None:
-    made = reproduce.from_results(LONGTAILED, results, tmp_path / "docs")
+    made = reproduce.from_results(LONGTAILED, [results], tmp_path / "docs")
     assert sorted(path.name for path in (tmp_path / "docs").iterdir()) == [
         f"{LONGTAILED}-samples.png",
         f"{LONGTAILED}.png",
@@ -118,7 +118,7 @@ def test_other_files_are_refused(tmp_path: Path, contents: str, message: str) ->
     path = tmp_path / "rows.json"
     path.write_text(contents)
     with pytest.raises(ValueError, match=message):
-        reproduce.from_results(LONGTAILED, path, tmp_path / "docs")
+        reproduce.from_results(LONGTAILED, [path], tmp_path / "docs")
     assert not (tmp_path / "docs").exists()
 
 

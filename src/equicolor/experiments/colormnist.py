@@ -7,6 +7,7 @@ experiment goes on where it stopped.
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ __all__ = [
     "jobs",
     "parts",
     "run",
+    "seconds",
     "trained",
 ]
 
@@ -227,13 +229,31 @@ def run(
                 loss = sum(row["loss"] for row in made) / len(made)
                 progress(job.name, job.recipe.epochs, job.recipe.epochs, loss)
         else:
+            started = time.perf_counter()
             results = _train(job, folder, chosen, device, progress, checkpoint_every)
+            taken = round(time.perf_counter() - started, 1)
             if networks:
                 _save_networks(folder / f"{job.name}.pt", results)
             made = [_row(job, result) for result in results]
-            write_results(done, made, device=device, key=wanted)
+            write_results(done, made, device=device, key=wanted, seconds=taken)
         rows += made
     return rows
+
+
+def seconds(listed: Sequence[Job], folder: Path) -> dict[str, float]:
+    """How long every job that :func:`run` finished took, from start or resumption to the test.
+
+    Args:
+        listed: the jobs.
+        folder: where they ran.
+    """
+    taken = {}
+    for job in listed:
+        # The name of a part that trained alone goes on after a dot.
+        found = [*folder.glob(f"{job.name}.json"), *folder.glob(f"{job.name}.*.json")]
+        parts_taken = [json.loads(path.read_text()).get("seconds", 0.0) for path in found]
+        taken[job.name] = round(sum(parts_taken), 1)
+    return taken
 
 
 def trained(job: Job, folder: Path, seed: int = 0) -> list[Z2CNN]:

@@ -107,6 +107,7 @@ def reproduce(
         console.print("The same command continues where this one stopped.")
         raise
     facts: dict[str, Any] = {"experiment": experiment, "seeds": list(range(count))}
+    facts["seconds"] = colormnist.seconds(listed, output / _JOBS)
     results = write_results(output / RESULTS, rows, device=where, **facts)
     written = colormnist_report.write(
         experiment,
@@ -119,25 +120,32 @@ def reproduce(
     return Reproduction(rows, [results, *written])
 
 
-def from_results(experiment: str, source: Path | str, output: Path | str) -> Reproduction:
-    """Draw the figures of an experiment from a file of rows, without training.
+def from_results(
+    experiment: str, sources: Sequence[Path | str], output: Path | str
+) -> Reproduction:
+    """Draw the figures of an experiment from files of rows, without training.
 
     Args:
         experiment: one of :data:`EXPERIMENTS`.
-        source: a file that :func:`reproduce` wrote.
+        sources: files that :func:`reproduce` wrote, of different models.
         output: the folder for the figures.
     """
     _checks.one_of("experiment", experiment, tuple(EXPERIMENTS))
+    rows = [row for source in sources for row in _rows(experiment, source)]
+    written = colormnist_report.write(experiment, rows, load_mnist(), output, report=False)
+    return Reproduction(rows, written)
+
+
+def _rows(experiment: str, source: Path | str) -> list[dict[str, Any]]:
     try:
-        rows = read_results(source)["rows"]
+        rows: list[dict[str, Any]] = read_results(source)["rows"]
         found = {row["dataset"] for row in rows}
     except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise ValueError(f"{source} is not a file of results: {error!r}") from None
     if found != {experiment}:
         held = ", ".join(map(repr, sorted(found))) or "no rows"
         raise ValueError(f"{source} holds {held}, not {experiment!r}")
-    written = colormnist_report.write(experiment, rows, load_mnist(), output, report=False)
-    return Reproduction(rows, written)
+    return rows
 
 
 def _plan(

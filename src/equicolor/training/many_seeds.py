@@ -180,10 +180,12 @@ class _Trainer:
         self.dropout = float(networks[0].config["dropout"])
         state = {key: value.to(device) for key, value in stack_states(networks).items()}
         trained = dict(networks[0].named_parameters())
-        self.parameters = {key: state[key].requires_grad_() for key in trained}
+        # All parameters of a run in one row: an update is then a few kernels, not hundreds.
+        self.shapes = {key: value.shape for key, value in trained.items()}
+        self.parameters = torch.cat([state[key].flatten(1) for key in trained], 1).requires_grad_()
         self.buffers = {key: value for key, value in state.items() if key not in trained}
-        self.first = {key: torch.zeros_like(value) for key, value in self.parameters.items()}
-        self.second = {key: torch.zeros_like(value) for key, value in self.parameters.items()}
+        self.first = torch.zeros_like(self.parameters)
+        self.second = torch.zeros_like(self.parameters)
 
         runs = len(networks)
         self.run_seeds = torch.tensor(list(seeds) * len(datasets), device=device)
@@ -214,16 +216,17 @@ class _Trainer:
 
     def step(self) -> None:
         """One batch for every run: forward, backward, update."""
-        self._loss_and_gradients()
-        self._update()
-
-    def _loss_and_gradients(self) -> None:
-        for parameter in self.parameters.values():
-            parameter.grad = None
         losses = self._losses()
-        losses.sum().backward()
-        with torch.no_grad():
-            self.losses += losses
+        (gradient,) = torch.autograd.grad(losses.sum(), self.parameters)
+        self.losses += losses.detach()
+        self._update(gradient)
+
+    def _state(self) -> dict[str, Tensor]:
+        """Stacked parameters and buffers by name, as views."""
+        sizes = [shape.numel() for shape in self.shapes.values()]
+        rows = self.parameters.split(sizes, 1)
+        named = zip(self.shapes.items(), rows, strict=True)
+        return {key: row.unflatten(1, shape) for (key, shape), row in named} | self.buffers
 
     def _losses(self) -> Tensor:
         """The loss of every run on its batch, ``[S]``."""
@@ -236,7 +239,7 @@ class _Trainer:
             turns = uniform(self.run_seeds, _JITTER, self.step_number, self.batch)
             images = shift_hue(images, self.recipe.jitter * (2 * turns - 1))
         logits = self.stacked.logits(
-            {**self.parameters, **self.buffers},
+            self._state(),
             _gray(images) if self.recipe.gray else images,
             training=True,
             dropout=self._dropout_factors() if self.dropout else None,
@@ -257,18 +260,15 @@ class _Trainer:
         return factors
 
     @torch.no_grad()
-    def _update(self) -> None:
+    def _update(self, gradient: Tensor) -> None:
         """Adam as torch does it, with the schedule's step size and momentum."""
         # index_select, since indexing with a tensor of no dimensions would wait for the device
         row = self.schedule.index_select(0, self.step_number.view(1))
         size, beta1, correction = row[0].unbind()
-        for key, parameter in self.parameters.items():
-            gradient = parameter.grad
-            gradient = torch.zeros_like(parameter) if gradient is None else gradient
-            gradient = gradient + self.recipe.weight_decay * parameter
-            first = self.first[key].lerp_(gradient, 1 - beta1)
-            second = self.second[key].mul_(_BETA2).addcmul_(gradient, gradient, value=1 - _BETA2)
-            parameter -= size * first / (second.sqrt() / correction + _EPS)
+        gradient = gradient.add(self.parameters, alpha=self.recipe.weight_decay)
+        self.first.lerp_(gradient, 1 - beta1)
+        self.second.mul_(_BETA2).addcmul_(gradient, gradient, value=1 - _BETA2)
+        self.parameters -= size * self.first / (self.second.sqrt() / correction + _EPS)
         self.step_number += 1
 
     def graphed_step(self) -> Callable[[], None]:
@@ -305,10 +305,14 @@ class _Trainer:
 
     def _tensors(self) -> dict[str, Tensor]:
         """Everything that training changes, by name."""
-        named = {"parameters": self.parameters, "buffers": self.buffers}
-        named |= {"first": self.first, "second": self.second}
-        tensors = {f"{kind}/{key}": t for kind, group in named.items() for key, t in group.items()}
-        return {**tensors, "step": self.step_number, "losses": self.losses}
+        return {
+            **self.buffers,
+            "parameters": self.parameters,
+            "first": self.first,
+            "second": self.second,
+            "step": self.step_number,
+            "losses": self.losses,
+        }
 
     @torch.no_grad()
     def _restore(self, saved: dict[str, Tensor]) -> None:
@@ -347,7 +351,7 @@ class _Trainer:
     @torch.no_grad()
     def results(self) -> list[Result]:
         """Accuracy of every run on the test set."""
-        state = {**self.parameters, **self.buffers}
+        state = self._state()
         images = torch.stack([data.test.images for data in self.datasets])
         labels = torch.stack([data.test.labels for data in self.datasets]).to(self.device)
         predicted = []

@@ -7,10 +7,8 @@ channel in one of its n hues, at ``k * C + c``; lanes are padded with zeros to w
 convolution kernels want.
 """
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -46,7 +44,7 @@ class StackedZ2CNN:
         width, rotations, ce_layers, coset_pool, lifting: of the networks.
         dtype: what convolutions compute in; statistics and logits are float32.
         pad: whether to pad lanes for the GPU's grouped convolutions.
-        fused: whether to compile what follows a convolution.
+        fused: whether to run what follows a convolution as Triton kernels.
 
     Example:
         >>> from equicolor.models import cecnn
@@ -130,51 +128,46 @@ class StackedZ2CNN:
         # Measured on one H200, bfloat16: 64 lanes are four times faster than 51 or 56.
         return 32 if count <= 32 else -(-count // 64) * 64
 
-    def _pad(self, x: Tensor) -> Tensor:
+    def _pad(self, x: Tensor, at_least: int = 0) -> Tensor:
         """Zeros after the last dimension, up to the number of lanes."""
-        return F.pad(x, (0, self._lanes(x.shape[-1]) - x.shape[-1]))
+        return F.pad(x, (0, self._lanes(max(x.shape[-1], at_least)) - x.shape[-1]))
 
     def _lift(self, state: State, images: Tensor) -> Tensor:
-        """The first layer on patches: three input channels suit no grouped convolution."""
-        networks, batch = images.shape[:2]
+        """The first layer: rotated filters on the image, or one filter on its shifted hues."""
         weight = state["blocks.0.0.weight"]
         weight = weight.squeeze(3) if self.ce_layers else weight  # [S, O, 3, kh, kw]
         n = self._order(0)
         if n > 1 and self.lifting == "hsv":
+            # Made on the device, as below: a CUDA graph cannot copy from the host.
             steps = torch.arange(n, device=images.device) / n
             orbit = shift_back(images.float(), steps.view(n, 1, 1, 1, 1)).to(self.dtype)
-            images = orbit.movedim(0, 2).flatten(1, 2)  # [S, B * n, 3, H, W]
+            images = orbit.permute(1, 2, 0, 3, 4, 5).flatten(2, 3)  # [S, B, n * 3, H, W]
+            own = torch.eye(n, device=weight.device, dtype=weight.dtype)
+            bank = torch.einsum("kr,soihw->skorihw", own, weight).flatten(1, 2).flatten(2, 3)
         elif n > 1:
-            # Made on the device: a CUDA graph cannot copy from the host.
             rotations = rotation_matrix(torch.arange(n, device=weight.device) / n)
-            weight = torch.einsum("kij,sojhw->skoihw", rotations, weight).flatten(1, 2)
-        size = weight.shape[-1]
-        patches = images.unfold(3, size, 1).unfold(4, size, 1)  # [S, N, 3, h, w, kh, kw]
-        height, width = patches.shape[3:5]
-        rows = patches.permute(0, 1, 3, 4, 2, 5, 6).flatten(4)  # [S, N, h, w, 27]
-        columns = weight.flatten(2).transpose(1, 2).to(self.dtype)  # [S, 27, lanes]
-        if self.pad:
-            # Multiples of 8 on every side, or the gradient's product misses the tensor cores.
-            spare = -rows.shape[-1] % 8
-            rows, columns = F.pad(rows, (0, spare)), F.pad(columns, (0, 0, 0, spare))
-            columns = F.pad(columns, (0, -columns.shape[-1] % 8))
-        y = (rows.flatten(1, 3) @ columns)[..., : weight.shape[1]]
-        y = y.view(networks, batch, -1, height, width, y.shape[-1])  # [S, B, n or 1, h, w, lanes]
-        y = self._pad(y.permute(1, 3, 4, 0, 2, 5).flatten(4))
-        return y.flatten(3).permute(0, 3, 1, 2)
+            bank = torch.einsum("kij,sojhw->skoihw", rotations, weight).flatten(1, 2)
+        else:
+            bank = weight
+        # Unequal lanes on the two sides would send cuDNN to slow kernels.
+        at_least = bank.shape[1] if self.pad else 0
+        lanes = self._pad(images.permute(1, 3, 4, 0, 2), at_least)  # [B, H, W, S, lanes]
+        return self._grouped(lanes.flatten(3).permute(0, 3, 1, 2), bank)
 
     def _conv(self, state: State, layer: int, x: Tensor, networks: int) -> Tensor:
         n = self._order(layer)
         weight = state[f"blocks.{layer}.0.weight"].flatten(0, 1)
         if n == 1:
-            bank = weight.unflatten(0, (networks, -1))
-        else:
-            pointwise = state[f"blocks.{layer}.0.pointwise_weight"].flatten(0, 1)
-            filters = dense_filters(weight, pointwise, n)  # [k, S * O, I, r, kh, kw]
-            filters = filters.unflatten(1, (networks, -1)).permute(1, 0, 2, 4, 3, 5, 6)
-            bank = filters.flatten(1, 2).flatten(2, 3)  # [S, k * O, r * I, kh, kw]
-        outputs, inputs = bank.shape[1:3]
-        spare = self._lanes(inputs) - inputs, self._lanes(outputs) - outputs
+            return self._grouped(x, weight.unflatten(0, (networks, -1)))
+        pointwise = state[f"blocks.{layer}.0.pointwise_weight"].flatten(0, 1)
+        filters = dense_filters(weight, pointwise, n)  # [k, S * O, I, r, kh, kw]
+        filters = filters.unflatten(1, (networks, -1)).permute(1, 0, 2, 4, 3, 5, 6)
+        return self._grouped(x, filters.flatten(1, 2).flatten(2, 3))
+
+    def _grouped(self, x: Tensor, bank: Tensor) -> Tensor:
+        """Convolve the lanes of every network with its own filters ``[S, out, in, kh, kw]``."""
+        networks, outputs, inputs = bank.shape[:3]
+        spare = x.shape[1] // networks - inputs, self._lanes(outputs) - outputs
         bank = F.pad(bank, (0, 0, 0, 0, 0, spare[0], 0, spare[1])).flatten(0, 1).to(self.dtype)
         bank = bank.contiguous(memory_format=torch.channels_last)
         return F.conv2d(x, bank, groups=networks)
@@ -211,9 +204,9 @@ class StackedZ2CNN:
             return active if factors is None else active * factors[..., None, None]
         if not training:
             mean, var = running_mean - bias, running_var
-            return scale_and_cut(y, mean, var, weight, shift, factors, n)
-        norm_act = _compiled_norm_act(n) if self.fused else partial(norm_and_cut, n=n)
-        out, mean, var = norm_act(y, weight, shift, factors)
+            return scale_and_cut(y, mean, var, weight, shift, factors, n=n, eps=EPS)
+        norm = _fused_norm() if self.fused else norm_and_cut
+        out, mean, var = norm(y, weight, shift, factors, n=n, eps=EPS)
         with torch.no_grad():
             count = n * y.shape[0] * y.shape[2] * y.shape[3]
             running_mean.lerp_(mean + bias, MOMENTUM)
@@ -230,7 +223,7 @@ class StackedZ2CNN:
 
 
 def norm_and_cut(
-    y: Tensor, weight: Tensor, shift: Tensor, factors: Tensor | None, n: int
+    y: Tensor, weight: Tensor, shift: Tensor, factors: Tensor | None, *, n: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Batch norm over the hues of a channel, ReLU and dropout; also the mean and variance.
 
@@ -239,6 +232,7 @@ def norm_and_cut(
         weight, shift: of the norm, ``[S, C]``.
         factors: of dropout, ``[B, S * P]``.
         n: hues of a channel.
+        eps: added to the variance.
     """
     networks, channels = weight.shape
     lane_var, lane_mean = torch.var_mean(y.float(), (0, 2, 3), correction=0)
@@ -248,7 +242,7 @@ def norm_and_cut(
     )
     mean = lane_mean.mean(1)
     var = lane_var.mean(1) + (lane_mean - mean[:, None]).square().mean(1)
-    return scale_and_cut(y, mean, var, weight, shift, factors, n), mean, var
+    return scale_and_cut(y, mean, var, weight, shift, factors, n=n, eps=eps), mean, var
 
 
 def scale_and_cut(
@@ -258,12 +252,14 @@ def scale_and_cut(
     weight: Tensor,
     shift: Tensor,
     factors: Tensor | None,
+    *,
     n: int,
+    eps: float,
 ) -> Tensor:
     """Normalise with the statistics given, cut with ReLU, and drop channels."""
     networks, channels = weight.shape
     spare = y.shape[1] // networks - n * channels
-    scale = weight * torch.rsqrt(var + EPS)
+    scale = weight * torch.rsqrt(var + eps)
     scale, shift = (
         F.pad(value[:, None].expand(-1, n, -1).flatten(1), (0, spare)).flatten()[:, None, None]
         for value in (scale, shift - mean * scale)
@@ -274,15 +270,8 @@ def scale_and_cut(
     return out.to(y.dtype)
 
 
-@functools.cache
-def _compiled_norm_act(n: int) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """:func:`norm_and_cut` in fused kernels.
+def _fused_norm() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    # Triton comes with torch's CUDA builds alone.
+    from equicolor.training import norm_kernels
 
-    Only this part of a step is compiled: it is all memory traffic, which fusing divides by
-    five, while convolutions stay with cuDNN. Layers differ in size alone, so one compilation
-    with dynamic shapes serves them all.
-    """
-    compiled: Callable[..., tuple[Tensor, Tensor, Tensor]] = torch.compile(
-        partial(norm_and_cut, n=n), dynamic=True
-    )
-    return compiled
+    return norm_kernels.norm_and_cut

@@ -1,0 +1,5 @@
+"""``python -m equicolor``: the command line."""
+
+from equicolor.cli import main
+
+main()
