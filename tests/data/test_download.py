@@ -1,22 +1,30 @@
-"""Downloads, against a server of our own."""
+"""Downloads, against a server of our own and a torchvision of our own."""
 
 import hashlib
 import http.server
+import importlib
+import inspect
+import sys
 import threading
+import types
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.data.trees import TREES
 
-from equicolor.data import download as module
+from equicolor.data import MissingDataError
+from equicolor.data.datasets import DATASETS
 from equicolor.data.download import (
-    DATASETS,
+    MNIST,
     DownloadError,
-    KnownDataset,
+    KnownFiles,
     download,
-    find_dataset,
+    download_with_torchvision,
+    listing,
     missing_files,
+    to_get,
 )
 
 CONTENTS = {"images.gz": bytes(range(256)) * 1000, "labels.gz": b"labels"}
@@ -41,12 +49,12 @@ def mirror(tmp_path: Path) -> Iterator[tuple[str, Path]]:
         server.shutdown()
 
 
-def dataset(*mirrors: str) -> KnownDataset:
+def dataset(*mirrors: str) -> KnownFiles:
     files = {
         name: (hashlib.md5(contents).hexdigest(), len(contents))
         for name, contents in CONTENTS.items()
     }
-    return KnownDataset("toy", "a toy", "toy/raw", files, mirrors)
+    return KnownFiles("toy", "a toy", "toy/raw", files, mirrors)
 
 
 NOWHERE = "http://127.0.0.1:9/"  # the discard port: nobody listens
@@ -114,16 +122,134 @@ def test_interrupted_download_leaves_no_partial_file(
 
 
 def test_mnist_is_known() -> None:
-    mnist = find_dataset("mnist")
+    mnist = to_get("mnist")
+    assert isinstance(mnist, KnownFiles)
     assert mnist.size == 11_594_722
     assert mnist.files["t10k-labels-idx1-ubyte.gz"] == ("ec29112dd5afa0611ce80d1b7f02629c", 4542)
     assert all(address.startswith("https://") for address in mnist.mirrors)
-    assert module.DATASETS is DATASETS
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("minst", "did you mean 'mnist'"), ("xyz", "known are mnist")]
+    ("name", "hint"), [("minst", "did you mean 'mnist'"), ("xyz", "known are mnist, cifar10")]
 )
 def test_unknown_names_get_a_hint(name: str, hint: str) -> None:
     with pytest.raises(ValueError, match=hint):
-        find_dataset(name)
+        to_get(name)
+
+
+# torchvision
+
+
+@pytest.fixture
+def torchvision(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A torchvision that makes small trees; the list of what it was asked for."""
+    asked: list[str] = []
+    module = types.ModuleType("torchvision.datasets")
+    for name, info in DATASETS.items():
+        if info.torchvision is not None:
+
+            def make(root: str, *, download: bool, name: str = name) -> None:
+                assert download
+                asked.append(name)
+                TREES[name](Path(root))
+
+            setattr(module, info.torchvision, make)
+    monkeypatch.setitem(sys.modules, "torchvision", types.ModuleType("torchvision"))
+    monkeypatch.setitem(sys.modules, "torchvision.datasets", module)
+    return asked
+
+
+BY_TORCHVISION = [name for name, info in DATASETS.items() if info.torchvision is not None]
+BY_HAND = [name for name in DATASETS if name not in BY_TORCHVISION]
+
+
+def test_what_torchvision_can_get() -> None:
+    assert BY_HAND == ["stanford_cars", "imagenet"]
+    classes = {DATASETS[name].torchvision for name in BY_TORCHVISION}
+    assert classes == {"CIFAR10", "CIFAR100", "Flowers102", "STL10", "OxfordIIITPet", "Caltech101"}
+
+
+def test_torchvision_has_these_classes() -> None:
+    try:
+        vision = importlib.import_module("torchvision.datasets")
+    except (ImportError, RuntimeError) as error:
+        pytest.skip(f"torchvision cannot be imported: {error}")
+    for name in BY_TORCHVISION:
+        assert (
+            "download" in inspect.signature(getattr(vision, DATASETS[name].torchvision)).parameters
+        )
+
+
+@pytest.mark.parametrize("name", BY_TORCHVISION)
+def test_torchvision_is_asked_once(name: str, torchvision: list[str], tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    if name == "caltech101":  # a small tree of it is never complete
+        with pytest.raises(DownloadError, match=r"is incomplete: no 98 of 101 class folders after"):
+            download_with_torchvision(DATASETS[name], root)
+        return
+    for _ in range(2):
+        assert download_with_torchvision(DATASETS[name], root) == root
+    assert torchvision == [name]
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_by_hand_says_what_to_do(name: str, torchvision: list[str], tmp_path: Path) -> None:
+    with pytest.raises(MissingDataError) as caught:
+        download_with_torchvision(DATASETS[name], tmp_path)
+    message = str(caught.value)
+    assert "cannot be downloaded by a program" in message
+    assert DATASETS[name].page in message
+    assert str(tmp_path) in message
+    assert torchvision == []
+
+
+@pytest.mark.parametrize("error", [ImportError("no such module"), RuntimeError("no operator nms")])
+def test_without_torchvision_the_error_says_what_to_do(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(name: str) -> None:
+        raise error
+
+    monkeypatch.setattr("importlib.import_module", fail)
+    with pytest.raises(MissingDataError) as caught:
+        download_with_torchvision(DATASETS["flowers102"], tmp_path)
+    message = str(caught.value)
+    assert f"torchvision, which cannot be imported ({error}): pip install torchvision" in message
+    assert "102flowers.tgz" in message
+    assert "https://www.robots.ox.ac.uk" in message
+
+
+def test_a_download_that_fails_is_one_line(
+    torchvision: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(root: str, *, download: bool) -> None:
+        raise RuntimeError("File not found or corrupted.")
+
+    monkeypatch.setattr(sys.modules["torchvision.datasets"], "CIFAR10", refuse)
+    message = r"^torchvision could not download CIFAR-10: File not found or corrupted.; unpack"
+    with pytest.raises(DownloadError, match=message):
+        download_with_torchvision(DATASETS["cifar10"], tmp_path)
+
+
+# The list
+
+
+def test_every_dataset_is_listed(tmp_path: Path) -> None:
+    rows = {row.name: row for row in listing(tmp_path)}
+    assert list(rows) == ["mnist", *DATASETS, "a folder"]
+    assert rows["mnist"] == ("mnist", "70,000", "10", "missing", "11.6 MB", "download")
+    assert rows["imagenet"][3:] == ("missing", "154.6 GB", "by hand")
+    for name in ("cifar10", "stanford_cars"):
+        TREES[name](tmp_path)
+    (tmp_path / "flowers-102").mkdir()
+    (tmp_path / "MNIST" / "raw").mkdir(parents=True)
+    for name in list(MNIST.files)[1:]:
+        (tmp_path / "MNIST" / "raw" / name).write_bytes(bytes(500_000))
+    rows = {row.name: row for row in listing(tmp_path)}
+    assert rows["mnist"][3:] == (
+        "incomplete: no train-images-idx3-ubyte.gz", "1.5 MB", "download",
+    )  # fmt: skip
+    assert rows["cifar10"][3:] == ("complete", "0.1 MB", "")
+    assert rows["stanford_cars"].state == "complete"
+    state = "incomplete: no flowers-102/imagelabels.mat, flowers-102/setid.mat"
+    assert rows["flowers102"][3:] == (state, "0.0 MB", "download")

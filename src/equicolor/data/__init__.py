@@ -1,16 +1,33 @@
-"""Pictures: where they come from and how they are coloured."""
+"""Pictures: where they come from, how they are coloured, and what training does to them."""
 
+from equicolor.data.augment import Augmentation
+from equicolor.data.augmix import AugMix
 from equicolor.data.colormnist import ColorMNIST, Split, biased_colormnist, longtailed_colormnist
+from equicolor.data.datasets import DATASETS, DatasetInfo, find_dataset, load_dataset
+from equicolor.data.decoded import Decoded, decode, default_cache
 from equicolor.data.mnist import Digits, load_mnist
+from equicolor.data.pictures import CorruptPictureError, PictureFile, Pictures
 from equicolor.data.root import MissingDataError, data_root
 
 __all__ = [
+    "DATASETS",
+    "AugMix",
+    "Augmentation",
     "ColorMNIST",
+    "CorruptPictureError",
+    "DatasetInfo",
+    "Decoded",
     "Digits",
     "MissingDataError",
+    "PictureFile",
+    "Pictures",
     "Split",
     "biased_colormnist",
     "data_root",
+    "decode",
+    "default_cache",
+    "find_dataset",
+    "load_dataset",
     "load_mnist",
     "longtailed_colormnist",
 ]

@@ -1,18 +1,36 @@
-"""Known datasets: whether they are there, and how to get them."""
+"""Getting datasets: what is there, and downloads of what is not."""
 
-import difflib
 import hashlib
+import importlib
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from equicolor._files import written_aside
 from equicolor.data import mnist
-from equicolor.data.root import data_root
+from equicolor.data.datasets import (
+    DATASETS,
+    DatasetInfo,
+    DatasetState,
+    dataset_state,
+    unknown_dataset,
+)
+from equicolor.data.root import MissingDataError, data_root
 
-__all__ = ["DATASETS", "DownloadError", "KnownDataset", "download", "find_dataset", "missing_files"]
+__all__ = [
+    "MNIST",
+    "DownloadError",
+    "KnownFiles",
+    "Listed",
+    "download",
+    "download_with_torchvision",
+    "listing",
+    "missing_files",
+    "to_get",
+]
 
 _CHUNK = 1 << 16
 _TIMEOUT = 30.0  # seconds without an answer
@@ -25,8 +43,8 @@ class DownloadError(OSError):
 
 
 @dataclass(frozen=True)
-class KnownDataset:
-    """A dataset that can be downloaded.
+class KnownFiles:
+    """A dataset whose files are known one by one, so that nothing else is needed to get it.
 
     Attributes:
         name: what it is called on the command line.
@@ -50,38 +68,84 @@ class KnownDataset:
 
 _MNIST_BYTES = (9_912_422, 28_881, 1_648_877, 4_542)
 
-DATASETS = {
-    "mnist": KnownDataset(
-        "mnist",
-        "MNIST, 70,000 handwritten digits",
-        mnist.FOLDER,
-        {
-            f"{name}.gz": (packed, size)
-            for (name, (packed, _)), size in zip(mnist.FILES.items(), _MNIST_BYTES, strict=True)
-        },
-        (
-            "https://ossci-datasets.s3.amazonaws.com/mnist/",
-            "https://storage.googleapis.com/cvdf-datasets/mnist/",
-        ),
-    )
-}
+MNIST = KnownFiles(
+    "mnist",
+    "MNIST, 70,000 handwritten digits",
+    mnist.FOLDER,
+    {
+        f"{name}.gz": (packed, size)
+        for (name, (packed, _)), size in zip(mnist.FILES.items(), _MNIST_BYTES, strict=True)
+    },
+    (
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    ),
+)
 
 
-def find_dataset(name: str) -> KnownDataset:
-    """A dataset by name.
+def to_get(name: str) -> KnownFiles | DatasetInfo:
+    """What 'equicolor datasets get NAME' is about.
 
     Example:
-        >>> find_dataset("mnist").size
-        11594722
+        >>> to_get("mnist").size, to_get("cifar10").size
+        (11594722, 170498071)
     """
+    if name == MNIST.name:
+        return MNIST
     if name not in DATASETS:
-        near = difflib.get_close_matches(name.lower(), DATASETS, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(DATASETS)}"
-        raise ValueError(f"unknown dataset {name!r}; {hint}")
+        raise unknown_dataset(name, [MNIST.name, *DATASETS])
     return DATASETS[name]
 
 
-def missing_files(dataset: KnownDataset, root: Path | str | None = None) -> list[str]:
+class Listed(NamedTuple):
+    """A line of 'equicolor datasets'; the size is that on disk, or of the download."""
+
+    name: str
+    pictures: str
+    classes: str
+    state: str
+    size: str
+    how_to_get: str
+
+
+def listing(root: Path | str | None = None) -> list[Listed]:
+    """Every known dataset: what is there, how large it is, and how to get it.
+
+    Args:
+        root: the data folder (default: :func:`equicolor.data.data_root`).
+
+    Example:
+        >>> [listed.state for listed in listing("/nowhere")][:3]
+        ['missing', 'missing', 'missing']
+    """
+    place = Path(data_root() if root is None else root)
+    absent = missing_files(MNIST, place)
+    folder = place / MNIST.folder
+    here = [path.stat().st_size for path in folder.glob("*-ubyte*")]
+    state = DatasetState(tuple(absent), sum(here), bool(here))
+    rows = [_listed(MNIST.name, 70_000, 10, state, MNIST.size, by_hand=False)]
+    for info in DATASETS.values():
+        by_hand = info.torchvision is None
+        state = dataset_state(info, place)
+        rows.append(
+            _listed(info.name, info.pictures, info.num_classes, state, info.size, by_hand=by_hand)
+        )
+    return [*rows, Listed("a folder", "any", "any", "", "", "give its path")]
+
+
+def _listed(
+    name: str, pictures: int, classes: int, state: DatasetState, size: int, *, by_hand: bool
+) -> Listed:
+    shown = size if not state.found or state.size is None else state.size
+    how = "" if not state.missing else "by hand" if by_hand else "download"
+    return Listed(name, f"{pictures:,}", f"{classes:,}", str(state), _amount(shown), how)
+
+
+def _amount(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size < 1e9 else f"{size / 1e9:.1f} GB"
+
+
+def missing_files(dataset: KnownFiles, root: Path | str | None = None) -> list[str]:
     """The files of a dataset that are not there, neither packed nor unpacked.
 
     Args:
@@ -89,7 +153,7 @@ def missing_files(dataset: KnownDataset, root: Path | str | None = None) -> list
         root: the data folder (default: :func:`equicolor.data.data_root`).
 
     Example:
-        >>> len(missing_files(find_dataset("mnist"), "/nowhere"))
+        >>> len(missing_files(MNIST, "/nowhere"))
         4
     """
     folder = Path(data_root() if root is None else root) / dataset.folder
@@ -101,7 +165,7 @@ def missing_files(dataset: KnownDataset, root: Path | str | None = None) -> list
 
 
 def download(
-    dataset: KnownDataset, root: Path | str | None = None, *, progress: Progress | None = None
+    dataset: KnownFiles, root: Path | str | None = None, *, progress: Progress | None = None
 ) -> Path:
     """Download what is missing of a dataset and verify it.
 
@@ -149,3 +213,46 @@ def _fetch(url: str, path: Path, md5: str, size: int, progress: Progress | None)
                     progress(path.name, done, size)
         if digest.hexdigest() != md5:
             raise DownloadError(f"{done} bytes came with md5 {digest.hexdigest()}, not {md5}")
+
+
+def download_with_torchvision(info: DatasetInfo, root: Path | str | None = None) -> Path:
+    """Download a dataset through torchvision, which verifies it.
+
+    Args:
+        info: which.
+        root: the data folder (default: :func:`equicolor.data.data_root`).
+
+    Returns:
+        The data folder.
+
+    Raises:
+        MissingDataError: if nothing can download it, with what to do by hand.
+        DownloadError: if torchvision could not.
+    """
+    place = Path(data_root() if root is None else root)
+    if not dataset_state(info, place).missing:
+        return place
+    if info.torchvision is None:
+        raise MissingDataError(
+            f"{info.title} cannot be downloaded by a program; {info.how_to_get()}. The data "
+            f"folder is {place}"
+        )
+    try:
+        module: Any = importlib.import_module("torchvision.datasets")
+    except (ImportError, RuntimeError) as error:  # RuntimeError: built for another torch
+        raise MissingDataError(
+            f"{info.title} is downloaded by torchvision, which cannot be imported ({error}): pip "
+            f"install torchvision, or {info.by_hand} (see {info.page}). The data folder is {place}"
+        ) from None
+    place.mkdir(parents=True, exist_ok=True)
+    try:
+        getattr(module, info.torchvision)(str(place), download=True)
+    except (OSError, RuntimeError) as error:  # a refused connection, a wrong checksum
+        raise DownloadError(
+            f"torchvision could not download {info.title}: {error}; {info.by_hand} (see "
+            f"{info.page})"
+        ) from None
+    left = dataset_state(info, place)
+    if left.missing:
+        raise DownloadError(f"{info.title} is {left} after the download into {place}")
+    return place

@@ -1,0 +1,197 @@
+"""What happens to pictures between the data set and the network, batched on their device.
+
+Crops and flips (:mod:`equicolor.data.crops`), AugMix (:mod:`equicolor.data.augmix`), hue
+jitter and grey. Randomness comes in as uniform numbers, one row a picture, from a generator
+without state (``equicolor._random``): the same numbers give the same images on any device
+and in any batch.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equicolor import _checks
+from equicolor.color import shift_hue
+from equicolor.data.augmix import AugMix
+from equicolor.data.crops import (
+    LEFT,
+    TOP,
+    centre_boxes,
+    check_shape,
+    flip_boxes,
+    padded_crop_boxes,
+    random_resized_boxes,
+    resample,
+)
+
+__all__ = [
+    "Augmentation",
+    "centre_boxes",
+    "flip_boxes",
+    "padded_crop_boxes",
+    "random_resized_boxes",
+    "resample",
+]
+
+CROPS = ("resized", "padded", "centre")
+PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
+# Which of a picture's numbers is for what, after those of a random-resized crop. Fixed, so
+# that one augmentation more leaves the others as they were.
+FLIP, JITTER, MIXES = range(LEFT + 1, LEFT + 4)
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What happens to a picture between the data set and the network.
+
+    A call takes pictures of different sizes, ``numbers`` uniform numbers for each, and gives
+    images of one size. The numbers of a picture are, in this order: ten areas and ten ratios
+    of random-resized crops, top, left, flip, jitter, then those of AugMix (twice for three
+    views). A number not needed is left out only at the end, so what is switched on or off
+    changes nothing else.
+
+    Attributes:
+        size: height and width of the images.
+        crop: ``"resized"`` (random area and ratio), ``"padded"`` (random place, no resizing)
+            or ``"centre"``.
+        resize: the short side before a centre crop, also that of :meth:`evaluation`.
+        padding: how far padded crops reach outside.
+        flip: mirror half of the images.
+        jitter: hue shifts are uniform in ± this many turns; 0.5 is the whole circle.
+        gray: replace the channels by their mean, at test time too.
+        augmix: mix in chains of random operations, or None.
+        views: 1, or 3 for the Jensen-Shannon loss: calls then return :meth:`mixed_views`.
+        precision: ``"float32"`` or ``"float16"``, for the resampling; see :func:`resample`.
+
+    Example:
+        >>> train = Augmentation(size=32, crop="padded", jitter=0.5)
+        >>> images = torch.zeros(5, 3, 40, 40, dtype=torch.uint8)
+        >>> sizes = torch.tensor([[32, 32]]).expand(5, 2)
+        >>> train(images, sizes, torch.rand(5, train.numbers)).shape
+        torch.Size([5, 3, 32, 32])
+        >>> train.evaluation().numbers
+        0
+    """
+
+    size: int = 224
+    crop: str = "resized"
+    resize: int = 256
+    padding: int = 4
+    flip: bool = True
+    jitter: float = 0.0
+    gray: bool = False
+    augmix: AugMix | None = None
+    views: int = 1
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        _checks.positive_int("size", self.size)
+        _checks.one_of("crop", self.crop, CROPS)
+        _checks.one_of("precision", self.precision, tuple(PRECISIONS))
+        if self.crop != "padded" and self.resize < self.size:
+            raise ValueError(f"resize must be at least size={self.size}, got {self.resize}")
+        if self.padding < 0:
+            raise ValueError(f"padding must be at least 0, got {self.padding}")
+        if not 0 <= self.jitter <= 0.5:
+            raise ValueError(f"jitter must lie in [0, 0.5] turns, got {self.jitter}")
+        if self.views not in (1, 3):
+            raise ValueError(f"views must be 1, or 3 for the Jensen-Shannon loss; got {self.views}")
+        if self.views == 3 and self.augmix is None:
+            raise ValueError("views=3 needs augmix: two of the three views are its mixes")
+
+    @property
+    def numbers(self) -> int:
+        """How many uniform numbers a picture needs."""
+        if self.augmix is not None:
+            return MIXES + self.augmix.numbers * (2 if self.views == 3 else 1)
+        if self.jitter:
+            return JITTER + 1
+        if self.flip:
+            return FLIP + 1
+        return 0 if self.crop == "centre" else LEFT + 1
+
+    def evaluation(self) -> "Augmentation":
+        """What test pictures get: the centre, and grey where training is grey.
+
+        After padded crops the short side is resized to ``size``, which leaves pictures of
+        that size as they are.
+        """
+        resize = self.size if self.crop == "padded" else self.resize
+        return Augmentation(
+            size=self.size, crop="centre", resize=resize, flip=False, gray=self.gray,
+            precision=self.precision,
+        )  # fmt: skip
+
+    def boxes(self, sizes: Tensor, numbers: Tensor) -> Tensor:
+        """Where to cut: boxes ``[B, 4]`` for sizes ``[B, 2]`` and numbers ``[B, numbers]``."""
+        self._check_numbers(numbers, len(sizes))
+        if self.crop == "centre":
+            boxes = centre_boxes(sizes, self.size, self.resize)
+        elif self.crop == "padded":
+            place = numbers[:, TOP : LEFT + 1]
+            boxes = padded_crop_boxes(sizes, place, self.size, self.padding)
+        else:
+            boxes = random_resized_boxes(sizes, numbers[:, : LEFT + 1])
+        return flip_boxes(boxes, numbers[:, FLIP]) if self.flip else boxes
+
+    def colour(self, images: Tensor, numbers: Tensor) -> Tensor:
+        """Colours of crops: AugMix, then hue jitter, then grey.
+
+        Args:
+            images: crops ``[B, 3, s, s]`` in [0, 1].
+            numbers: all numbers of the pictures, ``[B, numbers]``.
+
+        Returns:
+            Images of the same shape.
+        """
+        self._check_numbers(numbers, len(images))
+        if self.augmix is not None:
+            images = self.augmix(images, numbers[:, MIXES : MIXES + self.augmix.numbers])
+        return self._tint(images, numbers)
+
+    def mixed_views(self, images: Tensor, numbers: Tensor) -> Tensor:
+        """Crops as they are and under two draws of AugMix, for the Jensen-Shannon loss.
+
+        The three views of a picture share crop, flip and hue shift.
+
+        Args:
+            images: crops ``[B, 3, s, s]`` in [0, 1].
+            numbers: all numbers of the pictures, ``[B, numbers]``.
+
+        Returns:
+            ``[3, B, 3, s, s]``, the view without AugMix first.
+        """
+        if self.views != 3 or self.augmix is None:
+            raise ValueError("mixed_views needs an Augmentation with augmix and views=3")
+        self._check_numbers(numbers, len(images))
+        views = [images]
+        for start in (MIXES, MIXES + self.augmix.numbers):
+            views.append(self.augmix(images, numbers[:, start : start + self.augmix.numbers]))
+        return torch.stack([self._tint(view, numbers) for view in views])
+
+    def __call__(self, images: Tensor, sizes: Tensor, numbers: Tensor) -> Tensor:
+        """Cut, resize and colour pictures.
+
+        Args:
+            images: pictures ``[B, 3, H, W]``, each in the top left corner.
+            sizes: heights and widths ``[B, 2]``.
+            numbers: uniform numbers ``[B, numbers]``.
+
+        Returns:
+            Images ``[B, 3, size, size]`` in [0, 1], or ``[3, B, 3, size, size]`` for three views.
+        """
+        boxes, dtype = self.boxes(sizes, numbers), PRECISIONS[self.precision]
+        crops = resample(images, sizes, boxes, self.size, dtype=dtype)
+        if self.views == 3:
+            return self.mixed_views(crops, numbers)
+        return self.colour(crops, numbers)
+
+    def _tint(self, images: Tensor, numbers: Tensor) -> Tensor:
+        if self.jitter:
+            images = shift_hue(images, (2 * numbers[:, JITTER] - 1) * self.jitter)
+        return images.mean(1, keepdim=True).repeat(1, 3, 1, 1) if self.gray else images
+
+    def _check_numbers(self, numbers: Tensor, batch: int) -> None:
+        check_shape("numbers", numbers, (batch, self.numbers))

@@ -1,0 +1,265 @@
+"""Crops as boxes, and one function that cuts boxes out of a batch of pictures.
+
+A crop, whatever its kind, is a **box** (left, top, right, bottom) in pixels of the source
+picture; a flipped crop has left and right swapped. :func:`resample` turns pictures and boxes
+into images: Pillow's antialiased bilinear filter as two batched matrix products. Shapes
+depend on the arguments' shapes alone and nothing waits for the device, so a training step
+that crops can be compiled or captured whole.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from equicolor import _checks
+
+__all__ = [
+    "centre_boxes",
+    "flip_boxes",
+    "padded_crop_boxes",
+    "random_resized_boxes",
+    "resample",
+]
+
+TRIES = 10  # of a random-resized crop, before it settles for the centre
+# What the numbers of a random-resized crop are for.
+AREAS, RATIOS = slice(0, TRIES), slice(TRIES, 2 * TRIES)
+TOP, LEFT = 2 * TRIES, 2 * TRIES + 1
+
+
+def resample(
+    images: Tensor,
+    sizes: Tensor,
+    boxes: Tensor,
+    size: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    r"""Cut boxes out of pictures and resize them, as ``PIL.Image.resize(box=...)`` does.
+
+    The filter is Pillow's bilinear one, a triangle as wide as the reduction (and at least
+    two pixels), so a picture made smaller is not aliased. Pixels beside the box but within
+    the picture take part at its borders, pixels outside the picture do not. Where a box
+    leaves the picture so far that the filter finds no pixel, the result is 0: a box of whole
+    numbers and of the output's size is a crop padded with black.
+
+    Args:
+        images: pictures :math:`[B, 3, H, W]`, 8-bit, or floating-point in [0, 1]. Each lies
+            in the top left corner.
+        sizes: heights and widths :math:`[B, 2]` of the pictures.
+        boxes: left, top, right and bottom :math:`[B, 4]`, of any real numbers; swapping left
+            and right (or top and bottom) flips the result.
+        size: height and width of the result.
+        dtype: what the matrix products are computed in. With float32 the result is that of
+            float64 to 1e-6 (to a third of an 8-bit level where torch's matmul precision lets
+            GPUs use TF32); float16 needs half the memory and is right to a third of a level.
+
+    Returns:
+        Images :math:`[B, 3, size, size]` in [0, 1], float64 for float64 images and float32
+        otherwise.
+
+    Example:
+        >>> images = torch.arange(16, dtype=torch.uint8).view(1, 1, 4, 4).expand(1, 3, 4, 4)
+        >>> flipped = torch.tensor([[3, 1, 1, 3]])
+        >>> (255 * resample(images, torch.tensor([[4, 4]]), flipped, 2)[0, 0]).round().tolist()
+        [[6.0, 5.0], [10.0, 9.0]]
+    """
+    _check_pictures("resample", images)
+    batch, _, height, width = images.shape
+    check_shape("sizes", sizes, (batch, 2))
+    check_shape("boxes", boxes, (batch, 4))
+    _checks.positive_int("size", size)
+    if images.dtype == torch.float64:
+        dtype = torch.float64
+    exact = torch.promote_types(dtype, torch.float32)
+    left, top, right, bottom = boxes.double().unbind(1)
+    rows = _weights(top, bottom, sizes[:, 0], height, size, exact).to(dtype)
+    columns = _weights(left, right, sizes[:, 1], width, size, exact).to(dtype)
+    # [B, H, 3, W]: with the channels inside, either direction is a single product.
+    pixels = images.transpose(1, 2).to(dtype, memory_format=torch.contiguous_format)
+    if _checks.autocasting(images.device):
+        with torch.autocast(images.device.type, enabled=False):
+            resized = _two_products(rows, pixels, columns)
+    else:
+        resized = _two_products(rows, pixels, columns)
+    resized = resized.to(exact)
+    return (resized if images.is_floating_point() else resized / 255).clamp(0, 1).contiguous()
+
+
+def _two_products(rows: Tensor, pixels: Tensor, columns: Tensor) -> Tensor:
+    """Along the rows first, as Pillow: ``[B, s, H]``, ``[B, H, 3, W]`` and ``[B, s, W]``."""
+    narrow = torch.bmm(pixels.flatten(1, 2), columns.mT)
+    small = torch.bmm(rows, narrow.view(*pixels.shape[:2], -1))
+    return small.view(*small.shape[:2], pixels.shape[2], -1).transpose(1, 2)
+
+
+def _weights(
+    start: Tensor, stop: Tensor, extent: Tensor, length: int, size: int, dtype: torch.dtype
+) -> Tensor:
+    """Pillow's filter ``[B, size, length]``: what each pixel gives to each result."""
+    low = torch.minimum(start, stop)[:, None]
+    scale = (stop - start).abs()[:, None] / size
+    position = torch.arange(size, device=start.device)
+    # The mirrored position, not the mirrored formula: flips are exact to the last bit.
+    position = torch.where((start > stop)[:, None], size - 1 - position, position)
+    centre = low + (position + 0.5) * scale
+    # Whole pixels and their fraction apart: near the centre, where the filter is not zero,
+    # float32 then loses nothing however large the picture.
+    whole = centre.floor()
+    rest = (0.5 - (centre - whole)).to(dtype)[..., None]
+    pixel = torch.arange(length, device=start.device, dtype=dtype)
+    distance = (pixel - whole.to(dtype)[..., None] + rest).abs()
+    support = scale.clamp(min=1).to(dtype)[..., None]
+    weight = (1 - distance / support).clamp(min=0) * (pixel < extent[:, None, None])
+    total = weight.sum(-1, keepdim=True)
+    return weight / torch.where(total > 0, total, torch.ones_like(total))
+
+
+def random_resized_boxes(
+    sizes: Tensor,
+    numbers: Tensor,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+) -> Tensor:
+    """Boxes of a random area and aspect ratio: the random-resized crop of torchvision.
+
+    An area and the logarithm of a ratio are drawn ten times; the first box that fits into
+    the picture is put at a random place. Where none of them fits, the box is the largest in
+    the centre whose ratio is allowed.
+
+    Args:
+        sizes: heights and widths ``[B, 2]``.
+        numbers: uniform numbers ``[B, 22]``: ten areas, ten ratios, top and left.
+        scale: smallest and largest area, as a part of the picture's.
+        ratio: smallest and largest width over height.
+
+    Returns:
+        float64 boxes ``[B, 4]`` of whole numbers.
+
+    Example:
+        >>> boxes = random_resized_boxes(torch.tensor([[200, 200]]), torch.full((1, 22), 0.5))
+        >>> boxes.tolist()
+        [[27.0, 27.0, 174.0, 174.0]]
+    """
+    _check_sizes(sizes)
+    check_shape("numbers", numbers, (len(sizes), LEFT + 1))
+    _check_range("scale", scale)
+    _check_range("ratio", ratio)
+    height, width = sizes.double().unbind(1)
+    numbers = numbers.double()
+    area = (height * width)[:, None] * (scale[0] + (scale[1] - scale[0]) * numbers[:, AREAS])
+    logs = math.log(ratio[0]), math.log(ratio[1])
+    ratios = (logs[0] + (logs[1] - logs[0]) * numbers[:, RATIOS]).exp()
+    # torch rounds halves to even, as Python.
+    widths, heights = (area * ratios).sqrt().round(), (area / ratios).sqrt().round()
+    narrow = (widths > 0) & (widths <= width[:, None])
+    fits = narrow & (heights > 0) & (heights <= height[:, None])
+    first = fits.int().argmax(1, keepdim=True)
+    found = fits.any(1)
+    fallback_width = torch.minimum(width, (height * ratio[1]).round())
+    fallback_height = torch.minimum(height, (width / ratio[0]).round())
+    box_width = torch.where(found, widths.gather(1, first)[:, 0], fallback_width)
+    box_height = torch.where(found, heights.gather(1, first)[:, 0], fallback_height)
+    free_x, free_y = width - box_width, height - box_height
+    left = torch.where(found, (numbers[:, LEFT] * (free_x + 1)).floor(), (free_x / 2).floor())
+    top = torch.where(found, (numbers[:, TOP] * (free_y + 1)).floor(), (free_y / 2).floor())
+    return torch.stack((left, top, left + box_width, top + box_height), 1)
+
+
+def padded_crop_boxes(sizes: Tensor, numbers: Tensor, size: int, padding: int) -> Tensor:
+    """Square boxes at a random place of the padded picture: what CIFAR networks train on.
+
+    Args:
+        sizes: heights and widths ``[B, 2]``, with the padding at least ``size``.
+        numbers: uniform numbers ``[B, 2]``: top and left.
+        size: height and width of the boxes.
+        padding: how far they may reach outside the picture.
+
+    Returns:
+        float64 boxes ``[B, 4]`` of whole numbers.
+
+    Example:
+        >>> padded_crop_boxes(torch.tensor([[32, 32]]), torch.tensor([[0.0, 0.99]]), 32, 4).tolist()
+        [[4.0, -4.0, 36.0, 28.0]]
+    """
+    _check_sizes(sizes)
+    check_shape("numbers", numbers, (len(sizes), 2))
+    _checks.positive_int("size", size)
+    free = sizes.double() + 2 * padding - size
+    top, left = ((numbers.double() * (free + 1)).floor() - padding).unbind(1)
+    return torch.stack((left, top, left + size, top + size), 1)
+
+
+def centre_boxes(sizes: Tensor, size: int, resize: int) -> Tensor:
+    """The centre of pictures whose short side is first resized, as boxes of the originals.
+
+    Rounding is torchvision's: the long side becomes ``int(resize * long / short)``, the
+    corner ``round((side - size) / 2)`` with halves to even.
+
+    Args:
+        sizes: heights and widths ``[B, 2]``.
+        size: height and width of the crop.
+        resize: the short side before it, at least ``size``.
+
+    Returns:
+        float64 boxes ``[B, 4]``.
+
+    Example:
+        >>> centre_boxes(torch.tensor([[256, 256], [512, 1024]]), 224, 256).tolist()
+        [[16.0, 16.0, 240.0, 240.0], [288.0, 32.0, 736.0, 480.0]]
+    """
+    _check_sizes(sizes)
+    if resize < _checks.positive_int("size", size):
+        raise ValueError(f"resize must be at least size={size}, got {resize}")
+    source = sizes.double()
+    short = source.amin(1, keepdim=True)
+    resized = torch.where(source == short, float(resize), (resize * source / short).floor())
+    corner = ((resized - size) / 2).round()
+    # Products before quotients: a box never leaves its picture by a rounding error.
+    top, left = (corner * source / resized).unbind(1)
+    bottom, right = ((corner + size) * source / resized).unbind(1)
+    return torch.stack((left, top, right, bottom), 1)
+
+
+def flip_boxes(boxes: Tensor, numbers: Tensor) -> Tensor:
+    """Swap left and right where the number is below a half.
+
+    Args:
+        boxes: ``[B, 4]``.
+        numbers: uniform numbers ``[B]``.
+
+    Example:
+        >>> boxes = torch.tensor([[0.0, 0.0, 8.0, 8.0]]).repeat(2, 1)
+        >>> flip_boxes(boxes, torch.tensor([0.3, 0.7])).tolist()
+        [[8.0, 0.0, 0.0, 8.0], [0.0, 0.0, 8.0, 8.0]]
+    """
+    check_shape("numbers", numbers, (len(boxes),))
+    left, top, right, bottom = boxes.unbind(1)
+    flipped = torch.stack((right, top, left, bottom), 1)
+    return torch.where((numbers < 0.5)[:, None], flipped, boxes)
+
+
+def _check_pictures(name: str, images: Tensor) -> None:
+    if images.dtype != torch.uint8:
+        _checks.image_batch(name, images)
+    elif images.ndim != 4 or images.shape[1] != 3:
+        raise ValueError(
+            f"{name} expects a batch of RGB pictures [B, 3, H, W], got {list(images.shape)}"
+        )
+
+
+def _check_sizes(sizes: Tensor) -> None:
+    if sizes.ndim != 2 or sizes.shape[1] != 2:
+        raise ValueError(f"sizes are heights and widths [B, 2], got {list(sizes.shape)}")
+
+
+def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
+    """Refuse a tensor of another shape."""
+    if tuple(tensor.shape) != expected:
+        raise ValueError(f"{name} must have shape {list(expected)}, got {list(tensor.shape)}")
+
+
+def _check_range(name: str, pair: tuple[float, float]) -> None:
+    if not 0 < pair[0] <= pair[1]:
+        raise ValueError(f"{name} must be two positive numbers in order, got {pair}")

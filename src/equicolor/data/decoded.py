@@ -1,0 +1,225 @@
+"""Decoded pictures in one buffer: decoded once, cached on disk, gathered on the device."""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equicolor import _checks
+from equicolor.data.decoding import (
+    Decoder,
+    Progress,
+    buffer_size,
+    decode_in_memory,
+    decode_on_disk,
+    final_size,
+)
+from equicolor.data.pictures import CorruptPictureError, Pictures
+
+__all__ = ["Decoded", "decode", "default_cache", "estimated_bytes"]
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Decoded pictures of different sizes, packed into one buffer on one device.
+
+    Attributes:
+        pixels: uint8 ``[bytes]``, each picture as ``H × W × 3``, row by row; after the last one
+            there is room for the longest row, so that gathering never leaves the buffer.
+        offsets: int64 ``[N]``, where each picture begins.
+        sizes: int64 ``[N, 2]``, height and width of each.
+        labels: int64 ``[N]``.
+        class_names: one a class.
+        skipped: the corrupt pictures that were left out.
+        height, width: the largest of all pictures.
+
+    Example:
+        >>> images = torch.arange(2 * 3 * 4 * 5, dtype=torch.uint8).view(2, 3, 4, 5)
+        >>> pictures = Pictures("toy", "train", torch.tensor([0, 1]), ("a", "b"), pixels=images)
+        >>> decoded = Decoded.from_pixels(pictures)
+        >>> batch, sizes = decoded.batch(torch.tensor([1, 0, 1]))
+        >>> torch.equal(batch, images[[1, 0, 1]]), sizes.tolist()
+        (True, [[4, 5], [4, 5], [4, 5]])
+    """
+
+    pixels: Tensor
+    offsets: Tensor
+    sizes: Tensor
+    labels: Tensor
+    class_names: tuple[str, ...]
+    skipped: tuple[str, ...] = ()
+    height: int = 0
+    width: int = 0
+
+    def __post_init__(self) -> None:
+        # Known once on the host, so that batch() never has to ask the device.
+        if not self.height:
+            height, width = self.sizes.amax(0).tolist()
+            object.__setattr__(self, "height", height)
+            object.__setattr__(self, "width", width)
+        needed = buffer_size(self.offsets, self.sizes)
+        if len(self.pixels) < needed:
+            room = self.pixels.new_zeros(needed - len(self.pixels))
+            object.__setattr__(self, "pixels", torch.cat([self.pixels, room]))
+
+    @staticmethod
+    def from_pixels(pictures: Pictures) -> "Decoded":
+        """Pictures that are pixels already, such as CIFAR's."""
+        if pictures.pixels is None:
+            raise ValueError(f"from_pixels expects pixels, got the files of {pictures.name!r}")
+        count, _, height, width = pictures.pixels.shape
+        return Decoded(
+            pictures.pixels.permute(0, 2, 3, 1).reshape(-1),
+            torch.arange(count) * (3 * height * width),
+            torch.tensor([height, width]).repeat(count, 1),
+            pictures.labels,
+            pictures.class_names,
+        )
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def to(self, device: torch.device | str) -> "Decoded":
+        """The same pictures on another device."""
+        return replace(
+            self,
+            pixels=self.pixels.to(device),
+            offsets=self.offsets.to(device),
+            sizes=self.sizes.to(device),
+            labels=self.labels.to(device),
+        )
+
+    def picture(self, index: int) -> Tensor:
+        """One picture, uint8 ``[3, h, w]``, in its own size."""
+        height, width = self.sizes[index].tolist()
+        start = int(self.offsets[index])
+        return self.pixels[start : start + 3 * height * width].view(height, width, 3).movedim(2, 0)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Gather pictures, without waiting for the device.
+
+        Args:
+            indices: int64 ``[B]``, on the device of the pictures.
+
+        Returns:
+            uint8 ``[B, 3, H, W]``, where H and W are the largest of all pictures, zero beyond
+            the right and bottom edges; in memory the channels are last. And sizes, int64
+            ``[B, 2]``.
+        """
+        sizes, offsets = self.sizes[indices], self.offsets[indices]
+        row_bytes = 3 * sizes[:, 1:]
+        rows = torch.arange(self.height, device=offsets.device)
+        columns = torch.arange(3 * self.width, device=offsets.device)
+        inside = rows < sizes[:, :1]
+        starts = offsets[:, None] + torch.where(inside, rows * row_bytes, 0)
+        # Every run of 3W bytes in the buffer as a row of an overlapping view: whole rows of
+        # pictures are gathered, with an index a row instead of an index a byte.
+        count = len(self.pixels) - 3 * self.width + 1
+        runs = self.pixels.as_strided((count, 3 * self.width), (1, 1))
+        keep = inside[:, :, None] & (columns < row_bytes)[:, None, :]
+        gathered = torch.where(keep, runs[starts], 0)
+        return gathered.unflatten(2, (self.width, 3)).permute(0, 3, 1, 2), sizes
+
+
+def default_cache() -> Path:
+    """Where decoded pictures are kept: ``EQUICOLOR_CACHE``, else the user's cache folder.
+
+    Example:
+        >>> isinstance(default_cache(), Path)
+        True
+    """
+    named = os.environ.get("EQUICOLOR_CACHE")
+    if named:
+        return Path(named).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "equicolor" / "decoded"
+
+
+def decode(
+    pictures: Pictures,
+    *,
+    short_side: int | None = 256,
+    cache: Path | str | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    on_corrupt: str = "error",
+) -> Decoded:
+    """Decode pictures once, to RGB.
+
+    With a cache, what was decoded is kept: the next call maps it into memory at once, and a
+    call after an interrupted one continues it. Processes that want the same pictures at the
+    same time wait for the first.
+
+    Args:
+        pictures: files, or pixels.
+        short_side: larger pictures are resized to this (Pillow's antialiased bilinear), smaller
+            ones stay as they are; None keeps all.
+        cache: the folder of the cache, such as :func:`default_cache`; None keeps nothing on disk.
+        workers: threads (default: one a core, at most 32).
+        progress: called with (pictures done, pictures in all).
+        on_corrupt: ``"error"``, or ``"skip"`` to leave corrupt pictures out; they are listed
+            in ``skipped``.
+
+    Returns:
+        The decoded pictures, in the same order, on the CPU.
+
+    Raises:
+        CorruptPictureError: with the path of a picture that cannot be decoded.
+
+    Example:
+        >>> images = torch.zeros(2, 3, 40, 20, dtype=torch.uint8)
+        >>> pictures = Pictures("toy", "train", torch.tensor([0, 1]), ("a", "b"), pixels=images)
+        >>> decode(pictures, short_side=10).sizes.tolist()
+        [[20, 10], [20, 10]]
+    """
+    _checks.one_of("on_corrupt", on_corrupt, ("error", "skip"))
+    if short_side is not None:
+        _checks.positive_int("short_side", short_side)
+    if workers is None:
+        workers = min(_cores(), 32)
+    _checks.positive_int("workers", workers)
+    if pictures.pixels is not None:
+        if short_side is None or min(pictures.pixels.shape[2:]) <= short_side:
+            return Decoded.from_pixels(pictures)
+        cache = None  # pixels are in memory as it is
+    decoder = Decoder(pictures, short_side, workers, progress, on_corrupt == "skip")
+    packed = decode_in_memory(decoder) if cache is None else decode_on_disk(decoder, Path(cache))
+    if packed.corrupt and on_corrupt == "error":  # left by a call that skipped them
+        raise CorruptPictureError(packed.corrupt[min(packed.corrupt)])
+    kept = [index for index in range(len(pictures)) if index not in packed.corrupt]
+    if not kept:
+        raise CorruptPictureError(f"every picture is corrupt, beginning with {packed.corrupt[0]}")
+    return Decoded(
+        packed.pixels,
+        torch.from_numpy(packed.offsets[kept]),
+        torch.from_numpy(packed.sizes[kept]),
+        pictures.labels[kept],
+        pictures.class_names,
+        tuple(packed.corrupt[index] for index in sorted(packed.corrupt)),
+    )
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def estimated_bytes(pictures: Pictures, *, short_side: int | None = 256, sample: int = 256) -> int:
+    """How much memory :func:`decode` will need, from the headers of some pictures.
+
+    Example:
+        >>> images = torch.zeros(2, 3, 40, 20, dtype=torch.uint8)
+        >>> estimated_bytes(Pictures("toy", "train", torch.tensor([0, 0]), ("a",), pixels=images))
+        4800
+    """
+    places = np.linspace(0, len(pictures) - 1, min(sample, len(pictures))).astype(int)
+    known = []
+    for place in places.tolist():
+        try:
+            height, width = final_size(pictures, place, short_side)
+        except CorruptPictureError:
+            continue
+        known.append(3 * height * width)
+    return round(len(pictures) * sum(known) / max(len(known), 1))

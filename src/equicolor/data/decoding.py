@@ -1,0 +1,328 @@
+"""How pictures are decoded: planned from their headers, in threads, shard by shard, resumably.
+
+The headers tell every picture's place in the buffer before any is decoded. A shard is a run of
+pictures whose places adjoin; it is written and recorded as done as a whole, so that a process
+that is killed loses no more than the shards it was working on.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equicolor._files import written_aside
+from equicolor.data.pictures import CorruptPictureError, Pictures
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["Decoder", "Packed", "decode_in_memory", "decode_on_disk", "final_size"]
+
+SHARD = 64  # pictures
+_FORMAT = 1  # of the files of the cache
+_PIXELS, _JOURNAL, _INDEX = "pixels.u8", "journal.jsonl", "index.npz"
+
+Progress = Callable[[int, int], None]
+Corrupt = dict[int, str]  # what is wrong with which picture
+
+
+class Packed(NamedTuple):
+    """Pictures in one buffer.
+
+    Attributes:
+        pixels: uint8 ``[bytes]``.
+        offsets, sizes: int64 ``[N]`` and ``[N, 2]`` (height, width) of every picture, corrupt
+            ones included.
+        corrupt: the pictures that could not be decoded.
+    """
+
+    pixels: Tensor
+    offsets: np.ndarray
+    sizes: np.ndarray
+    corrupt: Corrupt
+
+
+class Plan(NamedTuple):
+    """Where each picture will be, from the headers; a corrupt header gets no place."""
+
+    offsets: np.ndarray
+    sizes: np.ndarray
+    corrupt: Corrupt
+
+    def place(self, shard: int) -> tuple[int, int]:
+        """The first byte of a shard, and the first after it."""
+        first = shard * SHARD
+        last = min(first + SHARD, len(self.offsets)) - 1
+        return int(self.offsets[first]), int(self.offsets[last] + 3 * self.sizes[last].prod())
+
+    @property
+    def shards(self) -> range:
+        """All shards."""
+        return range(-(-len(self.offsets) // SHARD))
+
+    @property
+    def total(self) -> int:
+        """Bytes of the buffer: the pictures, and room to gather a longest row from anywhere."""
+        return buffer_size(torch.from_numpy(self.offsets), torch.from_numpy(self.sizes))
+
+
+def buffer_size(offsets: Tensor, sizes: Tensor) -> int:
+    """The bytes touched by gathering rows of the largest width from every picture.
+
+    Example:
+        >>> buffer_size(torch.tensor([0, 12]), torch.tensor([[1, 4], [2, 2]]))  # 12 + 6 + 12
+        30
+    """
+    last_rows = offsets + 3 * (sizes[:, 0] - 1) * sizes[:, 1]
+    return int(last_rows.max()) + 3 * int(sizes[:, 1].max())
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """What to decode, and how."""
+
+    pictures: Pictures
+    short_side: int | None
+    workers: int
+    progress: Progress | None
+    skip: bool
+
+    def plan(self) -> Plan:
+        """Read the headers.
+
+        Raises:
+            CorruptPictureError: for the first corrupt one, unless they are skipped.
+        """
+        corrupt: Corrupt = {}
+
+        def size(index: int) -> tuple[int, int]:
+            try:
+                return final_size(self.pictures, index, self.short_side)
+            except CorruptPictureError as error:
+                if not self.skip:
+                    raise
+                corrupt[index] = str(error)
+                return 0, 0
+
+        with ThreadPoolExecutor(self.workers) as pool:
+            try:
+                sizes = np.array(list(pool.map(size, range(len(self.pictures)))), np.int64)
+            finally:
+                pool.shutdown(cancel_futures=True)
+        ends = np.cumsum(3 * sizes.prod(1))
+        return Plan(np.concatenate([[0], ends[:-1]]), sizes, corrupt)
+
+    def shard(self, plan: Plan, shard: int, out: np.ndarray) -> Corrupt:
+        """Decode the pictures of one shard into its place.
+
+        Args:
+            plan: where they go.
+            shard: which.
+            out: uint8, as long as the shard.
+
+        Returns:
+            Those that are corrupt, if they are skipped.
+        """
+        start = plan.place(shard)[0]
+        corrupt: Corrupt = {}
+        for index in range(shard * SHARD, min((shard + 1) * SHARD, len(self.pictures))):
+            if index in plan.corrupt:
+                continue
+            height, width = plan.sizes[index]
+            offset = plan.offsets[index] - start
+            try:
+                image = _resized(_image(self.pictures, index), self.short_side)
+                if image.size != (width, height):
+                    raise CorruptPictureError(
+                        f"{self.pictures.files[index].describe()} has {image.size} pixels, but "
+                        f"its header said {(width, height)}"
+                    )
+            except CorruptPictureError as error:
+                if not self.skip:
+                    raise
+                corrupt[index] = str(error)
+            else:
+                out[offset : offset + 3 * height * width] = np.asarray(image).reshape(-1)
+        return corrupt
+
+    def run(
+        self, plan: Plan, done: set[int], work: Callable[[int], Corrupt]
+    ) -> Iterator[tuple[int, Corrupt]]:
+        """Do the shards that are not done, in threads; yields each as it is finished."""
+        total = len(self.pictures)
+        count = sum(min(SHARD, total - shard * SHARD) for shard in done)
+        if self.progress:
+            self.progress(count, total)
+        with ThreadPoolExecutor(self.workers) as pool:
+            try:
+                waiting = {
+                    pool.submit(work, shard): shard for shard in plan.shards if shard not in done
+                }
+                for future in as_completed(waiting):
+                    shard = waiting[future]
+                    yield shard, future.result()
+                    count += min(SHARD, total - shard * SHARD)
+                    if self.progress:
+                        self.progress(count, total)
+            finally:  # an error, an interrupt: do not begin what is still waiting
+                pool.shutdown(cancel_futures=True)
+
+
+def decode_in_memory(decoder: Decoder) -> Packed:
+    """Decode into memory."""
+    plan = decoder.plan()
+    buffer = np.zeros(plan.total, np.uint8)
+
+    def work(shard: int) -> Corrupt:
+        start, stop = plan.place(shard)
+        return decoder.shard(plan, shard, buffer[start:stop])
+
+    corrupt = dict(plan.corrupt)
+    for _, found in decoder.run(plan, set(), work):
+        corrupt |= found
+    return Packed(torch.from_numpy(buffer), plan.offsets, plan.sizes, corrupt)
+
+
+def decode_on_disk(decoder: Decoder, cache: Path) -> Packed:
+    """Decode into a file of the cache, continue one, or map one that is complete."""
+    folder = cache / _folder_name(decoder.pictures, decoder.short_side)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / _INDEX).is_file():
+        with _alone(folder / "lock"):
+            if not (folder / _INDEX).is_file():  # another process may have been first
+                _fill_cache(decoder, folder)
+    with np.load(folder / _INDEX) as index:
+        offsets, sizes, total = index["offsets"], index["sizes"], int(index["total"])
+        corrupt = dict(zip(index["corrupt"].tolist(), index["reasons"].tolist(), strict=True))
+    path = folder / _PIXELS
+    if path.stat().st_size != total:
+        raise ValueError(
+            f"{path} is damaged: it has {path.stat().st_size} bytes instead of {total}; delete "
+            f"{folder}"
+        )
+    if decoder.progress:
+        decoder.progress(len(decoder.pictures), len(decoder.pictures))
+    # Mapped, not read; private, so that nothing written to the tensor reaches the file.
+    pixels = torch.from_file(str(path), shared=False, size=total, dtype=torch.uint8)
+    return Packed(pixels, offsets, sizes, corrupt)
+
+
+def _fill_cache(decoder: Decoder, folder: Path) -> None:
+    plan = decoder.plan()
+    path, journal = folder / _PIXELS, folder / _JOURNAL
+    done = _read_journal(journal)
+    if not path.is_file() or path.stat().st_size != plan.total:
+        journal.unlink(missing_ok=True)
+        done = {}
+        with path.open("wb") as file:
+            file.truncate(plan.total)
+
+    def work(shard: int) -> Corrupt:
+        start, stop = plan.place(shard)
+        out = np.zeros(stop - start, np.uint8)
+        corrupt = decoder.shard(plan, shard, out)
+        with path.open("r+b") as file:
+            file.seek(start)
+            file.write(out.data)
+            file.flush()
+            os.fsync(file.fileno())  # on disk before the journal says so
+        return corrupt
+
+    with journal.open("a") as lines:
+        for shard, found in decoder.run(plan, set(done), work):
+            done[shard] = found
+            lines.write(json.dumps([shard, list(found.items())]) + "\n")
+            lines.flush()
+    corrupt = dict(plan.corrupt)
+    for found in done.values():
+        corrupt |= found
+    with written_aside(folder / _INDEX) as partial, partial.open("wb") as file:
+        np.savez(
+            file,
+            offsets=plan.offsets,
+            sizes=plan.sizes,
+            total=plan.total,
+            corrupt=np.array(sorted(corrupt), np.int64),
+            reasons=np.array([corrupt[index] for index in sorted(corrupt)], np.str_),
+        )
+    journal.unlink()
+
+
+def _read_journal(path: Path) -> dict[int, Corrupt]:
+    """The shards that are done; a line that a crash cut short does not count."""
+    done = {}
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        try:
+            shard, found = json.loads(line)
+        except ValueError:
+            continue
+        done[shard] = dict(found)
+    return done
+
+
+def _folder_name(pictures: Pictures, short_side: int | None) -> str:
+    """Names what decides the decoded pixels: the files, when they were changed, and the size."""
+    digest = hashlib.sha256(repr((_FORMAT, short_side)).encode())
+    known: dict[Path, tuple[int, int]] = {}
+    for file in pictures.files:
+        if file.path not in known:
+            stat = file.path.stat()
+            known[file.path] = stat.st_size, stat.st_mtime_ns
+        facts = str(file.path.absolute()), file.offset, file.size, *known[file.path]
+        digest.update(repr(facts).encode())
+    side = "full" if short_side is None else short_side
+    return f"{pictures.name}-{pictures.split}-{side}-{digest.hexdigest()[:16]}"
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Waits until no other process is inside; the system lets go when a process is killed."""
+    with path.open("a") as file:
+        if sys.platform != "win32":
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def final_size(pictures: Pictures, index: int, short_side: int | None) -> tuple[int, int]:
+    """Height and width of a picture once decoded, from its header."""
+    if pictures.pixels is not None:
+        height, width = pictures.pixels.shape[2:]
+    else:
+        width, height = pictures.files[index].open().size
+    return _final(height, short_side, width), _final(width, short_side, height)
+
+
+def _final(side: int, short_side: int | None, other: int) -> int:
+    """One side after resizing; the long one is rounded down, as torchvision does."""
+    short = min(side, other)
+    if short_side is None or short <= short_side:
+        return side
+    return short_side if side == short else int(short_side * side / short)
+
+
+def _image(pictures: Pictures, index: int) -> "Image":
+    if pictures.pixels is None:
+        return pictures.files[index].decode()
+    from PIL import Image
+
+    return Image.fromarray(pictures.pixels[index].movedim(0, 2).contiguous().numpy())
+
+
+def _resized(image: "Image", short_side: int | None) -> "Image":
+    from PIL.Image import Resampling
+
+    width, height = image.size
+    size = _final(width, short_side, height), _final(height, short_side, width)
+    return image if size == image.size else image.resize(size, Resampling.BILINEAR)

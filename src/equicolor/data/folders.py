@@ -1,0 +1,211 @@
+"""Datasets that come as folders of class folders: Caltech-101, ImageNet, and anybody's own."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from equicolor._random import permutation
+from equicolor.data.pictures import Contents, PictureFile
+
+__all__ = ["Caltech101", "Folder", "ImageNet"]
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+_SPLIT = 1000  # a stream of random numbers, apart from those of training
+
+
+@dataclass(frozen=True)
+class Caltech101:
+    """Caltech-101 without its background class, split 67 to 33 in every class by the seed.
+
+    Example:
+        >>> Caltech101().missing(Path("/nowhere"))
+        ['caltech101/101_ObjectCategories/']
+    """
+
+    folder: str = "caltech101/101_ObjectCategories"
+    background: str = "BACKGROUND_Google"
+
+    def missing(self, root: Path) -> list[str]:
+        """What is not there, below the data root."""
+        return [] if self.classes(root) else [f"{self.folder}/"]
+
+    def read(self, root: Path, split: str, seed: int) -> Contents:
+        """Read one part."""
+        files = {name: class_files(root / self.folder / name) for name in self.classes(root)}
+        return split_classes(root / self.folder, files, split, fraction=0.67, seed=seed)
+
+    def classes(self, root: Path) -> list[str]:
+        """The names of the class folders."""
+        return [name for name in subfolders(root / self.folder) if name != self.background]
+
+
+@dataclass(frozen=True)
+class ImageNet:
+    """ImageNet (ILSVRC 2012): a folder a synset in ``train/`` and, sorted likewise, ``val/``.
+
+    Example:
+        >>> ImageNet().missing(Path("/nowhere"))
+        ['imagenet/train/', 'imagenet/val/']
+    """
+
+    folder: str = "imagenet"
+
+    def missing(self, root: Path) -> list[str]:
+        """What is not there, below the data root."""
+        parts = [f"{self.folder}/{part}" for part in ("train", "val")]
+        absent = [f"{part}/" for part in parts if not (root / part).is_dir()]
+        empty = [part for part in parts if not absent and not subfolders(root / part)]
+        return absent + [f"{part}/<synset>/" for part in empty]
+
+    def read(self, root: Path, split: str, seed: int) -> Contents:
+        """Read one part; the split is the dataset's own, whatever the seed."""
+        folder = root / self.folder
+        return read_parts(folder / "train", folder / "val", split)
+
+    def classes(self, root: Path) -> list[str]:
+        """The synsets that are there."""
+        return subfolders(root / self.folder / "train")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Any folder of class folders.
+
+    It holds ``train/`` and ``test/`` (or ``val/``), each with the same class folders, or class
+    folders that are split 80 to 20 by the seed.
+
+    Example:
+        >>> Folder(Path("/nowhere")).missing(Path())
+        ['/nowhere/']
+    """
+
+    path: Path
+
+    def missing(self, root: Path) -> list[str]:
+        """What is not there; the data root plays no part."""
+        if not self.path.is_dir():
+            return [f"{self.path}/"]
+        # Beside other folders "train" may be a class: trains, cars, ships.
+        lone = subfolders(self.path) == ["train"]
+        return [f"{self.path / 'test'}/ (or val/)"] if lone else []
+
+    def classes(self) -> list[str]:
+        """The names of the class folders."""
+        return subfolders(self.path / "train" if self._test() else self.path)
+
+    def read(self, root: Path, split: str, seed: int) -> Contents:
+        """Read one part."""
+        test = self._test()
+        if test is not None:
+            return read_parts(self.path / "train", test, split)
+        files = {name: class_files(self.path / name) for name in checked_classes(self.path)}
+        return split_classes(self.path, files, split, fraction=0.8, seed=seed)
+
+    def _test(self) -> Path | None:
+        here = subfolders(self.path)
+        found = [self.path / name for name in ("test", "val") if name in here]
+        return found[0] if found and "train" in here else None
+
+
+def subfolders(folder: Path) -> list[str]:
+    """The names of the folders in a folder, sorted; none where there is no folder."""
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+
+
+def checked_classes(folder: Path) -> list[str]:
+    """The names of the class folders, of which there must be two or more."""
+    names = subfolders(folder)
+    if len(names) >= 2:
+        return names
+    if names:
+        raise ValueError(
+            f"{folder} holds one class folder, {names[0]!r}; a classifier needs two or more"
+        )
+    loose = sum(path.name.lower().endswith(SUFFIXES) for path in folder.iterdir())
+    held = f"{loose} pictures outside any" if loose else "none"
+    raise ValueError(f"{folder} should hold a folder of pictures for every class, but holds {held}")
+
+
+def class_files(folder: Path) -> list[PictureFile]:
+    """The pictures in a folder and below, sorted by path; one at least."""
+    names = sorted(_pictures_below(str(folder)))
+    if not names:
+        raise ValueError(
+            f"the class folder {folder} holds no pictures ({', '.join(SUFFIXES)}); remove it or "
+            "fill it"
+        )
+    return [PictureFile(Path(name)) for name in names]
+
+
+def _pictures_below(folder: str) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.name.lower().endswith(SUFFIXES):
+                yield entry.path
+            elif entry.is_dir():
+                yield from _pictures_below(entry.path)
+
+
+def read_parts(train: Path, test: Path, split: str) -> Contents:
+    """A dataset whose parts lie in two folders with the same class folders."""
+    names = checked_classes(train)
+    others = checked_classes(test)
+    for here, there, first, second in ((names, others, train, test), (others, names, test, train)):
+        lacking = sorted(set(here) - set(there))
+        if lacking:
+            raise ValueError(
+                f"class folders of {first} that {second} lacks: {enumerated(lacking)}; both must "
+                "have the same"
+            )
+    folder = train if split == "train" else test
+    return _contents([class_files(folder / name) for name in names], names)
+
+
+def split_classes(
+    folder: Path,
+    files: Mapping[str, Sequence[PictureFile]],
+    split: str,
+    *,
+    fraction: float,
+    seed: int,
+) -> Contents:
+    """Split every class by the seed, so that both parts have (almost) the same class sizes.
+
+    Of a class with two or more pictures each part gets one at least; a single one is for
+    training.
+    """
+    chosen = []
+    for index, members in enumerate(files.values()):
+        count = len(members)
+        order = permutation(torch.tensor([seed]), _SPLIT, index, count)[0]
+        train = min(max(round(fraction * count), 1), max(count - 1, 1))
+        part = order[:train] if split == "train" else order[train:]
+        chosen.append([members[place] for place in part.sort().values.tolist()])
+    if not any(chosen):
+        raise ValueError(f"no class of {folder} has a second picture: nothing is left to test on")
+    return _contents(chosen, list(files))
+
+
+def _contents(files: Sequence[Sequence[PictureFile]], class_names: Sequence[str]) -> Contents:
+    sizes = torch.tensor([len(members) for members in files])
+    labels = torch.repeat_interleave(torch.arange(len(files)), sizes)
+    return Contents(labels, tuple(class_names), tuple(file for part in files for file in part))
+
+
+def enumerated(names: Sequence[str], limit: int = 4) -> str:
+    """The first few names, and how many more there are.
+
+    Example:
+        >>> enumerated(["a", "b", "c"], 2)
+        'a, b and 1 more'
+    """
+    more = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {more:,} more" if more > 0 else "")
