@@ -15,6 +15,7 @@ TINY = {"width": 2}
 
 def test_all_networks_of_the_paper_are_listed():
     expected = {"z2cnn", "cecnn", *(f"{kind}resnet{d}" for kind in ("", "ce_") for d in DEPTHS)}
+    expected |= {"ciconv_resnet18", "ciconv_resnet44"}
     assert set(list_models()) == expected
     assert list_models() == sorted(list_models())
 

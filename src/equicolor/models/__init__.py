@@ -1,6 +1,7 @@
 """Networks: every architecture of the paper, plain, equivariant and hybrid."""
 
 from equicolor.models.checkpoints import CheckpointError, load_model, load_reference, save_model
+from equicolor.models.ciconv import ciconv_resnet18, ciconv_resnet44
 from equicolor.models.cost import Cost, cost
 from equicolor.models.registry import Network, create_model, list_models
 from equicolor.models.resnet import (
@@ -31,6 +32,8 @@ __all__ = [
     "ce_resnet101",
     "ce_resnet152",
     "cecnn",
+    "ciconv_resnet18",
+    "ciconv_resnet44",
     "cost",
     "create_model",
     "list_models",

@@ -44,13 +44,19 @@ def conv(
 
 
 def lift(
-    out_channels: int, kernel_size: int, *, rotations: int, lifting: str, **options: Any
+    out_channels: int,
+    kernel_size: int,
+    *,
+    rotations: int,
+    lifting: str,
+    in_channels: int = 3,
+    **options: Any,
 ) -> nn.Module:
     """The first convolution: ``CELiftConv2d``, or ``nn.Conv2d`` for a single rotation."""
     if rotations == 1:
-        return nn.Conv2d(3, out_channels, kernel_size, **options)
+        return nn.Conv2d(in_channels, out_channels, kernel_size, **options)
     return CELiftConv2d(
-        3, out_channels, kernel_size, rotations=rotations, lifting=lifting, **options
+        in_channels, out_channels, kernel_size, rotations=rotations, lifting=lifting, **options
     )
 
 

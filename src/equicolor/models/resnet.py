@@ -1,7 +1,7 @@
 """ResNets, plain, colour-equivariant and hybrid, from one implementation (paper, section 4.2)."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -118,6 +118,7 @@ class ResNet(Network):
         ce_stages: how many stages are equivariant, 0 for a plain network.
         coset_pool: ``"max"``, ``"avg"`` or None; see :class:`equicolor.models.z2cnn.Z2CNN`.
         normalize: whether to normalise the images.
+        in_channels: 3, or what a layer before a plain network makes of the images.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class ResNet(Network):
         coset_pool: str | None,
         lifting: str,
         normalize: bool,
+        in_channels: int = 3,
     ) -> None:
         super().__init__()
         self.ce_stages = ce_stages
@@ -153,6 +155,7 @@ class ResNet(Network):
             bias=False,
             rotations=stem_rotations,
             lifting=lifting,
+            in_channels=in_channels,
         )
         self.bn1 = layers.norm(stage_widths[0], rotations=stem_rotations)
         self.relu = nn.ReLU()
@@ -268,14 +271,25 @@ def matched_widths(
     return tuple(widths.largest_within(count, target, stages))
 
 
-def _stage_widths(
-    width: int | str | Sequence[int] | None, stages: int, match: Callable[[], Sequence[int]]
+def resolve_widths(
+    depth: int,
+    width: int | str | Sequence[int] | None,
+    *,
+    rotations: int,
+    ce_stages: int,
+    separable: bool = True,
 ) -> tuple[int, ...]:
-    """The ``width`` argument of the builders as one width a stage."""
+    """The ``width`` argument of the builders as one width a stage.
+
+    Example:
+        >>> resolve_widths(18, 4, rotations=1, ce_stages=0)
+        (4, 8, 16, 32)
+    """
+    stages = len(ARCHITECTURES[depth].blocks)
     if width is None:
-        return tuple(match())
+        return matched_widths(depth, rotations, ce_stages, separable)
     if width == "fast":
-        return tuple(widths.rounded(match()))
+        return tuple(widths.rounded(matched_widths(depth, rotations, ce_stages, separable)))
     if isinstance(width, str):
         raise ValueError(f"width must be None, 'fast', an int or one int a stage; got {width!r}")
     if isinstance(width, Sequence):
@@ -335,8 +349,9 @@ def _builder(name: str, depth: int, default_rotations: int) -> ResNetBuilder:
                 f"a hybrid network (ce_stages={ce_stages} of {stages}) pools over its hues: "
                 "coset_pool must be 'max' or 'avg', got None"
             )
-        match = functools.partial(matched_widths, depth, rotations, ce_stages, separable)
-        stage_widths = _stage_widths(width, stages, match)
+        stage_widths = resolve_widths(
+            depth, width, rotations=rotations, ce_stages=ce_stages, separable=separable
+        )
         model = ResNet(
             architecture,
             num_classes,
