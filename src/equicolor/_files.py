@@ -18,3 +18,28 @@ def written_aside(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def output_folder(path: Path | str) -> Path:
+    """Create a folder for results, parents included, unless it exists.
+
+    Args:
+        path: the folder.
+
+    Returns:
+        The path.
+
+    Raises:
+        NotADirectoryError: if the path, or a parent of it, is a file.
+
+    Example:
+        >>> import tempfile
+        >>> output_folder(Path(tempfile.mkdtemp()) / "figures" / "new").is_dir()
+        True
+    """
+    path = Path(path)
+    for place in (path, *path.parents):
+        if place.exists() and not place.is_dir():
+            raise NotADirectoryError(f"results go to a folder, but {place} is a file")
+    path.mkdir(parents=True, exist_ok=True)
+    return path

@@ -19,6 +19,7 @@ except ModuleNotFoundError as missing:
     sys.exit(f"equicolor: {missing.name} is not installed: pip install 'equicolor[train]'")
 
 from equicolor import __version__
+from equicolor.cli_evaluate import evaluate
 from equicolor.cli_experiments import datasets, reproduce
 
 __all__ = ["app", "main"]
@@ -32,6 +33,8 @@ _EXTRAS = {
     "onnxscript": "export",
     "huggingface_hub": "hub",
     "safetensors": "hub",
+    "timm": "vision",
+    "torchvision": "vision",
 }
 
 
@@ -48,6 +51,8 @@ class _Commands(TyperGroup):
                 raise
             extra = _EXTRAS.get(error.name.partition(".")[0], "train")
             _fail(f"{error.name} is not installed: pip install 'equicolor[{extra}]'", 1)
+        except ImportError as error:  # installed, but broken
+            _fail(str(error), 1)
         except OSError as error:
             if error.errno == errno.EPIPE:  # the reader of our output left: not an error
                 raise
@@ -81,6 +86,7 @@ app = typer.Typer(
 
 app.add_typer(reproduce, name="reproduce")
 app.add_typer(datasets, name="datasets")
+app.command()(evaluate)
 
 
 def _print_version(wanted: bool) -> None:

@@ -38,7 +38,7 @@ def rgb_to_hsv(images: Tensor) -> Tensor:
     """
     _checks.rgb_images("rgb_to_hsv", images)
     exact = _full_precision(images)
-    hue, chroma, low = _decompose(exact)
+    hue, chroma, low = decompose(exact)
     value = low + chroma
     saturation = chroma / _divisor(value)
     hsv = torch.stack((hue, saturation, value), dim=-3).to(images.dtype)
@@ -63,7 +63,7 @@ def hsv_to_rgb(images: Tensor) -> Tensor:
     _checks.rgb_images("hsv_to_rgb", images, kind="HSV")
     hue, saturation, value = _full_precision(images).unbind(-3)
     chroma = value * saturation
-    return _compose(hue, chroma, value - chroma).to(images.dtype)
+    return compose(hue, chroma, value - chroma).to(images.dtype)
 
 
 def shift_hue(images: Tensor, turns: float | Tensor) -> Tensor:
@@ -90,8 +90,8 @@ def shift_hue(images: Tensor, turns: float | Tensor) -> Tensor:
     """
     _checks.rgb_images("shift_hue", images)
     exact = _full_precision(images)
-    hue, chroma, low = _decompose(exact)
-    return _compose(hue + _per_image("shift_hue", turns, exact), chroma, low).to(images.dtype)
+    hue, chroma, low = decompose(exact)
+    return compose(hue + _per_image("shift_hue", turns, exact), chroma, low).to(images.dtype)
 
 
 def shift_hue_orbit(images: Tensor, rotations: int) -> Tensor:
@@ -168,7 +168,7 @@ def _full_precision(images: Tensor) -> Tensor:
     return images.float() if images.dtype in (torch.float16, torch.bfloat16) else images
 
 
-def _decompose(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def decompose(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """RGB ``[..., 3, H, W]`` to hue in turns, chroma (max - min) and low (min).
 
     Chroma and low replace saturation and value: they need no division by the value, so
@@ -192,8 +192,8 @@ def _divisor(x: Tensor) -> Tensor:
     return torch.where(x < torch.finfo(x.dtype).tiny, torch.ones_like(x), x)
 
 
-def _compose(hue: Tensor, chroma: Tensor, low: Tensor) -> Tensor:
-    """The inverse of :func:`_decompose`; the channels are stacked at dimension -3."""
+def compose(hue: Tensor, chroma: Tensor, low: Tensor) -> Tensor:
+    """The inverse of :func:`decompose`; the channels are stacked at dimension -3."""
     sextant = 6 * hue
 
     def channel(offset: int) -> Tensor:
@@ -207,8 +207,8 @@ def _compose(hue: Tensor, chroma: Tensor, low: Tensor) -> Tensor:
 
 def shift_back(images: Tensor, turns: Tensor) -> Tensor:
     """Shift by ``-turns``, which broadcasts against ``images[..., 0, :, :]``; unchecked."""
-    hue, chroma, low = _decompose(images)
-    return _compose(hue - turns, chroma, low)
+    hue, chroma, low = decompose(images)
+    return compose(hue - turns, chroma, low)
 
 
 def _per_image(name: str, turns: float | Tensor, images: Tensor) -> Tensor:

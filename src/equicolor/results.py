@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from equicolor._files import written_aside
+from equicolor.devices import device_name
 
-__all__ = ["device_name", "provenance", "read_results", "write_results"]
+__all__ = ["provenance", "read_results", "write_results"]
 
 _VERSIONS = ("equicolor", "torch", "numpy", "lightning", "torchvision", "timm", "triton")
 
@@ -39,24 +40,6 @@ def provenance(device: torch.device | str = "cpu") -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: version for name in _VERSIONS if (version := _version(name))},
     }
-
-
-def device_name(device: torch.device | str) -> str:
-    """The model name of a device.
-
-    Example:
-        >>> bool(device_name("cpu"))
-        True
-    """
-    device = torch.device(device)
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    if device.type != "cpu":
-        return str(device)
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor() or platform.machine()
 
 
 def write_results(

@@ -12,7 +12,7 @@ from torch import nn
 from equicolor.data import ColorMNIST, Digits, biased_colormnist, load_mnist, longtailed_colormnist
 from equicolor.experiments import colormnist, colormnist_figures, colormnist_report
 from equicolor.experiments.colormnist import Job, jobs, parts, run, trained
-from equicolor.experiments.report import png
+from equicolor.reporting.figures import png
 from equicolor.training.many_seeds import Recipe
 
 TINY = Recipe("cecnn", "cecnn", {"width": 3}, epochs=2, batch_size=32)

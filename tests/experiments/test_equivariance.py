@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from equicolor.experiments import equivariance, output_folder
+from equicolor._files import output_folder
+from equicolor.experiments import equivariance
 from equicolor.experiments.equivariance import Spec, build, measure, relative_change
 
 

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from equicolor.data import load_mnist, longtailed_colormnist
 from equicolor.experiments import colormnist, demo, reproduce
@@ -135,14 +134,3 @@ def test_bad_options_leave_nothing_behind(tmp_path: Path, options: dict, message
     with pytest.raises(ValueError, match=message):
         reproduce.reproduce(LONGTAILED, tmp_path / "run", quick=True, **options)
     assert not (tmp_path / "run").exists()
-
-
-def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert reproduce.choose_device() == torch.device("cpu")
-    with pytest.raises(ValueError, match="torch sees no CUDA device"):
-        reproduce.choose_device("cuda")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert reproduce.choose_device() == torch.device("cuda")
-    assert reproduce.choose_device("cuda:1") == torch.device("cuda:1")
-    assert reproduce.choose_device("cpu") == torch.device("cpu")

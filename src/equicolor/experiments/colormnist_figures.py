@@ -14,8 +14,8 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from equicolor.color import shift_hue
 from equicolor.data import ColorMNIST
+from equicolor.reporting.figures import draw_hues
 
 __all__ = [
     "Variant",
@@ -223,20 +223,12 @@ def hue_figure(turns: Sequence[float], curves: Mapping[str, Sequence[float]]) ->
         axes.plot(degrees, accuracy, label=name, linewidth=2, markersize=4, **style)
     axes.set(ylim=(0, 103), ylabel="accuracy, %")
     axes.grid(alpha=0.3)
-    _draw_hues(strip)
+    draw_hues(strip)
     strip.set_xticks(range(-180, 181, 60))
     strip.set_xlabel("hue shift of the test images, degrees; the strip shows what becomes of red")
     strip.set_xlim(-180, 180)
     figure.legend(loc="outside upper center", ncols=len(curves), frameon=False)
     return figure
-
-
-def _draw_hues(axes: Axes) -> None:
-    """What becomes of red under the shifts of the horizontal axis."""
-    red = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1).expand(360, -1, -1, -1)
-    hues = shift_hue(red, (torch.arange(360) - 180) / 360)
-    axes.imshow(hues.view(1, 360, 3).numpy(), extent=(-180, 180, 0, 1), aspect="auto")
-    axes.set_yticks([])
 
 
 class _Panel(NamedTuple):

@@ -9,13 +9,14 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from equicolor._files import output_folder
 from equicolor.color import shift_hue
 from equicolor.data import ColorMNIST, Digits, biased_colormnist, longtailed_colormnist
 from equicolor.experiments import colormnist_figures as figures
-from equicolor.experiments import output_folder
 from equicolor.experiments.colormnist import PAPER_BIASED, PAPER_LONGTAILED
-from equicolor.experiments.report import Section, png, write_report
-from equicolor.experiments.tables import MISSING, Table, mean_and_std
+from equicolor.reporting.figures import png
+from equicolor.reporting.html import Section, write_report
+from equicolor.reporting.tables import MISSING, Table, mean_and_std
 
 __all__ = [
     "HUE_SHIFTS",

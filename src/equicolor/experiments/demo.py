@@ -21,12 +21,13 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from equicolor._files import output_folder
 from equicolor.data import ColorMNIST, load_mnist, longtailed_colormnist
-from equicolor.experiments import colormnist, output_folder
+from equicolor.experiments import colormnist
 from equicolor.experiments import colormnist_figures as figures
 from equicolor.experiments.colormnist_report import HUE_SHIFTS, best_known, hue_curve
-from equicolor.experiments.report import Section, write_report
-from equicolor.experiments.tables import Table
+from equicolor.reporting.html import Section, write_report
+from equicolor.reporting.tables import Table
 from equicolor.results import provenance, write_results
 from equicolor.training.many_seeds import Recipe
 

@@ -21,8 +21,8 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor, nn
 
+from equicolor._files import output_folder
 from equicolor.color import shift_hue
-from equicolor.experiments import output_folder
 from equicolor.nn import CEBatchNorm2d, CEConv2d, CELiftConv2d, CEMaxPool2d, CosetMaxPool
 from equicolor.results import write_results
 

@@ -11,11 +11,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from equicolor import _checks
+from equicolor._files import output_folder
 from equicolor.data import Digits, load_mnist
-from equicolor.experiments import colormnist, colormnist_report, demo, output_folder
+from equicolor.devices import choose_device
+from equicolor.experiments import colormnist, colormnist_report, demo
 from equicolor.results import read_results, write_results
 
-__all__ = ["EXPERIMENTS", "Reproduction", "choose_device", "from_results", "reproduce"]
+__all__ = ["EXPERIMENTS", "Reproduction", "from_results", "reproduce"]
 
 # What an experiment is, for lists: the place in the paper, and what it measures.
 EXPERIMENTS = {
@@ -51,20 +53,6 @@ class Reproduction(NamedTuple):
 
     rows: list[dict[str, Any]]
     written: list[Path]
-
-
-def choose_device(name: str = "auto") -> torch.device:
-    """A device by name: ``"auto"`` takes the GPU where there is one.
-
-    Example:
-        >>> choose_device("cpu")
-        device(type='cpu')
-    """
-    _checks.one_of("device", name.partition(":")[0], ("auto", "cpu", "cuda"))
-    available = torch.cuda.is_available()
-    if name.startswith("cuda") and not available:
-        raise ValueError("device 'cuda' was asked for, but torch sees no CUDA device; use 'cpu'")
-    return torch.device(("cuda" if available else "cpu") if name == "auto" else name)
 
 
 def reproduce(

@@ -5,19 +5,18 @@ No scripts, no links, no other files: styles are inline and pictures are PNGs in
 
 import base64
 import html
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
-from PIL import Image
 
 from equicolor._files import written_aside
-from equicolor.experiments.tables import Table
+from equicolor.reporting.figures import png
+from equicolor.reporting.tables import Table
 
-__all__ = ["Section", "png", "render", "write_report"]
+__all__ = ["Section", "render", "write_report"]
 
 _STYLE = """
 :root { --ink: #1c1e21; --soft: #5b6168; --line: #d9dce0; --accent: #0072b2; }
@@ -69,29 +68,6 @@ class Section:
     table: Table | None = None
     figure: Figure | bytes | None = None
     caption: str = ""
-
-
-def png(figure: Figure, dpi: int = 110, limit: int = 150_000) -> bytes:
-    """A figure as a small PNG: plots do with a palette, and noisy pictures with a smaller one.
-
-    Args:
-        figure: what to draw.
-        dpi: pixels an inch.
-        limit: bytes to stay below, if 100 colours are enough for that.
-
-    Example:
-        >>> png(Figure(figsize=(1, 1)))[1:4]
-        b'PNG'
-    """
-    raw = io.BytesIO()
-    figure.savefig(raw, dpi=dpi, format="png")
-    image = Image.open(raw).convert("RGB")
-    for colors in (256, 160, 100):
-        packed = io.BytesIO()
-        image.quantize(colors, dither=Image.Dither.NONE).save(packed, "PNG", optimize=True)
-        if packed.tell() < limit:
-            break
-    return packed.getvalue()
 
 
 def render(

@@ -9,8 +9,9 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from equicolor.experiments.report import Section, png, render, write_report
-from equicolor.experiments.tables import Table
+from equicolor.reporting.figures import png
+from equicolor.reporting.html import Section, render, write_report
+from equicolor.reporting.tables import Table
 
 
 class Checker(html.parser.HTMLParser):

@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from equicolor.experiments.tables import Table, mean_and_std
+from equicolor.reporting.tables import Table, mean_and_std
 
 TABLE = Table(("network", "n", "accuracy"), [("a|b <c>", "3", "71.6"), ("d", "1", "60.0")], "Two")
 

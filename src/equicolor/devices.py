@@ -1,0 +1,42 @@
+"""Devices by name, and what they are called."""
+
+import platform
+from pathlib import Path
+
+import torch
+
+from equicolor import _checks
+
+__all__ = ["choose_device", "device_name"]
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """A device by name: ``"auto"`` takes the GPU where there is one.
+
+    Example:
+        >>> choose_device("cpu")
+        device(type='cpu')
+    """
+    _checks.one_of("device", name.partition(":")[0], ("auto", "cpu", "cuda"))
+    available = torch.cuda.is_available()
+    if name.startswith("cuda") and not available:
+        raise ValueError("device 'cuda' was asked for, but torch sees no CUDA device; use 'cpu'")
+    return torch.device(("cuda" if available else "cpu") if name == "auto" else name)
+
+
+def device_name(device: torch.device | str) -> str:
+    """The model name of a device.
+
+    Example:
+        >>> bool(device_name("cpu"))
+        True
+    """
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return str(device)
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()

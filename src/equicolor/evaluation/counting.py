@@ -1,0 +1,126 @@
+"""The moving parts of a hue sweep: asking a network, and counting its answers on the device."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from equicolor import _checks
+
+__all__ = ["Asker", "Tally", "evaluating"]
+
+_MARGIN = 0.01  # how far resampling may carry a picture out of [0, 1]
+
+
+class Asker:
+    """A network with the device, dtype and precision it wants its pictures in."""
+
+    def __init__(self, model: nn.Module, autocast: torch.dtype | None) -> None:
+        tensors = [*model.parameters(), *model.buffers()]
+        floating = [tensor for tensor in tensors if tensor.is_floating_point()]
+        self.model, self.autocast = model, autocast
+        self.device = tensors[0].device if tensors else None
+        self.dtype = floating[0].dtype if floating else None
+
+    def place(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Check a batch and move it to the network's device."""
+        _checks.image_batch("hue_sweep", images)
+        labels = torch.as_tensor(labels)
+        if labels.shape != images.shape[:1] or labels.is_floating_point():
+            raise ValueError(
+                f"hue_sweep expects one whole number per picture as labels, "
+                f"[{len(images)}], got {labels.dtype} {list(labels.shape)}"
+            )
+        device = images.device if self.device is None else self.device
+        return (
+            images.to(device, non_blocking=True),
+            labels.to(device, torch.int64, non_blocking=True),
+        )
+
+    def __call__(self, images: Tensor, *, like: Tensor | None = None) -> Tensor:
+        """Logits of pictures, which get the memory layout of others if those are given."""
+        images = images if self.dtype is None else images.to(self.dtype)
+        if like is not None and like.is_contiguous(memory_format=torch.channels_last):
+            images = images.contiguous(memory_format=torch.channels_last)
+        kind = images.device.type
+        with nullcontext() if self.autocast is None else torch.autocast(kind, self.autocast):
+            logits: object = self.model(images)
+        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(images):
+            came = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise ValueError(
+                f"hue_sweep expects a network that gives logits [{len(images)}, classes] for "
+                f"pictures {list(images.shape)}, got {came}"
+            )
+        return logits
+
+
+class Tally:
+    """Counts on the device; a further class holds labels the network has no output for."""
+
+    def __init__(self, shape: tuple[int, int], logits: Tensor) -> None:
+        self.classes = logits.shape[1]
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=logits.device)
+
+        self.counts, self.original = zeros(self.classes + 1), zeros(self.classes + 1)
+        self.correct, self.changed = (zeros(*shape, self.classes + 1) for _ in range(2))
+        self.outside, self.undefined = zeros(), zeros()
+        self.untouched = zeros(0)  # answers to the current batch
+
+    def start(self, images: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        """Count a batch of untouched pictures; its labels, strangers in the further class."""
+        known = (labels >= 0) & (labels < self.classes)
+        labels = torch.where(known, labels, self.classes)
+        self.outside += ((images < -_MARGIN) | (images > 1 + _MARGIN)).flatten(1).any(1).sum()
+        self.undefined += logits.isnan().any(1).sum()
+        self.untouched = logits.argmax(1)
+        self.counts.index_add_(0, labels, torch.ones_like(labels))
+        self.original.index_add_(0, labels, (self.untouched == labels).long())
+        return labels
+
+    def add(self, where: tuple[int, int], logits: Tensor, labels: Tensor) -> None:
+        """Count the same batch under a shift."""
+        self.undefined += logits.isnan().any(1).sum()
+        answers = logits.argmax(1)
+        self.correct[where].index_add_(0, labels, (answers == labels).long())
+        self.changed[where].index_add_(0, labels, (answers != self.untouched).long())
+
+    def refuse(self) -> None:
+        """Raise for what makes the counts meaningless; waits for the device."""
+        outside, strangers, undefined = torch.stack(
+            (self.outside, self.counts[-1], self.undefined)
+        ).tolist()
+        if outside:
+            raise ValueError(
+                f"hue_sweep expects pictures in [0, 1], but {outside} are not; normalisation "
+                "belongs into the network, where hues are shifted before it"
+            )
+        if strangers:
+            raise ValueError(
+                f"the network has {self.classes} outputs, but {strangers} labels lie outside "
+                f"0 to {self.classes - 1}: are its classes those of the pictures?"
+            )
+        if undefined:
+            raise ValueError(f"the network's logits are NaN for {undefined} pictures")
+
+    def results(self) -> tuple[Tensor, ...]:
+        """On the CPU: pictures ``[C]``, right answers without and with shifts, changed answers."""
+        tensors = self.counts, self.original, self.correct, self.changed
+        return tuple(tensor[..., : self.classes].cpu() for tensor in tensors)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode for every part of a network, and afterwards the mode each was in."""
+    before = [(module, module.training) for module in model.modules()]
+    benchmark = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True  # all batches but the last have one shape
+    model.eval()
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = benchmark
+        for module, training in before:
+            module.training = training

@@ -1,0 +1,142 @@
+"""From the name of a network and of a dataset to an evaluation."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import Tensor
+
+from equicolor import _checks
+from equicolor.data.datasets import find_dataset, load_dataset
+from equicolor.data.decoded import default_cache
+from equicolor.evaluation.evaluate import Evaluation, evaluate
+from equicolor.evaluation.hue_sweep import ACTIONS, hue_shifts
+from equicolor.evaluation.networks import GrayInput, load_network
+from equicolor.evaluation.pictures import (
+    check_outputs,
+    choose_preparation,
+    load_batches,
+    recipe_of_run,
+)
+
+__all__ = ["PRECISIONS", "diagnose"]
+
+PRECISIONS = ("auto", "float32", "bfloat16")
+
+
+def diagnose(
+    network: str | Path,
+    data: str | Path | None = None,
+    *,
+    split: str = "test",
+    split_seed: int | None = None,
+    actions: Sequence[str] = ACTIONS,
+    shifts: int | Sequence[float] | Tensor = 37,
+    size: int | None = None,
+    resize: int | None = None,
+    gray: bool = False,
+    pretrained: bool = True,
+    batch_size: int = 256,
+    device: torch.device | str = "cpu",
+    precision: str = "auto",
+    skip_corrupt: bool = False,
+    console: Console | None = None,
+) -> Evaluation:
+    """Load a network and pictures, and judge the one on the other.
+
+    What can be known to be wrong is found out before pictures are decoded.
+
+    Args:
+        network: see :func:`equicolor.evaluation.load_network`.
+        data: a name of :data:`equicolor.data.datasets.DATASETS` or a folder of class folders;
+            by default what the run was trained on, if the network is a training run.
+        split: ``"test"`` or ``"train"``.
+        split_seed: of datasets without a split of their own; the run's by default.
+        actions, shifts: see :func:`equicolor.evaluation.evaluate`.
+        size, resize: see :func:`equicolor.evaluation.pictures.choose_preparation`.
+        gray: feed the network the mean of the channels; a run that was trained so says it.
+        pretrained: load the weights that timm or torchvision offer.
+        batch_size: pictures in a batch.
+        device: where to compute.
+        precision: ``"float32"``, ``"bfloat16"`` (autocast), or ``"auto"``: bfloat16 on a GPU.
+        skip_corrupt: leave out pictures that cannot be decoded.
+        console: shows progress (default: stderr).
+
+    Returns:
+        The evaluation. Its facts say which dataset and split it was and, of a training run,
+        how it was trained.
+    """
+    for action in actions:
+        _checks.one_of("action", action, ACTIONS)
+    turns = hue_shifts(shifts)
+    _checks.positive_int("batch_size", batch_size)
+    _checks.one_of("precision", precision, PRECISIONS)
+    device = torch.device(device)
+    console = Console(stderr=True) if console is None else console
+
+    recipe = recipe_of_run(network)
+    facts: dict[str, Any] = {}
+    if recipe is not None:
+        facts |= {"augmentation": recipe.augmentation_name, "epochs": recipe.epochs}
+        facts |= {"seed": recipe.seed, "trained_on": Path(recipe.dataset).name}
+        gray = gray or recipe.gray
+        if data is None or str(data) == recipe.dataset:
+            data = recipe.dataset
+            split_seed = recipe.split_seed if split_seed is None else split_seed
+    if data is None:
+        raise ValueError(f"{network} is not the folder of a training run: say which data (--data)")
+    info = find_dataset(data)
+    model = load_network(network, pretrained=pretrained, device=device)
+    preparation = choose_preparation(model, info.kind, recipe=recipe, size=size, resize=resize)
+    if gray:
+        model = GrayInput(model)
+    if device.type == "cuda":
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    pictures = load_dataset(data, split, seed=split_seed or 0)
+    check_outputs(model, pictures, preparation.size)
+    with _progress(console, f"decoding {info.name}") as decoding:
+        batches = load_batches(
+            pictures,
+            preparation,
+            batch_size=batch_size,
+            device=device,
+            skip_corrupt=skip_corrupt,
+            cache=default_cache(),
+            progress=decoding,
+        )
+    half = device.type == "cuda" if precision == "auto" else precision == "bfloat16"
+    facts |= {"dataset": info.name, "split": split, **preparation._asdict()}
+    facts["precision"] = "bfloat16" if half else "float32"
+    with _progress(console, f"judging {len(pictures)} pictures") as judging:
+        found = evaluate(
+            model,
+            batches,
+            class_names=pictures.class_names,
+            actions=actions,
+            shifts=turns,
+            autocast=torch.bfloat16 if half else None,
+            progress=judging,
+            facts=facts,
+        )
+    skipped = len(pictures) - found.pictures
+    if skipped:
+        console.print(f"left out {skipped} corrupt pictures of {len(pictures)}", highlight=False)
+    return dataclasses.replace(found, facts={**found.facts, "skipped": skipped})
+
+
+@contextmanager
+def _progress(console: Console, title: str) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar that appears with the first call and goes away at the end."""
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+        bar = progress.add_task(title, total=None, visible=False)
+
+        def show(done: int, total: int | None) -> None:
+            progress.update(bar, completed=done, total=total, visible=True)
+
+        yield show

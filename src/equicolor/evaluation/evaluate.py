@@ -1,0 +1,182 @@
+"""Everything there is to say about one network on one set of pictures."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from equicolor.evaluation import metrics
+from equicolor.evaluation.hue_sweep import (
+    ACTIONS,
+    Batches,
+    HueSweep,
+    Progress,
+    hue_shifts,
+    sweep_actions,
+)
+from equicolor.evaluation.networks import network_facts
+
+__all__ = ["ClassChange", "Evaluation", "evaluate"]
+
+_DEFAULT_SHIFTS = 37
+# How the keys of a row begin: the HSV shift is the paper's.
+PREFIX = {"hsv": "hue", "rotate": "rotate", "rotate-clip": "rotate_clip"}
+
+
+class ClassChange(NamedTuple):
+    """What hue shifts do to one class; numbers in percent.
+
+    Attributes:
+        name: of the class.
+        pictures: how many there are.
+        original: accuracy on the untouched pictures.
+        shifted: mean accuracy over the distinct shifts.
+        changed: how often, on average, a shift changes the answer.
+    """
+
+    name: str
+    pictures: int
+    original: float
+    shifted: float
+    changed: float
+
+    @property
+    def drop(self) -> float:
+        """Points lost to hue shifts."""
+        return self.original - self.shifted
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """What :func:`evaluate` found.
+
+    Attributes:
+        facts: about the network and the pictures, for rows and tables.
+        class_names: one for each output.
+        original: accuracy on the untouched pictures in percent.
+        per_class: the same for every class, float64 :math:`[C]`; NaN if it has no pictures.
+        nll: mean negative log-likelihood in nats.
+        reliability: confidence against accuracy.
+        sweeps: a hue sweep for each action.
+        pictures: how many there were.
+        seconds: how long it took.
+    """
+
+    facts: dict[str, Any]
+    class_names: tuple[str, ...]
+    original: float
+    per_class: Tensor
+    nll: float
+    reliability: metrics.Reliability
+    sweeps: dict[str, HueSweep]
+    pictures: int
+    seconds: float
+
+    def class_changes(self, action: str = "hsv") -> list[ClassChange]:
+        """What every class that has pictures loses under hue shifts, the largest loss first.
+
+        Args:
+            action: one that was swept.
+        """
+        sweep = self.sweeps[action]
+        shifted = sweep.per_class[sweep.distinct].mean(0).tolist()
+        changed = sweep.predictions_changed[sweep.distinct].mean(0).tolist()
+        columns = sweep.counts.tolist(), sweep.original_per_class.tolist(), shifted, changed
+        changes = map(ClassChange, self.class_names, *columns)
+        return sorted(
+            (change for change in changes if change.pictures),
+            key=lambda change: change.drop,
+            reverse=True,
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat row for a result file.
+
+        Returns:
+            A list of one row: the facts; ``original`` accuracy; ``hue_mean``,
+            ``hue_mean_distinct`` and ``hue_curve`` of the HSV shift, and the same of the other
+            actions under ``rotate_…`` and ``rotate_clip_…``; ``nll`` and ``ece``; how many
+            ``pictures`` and seconds it took. ``shifts`` are there if they are not the paper's.
+        """
+        row = {**self.facts, "original": round(self.original, 3)}
+        for action, sweep in self.sweeps.items():
+            prefix = PREFIX[action]
+            row[f"{prefix}_mean"] = round(sweep.mean, 3)
+            row[f"{prefix}_mean_distinct"] = round(sweep.mean_distinct, 3)
+            row[f"{prefix}_curve"] = [round(value, 3) for value in sweep.accuracy.tolist()]
+            if not torch.equal(sweep.shifts, hue_shifts(_DEFAULT_SHIFTS)):
+                row["shifts"] = sweep.shifts.tolist()
+        return [
+            row
+            | {
+                "nll": round(self.nll, 5),
+                "ece": round(self.reliability.expected_error, 3),
+                "pictures": self.pictures,
+                "evaluate_seconds": round(self.seconds, 2),
+            }
+        ]
+
+
+def evaluate(
+    network: nn.Module,
+    batches: Batches,
+    *,
+    class_names: Sequence[str] | None = None,
+    actions: Sequence[str] = ACTIONS,
+    shifts: int | Sequence[float] | Tensor = _DEFAULT_SHIFTS,
+    autocast: torch.dtype | None = None,
+    progress: Progress | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> Evaluation:
+    """Judge a network: accuracy, calibration, and both under hue shifts, class by class.
+
+    Args:
+        network: maps pictures :math:`[B, 3, H, W]` in [0, 1] to logits :math:`[B, C]`.
+        batches: pairs of pictures and labels, gone through once.
+        class_names: one for each output; numbers by default.
+        actions: which hue shifts, of :data:`equicolor.evaluation.ACTIONS`; may be empty.
+        shifts: how many, or which; see :func:`equicolor.evaluation.hue_sweep`.
+        autocast: compute with torch's autocast to this dtype.
+        progress: called with (passes through the network done, passes in all if known).
+        facts: what the row shall say besides: dataset, seed, and so on.
+
+    Example:
+        >>> from equicolor.models import cecnn
+        >>> batches = [(torch.rand(8, 3, 28, 28), torch.arange(8) % 4)]
+        >>> network = cecnn(4, coset_pool="max")
+        >>> found = evaluate(network, batches, shifts=[0.0, 1 / 3], actions=["rotate"])
+        >>> found.sweeps["rotate"].accuracy.tolist() == [found.original] * 2
+        True
+        >>> found.rows()[0]["model"], found.pictures, len(found.class_changes("rotate"))
+        ('cecnn', 8, 4)
+    """
+    start = time.perf_counter()
+    kept: list[tuple[Tensor, Tensor]] = []
+
+    def keep(logits: Tensor, labels: Tensor) -> None:
+        if class_names is not None and logits.shape[1] != len(class_names):
+            raise ValueError(
+                f"the network has {logits.shape[1]} outputs, but the pictures have "
+                f"{len(class_names)} classes"
+            )
+        kept.append((logits.float(), labels))
+
+    sweeps = sweep_actions(
+        network, batches, shifts, actions, autocast=autocast, progress=progress, on_original=keep
+    )
+    logits, labels = (torch.cat(parts).cpu() for parts in zip(*kept, strict=True))
+    names = map(str, range(logits.shape[1])) if class_names is None else class_names
+    return Evaluation(
+        facts={**network_facts(network), **(facts or {})},
+        class_names=tuple(names),
+        original=metrics.accuracy(logits, labels),
+        per_class=metrics.per_class_accuracy(logits, labels),
+        nll=metrics.negative_log_likelihood(logits, labels),
+        reliability=metrics.reliability(logits, labels),
+        sweeps=sweeps,
+        pictures=len(labels),
+        seconds=time.perf_counter() - start,
+    )

@@ -1,0 +1,184 @@
+"""Hue curves: accuracy against the hue shift, every curve labelled where it ends.
+
+Pure functions from numbers to matplotlib figures, with the colours of Okabe and Ito, which
+the colour-blind can tell apart.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from equicolor.evaluation.evaluate import Evaluation
+from equicolor.reporting.figures import draw_hues
+
+__all__ = ["ACTION_NAMES", "Curve", "evaluation_figure", "hue_panels", "spread"]
+
+ACTION_NAMES = {
+    "hsv": "HSV shift",
+    "rotate": "RGB rotation",
+    "rotate-clip": "RGB rotation, clipped",
+}
+_ACTION_STYLES = {
+    "hsv": {"color": "#0072b2", "marker": "o"},
+    "rotate": {"color": "#d55e00", "marker": "s"},
+    "rotate-clip": {"color": "#009e73", "marker": "D"},
+}
+_FONT = 9  # points
+_TICKS = range(-180, 181, 60)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Accuracy over the hue shift.
+
+    Attributes:
+        label: written at its right end.
+        turns: the shifts.
+        accuracy: in percent, one for each.
+        deviation: over seeds, drawn as a band; none if empty.
+        style: of the line, as matplotlib's ``plot`` takes it.
+    """
+
+    label: str
+    turns: Sequence[float]
+    accuracy: Sequence[float]
+    deviation: Sequence[float] = ()
+    style: Mapping[str, Any] = field(default_factory=dict)
+
+
+def hue_panels(panels: Mapping[str, Sequence[Curve]], *, width: float = 6.6) -> Figure:
+    """Panels of hue curves, two in a row, over strips that show what becomes of red.
+
+    Args:
+        panels: curves by the title of their panel.
+        width: of a panel with its labels, in inches.
+
+    Example:
+        >>> curve = Curve("ResNet-18", [-0.5, 0.0, 0.5], [4.0, 66.0, 4.0])
+        >>> len(hue_panels({"Flowers-102": [curve]}).axes)
+        2
+    """
+    columns = min(2, len(panels))
+    lines = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(width * columns, 4.1 * lines + 0.3), layout="constrained")
+    grid = figure.subplots(2 * lines, columns, height_ratios=(14, 1) * lines, squeeze=False)
+    top = max(max(curve.accuracy) for curves in panels.values() for curve in curves)
+    for index, (title, curves) in enumerate(panels.items()):
+        line, column = divmod(index, columns)
+        axes, strip = grid[2 * line : 2 * line + 2, column]
+        axes.set(xlim=(-180, 180), ylim=(0, min(103.0, top + 6)))
+        axes.set_title(title, fontsize=10)
+        axes.grid(alpha=0.3)
+        axes.set_xticks(_TICKS, [])
+        if column == 0:
+            axes.set_ylabel("test accuracy, %")
+        _draw_curves(axes, curves)
+        draw_hues(strip)
+        strip.set_xticks(_TICKS)
+    for unused in range(len(panels), lines * columns):
+        line, column = divmod(unused, columns)
+        for axes in grid[2 * line : 2 * line + 2, column]:
+            axes.remove()
+    figure.supxlabel(
+        "hue shift of the test pictures, degrees; the strip shows what becomes of red",
+        fontsize=10,
+    )
+    return figure
+
+
+def _draw_curves(axes: Axes, curves: Sequence[Curve]) -> None:
+    for curve in curves:
+        degrees, accuracy = 360 * np.asarray(curve.turns), np.asarray(curve.accuracy)
+        style = {"linewidth": 1.6, "markersize": 3.5, "markevery": 3, **curve.style}
+        axes.plot(degrees, accuracy, **style)
+        if len(curve.deviation):
+            band = np.asarray(curve.deviation)
+            axes.fill_between(
+                degrees, accuracy - band, accuracy + band, color=style.get("color"), alpha=0.15,
+                linewidth=0,
+            )  # fmt: skip
+    low, high = axes.get_ylim()
+    # Labels need their height in units of the axis, which has some 250 points here.
+    gap = 1.25 * _FONT * (high - low) / 250
+    ends = [curve.accuracy[-1] for curve in curves]
+    for curve, end, place in zip(curves, ends, spread(ends, gap), strict=True):
+        color = curve.style.get("color", "#333333")
+        axes.annotate(
+            curve.label,
+            xy=(360 * curve.turns[-1], end),
+            xytext=(194, place),
+            color=color,
+            fontsize=_FONT,
+            verticalalignment="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.6, "shrinkA": 0},
+        )
+
+
+def spread(positions: Sequence[float], gap: float) -> list[float]:
+    """The nearest positions in the same order that are at least ``gap`` apart.
+
+    Nearest by the sum of squares: neighbours that are too close move apart around their mean.
+
+    Example:
+        >>> spread([10.0, 10.0, 30.0], 4.0)
+        [8.0, 12.0, 30.0]
+    """
+    order = sorted(range(len(positions)), key=lambda index: positions[index])
+    blocks: list[tuple[float, int]] = []  # mean of a block's positions less their due gaps, size
+    for rank, index in enumerate(order):
+        mean, size = positions[index] - rank * gap, 1
+        while blocks and blocks[-1][0] > mean:
+            before, count = blocks.pop()
+            mean = (mean * size + before * count) / (size + count)
+            size += count
+        blocks.append((mean, size))
+    starts = [mean for mean, size in blocks for _ in range(size)]
+    placed = [0.0] * len(positions)
+    for rank, index in enumerate(order):
+        placed[index] = starts[rank] + rank * gap
+    return placed
+
+
+def evaluation_figure(found: Evaluation) -> Figure:
+    """The hue curves of one network, one for each action.
+
+    Args:
+        found: of :func:`equicolor.evaluation.evaluate`, with at least one sweep.
+
+    Example:
+        >>> from equicolor.evaluation import evaluate
+        >>> from equicolor.models import z2cnn
+        >>> found = evaluate(z2cnn(), [(torch.rand(2, 3, 28, 28), torch.tensor([0, 1]))])
+        >>> len(evaluation_figure(found).axes)
+        2
+    """
+    curves = []
+    for action, sweep in found.sweeps.items():
+        order = sweep.shifts.argsort(stable=True)
+        curves.append(
+            Curve(
+                f"{ACTION_NAMES[action]}, mean {sweep.mean:.1f}",
+                sweep.shifts[order].tolist(),
+                sweep.accuracy[order].tolist(),
+                style=_ACTION_STYLES[action],
+            )
+        )
+    where = f" on {found.facts['dataset']}" if found.facts.get("dataset") else ""
+    figure = hue_panels({f"{found.facts['model']}{where}": curves}, width=7.4)
+    axes = figure.axes[0]
+    axes.axhline(found.original, color="#7a7a7a", linestyle=":", linewidth=1.2)
+    axes.annotate(
+        f"original pictures: {found.original:.1f}",
+        xy=(-176, found.original),
+        xytext=(0, 3),
+        textcoords="offset points",
+        color="#555555",
+        fontsize=_FONT,
+    )
+    return figure

@@ -1,0 +1,255 @@
+"""Accuracy under hue shifts: how much a network's answers depend on the hue of a picture.
+
+The test pictures are shifted by many angles, and the network is asked each time (paper,
+section 4.2). What is counted stays on the device until the end, so that a GPU never waits.
+"""
+
+from collections.abc import Callable, Iterable, Sequence, Sized
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from equicolor import _checks
+from equicolor.color import compose, decompose, rotate_hue
+from equicolor.evaluation.counting import Asker, Tally, evaluating
+
+__all__ = ["ACTIONS", "HueSweep", "hue_shifts", "hue_sweep", "sweep_actions"]
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+Progress = Callable[[int, int | None], None]
+_Shift = Callable[[Tensor], Tensor]  # turns, a tensor of no dimensions, to shifted pictures
+
+_SAME = 9  # decimals of turns in which equal shifts agree
+
+
+def _hsv(images: Tensor) -> _Shift:
+    hue, chroma, low = decompose(images)  # shared by all shifts
+    return lambda turns: compose(hue + turns, chroma, low)
+
+
+# What a hue shift does to pictures; see equicolor.color for the difference.
+_MAKE_SHIFT: dict[str, Callable[[Tensor], _Shift]] = {
+    "hsv": _hsv,
+    "rotate": lambda images: lambda turns: rotate_hue(images, turns),
+    "rotate-clip": lambda images: lambda turns: rotate_hue(images, turns, clip=True),
+}
+ACTIONS = tuple(_MAKE_SHIFT)
+
+
+@dataclass(frozen=True, eq=False)
+class HueSweep:
+    """What a network answers when the hue of the pictures is shifted, counted per class.
+
+    Attributes:
+        action: ``"hsv"``, ``"rotate"`` or ``"rotate-clip"``.
+        shifts: turns, float64 :math:`[K]`.
+        counts: pictures of every class, int64 :math:`[C]`.
+        correct_original: how many of them are recognised as they are, int64 :math:`[C]`.
+        correct: how many are recognised under every shift, int64 :math:`[K, C]`.
+        changed: how many get another answer than they do untouched, int64 :math:`[K, C]`.
+
+    Example:
+        >>> class Red(nn.Module):  # class 1: more red than green
+        ...     def forward(self, images):
+        ...         red, green, _ = images.mean((2, 3)).unbind(1)
+        ...         return torch.stack((green, red), 1)
+        >>> reds = torch.tensor([0.9, 0.1, 0.1]).view(1, 3, 1, 1).expand(4, 3, 8, 8)
+        >>> sweep = hue_sweep(Red(), [(reds, torch.ones(4).long())], shifts=[0.0, 1 / 3])
+        >>> sweep.original, sweep.accuracy.tolist(), sweep.mean
+        (100.0, [100.0, 0.0], 50.0)
+    """
+
+    action: str
+    shifts: Tensor
+    counts: Tensor
+    correct_original: Tensor
+    correct: Tensor
+    changed: Tensor
+
+    @property
+    def original(self) -> float:
+        """Accuracy on the untouched pictures, in percent."""
+        return float(100 * self.correct_original.sum() / self.counts.sum())
+
+    @property
+    def accuracy(self) -> Tensor:
+        """Accuracy under every shift in percent, float64 :math:`[K]`."""
+        return 100 * self.correct.sum(1).double() / self.counts.sum()
+
+    @property
+    def mean(self) -> float:
+        """Mean accuracy over all shifts, in percent; the paper's hue-shifted accuracy."""
+        return float(self.accuracy.mean())
+
+    @property
+    def distinct(self) -> list[int]:
+        """Positions of the shifts that differ: the two ends of the default sweep are one."""
+        first: dict[float, int] = {}
+        for position, turns in enumerate(self.shifts.tolist()):
+            first.setdefault(round(turns % 1, _SAME) % 1, position)
+        return list(first.values())
+
+    @property
+    def mean_distinct(self) -> float:
+        """Mean accuracy over the distinct shifts, in percent."""
+        return float(self.accuracy[self.distinct].mean())
+
+    @property
+    def per_class(self) -> Tensor:
+        """Accuracy of every class under every shift in percent, float64 :math:`[K, C]`.
+
+        NaN for classes without pictures, here and below.
+        """
+        return 100 * self.correct.double() / self.counts
+
+    @property
+    def original_per_class(self) -> Tensor:
+        """Accuracy of every class on the untouched pictures in percent, float64 :math:`[C]`."""
+        return 100 * self.correct_original.double() / self.counts
+
+    @property
+    def predictions_changed(self) -> Tensor:
+        """Percent of a class's pictures with another answer than untouched, :math:`[K, C]`."""
+        return 100 * self.changed.double() / self.counts
+
+    @property
+    def drop(self) -> Tensor:
+        """Points every class loses on average over the distinct shifts, float64 :math:`[C]`."""
+        return self.original_per_class - self.per_class[self.distinct].mean(0)
+
+
+def hue_shifts(shifts: int | Sequence[float] | Tensor = 37) -> Tensor:
+    """Hue shifts in turns: so many from -0.5 to 0.5, or those given.
+
+    Args:
+        shifts: a number of equally spaced shifts, both ends included as in the paper, or
+            the shifts themselves.
+
+    Returns:
+        Turns, float64 :math:`[K]`.
+
+    Example:
+        >>> hue_shifts(5).tolist()
+        [-0.5, -0.25, 0.0, 0.25, 0.5]
+    """
+    if isinstance(shifts, (int, float)):
+        if _checks.positive_int("shifts", shifts) < 2:
+            raise ValueError("shifts must be at least 2, to span from -0.5 to 0.5; got 1")
+        return torch.arange(shifts, dtype=torch.float64) / (int(shifts) - 1) - 0.5
+    turns = torch.as_tensor(shifts, dtype=torch.float64, device="cpu").detach()
+    if turns.ndim != 1 or not len(turns) or not turns.isfinite().all():
+        raise ValueError(f"shifts must be a number or a list of finite turns, got {shifts!r}")
+    return turns
+
+
+def hue_sweep(
+    model: nn.Module,
+    batches: Batches,
+    shifts: int | Sequence[float] | Tensor = 37,
+    action: str = "hsv",
+    *,
+    autocast: torch.dtype | None = None,
+    progress: Progress | None = None,
+) -> HueSweep:
+    """Measure the accuracy of a network on pictures with shifted hues.
+
+    Args:
+        model: maps pictures :math:`[B, 3, H, W]` in [0, 1] to logits :math:`[B, C]`. It is put
+            in eval mode, and back into the mode it was in at the end.
+        batches: pairs of pictures and labels :math:`[B]`, gone through once. They are moved
+            to the model's device; channels-last pictures stay so.
+        shifts: a number of shifts from -0.5 to 0.5 turns, or the shifts themselves.
+        action: ``"hsv"`` (:func:`equicolor.color.shift_hue`), ``"rotate"``
+            (:func:`equicolor.color.rotate_hue`, which may leave [0, 1]) or ``"rotate-clip"``.
+        autocast: compute with torch's autocast to this dtype; hues are shifted outside it.
+        progress: called with (passes through the network done, passes in all if known).
+
+    Returns:
+        Accuracy on the untouched pictures and under every shift, and what it is made of.
+
+    Example:
+        >>> from equicolor.models import z2cnn
+        >>> batches = [(torch.rand(4, 3, 28, 28), torch.arange(4))]
+        >>> sweep = hue_sweep(z2cnn(), batches, action="rotate")
+        >>> len(sweep.shifts), len(sweep.distinct), sweep.per_class.shape
+        (37, 36, torch.Size([37, 10]))
+    """
+    return sweep_actions(model, batches, shifts, (action,), autocast=autocast, progress=progress)[
+        action
+    ]
+
+
+@torch.no_grad()
+def sweep_actions(
+    model: nn.Module,
+    batches: Batches,
+    shifts: int | Sequence[float] | Tensor = 37,
+    actions: Sequence[str] = ACTIONS,
+    *,
+    autocast: torch.dtype | None = None,
+    progress: Progress | None = None,
+    on_original: Callable[[Tensor, Tensor], None] | None = None,
+) -> dict[str, HueSweep]:
+    """Sweep several actions in one pass over the pictures; see :func:`hue_sweep`.
+
+    Args:
+        model, batches, shifts, autocast, progress: as in :func:`hue_sweep`.
+        actions: some of :data:`ACTIONS`.
+        on_original: called with every batch's logits on the untouched pictures and its
+            labels, both on the model's device.
+
+    Returns:
+        A sweep for each action.
+
+    Example:
+        >>> from equicolor.models import z2cnn
+        >>> batches = [(torch.rand(4, 3, 28, 28), torch.arange(4))]
+        >>> {name: sweep.action for name, sweep in sweep_actions(z2cnn(), batches, 3).items()}
+        {'hsv': 'hsv', 'rotate': 'rotate', 'rotate-clip': 'rotate-clip'}
+    """
+    for action in actions:
+        _checks.one_of("action", action, ACTIONS)
+    all_turns = hue_shifts(shifts)
+    passes = 1 + len(actions) * len(all_turns)
+    total = len(batches) * passes if isinstance(batches, Sized) else None
+    ask = Asker(model, autocast)
+    tally: Tally | None = None
+    turns: tuple[Tensor, ...] = ()  # on the device, one by one
+    done = 0
+
+    def count_pass() -> None:
+        nonlocal done
+        done += 1
+        if progress:
+            progress(done, total)
+
+    with evaluating(model):
+        for images, labels in batches:
+            if not len(images):  # all of them were corrupt, say
+                continue
+            images, labels = ask.place(images, labels)
+            logits = ask(images)
+            count_pass()
+            exact = images if images.dtype == torch.float64 else images.float()
+            if first := tally is None:
+                tally = Tally((len(actions), len(all_turns)), logits)
+                turns = all_turns.to(exact).unbind()
+            labels = tally.start(images, logits, labels)
+            if on_original:
+                on_original(logits, labels)
+            if first:
+                tally.refuse()  # here already: a sweep may take minutes
+            for row, action in enumerate(actions):
+                shift = _MAKE_SHIFT[action](exact)
+                for column, turn in enumerate(turns):
+                    tally.add((row, column), ask(shift(turn), like=images), labels)
+                    count_pass()
+    if tally is None:
+        raise ValueError("batches holds no pictures")
+    tally.refuse()
+    counts, original, correct, changed = tally.results()
+    return {
+        action: HueSweep(action, all_turns, counts, original, correct[row], changed[row])
+        for row, action in enumerate(actions)
+    }

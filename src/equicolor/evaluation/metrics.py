@@ -1,0 +1,144 @@
+"""How good answers are, and how well a network knows: accuracy, likelihood, calibration.
+
+Pure functions of logits and labels. torchmetrics serves as the reference in the tests; it is
+not used here because its accuracy of a class without pictures is 0, and its calibration error
+puts a confidence of exactly 1 in a bin of its own.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from equicolor import _checks
+
+__all__ = [
+    "Reliability",
+    "accuracy",
+    "negative_log_likelihood",
+    "per_class_accuracy",
+    "reliability",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Reliability:
+    """Confidence against accuracy, in bins of equal width (Guo et al. 2017).
+
+    Attributes:
+        edges: of the bins, confidences in percent, float64 :math:`[bins + 1]`; a bin holds
+            its upper edge.
+        counts: pictures in every bin, int64 :math:`[bins]`.
+        confidence: their mean confidence in percent, float64 :math:`[bins]`; NaN if none.
+        accuracy: how many percent of them are right, float64 :math:`[bins]`; NaN if none.
+    """
+
+    edges: Tensor
+    counts: Tensor
+    confidence: Tensor
+    accuracy: Tensor
+
+    @property
+    def expected_error(self) -> float:
+        """The expected calibration error: mean gap of the bins by pictures, in points."""
+        gaps = (self.confidence - self.accuracy).abs().nan_to_num(0.0)
+        return float((gaps * self.counts).sum() / self.counts.sum())
+
+
+def accuracy(logits: Tensor, labels: Tensor) -> float:
+    """Percent of pictures whose highest logit is the label's.
+
+    Args:
+        logits: :math:`[N, C]`.
+        labels: int64 :math:`[N]`.
+
+    Example:
+        >>> accuracy(torch.eye(4), torch.tensor([0, 1, 2, 2]))
+        75.0
+    """
+    _check(logits, labels)
+    return float(100 * (logits.argmax(1) == labels).double().mean())
+
+
+def per_class_accuracy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Percent of every class's pictures that are recognised.
+
+    Args:
+        logits: :math:`[N, C]`.
+        labels: int64 :math:`[N]`.
+
+    Returns:
+        float64 :math:`[C]`; NaN for classes without pictures.
+
+    Example:
+        >>> per_class_accuracy(torch.eye(4), torch.tensor([0, 1, 2, 2])).tolist()
+        [100.0, 100.0, 50.0, nan]
+    """
+    _check(logits, labels)
+    classes = logits.shape[1]
+    hits = (logits.argmax(1) == labels).double()
+    correct = torch.zeros(classes, dtype=torch.float64, device=logits.device)
+    return 100 * correct.index_add(0, labels, hits) / torch.bincount(labels, minlength=classes)
+
+
+def negative_log_likelihood(logits: Tensor, labels: Tensor) -> float:
+    """Mean negative logarithm of the probability given to the label, in nats.
+
+    Args:
+        logits: :math:`[N, C]`.
+        labels: int64 :math:`[N]`.
+
+    Example:
+        >>> round(negative_log_likelihood(torch.zeros(2, 10), torch.tensor([3, 4])), 4)
+        2.3026
+    """
+    _check(logits, labels)
+    return float(F.cross_entropy(logits.double(), labels))
+
+
+def reliability(logits: Tensor, labels: Tensor, bins: int = 15) -> Reliability:
+    """How often a network is right when it is so confident.
+
+    Args:
+        logits: :math:`[N, C]`.
+        labels: int64 :math:`[N]`.
+        bins: of equal width from 0 to 100 percent.
+
+    Returns:
+        The bins, on the CPU, with the expected calibration error.
+
+    Example:
+        >>> logits = torch.tensor([0.8, 0.2]).log().expand(10, 2)  # sure to 80 percent
+        >>> round(reliability(logits, torch.zeros(10).long()).expected_error, 4)
+        20.0
+    """
+    _check(logits, labels)
+    _checks.positive_int("bins", bins)
+    confidence, answers = logits.double().softmax(1).max(1)
+    confidence = confidence.cpu()
+    hits = (answers == labels).double().cpu()
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
+    # (lower, upper]; rounding may carry a probability a hair past 1.
+    index = (torch.bucketize(confidence, edges) - 1).clamp(0, bins - 1)
+    counts = torch.bincount(index, minlength=bins)
+
+    def mean(values: Tensor) -> Tensor:
+        zeros = torch.zeros(bins, dtype=torch.float64)
+        return 100 * zeros.index_add(0, index, values) / counts
+
+    return Reliability(100 * edges, counts, mean(confidence), mean(hits))
+
+
+def _check(logits: Tensor, labels: Tensor) -> None:
+    if logits.ndim != 2 or labels.shape != logits.shape[:1] or not len(labels):
+        raise ValueError(
+            f"expected logits [N, C] and labels [N] of at least one picture, got "
+            f"{list(logits.shape)} and {list(labels.shape)}"
+        )
+    lowest, highest = labels.aminmax()
+    if lowest < 0 or highest >= logits.shape[1]:
+        raise ValueError(
+            f"labels of {logits.shape[1]} classes lie in 0 to {logits.shape[1] - 1}, "
+            f"got {int(lowest)} to {int(highest)}"
+        )

@@ -1,0 +1,170 @@
+"""The pictures to judge a network on, prepared as it expects them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import nn
+
+from equicolor.evaluation.hue_sweep import Batches
+from equicolor.evaluation.networks import ForeignNetwork
+
+if TYPE_CHECKING:
+    from equicolor.data.pictures import Pictures
+    from equicolor.training.recipes import TrainingRecipe
+
+__all__ = ["Preparation", "check_outputs", "choose_preparation", "load_batches", "recipe_of_run"]
+
+
+class Preparation(NamedTuple):
+    """How test pictures are cut: the short side is resized, then the centre is cropped.
+
+    Attributes:
+        size: height and width of the crop.
+        resize: the short side before it.
+    """
+
+    size: int
+    resize: int
+
+
+def recipe_of_run(path: Path | str) -> "TrainingRecipe | None":
+    """The recipe of a training run.
+
+    Args:
+        path: the folder of a run, or a file in it.
+
+    Returns:
+        None if it is not the folder of a run.
+
+    Example:
+        >>> recipe_of_run("nowhere") is None
+        True
+    """
+    from equicolor.training.recipes import TrainingRecipe
+    from equicolor.training.run_folder import RunFolder
+
+    path = Path(path)
+    file = RunFolder(path if path.is_dir() else path.parent).recipe
+    if not path.exists() or not file.is_file():
+        return None
+    try:
+        return TrainingRecipe.from_json(file.read_text())
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{file} is not the recipe of a training run: {error}") from None
+
+
+def choose_preparation(
+    network: nn.Module,
+    kind: str = "large",
+    *,
+    recipe: "TrainingRecipe | None" = None,
+    size: int | None = None,
+    resize: int | None = None,
+) -> Preparation:
+    """How to cut test pictures for a network, as far as that is not said.
+
+    Args:
+        network: its own size is the default.
+        kind: of the dataset; ``"small"`` pictures, such as CIFAR's, are not cropped.
+        recipe: of the network's training, which goes before.
+        size, resize: what is said; a ``size`` alone keeps the proportion of 224 to 256.
+
+    Example:
+        >>> from equicolor.models import resnet18, resnet44
+        >>> choose_preparation(resnet18(10)), choose_preparation(resnet44(10), "small")
+        (Preparation(size=224, resize=256), Preparation(size=32, resize=32))
+        >>> choose_preparation(resnet18(10), size=112)
+        Preparation(size=112, resize=128)
+    """
+    if recipe is not None and size is None:
+        trained = recipe.augmentation.evaluation()
+        return Preparation(trained.size, trained.resize if resize is None else resize)
+    if size is None:
+        size = getattr(network, "image_size", 224)
+        if resize is None and isinstance(network, ForeignNetwork) and kind != "small":
+            resize = network.resize
+    if resize is None:
+        resize = size if kind == "small" else round(size * 256 / 224)
+    return Preparation(size, resize)
+
+
+def check_outputs(network: nn.Module, pictures: "Pictures", size: int) -> None:
+    """Refuse a network whose outputs are not the classes of the pictures, before they are decoded.
+
+    Args:
+        network: in eval mode.
+        pictures: what it shall be judged on.
+        size: height and width of the images.
+    """
+    tensor = next(network.parameters(), torch.empty(0))
+    images = torch.zeros(2, 3, size, size, device=tensor.device, dtype=tensor.dtype)
+    with torch.no_grad():
+        outputs = network(images).shape[-1]
+    if outputs != len(pictures.class_names):
+        raise ValueError(
+            f"the network has {outputs} outputs, but {pictures.name} has "
+            f"{len(pictures.class_names)} classes: it was trained on something else"
+        )
+
+
+def load_batches(
+    pictures: "Pictures",
+    preparation: Preparation,
+    *,
+    batch_size: int = 256,
+    device: torch.device | str = "cpu",
+    skip_corrupt: bool = False,
+    cache: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Batches:
+    """Test pictures in batches, without any augmentation, on a device.
+
+    They are decoded first and stay in the device's memory if they fit into it; else they are
+    decoded batch by batch.
+
+    Args:
+        pictures: of :func:`equicolor.data.datasets.load_dataset`.
+        preparation: how to cut them.
+        batch_size: pictures in a batch.
+        device: where to.
+        skip_corrupt: leave out what cannot be decoded, instead of an error.
+        cache: the folder that keeps decoded pictures for the next time, if any.
+        progress: called with (pictures decoded, pictures in all).
+
+    Returns:
+        Batches for :func:`equicolor.evaluation.evaluate`, of pictures ``[B, 3, s, s]`` in [0, 1]
+        and labels ``[B]``; to go through as often as needed.
+
+    Example:
+        >>> from equicolor.data.pictures import Pictures
+        >>> pixels = torch.zeros(3, 3, 40, 30, dtype=torch.uint8)
+        >>> toy = Pictures("toy", "test", torch.tensor([0, 1, 1]), ("a", "b"), pixels=pixels)
+        >>> batches = load_batches(toy, Preparation(28, 32), batch_size=2)
+        >>> [list(images.shape) for images, _ in batches]
+        [[2, 3, 28, 28], [1, 3, 28, 28]]
+    """
+    from equicolor.data.augment import Augmentation
+    from equicolor.data.decoded import decode
+    from equicolor.training.loaders import ResidentLoader, StreamingLoader, choose_data_path
+
+    size, resize = preparation
+    centre = Augmentation(size=size, crop="centre", resize=resize, flip=False)
+    if choose_data_path(pictures, device, short_side=resize) == "streaming":
+        return StreamingLoader(
+            pictures,
+            centre,
+            short_side=resize,
+            skip_corrupt=skip_corrupt,
+            batch_size=batch_size,
+            device=device,
+        )
+    decoded = decode(
+        pictures,
+        short_side=resize,
+        cache=cache,
+        progress=progress,
+        on_corrupt="skip" if skip_corrupt else "error",
+    )
+    return ResidentLoader(decoded, centre, batch_size=batch_size, device=device)

@@ -1,0 +1,181 @@
+"""An evaluation as tables, a figure and files."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from equicolor._files import output_folder
+from equicolor.evaluation.evaluate import PREFIX, Evaluation
+from equicolor.evaluation.figures import ACTION_NAMES, evaluation_figure
+from equicolor.reporting.figures import png
+from equicolor.reporting.tables import MISSING, Table
+from equicolor.results import write_results
+
+__all__ = ["FIGURE", "RESULTS", "class_table", "headline", "show", "summary_table", "write"]
+
+RESULTS, FIGURE = "evaluation.json", "hue-curve.png"
+
+
+def summary_table(found: Evaluation) -> Table:
+    """Accuracy on the original pictures and under every action's hue shifts.
+
+    Example:
+        >>> from equicolor.evaluation import evaluate
+        >>> from equicolor.models import z2cnn
+        >>> found = evaluate(z2cnn(), [(torch.rand(2, 3, 28, 28), torch.tensor([0, 1]))])
+        >>> [row[0] for row in summary_table(found).rows]
+        ['original', 'HSV shift', 'RGB rotation', 'RGB rotation, clipped']
+    """
+    lines = [("original", f"{found.original:.2f}", *[MISSING] * 4)]
+    for action, sweep in found.sweeps.items():
+        worst = int(sweep.accuracy.argmin())
+        changed = 100 * sweep.changed.sum(1).double() / sweep.counts.sum()
+        lines.append(
+            (
+                ACTION_NAMES[action],
+                f"{sweep.mean:.2f}",
+                f"{sweep.mean_distinct:.2f}",
+                f"{float(sweep.accuracy[worst]):.2f}",
+                f"{360 * float(sweep.shifts[worst]):.0f}°",
+                f"{float(changed[sweep.distinct].mean()):.2f}",
+            )
+        )
+    columns = ("pictures", "accuracy", "distinct", "lowest", "at", "changed")
+    facts = found.facts
+    where = f" on {facts['dataset']}" if facts.get("dataset") else ""
+    title = f"{facts['model']}{where}, {found.pictures} pictures; percent"
+    return Table(columns, lines, title)
+
+
+def class_table(found: Evaluation, action: str = "hsv", *, most: int = 10) -> Table:
+    """The classes that lose most under hue shifts.
+
+    Args:
+        found: an evaluation.
+        action: one that was swept.
+        most: how many classes.
+
+    Example:
+        >>> from equicolor.evaluation import evaluate
+        >>> from equicolor.models import z2cnn
+        >>> found = evaluate(z2cnn(), [(torch.rand(2, 3, 28, 28), torch.tensor([0, 1]))])
+        >>> len(class_table(found).rows)
+        2
+    """
+    changes = found.class_changes(action)[:most]
+    lines = [
+        (
+            change.name,
+            str(change.pictures),
+            f"{change.original:.1f}",
+            f"{change.shifted:.1f}",
+            f"{change.shifted - change.original:+.1f}",
+            f"{change.changed:.1f}",
+        )
+        for change in changes
+    ]
+    columns = ("class", "pictures", "original", "shifted", "difference", "changed")
+    title = f"Classes that lose most, {ACTION_NAMES[action]}; means over distinct shifts"
+    return Table(columns, lines, title)
+
+
+def headline(found: Evaluation) -> str:
+    """One sentence: accuracy as it is and under hue shifts, and calibration.
+
+    Example:
+        >>> from equicolor.evaluation import evaluate
+        >>> from equicolor.models import z2cnn
+        >>> network = z2cnn(1)
+        >>> found = evaluate(network, [(torch.rand(2, 3, 28, 28), torch.tensor([0, 0]))])
+        >>> headline(found)
+        '100.0 % correct, 100.0 % when hues are shifted (HSV); calibration error 0.0 points.'
+    """
+    shifted = ""
+    if found.sweeps:
+        action = "hsv" if "hsv" in found.sweeps else next(iter(found.sweeps))
+        mean = found.sweeps[action].mean
+        shifted = f", {mean:.1f} % when hues are shifted ({ACTION_NAMES[action].split()[0]})"
+    return (
+        f"{found.original:.1f} % correct{shifted}; "
+        f"calibration error {found.reliability.expected_error:.1f} points."
+    )
+
+
+def show(found: Evaluation, console: Console) -> None:
+    """Print the tables."""
+    console.print(summary_table(found).rich())
+    for action in list(found.sweeps)[:1]:
+        console.print(class_table(found, action).rich())
+
+
+def existing(output: Path | str) -> list[Path]:
+    """The files :func:`write` would replace."""
+    return [path for name in (RESULTS, FIGURE) if (path := Path(output) / name).exists()]
+
+
+def write(
+    found: Evaluation,
+    output: Path | str,
+    *,
+    device: torch.device | str = "cpu",
+    overwrite: bool = False,
+) -> list[Path]:
+    """Write all numbers as JSON, and the hue curves as a picture.
+
+    Args:
+        found: an evaluation.
+        output: the folder; created if missing.
+        device: the one it was measured on.
+        overwrite: replace files of an earlier evaluation.
+
+    Returns:
+        What was written: ``evaluation.json``, whose one row also holds the accuracy of every
+        class, as it is and under shifts (``…_per_class``, null if it has no pictures), and
+        the bins of the reliability; and ``hue-curve.png``, if hues were shifted.
+    """
+    refuse_existing(output, overwrite)
+    folder = output_folder(output)
+    row = found.rows()[0] | _details(found)
+    written = [write_results(folder / RESULTS, [row], device=device)]
+    if found.sweeps:
+        picture = folder / FIGURE
+        picture.write_bytes(png(evaluation_figure(found)))
+        written.append(picture)
+    return written
+
+
+def refuse_existing(output: Path | str, overwrite: bool) -> None:
+    """Raise FileExistsError if an earlier evaluation would be lost."""
+    there = [] if overwrite else existing(output)
+    if there:
+        raise FileExistsError(f"{there[0]} exists; --force replaces it, --output goes elsewhere")
+
+
+def _details(found: Evaluation) -> dict[str, Any]:
+    """What is too long for a row among others: every class, and the bins of the reliability."""
+    bins = found.reliability
+    details: dict[str, Any] = {
+        "class_names": found.class_names,
+        "per_class": _rounded(found.per_class),
+        "reliability_counts": bins.counts.tolist(),
+        "reliability_confidence": _rounded(bins.confidence),
+        "reliability_accuracy": _rounded(bins.accuracy),
+    }
+    for action, sweep in found.sweeps.items():
+        prefix = PREFIX[action]
+        shifted, changed = (
+            values[sweep.distinct].mean(0)
+            for values in (sweep.per_class, sweep.predictions_changed)
+        )
+        details[f"{prefix}_per_class"] = _rounded(shifted)
+        details[f"{prefix}_changed_per_class"] = _rounded(changed)
+    return details
+
+
+def _rounded(values: Tensor) -> list[float | None]:
+    """Numbers for JSON, which has no NaN: classes and bins without pictures are null."""
+    return [None if math.isnan(value) else round(value, 3) for value in values.tolist()]

@@ -1,0 +1,104 @@
+"""Rows of the classification experiments as files: tables and figures."""
+
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from equicolor._files import output_folder, written_aside
+from equicolor.experiments.classification_figures import FIGURE_1B, figure_1b, hue_figure
+from equicolor.experiments.classification_tables import markdown, paper_numbers
+from equicolor.experiments.classification_variants import by_variant, dataset_title, datasets_of
+from equicolor.reporting.figures import png
+
+__all__ = ["headline", "write"]
+
+Row = Mapping[str, Any]
+
+TABLES = "classification.md"
+_TEST_SETS = "original", "hue_mean"
+
+
+def write(rows: Sequence[Row], output: Path | str) -> list[Path]:
+    """Write Tables 1 and 3, Figure 1b and the hue curves of every dataset that has rows.
+
+    Files of an earlier call are replaced.
+
+    Args:
+        rows: of ``results/classification.json``.
+        output: the folder; created if missing.
+
+    Returns:
+        What was written: ``classification.md``, and ``classification-*.png`` for those
+        datasets that have hue curves.
+
+    Example:
+        >>> import tempfile
+        >>> row = {"model": "resnet18", "dataset": "cifar10", "seed": 0, "original": 90.0}
+        >>> curve = {"hue_mean": 80.0, "hue_curve": [80.0] * 37}
+        >>> [path.name for path in write([row | curve], tempfile.mkdtemp())]
+        ['classification.md', 'classification-cifar10.png']
+    """
+    if not rows:
+        raise ValueError("no rows to make tables and figures of")
+    folder = output_folder(output)
+    tables = folder / TABLES
+    with written_aside(tables) as partial:
+        partial.write_text(markdown(rows), encoding="utf-8")
+    figures = {"fig1b": figure_1b(rows, FIGURE_1B)}
+    figures |= {name: hue_figure(rows, name) for name in datasets_of(rows)}
+    written = [tables]
+    for name, figure in figures.items():
+        if figure is not None:
+            path = folder / f"classification-{re.sub('[^A-Za-z0-9.+_-]', '_', name)}.png"
+            path.write_bytes(png(figure))
+            written.append(path)
+    return written
+
+
+def headline(rows: Sequence[Row], dataset: str) -> str:
+    """One sentence for one dataset: our most robust network without and with augmentation.
+
+    Args:
+        rows: of any datasets.
+        dataset: which.
+
+    Example:
+        >>> row = {"model": "ce_resnet18", "rotations": 12, "lifting": "hsv", "seed": 0,
+        ...        "dataset": "flowers102", "original": 71.0, "hue_mean": 70.0}
+        >>> headline([row], "flowers102").partition(" (without")[0]
+        'Flowers-102: CE-ResNet-18 (HSV, n = 12) reaches 71.0 % and 70.0 % when hues are shifted'
+    """
+    groups = by_variant([row for row in rows if row["dataset"] == dataset])
+    sentences = []
+    for augmented in (False, True):
+        means = {
+            variant: tuple(statistics.fmean(row[key] for row in group) for key in _TEST_SETS)
+            for variant, group in groups.items()
+            if (variant.augmentation != "none") == augmented
+            and all(row.get(key) is not None for row in group for key in _TEST_SETS)
+        }
+        if not means:
+            continue
+        best = max(means, key=lambda variant: means[variant][1])
+        published = [
+            [
+                cell.accuracy
+                for (place, variant, test_set), cell in paper_numbers().items()
+                if (place, test_set, variant.augmentation != "none") == (dataset, key, augmented)
+            ]
+            for key in _TEST_SETS
+        ]
+        paper = ""
+        if all(published):
+            highest = " and ".join(f"{max(values):.1f}" for values in published)
+            paper = f"; the paper's highest are {highest}"
+        kind = "with" if augmented else "without"
+        sentences.append(
+            f"{best.name} reaches {means[best][0]:.1f} % and {means[best][1]:.1f} % when hues "
+            f"are shifted ({kind} colour augmentation{paper})"
+        )
+    if not sentences:
+        return f"{dataset_title(dataset)}: {len(groups)} networks, none of them swept over hues."
+    return f"{dataset_title(dataset)}: {'. '.join(sentences)}."

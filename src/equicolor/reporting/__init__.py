@@ -1,0 +1,1 @@
+"""Saying what was found: tables, figures and self-contained pages. Needs the ``[train]`` extra."""

@@ -1,0 +1,224 @@
+"""Evaluations as a whole: numbers that fit together, rows, tables, files and the figure."""
+
+import itertools
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+import torch
+from matplotlib.text import Text
+from rich.console import Console
+from torch import Tensor, nn
+
+from equicolor.evaluation import Evaluation, evaluate, hue_sweep, report
+from equicolor.evaluation.figures import Curve, evaluation_figure, hue_panels, spread
+from equicolor.models import resnet44
+from equicolor.results import read_results
+
+NAMES = ("red", "green", "blue", "grey")
+
+
+class Colours(nn.Module):
+    """Names the strongest channel, and grey where none is; sure of itself."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        means = images.mean((2, 3))
+        return 20 * torch.cat((means, means.mean(1, keepdim=True) + 0.1), 1)
+
+
+@pytest.fixture
+def batches() -> list[tuple[Tensor, Tensor]]:
+    """Ten red, four green and six grey pictures, no blue ones; two labels are wrong."""
+    colours = {0: (0.9, 0.1, 0.1), 1: (0.2, 0.7, 0.2), 3: (0.5, 0.5, 0.5)}
+    labels = torch.tensor([0] * 10 + [1] * 4 + [3] * 6)
+    pictures = torch.stack([torch.tensor(colours[int(label)]) for label in labels])
+    images = pictures.view(-1, 3, 1, 1).expand(-1, 3, 4, 4).clone()
+    labels = labels.clone()
+    labels[9], labels[19] = 3, 0
+    return [(images[:13], labels[:13]), (images[13:], labels[13:])]
+
+
+@pytest.fixture
+def found(batches) -> Evaluation:
+    return evaluate(Colours(), batches, class_names=NAMES, facts={"dataset": "toy", "seed": 4})
+
+
+def test_numbers_fit_together(found: Evaluation, batches) -> None:
+    assert found.pictures == 20
+    assert found.original == 90
+    assert found.per_class[[0, 1, 3]].tolist() == pytest.approx([90, 100, 500 / 6])
+    assert found.per_class[2].isnan()
+    assert list(found.sweeps) == ["hsv", "rotate", "rotate-clip"]
+    for action, sweep in found.sweeps.items():
+        assert sweep.original == found.original
+        alone = hue_sweep(Colours(), batches, action=action)
+        assert torch.equal(alone.correct, sweep.correct)
+    assert 0 < found.reliability.expected_error < 20
+    assert found.nll > 0
+    assert found.seconds > 0
+
+
+def test_changes_are_sorted_by_loss(found: Evaluation) -> None:
+    changes = found.class_changes()
+    assert {change.name for change in changes} == {"red", "green", "grey"}  # blue has no pictures
+    assert [change.drop for change in changes] == sorted((c.drop for c in changes), reverse=True)
+    by_name = {change.name: change for change in changes}
+    grey = by_name["grey"]
+    assert (grey.pictures, grey.original) == (6, pytest.approx(500 / 6))
+    # The five grey pictures stay grey; the red one that is labelled so is never right.
+    assert grey.shifted == pytest.approx(500 / 6)
+    assert by_name["green"].drop > 50
+    assert by_name["green"].changed == pytest.approx(by_name["green"].drop)
+
+
+def test_rows_are_flat_and_complete(found: Evaluation) -> None:
+    (row,) = found.rows()
+    assert row["model"] == "Colours"
+    assert (row["dataset"], row["seed"], row["original"], row["pictures"]) == ("toy", 4, 90.0, 20)
+    sweep = found.sweeps["hsv"]
+    assert row["hue_mean"] == pytest.approx(sweep.mean, abs=1e-3)
+    assert row["hue_mean_distinct"] == pytest.approx(sweep.mean_distinct, abs=1e-3)
+    assert row["hue_curve"] == pytest.approx(sweep.accuracy.tolist(), abs=1e-3)
+    assert len(row["rotate_curve"]) == len(row["rotate_clip_curve"]) == 37
+    assert row["ece"] == pytest.approx(found.reliability.expected_error, abs=1e-3)
+    assert "shifts" not in row  # the paper's need not be said
+    assert json.loads(json.dumps(row)) == row
+
+
+def test_other_shifts_are_said(batches) -> None:
+    (row,) = evaluate(Colours(), batches, actions=["rotate"], shifts=[0.0, 0.25]).rows()
+    assert row["shifts"] == [0.0, 0.25]
+    assert "hue_mean" not in row
+    assert len(row["rotate_curve"]) == 2
+
+
+def test_without_actions_only_the_original_pictures_count(batches, tmp_path: Path) -> None:
+    found = evaluate(Colours(), batches, actions=())
+    assert found.original == 90
+    assert [path.name for path in report.write(found, tmp_path)] == ["evaluation.json"]
+    assert report.headline(found).startswith("90.0 % correct; calibration error")
+
+
+def test_facts_of_our_networks_are_in_the_row() -> None:
+    network = resnet44(4, rotations=3, width=4, ce_stages=1)
+    batches = [(torch.rand(2, 3, 8, 8), torch.tensor([0, 1]))]
+    (row,) = evaluate(network, batches, shifts=2, actions=["hsv"]).rows()
+    assert (row["model"], row["rotations"], row["lifting"]) == ("resnet44", 3, "rgb")
+    assert (row["ce_stages"], row["width"]) == (1, 4)
+
+
+def test_classes_that_do_not_fit_are_refused_at_once(batches) -> None:
+    def endless():
+        yield batches[0]
+        raise AssertionError("the second batch should not be asked for")
+
+    with pytest.raises(ValueError, match="the network has 4 outputs, but the pictures have 3 cl"):
+        evaluate(Colours(), endless(), class_names=NAMES[:3])
+
+
+# --- files -------------------------------------------------------------------------------------
+
+
+def test_files(found: Evaluation, tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    written = report.write(found, folder)
+    assert [path.name for path in written] == ["evaluation.json", "hue-curve.png"]
+    assert written[1].read_bytes().startswith(b"\x89PNG")
+    contents = read_results(written[0])
+    assert "versions" in contents
+    (row,) = contents["rows"]
+    assert row.items() >= found.rows()[0].items()
+    assert row["class_names"] == list(NAMES)
+    assert row["per_class"] == pytest.approx([90, 100, None, 83.333])
+    assert row["hue_per_class"][2] is None
+    changes = {change.name: change for change in found.class_changes()}
+    assert row["hue_per_class"][1] == pytest.approx(changes["green"].shifted, abs=1e-3)
+    changes = {change.name: change for change in found.class_changes("rotate")}
+    assert row["rotate_changed_per_class"][0] == pytest.approx(changes["red"].changed, abs=1e-3)
+    assert sum(row["reliability_counts"]) == 20
+    for count, confidence in zip(
+        row["reliability_counts"], row["reliability_confidence"], strict=True
+    ):
+        assert (count == 0) == (confidence is None)
+
+
+def test_nothing_is_overwritten_unasked(found: Evaluation, tmp_path: Path) -> None:
+    (tmp_path / "hue-curve.png").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"hue-curve.png exists; --force replaces it"):
+        report.write(found, tmp_path)
+    assert (tmp_path / "hue-curve.png").read_text() == "mine"
+    assert not (tmp_path / "evaluation.json").exists()
+    report.write(found, tmp_path, overwrite=True)
+    assert (tmp_path / "hue-curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tables_hold_the_numbers(found: Evaluation) -> None:
+    table = report.summary_table(found)
+    assert table.rows[0][:2] == ("original", "90.00")
+    sweep = found.sweeps["hsv"]
+    assert table.rows[1][:3] == ("HSV shift", f"{sweep.mean:.2f}", f"{sweep.mean_distinct:.2f}")
+    worst = int(sweep.accuracy.argmin())
+    assert table.rows[1][3] == f"{sweep.accuracy[worst]:.2f}"
+    assert table.rows[1][4] == f"{360 * float(sweep.shifts[worst]):.0f}°"
+    changes = found.class_changes()
+    classes = report.class_table(found, most=2)
+    assert [row[0] for row in classes.rows] == [change.name for change in changes[:2]]
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    report.show(found, console)
+    text = console.export_text()
+    assert "green" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+# --- the figure --------------------------------------------------------------------------------
+
+
+def test_figure_shows_every_action(found: Evaluation) -> None:
+    figure = evaluation_figure(found)
+    axes = figure.axes[0]
+    curves = [line for line in axes.get_lines() if len(line.get_xdata()) == 37]
+    assert len(curves) == 3
+    assert curves[0].get_ydata().tolist() == pytest.approx(found.sweeps["hsv"].accuracy.tolist())
+    assert curves[0].get_xdata()[[0, -1]].tolist() == [-180, 180]
+    labels = [text.get_text() for text in axes.texts]
+    assert f"HSV shift, mean {found.sweeps['hsv'].mean:.1f}" in labels
+    assert "original pictures: 90.0" in labels
+    assert axes.get_title() == "Colours on toy"
+
+
+def test_labels_do_not_overlap() -> None:
+    ends = [50.0, 50.5, 51.0, 10.0, 90.0, 50.2]
+    curves = [Curve(str(end), [-0.5, 0.5], [0.0, end]) for end in ends]
+    figure = hue_panels({"toy": curves})
+    figure.draw_without_rendering()
+    # of the words, without the line to the curve
+    boxes = [Text.get_window_extent(text) for text in figure.axes[0].texts]
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+@pytest.mark.parametrize(
+    "positions", [[3.0], [1.0, 1.0], [5.0, 4.0, 4.5, 9.0], [0.0, 0.1, 2.0, 2.1]]
+)
+def test_spread_moves_as_little_as_possible(positions: list[float]) -> None:
+    placed = spread(positions, 1.0)
+    order = sorted(range(len(positions)), key=lambda index: positions[index])
+    ranked = [placed[index] for index in order]
+    assert all(after - before > 1 - 1e-9 for before, after in itertools.pairwise(ranked))
+    # The slow reference: least squares among rising sequences, as the largest of the smallest
+    # means of all stretches around a place.
+    rest = [positions[index] - rank for rank, index in enumerate(order)]
+    for rank, value in enumerate(ranked):
+        best = max(
+            min(statistics.fmean(rest[first:last]) for last in range(rank + 1, len(rest) + 1))
+            for first in range(rank + 1)
+        )
+        assert value == pytest.approx(best + rank)
+
+
+def test_panels_stand_two_in_a_row() -> None:
+    curve = Curve("a", [-0.5, 0.0, 0.5], [1.0, 2.0, 1.0], deviation=[0.1, 0.1, 0.1])
+    figure = hue_panels({"one": [curve], "two": [curve], "three": [curve]})
+    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    assert sorted(titles) == ["one", "three", "two"]
+    assert len(figure.axes) == 6

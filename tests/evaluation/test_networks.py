@@ -1,0 +1,225 @@
+"""Networks from everywhere: our checkpoints, a user's file, timm and torchvision."""
+
+import importlib
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from equicolor.evaluation import ForeignNetwork, GrayInput, load_network
+from equicolor.evaluation.networks import network_facts
+from equicolor.models import CheckpointError, cecnn, resnet18, save_model, z2cnn
+
+USER_FILE = """
+import torch
+
+class Brightness(torch.nn.Module):
+    image_size = 64
+
+    def forward(self, images):
+        return images.mean((2, 3))
+
+def brightness():
+    return Brightness().train()
+
+def ours():
+    from equicolor.models import cecnn
+    return cecnn(7)
+
+def number():
+    return 3
+
+not_callable = 4
+"""
+
+
+@pytest.fixture
+def user_file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(USER_FILE)
+    return path
+
+
+def library(name: str) -> types.ModuleType:
+    """A library of the [vision] extra, or why the test is skipped."""
+    try:
+        return importlib.import_module(name)
+    except (ImportError, RuntimeError) as error:  # absent, or built for another torch
+        pytest.skip(f"{name} cannot be imported: {error}")
+
+
+# --- ours --------------------------------------------------------------------------------------
+
+
+def test_checkpoint_and_run_folder(tmp_path: Path) -> None:
+    network = cecnn(4, rotations=6, lifting="hsv").eval()
+    save_model(network, tmp_path / "model.safetensors")
+    images = torch.rand(2, 3, 28, 28)
+    for spec in (tmp_path, str(tmp_path), tmp_path / "model.safetensors"):
+        loaded = load_network(spec)
+        assert not loaded.training
+        assert torch.equal(loaded(images), network(images))
+        assert network_facts(loaded)["rotations"] == 6
+
+
+def test_what_is_no_network_is_said(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"is a folder without model.safetensors; expected"):
+        load_network(tmp_path)
+    with pytest.raises(
+        FileNotFoundError, match=r"no network at missing.safetensors; expected a ch"
+    ):
+        load_network("missing.safetensors")
+    with pytest.raises(
+        FileNotFoundError, match=r"no network at resnet18; .*name of an architecture"
+    ):
+        load_network("resnet18")
+    text = tmp_path / "text.safetensors"
+    text.write_text("not a network")
+    with pytest.raises(
+        CheckpointError, match=r"text.safetensors is not a complete safetensors file"
+    ):
+        load_network(text)
+
+
+def test_facts_of_our_networks() -> None:
+    assert network_facts(resnet18(10)) == {
+        "model": "resnet18", "rotations": 1, "lifting": None, "ce_stages": 0, "width": 64,
+    }  # fmt: skip
+    hybrid = resnet18(10, rotations=3, ce_stages=2)
+    assert network_facts(hybrid)["ce_stages"] == 2
+    assert network_facts(hybrid)["lifting"] == "rgb"
+    assert network_facts(GrayInput(resnet18(10)))["model"] == "resnet18-gray"
+    assert network_facts(nn.Flatten())["model"] == "Flatten"
+
+
+def test_grey_comes_after_the_hue_shift() -> None:
+    network = z2cnn(3).eval()
+    images = torch.rand(2, 3, 28, 28)
+    grey = (images.sum(1, keepdim=True) / 3).repeat(1, 3, 1, 1)
+    torch.testing.assert_close(GrayInput(network)(images), network(grey))
+
+
+# --- a user's file -----------------------------------------------------------------------------
+
+
+def test_a_function_of_a_file(user_file: Path) -> None:
+    network = load_network(f"{user_file}:brightness")
+    assert isinstance(network, ForeignNetwork)
+    assert not network.training
+    assert not network.network.training
+    assert (network.name, network.image_size, network.resize) == ("mine.py:brightness", 64, 73)
+    images = torch.rand(2, 3, 8, 8)
+    assert torch.equal(network(images), images.mean((2, 3)))
+    assert network_facts(load_network(f"{user_file}:ours"))["model"] == "cecnn"
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("brightnes", "mine.py has no function 'brightnes'; it has Brightness, brightness, ours"),
+        ("not_callable", "has no function 'not_callable'"),
+        ("number", "mine.py:number must return a torch.nn.Module, got int"),
+    ],
+)
+def test_bad_functions(user_file: Path, function: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_network(f"{user_file}:{function}")
+
+
+def test_missing_file_of_a_function(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no file .*absent.py; expected"):
+        load_network(f"{tmp_path / 'absent.py'}:build")
+
+
+# --- other libraries, as far as that goes without them ------------------------------------------
+
+
+class Recorder(nn.Module):
+    """Gives back what it was shown."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.flatten(1)
+
+
+def test_normalisation_stands_in_front() -> None:
+    images = torch.rand(2, 3, 4, 4)
+    network = ForeignNetwork(Recorder(), "x", mean=(0.1, 0.2, 0.3), std=(0.5, 1.0, 2.0))
+    seen = network(images).view(2, 3, 4, 4)
+    for channel, (mean, std) in enumerate(((0.1, 0.5), (0.2, 1.0), (0.3, 2.0))):
+        torch.testing.assert_close(seen[:, channel], (images[:, channel] - mean) / std)
+    assert network.state_dict() == {}  # it adds no state of its own
+    assert network.double()(images.double()).dtype == torch.float64
+
+
+def test_timm_by_its_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def create_model(name: str, pretrained: bool) -> nn.Module:
+        calls.append((name, pretrained))
+        return Recorder()
+
+    timm, data = types.ModuleType("timm"), types.ModuleType("timm.data")
+    timm.is_model = lambda name: name == "resnet18"  # type: ignore[attr-defined]
+    timm.list_models = lambda: ["resnet18", "vit_small"]  # type: ignore[attr-defined]
+    timm.create_model = create_model  # type: ignore[attr-defined]
+    data.resolve_model_data_config = lambda network: {  # type: ignore[attr-defined]
+        "input_size": (3, 160, 160), "crop_pct": 0.8, "mean": (0.5,) * 3, "std": (0.25,) * 3,
+    }  # fmt: skip
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    monkeypatch.setitem(sys.modules, "timm.data", data)
+    network = load_network("timm:resnet18.a1_in1k", pretrained=False)
+    assert isinstance(network, ForeignNetwork)
+    assert calls == [("resnet18.a1_in1k", False)]
+    assert (network.name, network.image_size, network.resize) == ("timm:resnet18.a1_in1k", 160, 200)
+    assert network(torch.ones(1, 3, 1, 1)).tolist() == [[2.0, 2.0, 2.0]]
+    with pytest.raises(ValueError, match="timm has no network 'resnet8'; did you mean 'resnet18'"):
+        load_network("timm:resnet8")
+
+
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+def test_missing_libraries_name_the_extra(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, library, None)  # as if it were not installed
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'equicolor\[vision\]'") as caught:
+        load_network(f"{library}:resnet18")
+    assert caught.value.name == library
+
+
+def test_a_torchvision_for_another_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(importlib, "import_module", fail)
+    with pytest.raises(ImportError, match=r"torchvision is installed but does not fit this torch"):
+        load_network("torchvision:resnet18")
+
+
+def test_torchvision_itself() -> None:
+    torchvision = library("torchvision")
+    network = load_network("torchvision:resnet18", pretrained=False)
+    assert isinstance(network, ForeignNetwork)
+    assert (network.image_size, network.resize) == (224, 256)
+    preset = torchvision.models.get_model_weights("resnet18").DEFAULT.transforms()
+    images = torch.rand(2, 3, 224, 224)
+    normalised = torchvision.transforms.functional.normalize(images, preset.mean, preset.std)
+    with torch.no_grad():
+        torch.testing.assert_close(network(images), network.network(normalised))
+    with pytest.raises(ValueError, match="torchvision has no network 'resnet17'; did you mean"):
+        load_network("torchvision:resnet17")
+
+
+def test_timm_itself() -> None:
+    library("timm")
+    network = load_network("timm:resnet18", pretrained=False)
+    assert isinstance(network, ForeignNetwork)
+    assert network.image_size in (224, 288)
+    images = torch.rand(2, 3, 64, 64)
+    mean, std = (
+        torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(network(images), network.network((images - mean) / std))
+    with pytest.raises(ValueError, match="timm has no network 'resnet17'"):
+        load_network("timm:resnet17")

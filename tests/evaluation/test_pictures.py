@@ -1,0 +1,228 @@
+"""Pictures as a network expects them, and the way from names to an evaluation."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+from torch import nn
+
+from equicolor.data.datasets import load_dataset
+from equicolor.data.pictures import CorruptPictureError
+from equicolor.data.root import MissingDataError
+from equicolor.evaluation import ForeignNetwork, hue_sweep
+from equicolor.evaluation.diagnose import diagnose
+from equicolor.evaluation.networks import GrayInput
+from equicolor.evaluation.pictures import (
+    Preparation,
+    check_outputs,
+    choose_preparation,
+    load_batches,
+    recipe_of_run,
+)
+from equicolor.models import resnet18, resnet44, save_model
+from equicolor.training.recipes import TrainingRecipe
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Pictures of three classes and different sizes, with a split."""
+    rng = np.random.default_rng(0)
+    for split in ("train", "test"):
+        for name in ("ash", "birch", "cedar"):
+            place = tmp_path / "trees" / split / name
+            place.mkdir(parents=True)
+            for index in range(3):
+                height, width = rng.integers(30, 60, 2)
+                pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(place / f"{index}.png")
+    return tmp_path / "trees"
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path, folder: Path) -> Path:
+    """What training leaves behind."""
+    recipe = TrainingRecipe(
+        "resnet44",
+        {"width": 4},
+        dataset=str(folder),
+        size=24,
+        resize=28,
+        jitter=0.5,
+        epochs=7,
+        seed=3,
+    )
+    run = tmp_path / "run"
+    save_model(recipe.build(3), run / "model.safetensors")
+    (run / "recipe.json").write_text(recipe.to_json())
+    return run
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQUICOLOR_CACHE", str(tmp_path / "cache"))
+
+
+# --- preparation -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (224, 256)),
+        ({"size": 112}, (112, 128)),
+        ({"resize": 230}, (224, 230)),
+        ({"size": 100, "resize": 100}, (100, 100)),
+        ({"kind": "small"}, (224, 224)),  # a large network on CIFAR: nothing is cut off
+        ({"recipe": TrainingRecipe(size=64, resize=80)}, (64, 80)),
+        ({"recipe": TrainingRecipe(size=64, resize=80), "resize": 70}, (64, 70)),
+        ({"recipe": TrainingRecipe(size=64, resize=80), "size": 112}, (112, 128)),
+        ({"recipe": TrainingRecipe(size=32, resize=32, crop="padded")}, (32, 32)),
+    ],
+)
+def test_preparation(options: dict, expected: tuple[int, int]) -> None:
+    network = resnet18(10, width=4)
+    assert choose_preparation(network, **({"kind": "large"} | options)) == expected
+
+
+def test_preparation_of_other_networks() -> None:
+    foreign = ForeignNetwork(nn.Flatten(), "x", image_size=288, resize=300)
+    assert choose_preparation(foreign) == (288, 300)
+    assert choose_preparation(foreign, "small") == (288, 288)
+    assert choose_preparation(resnet44(10, width=4), "small") == (32, 32)
+    assert choose_preparation(nn.Flatten()) == (224, 256)
+
+
+def test_batches_are_the_centres_of_resized_pictures(folder: Path) -> None:
+    pictures = load_dataset(str(folder), "test")
+    batches = list(load_batches(pictures, Preparation(20, 24), batch_size=4))
+    assert [len(labels) for _, labels in batches] == [4, 4, 1]
+    images = torch.cat([images for images, _ in batches])
+    assert torch.equal(torch.cat([labels for _, labels in batches]), pictures.labels)
+    for image, file in zip(images, pictures.files, strict=True):
+        picture = Image.open(file.path)
+        size = [24 * side // min(picture.size) for side in picture.size]
+        resized = picture.resize(size, Image.Resampling.BILINEAR)
+        left, top = ((side - 20) / 2 for side in size)
+        box = (round(left), round(top), round(left) + 20, round(top) + 20)
+        expected = torch.from_numpy(np.asarray(resized.crop(box)).copy()).movedim(2, 0) / 255
+        torch.testing.assert_close(image, expected, atol=1e-3, rtol=0)
+
+
+def test_batches_carry_no_augmentation(folder: Path) -> None:
+    pictures = load_dataset(str(folder), "test")
+    loader = load_batches(pictures, Preparation(20, 24), batch_size=9)
+    (first, _), (second, _) = next(iter(loader)), next(iter(loader))
+    assert torch.equal(first, second)
+
+
+def test_outputs_are_checked_first(folder: Path) -> None:
+    pictures = load_dataset(str(folder), "test")
+    check_outputs(resnet44(3, width=4), pictures, 32)
+    with pytest.raises(ValueError, match="the network has 5 outputs, but trees has 3 classes"):
+        check_outputs(resnet44(5, width=4), pictures, 32)
+
+
+def test_recipe_of_a_run(run_folder: Path, tmp_path: Path) -> None:
+    for path in (run_folder, run_folder / "model.safetensors", str(run_folder)):
+        recipe = recipe_of_run(path)
+        assert recipe is not None
+        assert (recipe.epochs, recipe.seed) == (7, 3)
+    assert recipe_of_run(tmp_path) is None
+    assert recipe_of_run("timm:resnet18") is None
+    (run_folder / "recipe.json").write_text('{"strange": 1}')
+    with pytest.raises(ValueError, match=r"recipe.json is not the recipe of a training run"):
+        recipe_of_run(run_folder)
+
+
+# --- from names to an evaluation ---------------------------------------------------------------
+
+
+def test_a_run_knows_its_data(run_folder: Path) -> None:
+    found = diagnose(run_folder, shifts=3, actions=["hsv"], console=QUIET)
+    (row,) = found.rows()
+    assert found.pictures == 9
+    assert found.class_names == ("ash", "birch", "cedar")
+    assert {key: row[key] for key in ("dataset", "augmentation", "epochs", "seed", "split")} == {
+        "dataset": "trees", "augmentation": "jitter 0.5", "epochs": 7, "seed": 3, "split": "test",
+    }  # fmt: skip
+    assert (row["size"], row["resize"], row["precision"]) == (24, 28, "float32")
+    assert (row["model"], row["trained_on"], row["skipped"]) == ("resnet44", "trees", 0)
+
+
+def test_a_run_matches_its_own_pictures_by_hand(run_folder: Path, folder: Path) -> None:
+    from equicolor.models import load_model
+
+    network = load_model(run_folder / "model.safetensors")
+    batches = load_batches(load_dataset(str(folder), "test"), Preparation(24, 28))
+    by_hand = hue_sweep(network, batches, 5)
+    found = diagnose(run_folder, shifts=5, actions=["hsv"], console=QUIET)
+    assert torch.equal(found.sweeps["hsv"].correct, by_hand.correct)
+
+
+def test_grey_runs_are_judged_grey(run_folder: Path, folder: Path) -> None:
+    recipe = recipe_of_run(run_folder)
+    assert recipe is not None
+    (run_folder / "recipe.json").write_text(dataclasses.replace(recipe, gray=True).to_json())
+    found = diagnose(run_folder, shifts=5, actions=["hsv"], console=QUIET)
+    assert found.facts["model"] == "resnet44-gray"
+    from equicolor.models import load_model
+
+    network = GrayInput(load_model(run_folder / "model.safetensors"))
+    batches = load_batches(load_dataset(str(folder), "test"), Preparation(24, 28))
+    # Pictures are shifted in colour, and what the network sees is grey.
+    assert torch.equal(found.sweeps["hsv"].correct, hue_sweep(network, batches, 5).correct)
+    (run_folder / "recipe.json").unlink()
+    again = diagnose(
+        run_folder, folder, gray=True, size=24, resize=28, shifts=5, actions=["hsv"], console=QUIET
+    )
+    assert torch.equal(again.sweeps["hsv"].correct, found.sweeps["hsv"].correct)
+
+
+def test_other_data_than_the_run_was_trained_on(run_folder: Path, folder: Path) -> None:
+    found = diagnose(run_folder, folder / "train", shifts=2, actions=(), console=QUIET)
+    assert found.facts["dataset"] == "train"
+    assert found.facts["trained_on"] == "trees"
+
+
+def test_corrupt_pictures(run_folder: Path, folder: Path) -> None:
+    broken = folder / "test" / "birch" / "1.png"
+    broken.write_bytes(b"not a picture")
+    with pytest.raises(CorruptPictureError, match=r"birch/1.png cannot be decoded"):
+        diagnose(run_folder, actions=(), console=QUIET)
+    found = diagnose(run_folder, actions=(), skip_corrupt=True, console=QUIET)
+    assert (found.pictures, found.facts["skipped"]) == (8, 1)
+
+
+def test_bfloat16_is_said(run_folder: Path) -> None:
+    found = diagnose(run_folder, actions=(), precision="bfloat16", console=QUIET)
+    assert found.facts["precision"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"actions": ["hue"]}, ValueError, "action must be one of"),
+        ({"shifts": 1}, ValueError, "shifts must be at least 2"),
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
+        ({"precision": "half"}, ValueError, "precision must be one of 'auto', 'float32', 'bfl"),
+        ({"split": "val"}, ValueError, "split must be one of 'train', 'test'; got 'val'"),
+        ({"data": "flowers"}, ValueError, "unknown dataset 'flowers'; did you mean 'flowers102'"),
+        ({"data": "./absent"}, MissingDataError, "no folder of pictures at absent"),
+        ({"size": 30, "resize": 20}, ValueError, "resize must be at least size=30, got 20"),
+    ],
+)
+def test_bad_options(run_folder: Path, options: dict, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        diagnose(run_folder, console=QUIET, **options)
+
+
+def test_data_are_needed_without_a_run(run_folder: Path) -> None:
+    (run_folder / "recipe.json").unlink()
+    with pytest.raises(ValueError, match=r"is not the folder of a training run: say which data"):
+        diagnose(run_folder, console=QUIET)
