@@ -1,6 +1,8 @@
 """Many seeds side by side against plain torch, one seed at a time."""
 
 import dataclasses
+import math
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +103,38 @@ def test_training_is_adam_with_one_cycle(data: ColorMNIST, recipe: Recipe, relat
         moved = expected - initial[key]
         assert moved.norm() > 0, key
         assert (result.state[key] - expected).norm() < 0.05 * moved.norm() + 1e-6, key
+
+
+def test_means_over_seeds_are_those_of_training_one_by_one(digits: Digits) -> None:
+    """Against an ordinary loop: torch's dropout, order, optimizer and schedule, other seeds."""
+    data = biased_colormnist(24.0, digits, train_size=320, test_size=500)
+    recipe = Recipe("z2cnn", options={"width": 8}, epochs=10, batch_size=32, lr=1e-2)
+    together = [result.accuracy for result in train_many(recipe, [data], range(10))]
+    alone = [_train_alone(recipe, data, seed) for seed in range(1000, 1010)]
+    errors = [statistics.stdev(values) / math.sqrt(10) for values in (together, alone)]
+    assert min(*together, *alone) > 12  # all learn something
+    difference = statistics.fmean(together) - statistics.fmean(alone)
+    assert abs(difference) < 2 * math.hypot(*errors)
+
+
+def _train_alone(recipe: Recipe, data: ColorMNIST, seed: int) -> float:
+    torch.manual_seed(seed)
+    network = recipe.build(data.num_classes, seed)
+    size = len(data.train.labels)
+    steps = recipe.epochs * math.ceil(size / recipe.batch_size)
+    decay = recipe.weight_decay
+    optimizer = torch.optim.Adam(network.parameters(), lr=recipe.lr, weight_decay=decay)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.lr, total_steps=steps)
+    for _ in range(recipe.epochs):
+        for chosen in torch.randperm(size).split(recipe.batch_size):
+            optimizer.zero_grad()
+            logits = network(data.train.images[chosen])
+            F.cross_entropy(logits, data.train.labels[chosen]).backward()
+            optimizer.step()
+            schedule.step()
+    with torch.no_grad():
+        predicted = network.eval()(data.test.images).argmax(1)
+    return 100 * (predicted == data.test.labels).float().mean().item()
 
 
 def test_dropout_follows_the_stateless_numbers(data: ColorMNIST) -> None:
