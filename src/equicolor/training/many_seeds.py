@@ -6,12 +6,13 @@ beside it. Data stay on the device; on a GPU a training step is replayed as one 
 checkpoint holds everything: a killed run resumes where it was.
 """
 
+import dataclasses
 import functools
 import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -323,7 +324,7 @@ class _Trainer:
     def _fingerprint(self) -> str:
         """What a checkpoint must agree on to be continued."""
         facts = {
-            "recipe": asdict(self.recipe),
+            "recipe": dataclasses.asdict(self.recipe),
             "seeds": list(self.seeds),
             "datasets": [(data.name, data.source, data.seed) for data in self.datasets],
             "pixels": float(self.images.double().sum()),
@@ -350,15 +351,15 @@ class _Trainer:
 
     @torch.no_grad()
     def results(self) -> list[Result]:
-        """Accuracy of every run on the test set."""
-        state = self._state()
+        """Accuracy of every run on the test set, in float32, as the networks are delivered."""
+        state, stacked = self._state(), dataclasses.replace(self.stacked, dtype=torch.float32)
         images = torch.stack([data.test.images for data in self.datasets])
         labels = torch.stack([data.test.labels for data in self.datasets]).to(self.device)
         predicted = []
         for part in images.split(_TEST_BATCH, dim=1):
             batch = part.to(self.device)[self.run_data]
             batch = _gray(batch) if self.recipe.gray else batch
-            predicted.append(self.stacked.logits(state, batch).argmax(-1))
+            predicted.append(stacked.logits(state, batch).argmax(-1))
         correct = (torch.cat(predicted, 1) == labels[self.run_data]).float()
         hits = F.one_hot(labels, self.datasets[0].num_classes).float()[self.run_data]
         per_class = 100 * (correct[:, :, None] * hits).sum(1) / hits.sum(1).clamp_min(1)
