@@ -25,7 +25,8 @@ ARCHITECTURES: dict[str, tuple[Any, dict[str, Any]]] = {
         cecnn,
         {"width": 3, "rotations": 6, "lifting": "hsv", "ce_layers": 3, "coset_pool": "max"},
     ),
-    "wide": (cecnn, {"width": 12}),  # 36 lanes: more than one block of 32
+    "wide": (cecnn, {"width": 12}),  # 36 lanes: more than 32
+    "three blocks": (cecnn, {"width": 11, "rotations": 12, "lifting": "hsv"}),  # 132 lanes
 }
 CLASSES, BATCH = 6, 8
 
