@@ -43,7 +43,7 @@ Sources = Annotated[
 def list_experiments() -> None:
     """List the experiments."""
     from equicolor.experiments.reproduce import EXPERIMENTS
-    from equicolor.experiments.tables import Table
+    from equicolor.reporting.tables import Table
 
     rows = [(name, *about) for name, about in EXPERIMENTS.items()]
     console.print(Table(("experiment", "paper", "what"), rows, text_columns=3).rich())
@@ -118,6 +118,55 @@ def _colormnist(
     typer.echo(colormnist_report.headline(experiment, made.rows), err=bool(sources))
 
 
+@reproduce.command("classification")
+def classification(
+    dataset: Annotated[
+        str | None,
+        typer.Argument(help="A name of 'equicolor datasets', or a folder of class folders."),
+    ] = None,
+    networks: Annotated[
+        str | None,
+        typer.Option(
+            help="Only these recipes, separated by commas; see 'equicolor train --list-recipes'.",
+            show_default="all",
+            metavar="A,B",
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="How many seeds, counted from 0.")] = 1,
+    epochs: Epochs = None,
+    device: Device = "auto",
+    output: Output = None,
+    sources: Sources = None,
+) -> None:
+    """Real images (Tables 1 and 3, Fig. 1b): accuracy, and accuracy under hue shifts.
+
+    Trains every network in a run folder of its own; an interrupted run is continued by the
+    same command. All networks of a dataset are for a GPU.
+    """
+    from equicolor.experiments import classification as experiment
+    from equicolor.experiments.classification_report import headline
+    from equicolor.experiments.classification_variants import datasets_of
+    from equicolor.results import read_results
+    from equicolor.training.run_options import RunOptions
+
+    output = Path("runs/classification") if output is None else output
+    if sources:
+        written = experiment.from_results(sources, output)
+    else:
+        if dataset is None:
+            raise ValueError("name a dataset, such as flowers102, or give rows with --from FILE")
+        wanted = None if networks is None else [name.strip() for name in networks.split(",")]
+        options = RunOptions(device=device)
+        precision = "bf16" if options.accelerator == "cuda" else "32"
+        runs = experiment.plan(dataset, wanted, seeds=seeds, epochs=epochs, precision=precision)
+        written = experiment.reproduce(runs, output, options, console=Console(stderr=True))
+        sources = written[:1]
+    rows = [row for source in sources for row in read_results(source)["rows"]]
+    typer.echo(f"wrote {', '.join(map(str, written))}")
+    for name in datasets_of(rows):
+        typer.echo(headline(rows, name))
+
+
 @datasets.callback(invoke_without_command=True)
 def list_datasets(context: typer.Context) -> None:
     """List the datasets: which are there, where, and how to get the others."""
@@ -125,7 +174,7 @@ def list_datasets(context: typer.Context) -> None:
         return
     from equicolor.data import data_root
     from equicolor.data.download import Listed, listing
-    from equicolor.experiments.tables import Table
+    from equicolor.reporting.tables import Table
 
     columns = [field.replace("_", " ") for field in Listed._fields]
     columns[0], columns[-1] = "dataset", "how to get it"
