@@ -19,10 +19,11 @@ from equicolor.results import read_results, write_results
 
 __all__ = ["EXPERIMENTS", "Reproduction", "from_results", "reproduce"]
 
-# What an experiment is, for lists: the place in the paper, and what it measures.
+# What `equicolor reproduce` knows: the place in the paper, and what it measures.
 EXPERIMENTS = {
     "colormnist-longtailed": ("Fig. 2a", "30 classes of unequal size: shapes shared over colours"),
     "colormnist-biased": ("Fig. 2b", "every digit has its own hue, with more or less spread"),
+    "classification": ("Tables 1, 3, Fig. 1b", "real images, original and with shifted hues"),
 }
 RESULTS = "results.json"
 _JOBS = "jobs"
@@ -71,7 +72,7 @@ def reproduce(
     What an earlier call in the same folder finished or began is continued.
 
     Args:
-        experiment: one of :data:`EXPERIMENTS`.
+        experiment: one of :data:`equicolor.experiments.colormnist.EXPERIMENTS`.
         output: the folder.
         seeds: how many, counted from 0; the paper's ten by default.
         epochs: the paper's 1000 (long-tailed) or 1500 (biased) by default.
@@ -80,7 +81,7 @@ def reproduce(
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
         console: shows the progress (default: stderr).
     """
-    _checks.one_of("experiment", experiment, tuple(EXPERIMENTS))
+    _checks.one_of("experiment", experiment, colormnist.EXPERIMENTS)
     for name, value in (("seeds", seeds), ("epochs", epochs)):
         if value is not None:
             _checks.positive_int(name, value)
@@ -114,11 +115,11 @@ def from_results(
     """Draw the figures of an experiment from files of rows, without training.
 
     Args:
-        experiment: one of :data:`EXPERIMENTS`.
+        experiment: one of :data:`equicolor.experiments.colormnist.EXPERIMENTS`.
         sources: files that :func:`reproduce` wrote, of different models.
         output: the folder for the figures.
     """
-    _checks.one_of("experiment", experiment, tuple(EXPERIMENTS))
+    _checks.one_of("experiment", experiment, colormnist.EXPERIMENTS)
     rows = [row for source in sources for row in _rows(experiment, source)]
     written = colormnist_report.write(experiment, rows, load_mnist(), output, report=False)
     return Reproduction(rows, written)
