@@ -18,7 +18,7 @@ def uniform(seeds: Tensor, stream: int, step: int | Tensor, size: int) -> Tensor
     Args:
         seeds: int64 ``[S]``.
         stream: tells apart what the numbers are for.
-        step: the time, an int or an int64 tensor of no dimensions.
+        step: the time, an int, or int64 of no dimensions or one a seed.
         size: how many numbers a seed.
 
     Returns:

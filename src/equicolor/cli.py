@@ -21,6 +21,7 @@ except ModuleNotFoundError as missing:
 from equicolor import __version__
 from equicolor.cli_evaluate import evaluate
 from equicolor.cli_experiments import datasets, reproduce
+from equicolor.cli_train import parse_width, train
 
 __all__ = ["app", "main"]
 
@@ -86,6 +87,7 @@ app = typer.Typer(
 
 app.add_typer(reproduce, name="reproduce")
 app.add_typer(datasets, name="datasets")
+app.command()(train)
 app.command()(evaluate)
 
 
@@ -175,7 +177,7 @@ def cost(
         "rotations": rotations,
         "ce_stages": ce_stages,
         "lifting": lifting,
-        "width": None if width is None else _width(width),
+        "width": None if width is None else parse_width(width),
         "input_size": input_size,
     }
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -192,15 +194,6 @@ def cost(
         typer.echo(configurations.summary(rows[0]))
     if output is not None:
         typer.echo(f"wrote {configurations.save(rows, output, overwrite=force)}")
-
-
-def _width(text: str) -> int | str | list[int]:
-    """The ``width`` of a builder from the command line."""
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        return text  # 'fast', or something the builder refuses by name
-    return numbers if "," in text else numbers[0]
 
 
 @app.command()

@@ -141,7 +141,7 @@ class Decoder:
             height, width = plan.sizes[index]
             offset = plan.offsets[index] - start
             try:
-                image = _resized(_image(self.pictures, index), self.short_side)
+                image = decode_picture(self.pictures, index, self.short_side)
                 if image.size != (width, height):
                     raise CorruptPictureError(
                         f"{self.pictures.files[index].describe()} has {image.size} pixels, but "
@@ -310,6 +310,18 @@ def _final(side: int, short_side: int | None, other: int) -> int:
     if short_side is None or short <= short_side:
         return side
     return short_side if side == short else int(short_side * side / short)
+
+
+def decode_picture(pictures: Pictures, index: int, short_side: int | None) -> "Image":
+    """One picture in RGB, made small to a short side if it is larger.
+
+    Example:
+        >>> images = torch.zeros(2, 3, 40, 20, dtype=torch.uint8)
+        >>> pictures = Pictures("toy", "train", torch.tensor([0, 1]), ("a", "b"), pixels=images)
+        >>> decode_picture(pictures, 1, 10).size  # Pillow says the width first
+        (10, 20)
+    """
+    return _resized(_image(pictures, index), short_side)
 
 
 def _image(pictures: Pictures, index: int) -> "Image":

@@ -1,14 +1,12 @@
 """From the name of a network and of a dataset to an evaluation."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
 from equicolor import _checks
@@ -23,6 +21,7 @@ from equicolor.evaluation.pictures import (
     load_batches,
     recipe_of_run,
 )
+from equicolor.reporting.progress import counting
 
 __all__ = ["PRECISIONS", "diagnose"]
 
@@ -99,7 +98,7 @@ def diagnose(
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     pictures = load_dataset(data, split, seed=split_seed or 0)
     check_outputs(model, pictures, preparation.size)
-    with _progress(console, f"decoding {info.name}") as decoding:
+    with counting(console, f"decoding {info.name}") as decoding:
         batches = load_batches(
             pictures,
             preparation,
@@ -112,7 +111,7 @@ def diagnose(
     half = device.type == "cuda" if precision == "auto" else precision == "bfloat16"
     facts |= {"dataset": info.name, "split": split, **preparation._asdict()}
     facts["precision"] = "bfloat16" if half else "float32"
-    with _progress(console, f"judging {len(pictures)} pictures") as judging:
+    with counting(console, f"judging {len(pictures)} pictures") as judging:
         found = evaluate(
             model,
             batches,
@@ -127,16 +126,3 @@ def diagnose(
     if skipped:
         console.print(f"left out {skipped} corrupt pictures of {len(pictures)}", highlight=False)
     return dataclasses.replace(found, facts={**found.facts, "skipped": skipped})
-
-
-@contextmanager
-def _progress(console: Console, title: str) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar that appears with the first call and goes away at the end."""
-    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
-        bar = progress.add_task(title, total=None, visible=False)
-
-        def show(done: int, total: int | None) -> None:
-            progress.update(bar, completed=done, total=total, visible=True)
-
-        yield show

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
+from equicolor.data.augment import Augmentation
+from equicolor.data.decoded import decode
+from equicolor.data.loaders import ResidentLoader, StreamingLoader, choose_data_path
+from equicolor.data.pictures import Pictures
 from equicolor.evaluation.hue_sweep import Batches
 from equicolor.evaluation.networks import ForeignNetwork
 
 if TYPE_CHECKING:
-    from equicolor.data.pictures import Pictures
     from equicolor.training.recipes import TrainingRecipe
 
 __all__ = ["Preparation", "check_outputs", "choose_preparation", "load_batches", "recipe_of_run"]
@@ -90,7 +93,7 @@ def choose_preparation(
     return Preparation(size, resize)
 
 
-def check_outputs(network: nn.Module, pictures: "Pictures", size: int) -> None:
+def check_outputs(network: nn.Module, pictures: Pictures, size: int) -> None:
     """Refuse a network whose outputs are not the classes of the pictures, before they are decoded.
 
     Args:
@@ -110,7 +113,7 @@ def check_outputs(network: nn.Module, pictures: "Pictures", size: int) -> None:
 
 
 def load_batches(
-    pictures: "Pictures",
+    pictures: Pictures,
     preparation: Preparation,
     *,
     batch_size: int = 256,
@@ -145,10 +148,6 @@ def load_batches(
         >>> [list(images.shape) for images, _ in batches]
         [[2, 3, 28, 28], [1, 3, 28, 28]]
     """
-    from equicolor.data.augment import Augmentation
-    from equicolor.data.decoded import decode
-    from equicolor.training.loaders import ResidentLoader, StreamingLoader, choose_data_path
-
     size, resize = preparation
     centre = Augmentation(size=size, crop="centre", resize=resize, flip=False)
     if choose_data_path(pictures, device, short_side=resize) == "streaming":

@@ -138,7 +138,7 @@ def load_reference(model: N, checkpoint: str | Path | Mapping[str, Any]) -> N:
     if isinstance(checkpoint, Mapping):
         source, contents = "the state dict", checkpoint
     else:
-        source, contents = str(checkpoint), _read_pickle(Path(checkpoint))
+        source, contents = str(checkpoint), read_pickle(Path(checkpoint))
     state = _state_dict(contents, source)
     for key in [key for key in state if key.rpartition(".")[2] == _MATRIX]:
         _check_matrix(model, key, state.pop(key), source)
@@ -201,7 +201,7 @@ def _describe(model: Network) -> str:
     return f"{name}({', '.join(f'{key}={config[key]}' for key in shown if key in config)})"
 
 
-def _read_pickle(path: Path) -> Any:
+def read_pickle(path: Path) -> Any:
     """The contents of a torch file, tensors and plain containers alone."""
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint at {path}")

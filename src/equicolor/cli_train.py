@@ -1,0 +1,249 @@
+"""The command ``equicolor train``."""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from equicolor.training.recipes import TrainingRecipe
+    from equicolor.training.run_options import RunOptions
+
+__all__ = ["parse_width", "train"]
+
+
+def parse_width(text: str) -> int | str | list[int]:
+    """The ``width`` of a builder from the command line.
+
+    Example:
+        >>> parse_width("32"), parse_width("27,55,110"), parse_width("fast")
+        (32, [27, 55, 110], 'fast')
+    """
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        return text  # 'fast', or something the builder refuses by name
+    return numbers if "," in text else numbers[0]
+
+
+def _option(panel: str, help: str, default: str | bool = True, *names: str) -> Any:  # noqa: A002
+    """An option in a panel of the help; ``default`` is what the help says of it."""
+    return typer.Option(*names, help=help, show_default=default, rich_help_panel=panel)
+
+
+_network = functools.partial(_option, "Network")
+_data = functools.partial(_option, "Pictures")
+_training = functools.partial(_option, "Training")
+_running = functools.partial(_option, "Running")
+
+
+def train(
+    dataset: Annotated[
+        str | None,
+        typer.Argument(help="A name of 'equicolor datasets', or a folder of class folders."),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="Begin from a recipe, such as hsv-12+jitter; other options change it."),
+    ] = None,
+    list_recipes: Annotated[
+        bool, typer.Option("--list-recipes", help="List the recipes, of DATASET or of all.")
+    ] = False,
+    # the network
+    model: Annotated[
+        str | None, _network("A name of 'equicolor models'.", "resnet18; resnet44 for CIFAR")
+    ] = None,
+    rotations: Annotated[int | None, _network("Hues of equivariant layers.")] = None,
+    lifting: Annotated[str | None, _network("rgb (the paper) or hsv (exact).")] = None,
+    ce_stages: Annotated[int | None, _network("Equivariant stages, from the input.", "all")] = None,
+    width: Annotated[
+        str | None, _network("A number, one per stage (27,55,110), or 'fast'.", "matched")
+    ] = None,
+    coset_pool: Annotated[
+        str | None, _network("What ends the equivariant part: max, avg or none.", "max")
+    ] = None,
+    # the pictures
+    jitter: Annotated[float | None, _data("Hue jitter in turns; 0.5 is any hue.", "0")] = None,
+    gray: Annotated[bool | None, _data("Train on grey.", False, "--gray")] = None,
+    augmix: Annotated[bool | None, _data("Mix in AugMix.", False, "--augmix")] = None,
+    js: Annotated[bool | None, _data("AugMix's Jensen-Shannon loss.", False, "--js")] = None,
+    size: Annotated[
+        int | None, _data("Height and width of the images.", "224; 32 for CIFAR")
+    ] = None,
+    split_seed: Annotated[
+        int | None, _data("Of the split, where a dataset comes without one.", "0")
+    ] = None,
+    # how it learns
+    epochs: Annotated[int | None, _training("Times through the pictures.", "200")] = None,
+    batch_size: Annotated[int | None, _training("Of all devices together.", "256")] = None,
+    optimizer: Annotated[str | None, _training("adam, adamw or sgd.", "adam")] = None,
+    lr: Annotated[float | None, _training("Highest learning rate.", "0.001")] = None,
+    weight_decay: Annotated[float | None, _training("Of all parameters.", "1e-05")] = None,
+    schedule: Annotated[str | None, _training("onecycle, cosine or constant.", "onecycle")] = None,
+    label_smoothing: Annotated[
+        float | None, _training("Probability spread over all classes.", "0")
+    ] = None,
+    clip: Annotated[float | None, _training("Largest norm of the gradient.", "none")] = None,
+    ema: Annotated[
+        float | None, _training("Keep an average of the weights, of this decay.", "none")
+    ] = None,
+    precision: Annotated[str | None, _training("bf16 or 32.", "bf16 on a GPU, else 32")] = None,
+    compile_: Annotated[bool | None, _training("Use torch.compile.", False, "--compile")] = None,
+    seed: Annotated[int | None, _training("Of everything random.", "0")] = None,
+    # where it runs
+    device: Annotated[str, _running("auto, cpu or cuda.")] = "auto",
+    devices: Annotated[int, _running("Processes on each computer.")] = 1,
+    num_nodes: Annotated[int, _running("Computers, under torchrun or SLURM.")] = 1,
+    strategy: Annotated[str, _running("auto or ddp.")] = "auto",
+    sync_norm: Annotated[bool, _running("Batch norms see the batch of all processes.")] = True,
+    data_path: Annotated[
+        str, _running("resident (decoded on the device), streaming (from workers) or auto.")
+    ] = "auto",
+    workers: Annotated[
+        int | None, _running("Processes that decode for a device.", "one a core")
+    ] = None,
+    skip_corrupt: Annotated[
+        bool, _running("Leave corrupt pictures out.", False, "--skip-corrupt")
+    ] = False,
+    validate_every: Annotated[int, _running("Epochs between tests; 0: at the end.")] = 0,
+    checkpoint_every: Annotated[
+        float, _running("Seconds between checkpoints; 0: every epoch.")
+    ] = 30,
+    wandb: Annotated[bool, _running("Also log to Weights & Biases.", False, "--wandb")] = False,
+    output: Annotated[
+        Path | None,
+        _running("The folder of the run.", "runs/DATASET-NETWORK-…", "--output", "-o"),
+    ] = None,
+    force: Annotated[bool, _running("Delete a run in that folder.", False, "--force")] = False,
+    dry_run: Annotated[bool, _running("Say what would be done.", False, "--dry-run")] = False,
+) -> None:
+    """Train a network on real images, and judge it under hue shifts.
+
+    Without options, a plain ResNet as the paper trains it. The folder gets recipe.json,
+    metrics.csv, last.ckpt and, at the end, model.safetensors and result.json. An interrupted
+    run is continued by the same command.
+
+    `equicolor train flowers102 --model ce_resnet18 --rotations 12 --lifting hsv`
+
+    On several devices, or computers under torchrun or SLURM: `--devices 8 --num-nodes 4`.
+    """
+    from equicolor.training.run_options import RunOptions
+
+    if list_recipes:
+        _print_recipes(dataset)
+        return
+    options = RunOptions(
+        device=device, devices=devices, num_nodes=num_nodes, strategy=strategy,
+        sync_norm=sync_norm, data_path=data_path, workers=workers, skip_corrupt=skip_corrupt,
+        validate_every=validate_every, checkpoint_every=checkpoint_every, wandb=wandb,
+    )  # fmt: skip
+    network = _given(
+        rotations=rotations, lifting=lifting, ce_stages=ce_stages,
+        width=None if width is None else parse_width(width),
+    )  # fmt: skip
+    if coset_pool is not None:
+        network["coset_pool"] = None if coset_pool == "none" else coset_pool
+    changes = _given(
+        jitter=jitter, gray=gray, augmix=augmix, js=js, size=size, split_seed=split_seed,
+        epochs=epochs, batch_size=batch_size, optimizer=optimizer, lr=lr,
+        weight_decay=weight_decay, schedule=schedule, label_smoothing=label_smoothing,
+        clip=clip, ema=ema, precision=precision, compile=compile_, seed=seed,
+    )  # fmt: skip
+    changes.setdefault("precision", "bf16" if options.accelerator == "cuda" else "32")
+    chosen = _choose(dataset, recipe, model, network, changes)
+    folder = Path("runs") / _run_name(chosen) if output is None else output
+    if dry_run:
+        _describe(chosen, options, folder)
+    else:
+        _run(chosen, folder, options, force)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that were given."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _choose(
+    dataset: str | None,
+    recipe: str | None,
+    model: str | None,
+    network: dict[str, Any],
+    changes: dict[str, Any],
+) -> "TrainingRecipe":
+    """The recipe that the options describe."""
+    from equicolor.training.recipes import default_recipe, find_recipe
+
+    if recipe is not None:
+        chosen = find_recipe(recipe, dataset)
+        if model is not None:
+            chosen = dataclasses.replace(chosen, model=model)
+    elif dataset is not None:
+        chosen = default_recipe(dataset, model)
+    else:
+        raise ValueError("a dataset is needed: a name, a folder, or --recipe DATASET/NETWORK")
+    if "size" in changes and chosen.crop == "resized":
+        changes["resize"] = changes["size"] * 8 // 7  # 256 for 224, as everywhere
+    return dataclasses.replace(chosen, options=chosen.options | network, **changes)
+
+
+def _run_name(recipe: "TrainingRecipe") -> str:
+    """What a run's folder is called."""
+    from equicolor.data.datasets import find_dataset
+
+    parts = [find_dataset(recipe.dataset).name, recipe.model]
+    forms = {"rotations": "n{}", "lifting": "{}", "ce_stages": "{}stages"}
+    for name, form in forms.items():
+        if name in recipe.options:
+            parts.append(form.format(recipe.options[name]))
+    parts += ["gray"] * recipe.gray
+    if recipe.augmentation_name != "none":
+        parts.append(recipe.augmentation_name.replace(" + ", "-").replace(" ", ""))
+    return "-".join([*parts, f"seed{recipe.seed}"])
+
+
+def _run(recipe: "TrainingRecipe", folder: Path, options: "RunOptions", force: bool) -> None:
+    from equicolor.training.fit import fit
+    from equicolor.training.run_folder import RunFolder
+
+    finished = RunFolder(folder).result.is_file() and not force
+    found = fit(recipe, folder, options, overwrite=force, console=Console(stderr=True))
+    if found is None:  # not the first of several processes
+        return
+    if finished:
+        typer.echo(f"{folder} holds this run already, finished; --force trains it again")
+    else:
+        typer.echo(f"wrote {', '.join(map(str, found.written))}")
+    typer.echo(found.headline)
+
+
+def _describe(recipe: "TrainingRecipe", options: "RunOptions", folder: Path) -> None:
+    """What a run would do."""
+    from equicolor.data.datasets import load_dataset
+    from equicolor.data.epochs import Epochs
+    from equicolor.data.loaders import choose_data_path
+    from equicolor.training.run_folder import RunFolder
+
+    RunFolder(folder).check(recipe)
+    pictures = load_dataset(recipe.dataset, "train", root=options.root, seed=recipe.split_seed)
+    network = recipe.build(len(pictures.class_names))
+    count = sum(parameter.numel() for parameter in network.parameters())
+    steps = len(Epochs(len(pictures), recipe.batch_size, shuffle=True))
+    path = choose_data_path(
+        pictures, options.accelerator, short_side=recipe.short_side, wanted=options.data_path
+    )
+    typer.echo(recipe.to_json().rstrip())
+    typer.echo(
+        f"would train {recipe.model} ({count:,} parameters) on {len(pictures):,} pictures of "
+        f"{len(pictures.class_names)} classes, {path}, for {recipe.epochs} epochs of {steps} "
+        f"steps on {options.processes} {options.accelerator} device(s), in {folder}"
+    )
+
+
+def _print_recipes(dataset: str | None) -> None:
+    from equicolor.training.recipes import recipes
+
+    for name in recipes(dataset):
+        typer.echo(name)

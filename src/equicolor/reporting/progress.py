@@ -1,0 +1,34 @@
+"""Progress bars of long jobs."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+__all__ = ["counting"]
+
+
+@contextlib.contextmanager
+def counting(console: Console | None, title: str) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar that is told (done, in all if known), and disappears at the end.
+
+    Args:
+        console: where to; None shows nothing.
+        title: what is being done.
+
+    Example:
+        >>> with counting(None, "decoding") as progress:
+        ...     progress(3, 10)
+    """
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    bar = Progress(
+        *columns,
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=console is None or not console.is_terminal,
+    )
+    with bar:
+        job = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(job, completed=done, total=total)

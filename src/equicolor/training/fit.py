@@ -1,0 +1,335 @@
+"""Train a network by a recipe, in a folder that a killed run is continued from."""
+
+import contextlib
+import gc
+import importlib.util
+import logging
+import signal
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities import rank_zero_only
+from rich.console import Console
+from torch import nn
+
+from equicolor.data.epochs import Epochs
+from equicolor.evaluation import GrayInput, evaluate
+from equicolor.models import save_model
+from equicolor.reporting.progress import counting
+from equicolor.results import read_results, write_results
+from equicolor.training.checkpoint import EpochCheckpoint, SafeCheckpointIO
+from equicolor.training.monitor import DivergedError, Metrics, Monitor
+from equicolor.training.picture_data import PictureData
+from equicolor.training.recipes import TrainingRecipe
+from equicolor.training.run_folder import RunFolder
+from equicolor.training.run_options import RunOptions
+from equicolor.training.sync_norm import sync_batch_norm
+from equicolor.training.task import ClassificationTask
+
+__all__ = ["Fit", "RunOptions", "fit"]
+
+# What a row says of the recipe, beside the network and the augmentation.
+_TOLD = (
+    "seed", "epochs", "batch_size", "optimizer", "lr", "weight_decay", "schedule",
+    "label_smoothing", "clip", "ema", "precision",
+)  # fmt: skip
+_PRECISIONS = {"bf16": "bf16-mixed", "32": "32-true"}
+
+
+class Fit(NamedTuple):
+    """A finished run.
+
+    Attributes:
+        folder: where it is.
+        row: what the trained network was judged by: ``original``, ``hue_mean`` and so on.
+        continued: how many epochs had been trained before this call; all, if it was finished.
+    """
+
+    folder: RunFolder
+    row: dict[str, Any]
+    continued: int
+
+    @property
+    def written(self) -> list[Path]:
+        """The files there are to look at."""
+        folder = self.folder
+        return [folder.model, folder.result, folder.metrics, folder.checkpoint]
+
+    @property
+    def headline(self) -> str:
+        """What was found, in one line."""
+        row = self.row
+        return (
+            f"{row['original']:.2f} % on the test set of {row['dataset']}, {row['hue_mean']:.2f} % "
+            f"on average over hue shifts, after {row['epochs']} epochs"
+        )
+
+
+def fit(
+    recipe: TrainingRecipe,
+    output: Path | str,
+    options: RunOptions | None = None,
+    *,
+    overwrite: bool = False,
+    console: Console | None = None,
+) -> Fit | None:
+    """Train a network, and judge it on the test set under hue shifts.
+
+    A call in the folder of an interrupted run continues it from its last checkpoint; on a
+    CPU and in one process it ends with the very weights it would have had. In the folder of
+    a finished run it returns what was found. With several processes every one of them makes
+    the same call.
+
+    Args:
+        recipe: what to train.
+        output: the folder: ``recipe.json``, ``metrics.csv``, ``last.ckpt``, ``tensorboard/``
+            where that is installed, and at the end ``model.safetensors`` and ``result.json``.
+        options: where and how to run.
+        overwrite: delete a run that is already in the folder.
+        console: shows progress; None shows nothing.
+
+    Returns:
+        What was found; None in all processes but the first.
+
+    Raises:
+        ValueError: if the folder holds a run of another recipe.
+        DivergedError: if the loss is no longer finite; the last good checkpoint is kept.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> place = Path(tempfile.mkdtemp())
+        >>> for colour in ("red", "green"):
+        ...     folder = place / "pictures" / colour
+        ...     folder.mkdir(parents=True)
+        ...     for number in range(5):
+        ...         Image.new("RGB", (30, 30), colour).save(folder / f"{number}.png")
+        >>> recipe = TrainingRecipe("z2cnn", dataset=str(place / "pictures"), size=28, epochs=1)
+        >>> options = RunOptions(device="cpu", data_path="streaming", workers=0)
+        >>> fit(recipe, place / "run", options).row["pictures"]
+        2
+    """
+    options = RunOptions() if options is None else options
+    folder = RunFolder(Path(output))
+    first = getattr(rank_zero_only, "rank", 0) == 0
+    console = console if first else None
+    anew = overwrite and folder.recipe.is_file()
+    if anew:
+        _check_alone(folder, options)
+    else:
+        if first:
+            folder.check(recipe)
+        if folder.result.is_file():
+            return _finished(folder) if first else None
+    data = PictureData(
+        recipe,
+        data_path=options.data_path,
+        workers=options.workers,
+        skip_corrupt=options.skip_corrupt,
+        root=options.root,
+        console=console,
+    )
+    task = _task(recipe, data, options)
+    if first:  # now that nothing can be wrong with the recipe
+        folder.begin(recipe, anew=anew)
+    saves = EpochCheckpoint(folder.checkpoint, every=options.checkpoint_every)
+    monitor = Monitor(
+        Metrics(folder.metrics),
+        console=console,
+        loggers=lambda step: _loggers(folder, recipe, options, step),
+        last_good=lambda: _last_good(folder, saves),
+    )
+    saves.before = monitor.ask
+    try:
+        begun = _train(task, data, folder, options, [monitor, saves], console)
+    except DivergedError:
+        if first:
+            raise
+        raise SystemExit(2) from None  # every process finds it; one says it
+    if not first:
+        return None
+    # As it will be loaded: neither compiled nor tied to other processes.
+    network = recipe.build(len(data.train.class_names))
+    network.load_state_dict(task.trained.state_dict(), assign=True)
+    save_model(network.eval(), folder.model)
+    row = _judge(network, data, recipe, folder, options, console)
+    facts: dict[str, Any] = {"recipe": asdict(recipe)}
+    write_results(folder.result, [row], device=options.accelerator, **facts)
+    return Fit(folder, row, begun)
+
+
+def _check_alone(folder: RunFolder, options: RunOptions) -> None:
+    """Refuse to delete a run while other processes may be looking at it."""
+    started = TorchElasticEnvironment.detect() or SLURMEnvironment.detect()
+    if options.processes > 1 and started:  # not by the first of them
+        raise ValueError(
+            f"--force cannot delete a run while several processes start at once: delete "
+            f"{folder.path} first"
+        )
+
+
+def _finished(folder: RunFolder) -> Fit:
+    row: dict[str, Any] = read_results(folder.result)["rows"][0]
+    return Fit(folder, row, row["epochs"])
+
+
+def _task(recipe: TrainingRecipe, data: PictureData, options: RunOptions) -> ClassificationTask:
+    network = recipe.build(len(data.train.class_names))
+    if options.processes > 1 and options.sync_norm:
+        sync_batch_norm(network)
+    # Asked before any process is started: can they share a batch?
+    Epochs(len(data.train), recipe.batch_size, world_size=options.processes)
+    facts = {"pictures": len(data.train), "classes": len(data.train.class_names)}
+    return ClassificationTask(recipe, network, facts)
+
+
+def _train(
+    task: ClassificationTask,
+    data: PictureData,
+    folder: RunFolder,
+    options: RunOptions,
+    callbacks: list[pl.Callback],
+    console: Console | None,
+) -> int:
+    """Train to the end; the number of epochs that had been trained before."""
+    # Lightning's objects refer to each other in circles: an earlier run's would hold on to
+    # the device's memory until Python happens to look.
+    gc.collect()
+    resume = folder.checkpoint if folder.checkpoint.is_file() else None
+    begun = _Begun(task.recipe.epochs)
+    handler = signal.getsignal(signal.SIGINT)
+    with _quiet_lightning(), torch.random.fork_rng(devices=[]):
+        trainer = _trainer(task.recipe, folder, options, [begun, *callbacks])
+        try:
+            trainer.fit(task, datamodule=data, ckpt_path=resume)
+        except SystemExit:
+            # Lightning turns an interrupt into an exit, and ignores further ones.
+            if not trainer.interrupted:
+                raise
+            signal.signal(signal.SIGINT, handler)
+            if console is not None:
+                console.print(f"The same command continues the run in {folder.path}.")
+            raise KeyboardInterrupt from None
+    return begun.epochs
+
+
+class _Begun(pl.Callback):
+    """Remembers where training began."""
+
+    def __init__(self, epochs: int) -> None:
+        self.epochs = epochs  # where there is nothing left to train
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.epochs = trainer.current_epoch
+
+
+def _trainer(
+    recipe: TrainingRecipe, folder: RunFolder, options: RunOptions, callbacks: list[pl.Callback]
+) -> pl.Trainer:
+    many = options.processes > 1
+    # Buffers are the same everywhere as long as batch norms share their statistics.
+    ddp = DDPStrategy(broadcast_buffers=not options.sync_norm, gradient_as_bucket_view=True)
+    plugins: list[Any] = [SafeCheckpointIO()]
+    if SLURMEnvironment.detect():
+        # The same command continues a run: no checkpoints of Lightning's own are needed.
+        plugins.append(SLURMEnvironment(auto_requeue=False))
+    return pl.Trainer(
+        accelerator=options.accelerator,
+        devices=options.devices,
+        num_nodes=options.num_nodes,
+        strategy=ddp if many or options.strategy == "ddp" else "auto",
+        precision=_PRECISIONS[recipe.precision],  # type: ignore[arg-type]
+        max_epochs=recipe.epochs,
+        callbacks=callbacks,
+        plugins=plugins,
+        benchmark=options.accelerator == "cuda",
+        limit_val_batches=None if options.validate_every else 0,
+        check_val_every_n_epoch=options.validate_every or 1,
+        num_sanity_val_steps=0,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        default_root_dir=folder.path,
+    )
+
+
+@contextlib.contextmanager
+def _quiet_lightning() -> Iterator[None]:
+    """Lightning's remarks and warnings kept out of the output: a user can do nothing about them."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"lightning\.")
+        # Of filters with a dimension of size 1, whose stride means nothing.
+        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+def _loggers(
+    folder: RunFolder, recipe: TrainingRecipe, options: RunOptions, step: int
+) -> Sequence[Logger]:
+    """TensorBoard where it is installed, Weights & Biases where it is asked for."""
+    made: list[Logger] = []
+    if importlib.util.find_spec("tensorboard") is not None:
+        # What a killed run logged after its last checkpoint is logged again.
+        board = TensorBoardLogger(folder.path, "tensorboard", "", purge_step=step + 1)
+        made.append(board)
+    if options.wandb:
+        made.append(WandbLogger(name=folder.path.name, project="equicolor", config=asdict(recipe)))
+    return made
+
+
+def _last_good(folder: RunFolder, saves: EpochCheckpoint) -> str:
+    if not folder.checkpoint.is_file():
+        return "it was too early for a checkpoint"
+    when = f"after epoch {saves.epochs}" if saves.epochs is not None else "it began with"
+    return f"{folder.checkpoint} keeps the state {when}"
+
+
+def _judge(
+    network: nn.Module,
+    data: PictureData,
+    recipe: TrainingRecipe,
+    folder: RunFolder,
+    options: RunOptions,
+    console: Console | None,
+) -> dict[str, Any]:
+    """The row of a trained network: accuracy on the test set, as it is and under hue shifts."""
+    device = torch.device(options.accelerator)
+    judged = GrayInput(network) if recipe.gray else network
+    epochs = Metrics(folder.metrics).read()
+    seconds = sum(float(row["seconds"]) for row in epochs)
+    facts = {
+        "dataset": data.test.name,
+        "augmentation": recipe.augmentation_name,
+        **{name: getattr(recipe, name) for name in _TOLD},
+        "train_seconds": round(seconds, 1),
+        "images_per_second": round(len(data.train) * len(epochs) / max(seconds, 1e-9), 1),
+    }
+    with counting(console, "judging under hue shifts") as progress:
+        found = evaluate(
+            judged.to(device),
+            data.test_pictures(device),
+            class_names=data.test.class_names,
+            actions=("hsv",),
+            autocast=torch.bfloat16 if recipe.precision == "bf16" else None,
+            progress=progress,
+            facts=facts,
+        )
+    return found.rows()[0]

@@ -1,0 +1,89 @@
+"""The folder of a training run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from equicolor._files import written_aside
+from equicolor.training.recipes import TrainingRecipe
+
+__all__ = ["RunFolder"]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run keeps its files.
+
+    Attributes:
+        path: the folder.
+
+    Example:
+        >>> RunFolder(Path("runs/flowers")).recipe
+        PosixPath('runs/flowers/recipe.json')
+    """
+
+    path: Path
+
+    @property
+    def recipe(self) -> Path:
+        """What the run trains; what makes a folder the folder of a run."""
+        return self.path / "recipe.json"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The state after the last epoch that was saved."""
+        return self.path / "last.ckpt"
+
+    @property
+    def metrics(self) -> Path:
+        """Loss and accuracy of every epoch."""
+        return self.path / "metrics.csv"
+
+    @property
+    def model(self) -> Path:
+        """The trained network, for ``load_model``."""
+        return self.path / "model.safetensors"
+
+    @property
+    def result(self) -> Path:
+        """How the trained network was judged; written last."""
+        return self.path / "result.json"
+
+    def check(self, recipe: TrainingRecipe) -> None:
+        """Refuse a folder that holds something else than a run of this recipe.
+
+        Raises:
+            ValueError: if it holds a run of another recipe.
+            FileExistsError: if it holds something that is no run.
+        """
+        if not self.recipe.is_file():
+            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+                raise FileExistsError(
+                    f"{self.path} exists and is not the folder of a training run (it has no "
+                    f"{self.recipe.name}); choose another one"
+                )
+            return
+        try:
+            found = TrainingRecipe.from_json(self.recipe.read_text())
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{self.recipe} cannot be read: {error}") from None
+        differences = found.differences(recipe)
+        if differences:
+            raise ValueError(
+                f"{self.path} holds a run of another recipe: {', '.join(differences)}. Choose "
+                "another folder, or --force to delete that run"
+            )
+
+    def begin(self, recipe: TrainingRecipe, *, anew: bool = False) -> None:
+        """Create the folder with its recipe, unless it is there.
+
+        Args:
+            recipe: what the run trains.
+            anew: delete what an earlier run left, and nothing else.
+        """
+        if anew:
+            logs = (self.path / "tensorboard").glob("events.out.tfevents.*")
+            for path in (self.result, self.model, self.checkpoint, self.metrics, *logs):
+                path.unlink(missing_ok=True)
+        if anew or not self.recipe.is_file():
+            with written_aside(self.recipe) as partial:
+                partial.write_text(recipe.to_json())

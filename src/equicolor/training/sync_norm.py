@@ -1,0 +1,174 @@
+"""Batch norms whose statistics span all processes, on any device and backend.
+
+Many processes that each take a slice of a batch must learn what one process learns from the
+whole batch, so the mean and variance have to be the whole batch's. torch's ``SyncBatchNorm``
+needs a GPU and does not know features ``[B, C, n, H, W]``; this one is made of ordinary
+operations and two small collectives a layer, one in each direction.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from equicolor.nn import CEBatchNorm2d
+
+__all__ = ["SyncedBatchNorm2d", "SyncedCEBatchNorm2d", "sync_batch_norm"]
+
+M = TypeVar("M", bound=nn.Module)
+
+_DIMS = (0, 2, 3)  # what statistics run over
+
+
+class _NormalizeTogether(torch.autograd.Function):
+    """Normalise a slice of a batch by the statistics of the whole of it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Images ``[B, C, H, W]`` to images, and the mean, variance and count of all."""
+        mean, var, count = _gather_statistics(x)
+        ctx.save_for_backward(x, weight, mean, torch.rsqrt(var + eps), count)
+        y = F.batch_norm(x, mean, var, weight, bias, training=False, eps=eps)
+        ctx.mark_non_differentiable(mean, var, count)
+        return y, mean, var, count
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+        """Every process's loss depends on the statistics, so their gradients are summed."""
+        x, weight, mean, inverse, count = ctx.saved_tensors
+        gradient = gradients[0].to(mean.dtype)
+        centred = x.to(mean.dtype) - _spread(mean)
+        sums = torch.stack([gradient.sum(_DIMS), (gradient * centred).sum(_DIMS)])
+        own = sums.clone()
+        dist.all_reduce(sums)
+        shift, slope = (sums / count).unbind()
+        scale = inverse if weight is None else inverse * weight
+        result = gradient - _spread(shift) - centred * _spread(slope * inverse**2)
+        result *= _spread(scale)
+        wanted = ctx.needs_input_grad
+        return (
+            result.to(x.dtype),
+            (own[1] * inverse).to(weight.dtype) if wanted[1] else None,
+            own[0].to(weight.dtype) if wanted[2] else None,
+            None,
+        )
+
+
+# A compiled graph ends at a collective in any case.
+_normalize_together: Callable[..., tuple[Tensor, ...]] = torch.compiler.disable(
+    _NormalizeTogether.apply
+)
+
+
+def _gather_statistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance of every channel over all processes, and the number of values."""
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    var, mean = torch.var_mean(x.to(dtype), _DIMS, correction=0)
+    own = torch.cat([mean, var, mean.new_full((1,), x.numel() // x.shape[1])])
+    everyone = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, own)
+    means, variances, counts = torch.stack(everyone).split([len(mean), len(var), 1], 1)
+    count = counts.sum()
+    mean = (counts * means).sum(0) / count
+    var = (counts * (variances + (means - mean) ** 2)).sum(0) / count
+    return mean, var, count
+
+
+def _spread(channels: Tensor) -> Tensor:
+    """One number a channel, ready to meet images ``[B, C, H, W]``."""
+    return channels[:, None, None]
+
+
+class SyncedBatchNorm2d(nn.BatchNorm2d):
+    """Batch normalisation over the slices of all processes; alone, just batch normalisation.
+
+    Arguments, state and the names in the state dict are those of
+    :class:`torch.nn.BatchNorm2d`. All processes must run it together while they train.
+
+    Example:
+        >>> import torch
+        >>> SyncedBatchNorm2d(4)(torch.rand(2, 4, 8, 8)).shape
+        torch.Size([2, 4, 8, 8])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images ``[B, C, H, W]`` to images of the same shape."""
+        if not (self.training and _many_processes()):
+            return super().forward(x)
+        y, mean, var, count = _normalize_together(x, self.weight, self.bias, self.eps)
+        self._remember(mean, var * count / (count - 1))
+        return y
+
+    @torch.no_grad()
+    def _remember(self, mean: Tensor, var: Tensor) -> None:
+        if self.running_mean is None or self.running_var is None:
+            return
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        momentum = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
+        for running, new in ((self.running_mean, mean), (self.running_var, var)):
+            running.lerp_(new.to(running.dtype), momentum)
+
+
+class SyncedCEBatchNorm2d(CEBatchNorm2d, SyncedBatchNorm2d):
+    """:class:`~equicolor.nn.CEBatchNorm2d` over the slices of all processes.
+
+    Example:
+        >>> import torch
+        >>> SyncedCEBatchNorm2d(4)(torch.rand(2, 4, 3, 8, 8)).shape
+        torch.Size([2, 4, 3, 8, 8])
+    """
+
+
+_SYNCED: dict[type[nn.Module], type[SyncedBatchNorm2d]] = {
+    nn.BatchNorm2d: SyncedBatchNorm2d,
+    CEBatchNorm2d: SyncedCEBatchNorm2d,
+}
+_ALREADY = SyncedBatchNorm2d, SyncedCEBatchNorm2d, nn.SyncBatchNorm
+
+
+def sync_batch_norm(network: M) -> M:
+    """Let every batch norm of a network share its statistics between processes, in place.
+
+    Parameters, buffers, hooks and the names in the state dict stay what they are.
+
+    Args:
+        network: any network of ``BatchNorm2d`` and ``CEBatchNorm2d``.
+
+    Returns:
+        The network.
+
+    Raises:
+        ValueError: for batch norms of another kind.
+
+    Example:
+        >>> from equicolor.models import resnet18
+        >>> network = sync_batch_norm(resnet18(10, rotations=3, width=4))
+        >>> type(network.bn1).__name__
+        'SyncedCEBatchNorm2d'
+    """
+    norms = {
+        name: module
+        for name, module in network.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and type(module) not in _ALREADY
+    }
+    strange = [name for name, module in norms.items() if type(module) not in _SYNCED]
+    if strange:
+        kind = type(norms[strange[0]]).__name__
+        raise ValueError(
+            f"only BatchNorm2d and CEBatchNorm2d can share statistics between processes; "
+            f"{strange[0]} is a {kind}"
+        )
+    for module in norms.values():
+        # The state is the same and only what it is used for differs, so the module can stay.
+        module.__class__ = _SYNCED[type(module)]
+    return network
+
+
+def _many_processes() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

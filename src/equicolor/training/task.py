@@ -1,0 +1,170 @@
+"""The Lightning task: what a step of training is.
+
+Nothing here waits for the device: losses and hits are added up there, and
+:mod:`equicolor.training.monitor` asks for them now and then.
+"""
+
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR
+
+from equicolor.data.loaders import SKIPPED, Batch
+from equicolor.models.checkpoints import CheckpointError
+from equicolor.models.registry import Network
+from equicolor.training.average import WeightAverage
+from equicolor.training.losses import jensen_shannon
+from equicolor.training.recipes import TrainingRecipe
+from equicolor.training.tally import Counts, Tally
+
+__all__ = ["ClassificationTask"]
+
+_MOMENTUM = 0.9
+_OWNER = "equicolor"  # where in a checkpoint it says what it belongs to
+
+
+class ClassificationTask(pl.LightningModule):
+    """Trains a network to name the class of a picture.
+
+    Args:
+        recipe: how.
+        network: images ``[B, 3, s, s]`` in [0, 1] to logits ``[B, C]``.
+        facts: what a checkpoint must agree on to be continued, beside the recipe; the number
+            of pictures, for one.
+
+    Attributes:
+        network: what is trained.
+        average: its exponential average, if the recipe asks for one.
+        tally: what training added up to since somebody asked.
+        learning_rates: of the steps since somebody cleared them.
+        validation: what the last validation found.
+
+    Example:
+        >>> recipe = TrainingRecipe("resnet44", {"width": 4}, size=32, crop="padded")
+        >>> task = ClassificationTask(recipe, recipe.build(10))
+        >>> task.trained is task.network
+        True
+    """
+
+    def __init__(
+        self, recipe: TrainingRecipe, network: Network, facts: dict[str, int] | None = None
+    ) -> None:
+        super().__init__()
+        self.recipe, self.facts, self.network = recipe, facts or {}, network
+        self.average = WeightAverage(network, recipe.ema) if recipe.ema else None
+        self.tally, self.learning_rates = Tally(), dict[int, float]()
+        self.validation: Counts | None = None
+        self._validation_tally = Tally()
+
+    @property
+    def trained(self) -> Network:
+        """The network to keep: the average where there is one."""
+        if self.average is None:
+            return self.network
+        assert isinstance(self.average.network, Network)
+        return self.average.network
+
+    def configure_model(self) -> None:
+        """Choose memory format and compilation, before processes share out the weights."""
+        if self.trainer.strategy.root_device.type == "cuda":
+            for network in {self.network, self.trained}:
+                network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if self.recipe.compile:
+            self.network.compile()
+
+    def on_train_epoch_start(self) -> None:
+        """Key everything random to the epoch, so that a resumed run draws the same."""
+        loader = self.trainer.train_dataloader
+        assert loader is not None
+        loader.set_epoch(self.current_epoch)
+        # Dropout draws from torch's own generator, other numbers in every process.
+        torch.manual_seed(hash((self.recipe.seed, self.current_epoch, self.global_rank)) % 2**63)
+
+    def training_step(self, batch: Batch, index: int) -> Tensor:
+        """The loss of a batch."""
+        images, labels = batch
+        if images.ndim == 5:  # three views of every image
+            views = self.network(images.flatten(0, 1)).float().unflatten(0, images.shape[:2])
+            logits = views[0]
+            loss = self._loss(logits, labels) + jensen_shannon(*views)
+        else:
+            logits = self.network(images).float()
+            loss = self._loss(logits, labels)
+        step = self.global_step + 1
+        self.learning_rates[step] = self.trainer.optimizers[0].param_groups[0]["lr"]
+        self.tally.add(loss.detach(), logits, labels, step)
+        return loss
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        smoothing = self.recipe.label_smoothing
+        return F.cross_entropy(logits, labels, ignore_index=SKIPPED, label_smoothing=smoothing)
+
+    def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
+        """Clip the gradient, with torch's function: Lightning's refuses fused optimizers."""
+        if self.recipe.clip:
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.recipe.clip)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Update the weights, then their average."""
+        super().optimizer_step(*args, **kwargs)
+        if self.average is not None:
+            self.average.update(self.network, self.global_step + 1)  # not counted yet
+
+    def validation_step(self, batch: Batch, index: int) -> None:
+        """Count a batch of test pictures."""
+        images, labels = batch
+        logits = self.trained(images).float()
+        self._validation_tally.add(F.cross_entropy(logits, labels), logits, labels)
+
+    def on_validation_epoch_end(self) -> None:
+        """Add up what all processes counted."""
+        totals = self._validation_tally.take().to(self.device)
+        totals = self.trainer.strategy.reduce(totals, reduce_op="sum")
+        self.validation = Counts.of(totals.tolist())
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """The optimizer, and the schedule of every step."""
+        recipe, parameters = self.recipe, self.network.parameters()
+        rest: dict[str, Any] = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
+        # One kernel for all parameters on a GPU; None leaves the choice to torch.
+        rest["fused"] = True if self.trainer.strategy.root_device.type == "cuda" else None
+        optimizer: Optimizer
+        if recipe.optimizer == "sgd":
+            optimizer = SGD(parameters, momentum=_MOMENTUM, nesterov=True, **rest)
+        else:
+            optimizer = {"adam": Adam, "adamw": AdamW}[recipe.optimizer](parameters, **rest)
+        schedule = self._schedule(optimizer)
+        if schedule is None:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _schedule(self, optimizer: Optimizer) -> LRScheduler | None:
+        if self.recipe.schedule == "constant":
+            return None
+        steps = int(self.trainer.estimated_stepping_batches)
+        if self.recipe.schedule == "cosine":
+            return CosineAnnealingLR(optimizer, steps)
+        return OneCycleLR(optimizer, self.recipe.lr, total_steps=steps)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Say what the checkpoint belongs to."""
+        checkpoint[_OWNER] = {"recipe": self.recipe.to_json(), **self.facts}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint that belongs to something else."""
+        owner = checkpoint.get(_OWNER, {})
+        if not isinstance(owner.get("recipe"), str):
+            raise CheckpointError("the checkpoint was not written by equicolor's training")
+        changed = TrainingRecipe.from_json(owner["recipe"]).differences(self.recipe)
+        changed += [
+            f"{value} {name} instead of {owner.get(name)}"
+            for name, value in self.facts.items()
+            if value != owner.get(name)
+        ]
+        if changed:
+            raise CheckpointError(f"the checkpoint belongs to another run: {', '.join(changed)}")

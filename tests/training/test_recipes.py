@@ -1,0 +1,156 @@
+"""Recipes: the cells of the paper's tables, and what a recipe refuses."""
+
+import dataclasses
+import itertools
+import json
+
+import pytest
+import torch
+
+from equicolor.data.datasets import DATASETS
+from equicolor.training.recipes import TrainingRecipe, default_recipe, find_recipe, recipes
+
+SMALL = ("cifar10", "cifar100")
+ALL = recipes()
+
+
+def paper_cells() -> list[str]:
+    """Every cell of Tables 1 and 3 that has a number."""
+    cells = []
+    for dataset in DATASETS:
+        stages = range(1, 4 if dataset in SMALL else 5)
+        networks = ["baseline", "ciconv-w", "gray", *(f"ce-{stage}" for stage in stages)]
+        cells += [f"{dataset}/{n}{a}" for n, a in itertools.product(networks, ("", "+jitter"))]
+        cells += [f"{dataset}/baseline+augmix", f"{dataset}/ce-{stages[-1]}+augmix"]
+    return cells
+
+
+def test_every_cell_of_the_paper_has_a_recipe() -> None:
+    assert set(paper_cells()) <= set(recipes())
+    assert not any("ce-4" in name for name in recipes("cifar10"))
+
+
+def test_beyond_the_paper() -> None:
+    augmentations = ("", "+jitter", "+augmix")
+    for dataset, n, suffix in itertools.product(DATASETS, (3, 6, 12), augmentations):
+        recipe = find_recipe(f"{dataset}/hsv-{n}{suffix}")
+        assert recipe.options == {"rotations": n, "lifting": "hsv"}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_recipes_follow_the_papers_protocol(name: str) -> None:
+    recipe = ALL[name]
+    small = recipe.dataset in SMALL
+    assert (recipe.epochs, recipe.batch_size, recipe.lr) == (200, 256, 1e-3)
+    assert (recipe.weight_decay, recipe.optimizer, recipe.schedule) == (1e-5, "adam", "onecycle")
+    assert recipe.model.endswith("resnet44" if small else "resnet18")
+    assert recipe.jitter == (0.5 if name.endswith("+jitter") else 0)
+    assert recipe.augmix == name.endswith("+augmix")
+    train = recipe.augmentation
+    assert (train.size, train.crop, train.flip) == (32 if small else 224, recipe.crop, True)
+    assert recipe.crop == ("padded" if small else "resized")
+    test = train.evaluation()
+    assert (test.crop, test.jitter, test.flip, test.augmix) == ("centre", 0, False, None)
+    assert (test.size, test.resize) == ((32, 32) if small else (224, 256))
+
+
+@pytest.mark.parametrize("name", [name for name in recipes("cifar10") if "+" not in name])
+def test_recipes_build_what_they_are_called(name: str) -> None:
+    recipe = find_recipe(name)
+    with torch.device("meta"):
+        config = recipe.build(10).config
+    network = name.partition("/")[2]
+    kind, _, number = network.partition("-")
+    assert config["num_classes"] == 10
+    if kind == "ce":
+        assert (config["rotations"], config["ce_stages"]) == (3, int(number))
+        assert config["lifting"] == "rgb"
+    elif kind == "hsv":
+        assert (config["rotations"], config["lifting"]) == (int(number), "hsv")
+    elif kind == "ciconv":
+        assert config["model"] == "ciconv_resnet44"
+    else:
+        assert config["rotations"] == 1
+    assert recipe.gray == (network == "gray")
+
+
+def test_names_of_augmentations() -> None:
+    names = {
+        "none": {},
+        "jitter 0.5": {"jitter": 0.5},
+        "augmix": {"augmix": True},
+        "jitter 0.1 + augmix": {"jitter": 0.1, "augmix": True},
+        "augmix + js": {"augmix": True, "js": True},
+    }
+    for expected, options in names.items():
+        assert TrainingRecipe(**options).augmentation_name == expected
+    assert TrainingRecipe(augmix=True, js=True).augmentation.views == 3
+
+
+def test_a_build_is_fixed_by_its_seed_alone() -> None:
+    recipe = TrainingRecipe("resnet44", {"width": 2}, size=32)
+    torch.manual_seed(1)
+    first = recipe.build(3).linear.weight
+    expected = torch.rand(2)
+    torch.manual_seed(1)
+    assert torch.equal(torch.rand(2), expected)  # building leaves the global generator alone
+    assert torch.equal(first, recipe.build(3).linear.weight)
+    other = dataclasses.replace(recipe, seed=1).build(3).linear.weight
+    assert not torch.equal(first, other)
+
+
+def test_json_round_trip_and_differences() -> None:
+    recipe = TrainingRecipe("ce_resnet18", {"width": (4, 8, 16, 32)}, jitter=0.25)
+    again = TrainingRecipe.from_json(recipe.to_json())
+    assert recipe.differences(again) == []  # although JSON has no tuples
+    changed = dataclasses.replace(again, lr=0.1, options={"width": 4})
+    assert recipe.differences(changed) == [
+        "options {'width': 4} instead of {'width': [4, 8, 16, 32]}",
+        "lr 0.1 instead of 0.001",
+    ]
+    strange = json.loads(recipe.to_json()) | {"momentum": 1}
+    with pytest.raises(ValueError, match="momentum"):
+        TrainingRecipe.from_json(json.dumps(strange))
+
+
+def test_networks_of_small_images_get_them() -> None:
+    recipe = default_recipe("flowers102", "ce_resnet44")
+    assert (recipe.size, recipe.resize, recipe.crop) == (32, 36, "resized")
+    assert default_recipe("cifar10", "resnet18").crop == "padded"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "resnet19"}, "unknown model 'resnet19'; did you mean 'resnet18'"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"batch_size": 2.5}, "batch_size must be an int, got float"),
+        ({"optimizer": "lion"}, "optimizer must be one of 'adam', 'adamw', 'sgd'; got 'lion'"),
+        ({"schedule": "step"}, "schedule must be one of 'onecycle', 'cosine'"),
+        ({"precision": "16"}, "precision must be one of 'bf16', '32'; got '16'"),
+        ({"lr": float("nan")}, "lr must be positive, got nan"),
+        ({"lr": 0.0}, "lr must be positive"),
+        ({"clip": -1.0}, "clip must be at least 0, got -1"),
+        ({"ema": 1.0}, r"ema must lie in \[0, 1\), got 1.0"),
+        ({"jitter": 0.7}, r"jitter must lie in \[0, 0.5\]"),
+        ({"js": True}, "needs augmix"),
+        ({"size": 300}, "resize must be at least size=300"),
+        ({"crop": "centre"}, "crop must be one of 'resized', 'padded'; got 'centre'"),
+        ({"options": {"num_classes": 3}}, "num_classes is the dataset's"),
+    ],
+)
+def test_bad_recipes(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainingRecipe(**options)
+
+
+def test_unknown_recipes_name_the_nearest() -> None:
+    with pytest.raises(
+        ValueError, match=r"'flowers102/ce-3\+jiter'; did you mean 'flowers102/ce-3\+jitter'"
+    ):
+        find_recipe("flowers102/ce-3+jiter")
+    with pytest.raises(ValueError, match="'cifar10/ce-4'; did you mean 'cifar10/ce-3'"):
+        find_recipe("ce-4", "cifar10")
+    with pytest.raises(ValueError, match="unknown dataset 'cifar'"):
+        find_recipe("ce-3", "cifar")
+    assert find_recipe("cifar10/ce-3", "cifar10") == find_recipe("ce-3", "cifar10")
