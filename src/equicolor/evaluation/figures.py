@@ -152,6 +152,7 @@ def evaluation_figure(found: Evaluation) -> Figure:
         found: of :func:`equicolor.evaluation.evaluate`, with at least one sweep.
 
     Example:
+        >>> import torch
         >>> from equicolor.evaluation import evaluate
         >>> from equicolor.models import z2cnn
         >>> found = evaluate(z2cnn(), [(torch.rand(2, 3, 28, 28), torch.tensor([0, 1]))])
