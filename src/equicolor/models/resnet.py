@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from equicolor import _checks
 from equicolor.models import layers, widths
 from equicolor.models.registry import Network, register_model
+from equicolor.nn import fused
 
 
 class Architecture(NamedTuple):
@@ -84,9 +85,16 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features, or images' feature maps, to the same kind."""
+        pairs: list[Any] = [
+            (getattr(self, f"conv{index}"), getattr(self, f"bn{index}"))
+            for index in range(1, self.depth + 1)
+        ]
+        if fused.applies(self, x):
+            shortcut: Any = tuple(self.shortcut) or None
+            return fused.residual_block(x, pairs, shortcut)
         y = x
-        for index in range(1, self.depth + 1):
-            y = getattr(self, f"bn{index}")(getattr(self, f"conv{index}")(y))
+        for index, (conv, norm) in enumerate(pairs, start=1):
+            y = norm(conv(y))
             if index < self.depth:
                 y = self.relu(y)
         out: Tensor = self.relu(y + self.shortcut(x))
@@ -187,13 +195,22 @@ class ResNet(Network):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images ``[B, 3, H, W]`` in [0, 1] to logits ``[B, num_classes]``."""
-        x = self.max_pool(self.relu(self.bn1(self.conv1(self.normalize(images)))))
+        x = self._stem(self.normalize(images))
         for stage, blocks in enumerate(self.layers, start=1):
             x = blocks(x)
             if stage == self.ce_stages:
                 x = self.coset_pool(x)
         logits: Tensor = self.linear(self.avg_pool(x).flatten(1))
         return logits
+
+    def _stem(self, images: Tensor) -> Tensor:
+        conv: Any = self.conv1
+        norm: Any = self.bn1
+        if fused.stem_applies(images, conv, norm, self.relu, self.max_pool):
+            pool = not isinstance(self.max_pool, nn.Identity)
+            return fused.stem(images, conv, norm, pool=pool)
+        features: Tensor = self.max_pool(self.relu(norm(conv(images))))
+        return features
 
 
 def _count(

@@ -1,0 +1,113 @@
+"""Residual blocks with all but convolutions fused; see :mod:`equicolor.nn.fused`."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from equicolor.nn.conv import CEConv2d
+from equicolor.nn.functional import cyclic_filters
+from equicolor.nn.fused import functions
+from equicolor.nn.fused.functions import Options
+from equicolor.nn.fused.layout import Products, compute_dtype, on_device_of
+from equicolor.nn.fused.norm import Norm, normalization
+from equicolor.nn.norm import CEBatchNorm2d
+
+__all__ = ["Filters", "norm_add_relu", "norm_products", "products", "residual_block"]
+
+Layer = tuple[CEConv2d, CEBatchNorm2d]
+
+
+class Filters(NamedTuple):
+    """Filters ``[r, O, C, kh, kw]`` of products, with padded channels, and how to convolve."""
+
+    tensor: Tensor
+    options: Options
+
+    @classmethod
+    def of(cls, conv: CEConv2d, dtype: torch.dtype) -> Self:
+        """The filters of a layer, differentiable."""
+        assert isinstance(conv.padding, tuple)
+        mixed = cyclic_filters(conv.weight, conv.pointwise_weight, conv.tables)
+        options = conv.stride, conv.padding, conv.dilation
+        return cls(functions.apply(functions.Pack, mixed, dtype), options)
+
+
+def residual_block(x: Tensor, layers: Sequence[Layer], shortcut: Layer | None = None) -> Tensor:
+    """Convolutions and norms with ReLU between, plus the shortcut, and ReLU.
+
+    Args:
+        x: features ``[B, C, n, H, W]``.
+        layers: at least one.
+        shortcut: a layer of its own, or None for the identity.
+
+    Returns:
+        Features ``[B, C', n, H', W']``.
+    """
+    n, dtype = x.shape[2], compute_dtype(x)
+    with on_device_of(x):
+        (first, norm), *later = layers
+        convs = [first] if shortcut is None else [first, shortcut[0]]
+        (outputs, *others), x = products(x, [Filters.of(conv, dtype) for conv in convs])
+        for conv, next_norm in later:
+            before = normalization(norm, outputs, n)
+            outputs = norm_products(outputs, before, Filters.of(conv, dtype), n)
+            norm = next_norm
+        residual: Tensor | tuple[Products, Norm] = x
+        if shortcut is not None:
+            residual = others[0], normalization(shortcut[1], others[0], n)
+        return norm_add_relu(outputs, normalization(norm, outputs, n), residual, n)
+
+
+def products(x: Tensor, filters: Sequence[Filters]) -> tuple[list[Products], Tensor]:
+    """The products of features with the filters of one or two layers, and the features again.
+
+    Use those that come back instead of ``x``: their gradient joins that of the products at no
+    cost.
+
+    Args:
+        x: features ``[B, C, n, H, W]``.
+        filters: of each layer.
+    """
+    options, tensors = [one.options for one in filters], [one.tensor for one in filters]
+    *flat, x = functions.apply(functions.ProductsOf, x, options, *tensors)
+    return functions.groups(flat, len(filters)), x
+
+
+def norm_products(outputs: Products, norm: Norm, filters: Filters, n: int) -> Products:
+    """Batch norm and ReLU of features, given as products, and their products with filters.
+
+    Args:
+        outputs: the products.
+        norm: the batch norm.
+        filters: of the next layer.
+        n: rotations.
+    """
+    tensors = norm.weight, norm.bias, filters.tensor, *outputs
+    result: Products = functions.apply(functions.NormProducts, norm, filters.options, n, *tensors)
+    return result
+
+
+def norm_add_relu(
+    outputs: Products, norm: Norm, residual: Tensor | tuple[Products, Norm], n: int
+) -> Tensor:
+    """Batch norm of features given as products, plus a residual, and ReLU.
+
+    Args:
+        outputs: the products.
+        norm: the batch norm.
+        residual: features, or products and a norm of their own.
+        n: rotations.
+
+    Returns:
+        Features ``[B, C, n, H, W]``.
+    """
+    identity, norms, flat = None, [norm], outputs
+    if isinstance(residual, Tensor):
+        identity = residual
+    else:
+        norms, flat = [norm, residual[1]], outputs + residual[0]
+    parameters = [parameter for one in norms for parameter in (one.weight, one.bias)]
+    result: Tensor = functions.apply(functions.NormAddReLU, norms, n, identity, *parameters, *flat)
+    return result

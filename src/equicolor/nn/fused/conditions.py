@@ -1,0 +1,154 @@
+"""Where the fused path of :mod:`equicolor.nn.fused` can be taken."""
+
+import functools
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.modules import module as module_hooks
+
+from equicolor import _checks
+from equicolor.nn.conv import CEConv2d, CELiftConv2d
+from equicolor.nn.norm import CEBatchNorm2d
+from equicolor.nn.pooling import CEMaxPool2d
+
+__all__ = ["applies", "stem_applies"]
+
+# Kinds of devices on which networks take this path by themselves. The kernels are exact in
+# Triton's interpreter and compile for CUDA; "cuda" joins once they have been measured there.
+DEVICES: tuple[str, ...] = ()
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_TRITON = (3, 6)  # the oldest version that the kernels are tested with
+_CAPABILITY = (8, 0)  # the first with bfloat16
+_HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+
+
+def applies(block: nn.Module, x: Tensor) -> bool:
+    """Whether a block of convolutions, norms and ReLU can take this path for some features.
+
+    It can on a GPU that Triton compiles for, in float32 or half precision, in training or not;
+    but neither where a graph of operations is wanted (torch.compile, export, torch.func) nor
+    where someone looks at or changes what is inside the block (hooks, layers of other classes).
+
+    Args:
+        block: the convolutions, norms and ReLU it is made of are its only modules, and the
+            first convolution takes ``x``.
+        x: features ``[B, C, n, H, W]``.
+
+    Example:
+        >>> from equicolor.models.resnet import Block
+        >>> block = Block(8, 8, 1, bottleneck=False, rotations=3, separable=True)
+        >>> applies(block, torch.rand(2, 8, 3, 4, 4))  # on the CPU
+        False
+    """
+    return (
+        _fits(x, 5)
+        and all(_is_plain(module, x) for module in block.modules() if module is not block)
+        and _first_conv(block).in_channels == x.shape[1]
+    )
+
+
+def stem_applies(
+    images: Tensor, conv: nn.Module, norm: nn.Module, relu: nn.Module, pool: nn.Module
+) -> bool:
+    """Whether the first layers of a network can take this path; otherwise as :func:`applies`.
+
+    Args:
+        images: ``[B, 3, H, W]``.
+        conv, norm, relu: a lifting convolution, batch norm and ReLU.
+        pool: 3×3 max pooling with stride 2, or the identity.
+    """
+    return (
+        _fits(images, 4)
+        and images.shape[1] == 3
+        and type(conv) is CELiftConv2d
+        and type(norm) is CEBatchNorm2d
+        and type(relu) is nn.ReLU
+        and all(_is_plain(module, images) for module in (conv, norm, relu))
+        and _is_untouched(pool)
+        and (type(pool) is nn.Identity or _halves(pool))
+    )
+
+
+def _fits(x: Tensor, dimensions: int) -> bool:
+    return (
+        # First, as compilers read no further.
+        not torch.compiler.is_compiling()
+        and type(x) in (Tensor, nn.Parameter)
+        and x.device.type in DEVICES
+        and x.ndim == dimensions
+        and x.numel() > 0
+        and x.dtype in _DTYPES
+        and not _is_observed()
+        and _can_run(x.device)
+    )
+
+
+def _is_observed() -> bool:
+    """Whether operations are recorded or transformed, or all calls of modules watched."""
+    return (
+        torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or forward_ad._current_level >= 0
+        or bool(module_hooks._has_any_global_hook())
+    )
+
+
+def _is_plain(module: nn.Module, x: Tensor) -> bool:
+    """Whether a module does what its class says, and that is known here."""
+    if not _is_untouched(module):
+        return False
+    if type(module) is nn.Sequential:
+        return [type(child) for child in module] in ([], [CEConv2d, CEBatchNorm2d])
+    if type(module) is CEConv2d:
+        groups_are_known = module.rotations == x.shape[2] > 1 and module.groups == 1
+        return groups_are_known and module.algorithm != "dense" and _is_plain_conv(module, x)
+    if type(module) is CELiftConv2d:
+        return module.rotations > 1 and _is_plain_conv(module, x)
+    if type(module) is CEBatchNorm2d:
+        return module.affine and module.track_running_stats and module.running_mean is not None
+    return type(module) is nn.ReLU
+
+
+def _is_untouched(module: nn.Module) -> bool:
+    return "forward" not in vars(module) and not any(getattr(module, name) for name in _HOOKS)
+
+
+def _halves(pool: nn.Module) -> bool:
+    """Whether a module is 3×3 max pooling with stride 2."""
+    if type(pool) is not CEMaxPool2d or pool.ceil_mode:
+        return False
+    options = pool.kernel_size, pool.stride, pool.padding, pool.dilation
+    return all(
+        option in (one, (one, one)) for option, one in zip(options, (3, 2, 1, 1), strict=True)
+    )
+
+
+def _is_plain_conv(conv: CEConv2d | CELiftConv2d, x: Tensor) -> bool:
+    dtype = conv.weight.dtype
+    return (
+        conv.padding_mode == "zeros"
+        and isinstance(conv.padding, tuple)
+        and conv.bias is None
+        and conv.weight.device == x.device
+        and (dtype == x.dtype or (dtype in _DTYPES and _checks.autocasting(x.device)))
+    )
+
+
+def _first_conv(block: nn.Module) -> CEConv2d:
+    return next(module for module in block.modules() if isinstance(module, CEConv2d))
+
+
+@functools.cache
+def _can_run(device: torch.device) -> bool:
+    """Whether Triton is there and compiles for a device."""
+    try:
+        import triton
+    except ImportError:
+        return False
+    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < _TRITON:
+        return False
+    if device.type != "cuda":
+        return True
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= _CAPABILITY

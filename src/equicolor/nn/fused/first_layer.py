@@ -1,0 +1,166 @@
+"""The first layers of a network on the fused path: lifting, batch norm, ReLU and pooling."""
+
+import importlib
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from equicolor.nn.conv import CELiftConv2d
+from equicolor.nn.functional import ce_lift_conv2d
+from equicolor.nn.fused.functions import (
+    Options,
+    apply,
+    as_images,
+    convolution_backward,
+    refuse_second_derivatives,
+)
+from equicolor.nn.fused.layout import (
+    BLOCK,
+    Features,
+    compute_dtype,
+    on_device_of,
+    padded_channels,
+    rows_of,
+)
+from equicolor.nn.fused.norm import Norm, kernels, normalization
+from equicolor.nn.layout import to_images
+from equicolor.nn.norm import CEBatchNorm2d
+
+__all__ = ["lift", "norm_relu", "stem"]
+
+
+def stem(images: Tensor, conv: CELiftConv2d, norm: CEBatchNorm2d, *, pool: bool) -> Tensor:
+    """A lifting convolution, batch norm, ReLU and, if wanted, 3×3 max pooling with stride 2.
+
+    Args:
+        images: ``[B, 3, H, W]``.
+        conv, norm: the layers.
+        pool: whether to pool.
+
+    Returns:
+        Features ``[B, C, n, H', W']``.
+    """
+    with on_device_of(images):
+        activations = lift(images, conv)
+        statistics = normalization(norm, (activations,), 1)
+        return norm_relu(activations, statistics, conv.rotations, pool=pool)
+
+
+def lift(images: Tensor, conv: CELiftConv2d) -> Tensor:
+    """A lifting convolution: features as images ``[n * B, P, H', W']``, with padded channels.
+
+    Args:
+        images: ``[B, 3, H, W]``.
+        conv: the layer.
+    """
+    assert isinstance(conv.padding, tuple)
+    n, matrices = conv.rotations, conv._transformations()
+    spare = padded_channels(conv.out_channels) - conv.out_channels
+    options = conv.stride, conv.padding, conv.dilation
+    if images.requires_grad or (matrices is not None and matrices.requires_grad):
+        y = ce_lift_conv2d(
+            images,
+            F.pad(conv.weight, (*[0] * 9, spare)),
+            None,
+            *options,
+            rotations=n,
+            lifting=conv.lifting,
+            matrices=matrices,
+        )
+        return rows_of(to_images(y))
+    dtype = compute_dtype(images)
+    filters = F.pad(conv.weight.squeeze(2), (*[0] * 5, BLOCK - 3, 0, spare)).to(dtype)
+    result: Tensor = apply(_Lift, options, n, matrices, images, filters)
+    return result
+
+
+def norm_relu(activations: Tensor, norm: Norm, n: int, *, pool: bool) -> Tensor:
+    """Batch norm, ReLU and, if wanted, 3×3 max pooling with stride 2.
+
+    Args:
+        activations: features as images ``[n * B, P, H, W]``, with padded channels.
+        norm: the batch norm.
+        n: rotations.
+        pool: whether to pool.
+
+    Returns:
+        Features ``[B, C, n, H', W']``.
+    """
+    tensors = norm.weight, norm.bias, activations
+    result: Tensor = apply(_NormReLU, norm, n, pool, *tensors)
+    return result
+
+
+class _Lift(torch.autograd.Function):
+    """Images to the convolution of their orbit, which is made again rather than kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        options: Options,
+        n: int,
+        matrices: Tensor | None,
+        images: Tensor,
+        filters: Tensor,
+    ) -> Tensor:
+        """Orbit, then convolution."""
+        ctx.options, ctx.n, ctx.matrices = options, n, matrices
+        ctx.save_for_backward(images, filters)
+        orbit = _lift_kernels().orbit(images, n, matrices, filters.dtype)
+        return rows_of(torch.conv2d(orbit, filters, None, *options))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Of the filters alone."""
+        refuse_second_derivatives()
+        images, filters = ctx.saved_tensors
+        orbit = _lift_kernels().orbit(images, ctx.n, ctx.matrices, filters.dtype)
+        each = [rows_of(gradients[0])], [orbit], [filters]
+        (of_filters,) = convolution_backward(*each, ctx.options, of_inputs=False)
+        return None, None, None, None, of_filters
+
+
+class _NormReLU(torch.autograd.Function):
+    """Images ``[n * B, P, H, W]`` to normalised, cut and perhaps pooled features."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, norm: Norm, n: int, pool: bool, weight: Tensor, bias: Tensor, activations: Tensor
+    ) -> Tensor:
+        """To the kernels there is one rotation: nothing is mixed."""
+        ctx.norm, taps = norm, None
+        if pool:
+            out, taps = _pool_kernels().norm_pool(activations, norm.vectors)
+        else:
+            out = kernels().norm_analyse((activations,), norm.vectors, n=1)[0]
+        ctx.save_for_backward(activations, taps)
+        return Features.of_memory(out.unflatten(0, (n, -1)), len(weight)).tensor
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Sums, then the gradient."""
+        refuse_second_derivatives()
+        norm, (activations, taps) = ctx.norm, ctx.saved_tensors
+        gradient = Features.packed(gradients[0]).tensor
+        if taps is None:
+            pixels = (activations,), (gradient,), norm.vectors
+            slopes = kernels().norm_analyse_sums(*pixels, None, n=1, training=norm.training)
+            (back,) = as_images(kernels().norm_analyse_backward(*pixels, slopes, n=1))
+        else:
+            windows = activations, gradient, taps, norm.vectors
+            slopes = _pool_kernels().norm_pool_sums(*windows, training=norm.training)
+            back = _pool_kernels().norm_pool_backward(*windows, slopes)
+        return None, None, None, *norm.gradients(slopes), back
+
+
+# Not imported at the top: Triton takes long to import and is not there everywhere.
+
+
+def _lift_kernels() -> Any:
+    return importlib.import_module("equicolor.nn.fused.lift_kernels")
+
+
+def _pool_kernels() -> Any:
+    return importlib.import_module("equicolor.nn.fused.pool_kernels")

@@ -1,0 +1,146 @@
+"""How the fused path sees features and products: where in memory, in which dtype."""
+
+import contextlib
+import math
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from equicolor import _checks
+
+Products = tuple[Tensor, ...]  # r tensors [B, P, H, W], P being padded channels
+BLOCK = 8  # channels are rounded up to it: tensor cores and 16-byte loads want eight halves
+
+
+def padded_channels(channels: int) -> int:
+    """Channels rounded up to a whole block.
+
+    Example:
+        >>> [padded_channels(channels) for channels in (1, 8, 55)]
+        [8, 8, 56]
+    """
+    return -(-channels // BLOCK) * BLOCK
+
+
+class Features(NamedTuple):
+    """Features ``[B, C, n, H, W]`` whose pixels are rows of channels, and where those are.
+
+    Element (rotation k, pixel p, channel c) lies ``k * rotation_step + p * row_step + c``
+    elements after the first.
+    """
+
+    tensor: Tensor
+    rotation_step: int
+    row_step: int
+    padded: bool  # rows are padded_channels(C) apart and the last is whole: safe to read so
+
+    @property
+    def channels(self) -> int:
+        """C."""
+        return self.tensor.shape[1]
+
+    @property
+    def rotations(self) -> int:
+        """The order of the group, n."""
+        return self.tensor.shape[2]
+
+    @property
+    def images(self) -> tuple[int, int, int]:
+        """B, H and W."""
+        batch, _, _, height, width = self.tensor.shape
+        return batch, height, width
+
+    @classmethod
+    def empty(
+        cls,
+        images: tuple[int, int, int],
+        channels: int,
+        rotations: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Self:
+        """New features in padded memory ``[n, B, H, W, P]``, not filled."""
+        shape = rotations, *images, padded_channels(channels)
+        return cls.of_memory(torch.empty(shape, dtype=dtype, device=device), channels)
+
+    @classmethod
+    def of(cls, x: Tensor) -> Self:
+        """A view of features where their memory allows it, else one copy.
+
+        Example:
+            >>> x = torch.rand(2, 5, 3, 4, 4)
+            >>> view = Features.of(x)
+            >>> view.padded, view.row_step, torch.equal(view.tensor, x)
+            (True, 8, True)
+        """
+        row_step = _row_step(x)
+        if row_step is None:
+            return cls._copy(x)
+        padded = padded_channels(x.shape[1])
+        return cls(x, x.stride(2), row_step, row_step == padded and _last_row_is_whole(x, padded))
+
+    @classmethod
+    def packed(cls, x: Tensor) -> Self:
+        """A view of features in memory ``[n, B, H, W, P]``, else one copy."""
+        features = cls.of(x)
+        pixels = math.prod(features.images)
+        if features.padded and features.rotation_step == pixels * features.row_step:
+            return features
+        return cls._copy(x)
+
+    @classmethod
+    def of_memory(cls, memory: Tensor, channels: int) -> Self:
+        """The features in memory ``[n, B, H, W, P]``."""
+        features = memory[..., :channels].permute(1, 4, 0, 2, 3)
+        return cls(features, memory.stride(0), memory.shape[-1], padded=True)
+
+    @classmethod
+    def _copy(cls, x: Tensor) -> Self:
+        batch, channels, rotations, height, width = x.shape
+        memory = x.new_zeros(rotations, batch, height, width, padded_channels(channels))
+        result = cls.of_memory(memory, channels)
+        result.tensor.copy_(x)
+        return result
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of convolutions of some features or images: autocast's, or their own."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if _checks.autocasting(x.device) else x.dtype
+
+
+def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
+    """Triton launches on the current device, whatever that of the tensors: make it the same."""
+    return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
+
+
+def rows_of(product: Tensor) -> Tensor:
+    """A product ``[B, P, H, W]`` in channels_last memory."""
+    return product.contiguous(memory_format=torch.channels_last)
+
+
+def _row_step(x: Tensor) -> int | None:
+    """Elements from pixel to pixel, if the channels of a pixel lie together and pixels evenly."""
+    batch, channels, _, height, width = x.shape
+    steps, sizes = (x.stride(4), x.stride(3), x.stride(0)), (width, height, batch)
+    if channels > 1 and x.stride(1) != 1:
+        return None
+    # The step along a dimension of size one means nothing.
+    row_step, pixels = None, 1
+    for step, size in zip(steps, sizes, strict=True):
+        if size > 1:
+            row_step = step if row_step is None else row_step
+            if step != pixels * row_step:
+                return None
+        pixels *= size
+    row_step = channels if row_step is None else row_step
+    return row_step if row_step >= channels else None
+
+
+def _last_row_is_whole(x: Tensor, padded: int) -> bool:
+    batch, _, rotations, height, width = x.shape
+    last = (rotations - 1) * x.stride(2) + (batch * height * width - 1) * padded
+    end = x.storage_offset() + last + padded
+    return end * x.element_size() <= x.untyped_storage().nbytes()

@@ -1,0 +1,188 @@
+"""Tiles inside the Triton kernels of the fused path: mixing, loading and storing, arithmetic.
+
+A thread keeps all rotations, or all products, of its pixels and channels: tuples of tiles. Sizes
+are ``Size`` and features ``Source`` of :mod:`equicolor.nn.fused.launchers`.
+"""
+
+# Triton knows no starred tuples, and mypy no tuples that grow in a loop.
+# ruff: noqa: RUF005
+# mypy: disable-error-code="assignment"
+
+import triton
+import triton.language as tl
+
+from equicolor.nn.fused import stages
+
+ANALYSIS = tl.constexpr(stages.ANALYSIS)
+ANALYSIS_T = tl.constexpr(stages.ANALYSIS_T)
+SYNTHESIS = tl.constexpr(stages.SYNTHESIS)
+SYNTHESIS_T = tl.constexpr(stages.SYNTHESIS_T)
+
+# Mixing. Imports are inside since Triton refuses to see ordinary functions from its own.
+
+
+@triton.constexpr_function
+def _terms(kind, n, stage, row):
+    from equicolor.nn.fused.stages import terms
+
+    return terms(kind, n, stage, row)
+
+
+@triton.constexpr_function
+def _outputs(kind, n, stage):
+    from equicolor.nn.fused.stages import outputs
+
+    return outputs(kind, n, stage)
+
+
+@triton.jit
+def _stage(xs, KIND: tl.constexpr, N: tl.constexpr, STAGE: tl.constexpr):
+    ys = ()
+    for row in tl.static_range(_outputs(KIND, N, STAGE)):
+        total = xs[_terms(KIND, N, STAGE, row)[0]]
+        if _terms(KIND, N, STAGE, row)[1] != 1:
+            total = total * _terms(KIND, N, STAGE, row)[1]
+        for term in tl.static_range(2, len(_terms(KIND, N, STAGE, row)), 2):
+            value = xs[_terms(KIND, N, STAGE, row)[term]]
+            if _terms(KIND, N, STAGE, row)[term + 1] == 1:
+                total += value
+            else:
+                total += value * _terms(KIND, N, STAGE, row)[term + 1]
+        ys = ys + (total,)
+    return ys
+
+
+@triton.jit
+def mix(xs, KIND: tl.constexpr, N: tl.constexpr):
+    """Tiles of features to tiles of products, or back."""
+    xs = _stage(_stage(xs, KIND, N, 0), KIND, N, 1)
+    return _stage(_stage(xs, KIND, N, 2), KIND, N, 3)
+
+
+# Tiles
+
+
+@triton.jit
+def columns(size, LANES: tl.constexpr):
+    """The block of rows and the lanes of this program."""
+    blocks = tl.cdiv(size.lanes, LANES)
+    program = tl.program_id(0)
+    return program // blocks, (program % blocks) * LANES + tl.arange(0, LANES)
+
+
+@triton.jit
+def tile(block, lane, size, ROWS: tl.constexpr):
+    """Rows, places in memory and mask of a tile."""
+    row = block.to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = (row < size.rows)[:, None] & (lane < size.lanes)[None, :]
+    return row, row[:, None] * size.lanes + lane[None, :], inside
+
+
+@triton.jit
+def load(parts, place, inside):
+    """Tiles of a tuple of tensors."""
+    tiles = ()
+    for part in tl.static_range(len(parts)):
+        tiles = tiles + (tl.load(parts[part] + place, inside, 0.0).to(tl.float32),)
+    return tiles
+
+
+@triton.jit
+def load_features(x, row, lane, place, inside, size, N: tl.constexpr):
+    """Tiles of features, zero in the spare channels."""
+    if x.row_step is not None:
+        within = lane // size.padded * x.row_step + lane % size.padded
+        place = (row * (size.lanes // size.padded) * x.row_step)[:, None] + within[None, :]
+        inside = inside & (lane % size.padded < size.channels)[None, :]
+    tiles = ()
+    for k in tl.static_range(N):
+        source = x.pointer + tl.cast(x.rotation_step, tl.int64) * k + place
+        value = tl.load(source, inside, 0.0).to(tl.float32)
+        if size.spare:
+            # Not by the mask of the load, which would then take one number at a time.
+            value = tl.where((lane % size.padded < size.channels)[None, :], value, 0.0)
+        tiles = tiles + (value,)
+    return tiles
+
+
+@triton.jit
+def store(out, place, inside, size, tiles):
+    """Tiles to one tensor after the other, all in one."""
+    step = tl.cast(size.rows, tl.int64) * size.lanes
+    for part in tl.static_range(len(tiles)):
+        tl.store(out + step * part + place, tiles[part].to(out.dtype.element_ty), inside)
+
+
+@triton.jit
+def store_sums(out, block, blocks, lane, size, first, second):
+    """Two tiles, summed over rows, as this program's part of the sums."""
+    place = block * size.lanes + lane
+    tl.store(out + place, tl.sum(first, 0), lane < size.lanes)
+    tl.store(out + blocks * size.lanes + place, tl.sum(second, 0), lane < size.lanes)
+
+
+# Elementwise operations on tuples of tiles
+
+
+@triton.jit
+def vector(vectors, index, lane, size):
+    """One number for every lane."""
+    return tl.load(vectors + index * size.lanes + lane, lane < size.lanes, 0.0)[None, :]
+
+
+@triton.jit
+def centre(ys, vectors, lane, size):
+    """Subtract the means of a norm."""
+    mean = vector(vectors, 0, lane, size)
+    out = ()
+    for k in tl.static_range(len(ys)):
+        out = out + (ys[k] - mean,)
+    return out
+
+
+@triton.jit
+def affine(centred, vectors, lane, size):
+    """The rest of a norm."""
+    scale, shift = vector(vectors, 1, lane, size), vector(vectors, 2, lane, size)
+    out = ()
+    for k in tl.static_range(len(centred)):
+        out = out + (centred[k] * scale + shift,)
+    return out
+
+
+@triton.jit
+def affine_gradient(gs, centred, vectors, slopes, lane, size):
+    """The gradient before a norm from that after it."""
+    scale = vector(vectors, 1, lane, size)
+    slope, constant = vector(slopes, 0, lane, size), vector(slopes, 1, lane, size)
+    out = ()
+    for k in tl.static_range(len(gs)):
+        out = out + (gs[k] * scale + centred[k] * slope + constant,)
+    return out
+
+
+@triton.jit
+def relu(xs):
+    """Tiles cut at zero."""
+    out = ()
+    for k in tl.static_range(len(xs)):
+        out = out + (tl.maximum(xs[k], 0.0, propagate_nan=tl.PropagateNan.ALL),)
+    return out
+
+
+@triton.jit
+def where_positive(zs, xs):
+    """The gradient of ReLU."""
+    out = ()
+    for k in tl.static_range(len(xs)):
+        out = out + (tl.where(zs[k] <= 0, 0.0, xs[k]),)  # as torch does it, for NaN
+    return out
+
+
+@triton.jit
+def add(xs, others):
+    """Tile by tile."""
+    out = ()
+    for k in tl.static_range(len(xs)):
+        out = out + (xs[k] + others[k],)
+    return out

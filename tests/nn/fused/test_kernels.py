@@ -1,0 +1,308 @@
+"""The kernels of the fused path against the same in torch, in Triton's interpreter or on a GPU."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from equicolor.groups import HueGroup, cyclic_algorithm, cyclic_products
+from equicolor.nn.functional import hue_orbit
+from equicolor.nn.fused.layout import Features, padded_channels
+from equicolor.nn.fused.stages import ANALYSIS, ANALYSIS_T, SYNTHESIS, SYNTHESIS_T, stages
+
+pytest.importorskip("triton", reason="Triton is not installed; it comes with torch's CUDA builds")
+
+from equicolor.nn.fused import launchers, lift_kernels, pool_kernels
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.mark.parametrize("n", range(1, 17))
+def test_stages_make_up_the_tables(n):
+    tables = cyclic_algorithm(n)
+    matrices = {
+        ANALYSIS: tables.analysis,
+        ANALYSIS_T: tables.analysis.T,
+        SYNTHESIS: tables.synthesis.T,
+        SYNTHESIS_T: tables.synthesis,
+    }
+    for kind, matrix in matrices.items():
+        product = functools.reduce(lambda x, stage: stage @ x, stages(kind, n))
+        torch.testing.assert_close(product, matrix, rtol=0, atol=1e-14)
+
+
+def test_features_are_viewed_where_their_memory_allows_it():
+    features = Features.empty((2, 3, 4), 5, 3, torch.float32, torch.device("cpu")).tensor
+    channels_last = torch.rand(3, 2, 3, 4, 8).permute(1, 4, 0, 2, 3)
+    rotations_inside = torch.rand(2, 3, 4, 3, 5).permute(0, 4, 3, 1, 2)
+    for x, padded in ((features, True), (channels_last, True), (rotations_inside, False)):
+        view = Features.of(x)
+        assert view.tensor is x
+        assert view.padded == padded
+    assert Features.packed(features).tensor is features
+    assert Features.packed(rotations_inside).tensor is not rotations_inside
+
+
+@pytest.mark.parametrize(
+    "make", [torch.rand, lambda *shape: torch.rand(2, 5, 1, 1, 1).expand(shape)]
+)
+def test_other_features_are_copied_once(make):
+    x = make(2, 5, 3, 3, 4)
+    view = Features.of(x)
+    assert view.padded
+    assert torch.equal(view.tensor, x)
+
+
+def test_the_last_row_is_not_read_beyond_the_storage():
+    x = torch.rand(3 * 2 * 4 * 4 * 8 - 3).as_strided((2, 5, 3, 4, 4), (128, 1, 256, 32, 8))
+    assert Features.of(x).row_step == 8
+    assert not Features.of(x).padded
+
+
+# Kernels, each against the same in torch
+
+SHAPES = {  # rotations, channels, images, height, width
+    "spare channels": (3, 5, 2, 3, 4),
+    "pixels that share no row": (2, 8, 1, 3, 3),
+    "lanes over several tiles": (4, 72, 2, 2, 1),
+    "many rotations": (12, 16, 1, 2, 2),
+    "rows over several programs": (3, 64, 1, 5, 7),
+}
+shapes = pytest.mark.parametrize("name", SHAPES)
+
+
+def features_of(name, offset=0.0):
+    n, channels, images, height, width = SHAPES[name]
+    return (torch.randn(images, channels, n, height, width) + offset).to(DEVICE)
+
+
+def products_of(name, offset=0.0):
+    """Products with zeros in the spare channels."""
+    n, channels, images, height, width = SHAPES[name]
+    spare = padded_channels(channels) - channels
+
+    def product():
+        values = torch.randn(images, height, width, channels, device=DEVICE) + offset
+        return F.pad(values, (0, spare)).permute(0, 3, 1, 2)
+
+    return tuple(product() for _ in range(cyclic_products(n)))
+
+
+def analyse(x):
+    """``A x``, ``[r, B, C, H, W]``."""
+    matrix = cyclic_algorithm(x.shape[2]).analysis.to(x)
+    return torch.einsum("rn,bcnhw->rbchw", matrix, x)
+
+
+def synthesise(products, name):
+    """``C^T P``, ``[B, C, n, H, W]``."""
+    n, channels, *_ = SHAPES[name]
+    products = torch.stack(products)[:, :, :channels]
+    return torch.einsum("rn,rbchw->bcnhw", cyclic_algorithm(n).synthesis.to(products), products)
+
+
+def images(parts, name):
+    """What kernels write as ``[r, B, C, H, W]``; nothing may be in the spare channels."""
+    channels = SHAPES[name][1]
+    assert not parts[..., channels:].any()
+    return parts[..., :channels].permute(0, 1, 4, 2, 3)
+
+
+def affine(name):
+    channels = SHAPES[name][1]
+    return torch.randn(channels, device=DEVICE), torch.randn(channels, device=DEVICE)
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+@shapes
+def test_analyse(name):
+    x = features_of(name)
+    close(images(launchers.analyse(Features.of(x), x.dtype), name), analyse(x))
+
+
+@pytest.mark.parametrize("layout", [(0, 1, 2, 3, 4), (2, 0, 3, 4, 1), (0, 3, 4, 2, 1)])
+def test_analyse_takes_any_memory(layout):
+    x = features_of("spare channels")
+    inverse = [layout.index(dim) for dim in range(5)]
+    x = x.permute(layout).contiguous().permute(inverse)
+    result = launchers.analyse(Features.of(x), x.dtype)
+    close(images(result, "spare channels"), analyse(x))
+
+
+def test_analyse_does_not_read_what_lies_between_the_features():
+    memory = torch.full((3, 2, 3, 4, 8), torch.nan, device=DEVICE)
+    x = memory[..., :5].permute(1, 4, 0, 2, 3).copy_(features_of("spare channels"))
+    assert Features.of(x).padded
+    result = launchers.analyse(Features.of(x), x.dtype)
+    close(images(result, "spare channels"), analyse(x))
+
+
+@shapes
+@pytest.mark.parametrize("added", [False, True])
+def test_analyse_backward(name, added):
+    x = features_of(name).requires_grad_()
+    gradients, others, residual = products_of(name), products_of(name), features_of(name)
+    n, channels, *_ = SHAPES[name]
+    total = torch.stack(gradients) + added * torch.stack(others)
+    (expected,) = torch.autograd.grad(analyse(x), x, total[:, :, :channels])
+    result = launchers.analyse_backward(
+        gradients,
+        others if added else None,
+        Features.of(residual) if added else None,
+        n=n,
+        channels=channels,
+        dtype=x.dtype,
+    )
+    close(result.tensor, expected + added * residual)
+
+
+@shapes
+def test_moments(name):
+    products, (weight, bias) = products_of(name, offset=30), affine(name)
+    n, channels, *_ = SHAPES[name]
+    vectors = launchers.moments(products, weight, bias, n=n, eps=1e-3)
+    y = synthesise([product.double() for product in products], name).transpose(0, 1).flatten(1)
+    inverse = (y.var(1, correction=0) + 1e-3).rsqrt()
+    expected = torch.stack([y.mean(1), weight * inverse, bias, inverse, y.var(1)]).float()
+    close(vectors.unflatten(1, (-1, padded_channels(channels)))[:, 0, :channels], expected)
+    assert not vectors.unflatten(1, (-1, padded_channels(channels)))[1:3, :, channels:].any()
+
+
+def statistics(products, name, parameters, training):
+    """The norm of a kernel, and the same in torch as a function of the features."""
+    n, channels, *_ = SHAPES[name]
+    if training:
+        vectors = launchers.moments(products, *parameters, n=n, eps=1e-3)
+        return vectors, lambda y, *affine: F.batch_norm(y, None, None, *affine, True, 0, 1e-3)
+    mean, var = torch.randn(channels, device=DEVICE), torch.rand(channels, device=DEVICE)
+    vectors = launchers.running_vectors(products, *parameters, mean, var, eps=1e-3)
+    return vectors, lambda y, *affine: F.batch_norm(y, mean, var, *affine, False, 0, 1e-3)
+
+
+@shapes
+@pytest.mark.parametrize("training", [True, False])
+def test_norm_analyse(name, training):
+    products, parameters = products_of(name), affine(name)
+    n, channels, *_ = SHAPES[name]
+    vectors, norm = statistics(products, name, parameters, training)
+    leaves = [leaf.clone().requires_grad_() for leaf in (*parameters, *products)]
+    expected = analyse(norm(synthesise(leaves[2:], name), *leaves[:2]).relu())
+    close(images(launchers.norm_analyse(products, vectors, n=n), name), expected)
+
+    gradients = products_of(name)
+    wanted = torch.autograd.grad(expected, leaves, torch.stack(gradients)[:, :, :channels])
+    again = launchers.empty_parts_like(products)
+    slopes = launchers.norm_analyse_sums(
+        products, gradients, vectors, again, n=n, training=training
+    )
+    close(images(again, name), expected)
+    close(slopes[2, :channels], wanted[0])
+    close(slopes[3, :channels], wanted[1])
+    back = launchers.norm_analyse_backward(products, gradients, vectors, slopes, n=n)
+    close(images(back, name), torch.stack(wanted[2:])[:, :, :channels])
+
+
+@shapes
+@pytest.mark.parametrize("projected", [False, True])
+def test_norm_add(name, projected):
+    products, others, parameters = products_of(name), products_of(name), affine(name)
+    n, channels, *_ = SHAPES[name]
+    vectors, norm = statistics(products, name, parameters, training=True)
+    other_vectors, other_norm = statistics(others, name, parameters, training=False)
+    identity = features_of(name)
+    residual = (others, other_vectors) if projected else Features.of(identity)
+    leaves = [leaf.clone().requires_grad_() for leaf in (*parameters, *products)]
+    expected = norm(synthesise(leaves[2:], name), *leaves[:2])
+    added = other_norm(synthesise(others, name), *parameters) if projected else identity
+    expected = (expected + added).relu()
+    options = {"n": n, "channels": channels, "dtype": torch.float32}
+    out = launchers.norm_add(products, vectors, residual, **options)
+    close(out.tensor, expected)
+
+    gradient = features_of(name)
+    wanted = torch.autograd.grad(expected, leaves, gradient)
+    slopes, inner = launchers.norm_add_sums(
+        Features.of(gradient), out, products, vectors, training=True
+    )
+    close(inner.tensor, gradient * (expected > 0))
+    close(slopes[2, :channels], wanted[0])
+    close(slopes[3, :channels], wanted[1])
+    back = launchers.norm_backward(inner, products, vectors, slopes)
+    close(images(back, name), torch.stack(wanted[2:])[:, :, :channels])
+    # Given the gradient before ReLU, the sums are the same.
+    again, _ = launchers.norm_add_sums(inner, None, products, vectors, training=True)
+    close(again, slopes)
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 5, 4), (1, 72, 4, 1), (1, 56, 5, 6)])
+def test_norm_pool(shape):
+    y = torch.randn(shape, device=DEVICE).to(memory_format=torch.channels_last)
+    parameters = [torch.randn(shape[1], device=DEVICE) for _ in range(2)]
+    vectors = launchers.moments((y,), *parameters, n=1, eps=1e-3)
+    leaves = [leaf.clone().requires_grad_() for leaf in (*parameters, y)]
+    normal = F.batch_norm(leaves[2], None, None, *leaves[:2], True, 0, 1e-3)
+    expected = F.max_pool2d(normal.relu(), 3, 2, 1)
+    out, taps = pool_kernels.norm_pool(y, vectors)
+    close(out.permute(0, 3, 1, 2), expected)
+
+    gradient = torch.randn_like(out)
+    wanted = torch.autograd.grad(expected, leaves, gradient.permute(0, 3, 1, 2))
+    slopes = pool_kernels.norm_pool_sums(y, gradient, taps, vectors, training=True)
+    close(slopes[2, : shape[1]], wanted[0])
+    close(slopes[3, : shape[1]], wanted[1])
+    close(pool_kernels.norm_pool_backward(y, gradient, taps, vectors, slopes), wanted[2])
+
+
+@pytest.mark.parametrize("n", [3, 4])
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+def test_orbit(n, memory):
+    images = torch.rand(2, 3, 5, 4, device=DEVICE) * 2 - 0.5
+    images[0, :, 0, 0] = 0.3  # grey
+    images[0, :, 0, 1] = 0
+    images = images.contiguous(memory_format=memory)[..., 1:]
+    matrices = HueGroup(n).matrices.float().to(DEVICE)
+    for lifting, group in (("rgb", matrices), ("hsv", None)):
+        result = lift_kernels.orbit(images, n, group, images.dtype)
+        close(result[:, :3], hue_orbit(images, n, lifting).flatten(0, 1))
+        assert not result[:, 3:].any()
+
+
+def test_sums_do_not_depend_on_how_they_are_shared_out(monkeypatch):
+    name = "rows over several programs"
+    products, gradient, parameters = products_of(name), features_of(name), affine(name)
+    images = products[0].contiguous(memory_format=torch.channels_last)
+
+    def sums():
+        vectors, _ = statistics(products, name, parameters, training=True)
+        slopes, _ = launchers.norm_add_sums(
+            Features.of(gradient), None, products, vectors, training=True
+        )
+        one = launchers.moments((images,), *parameters, n=1, eps=1e-3)
+        out, taps = pool_kernels.norm_pool(images, one)
+        pooled = pool_kernels.norm_pool_sums(images, out, taps, one, training=True)
+        return torch.cat([vectors, slopes, one, pooled])
+
+    expected = sums()
+    for module in (launchers, pool_kernels):
+        monkeypatch.setattr(module, "_PROGRAMS", 1)  # that take several tiles
+    monkeypatch.setattr(launchers, "_PARTS", 2)
+    close(sums(), expected)
+
+
+def test_what_is_not_a_number_stays_so():
+    products = products_of("spare channels")
+    products[0][0, 0, 0, 0] = torch.nan
+    vectors, _ = statistics(products, "spare channels", affine("spare channels"), training=True)
+    assert launchers.norm_analyse(products, vectors, n=3)[..., 0].isnan().all()
+    y = torch.ones(1, 8, 3, 3, device=DEVICE).to(memory_format=torch.channels_last)
+    y[0, 0, 0, 0] = torch.nan
+    one = torch.ones(8, device=DEVICE)
+    out, _ = pool_kernels.norm_pool(y, launchers.running_vectors((y,), one, one, one, one, eps=0))
+    assert out.isnan().sum() == 1
+    images = torch.rand(1, 3, 1, 2, device=DEVICE)
+    images[0, 1, 0, 0] = torch.nan
+    assert lift_kernels.orbit(images, 3, None, images.dtype)[:, :, 0, 0].isnan().any()
