@@ -38,7 +38,7 @@ format: $(READY) ## let ruff rewrite
 	$(BIN)/ruff format .
 
 bench: $(READY)  ## speed, as ratios; writes results/bench-*.json
-	$(BIN)/python benchmarks/layers.py --output results/bench-layers-cpu.json
+	$(BIN)/equicolor bench layers --device cpu --output results/bench-layers-cpu.json --force
 
 docs: $(READY)   ## regenerate the pictures in docs/
 	$(BIN)/python -m equicolor.experiments.equivariance --output docs

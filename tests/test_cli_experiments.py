@@ -53,7 +53,7 @@ def test_options_reach_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     row = {
         "model": "cecnn", "augmentation": "none", "weighted": False, "sigma": 0.0,
-        "epochs": 3, "original": 90.0,
+        "epochs": 3, "original": 90.0, "digits": "MNIST, full",
     }  # fmt: skip
 
     def fake(*arguments, **options) -> reproduce.Reproduction:
@@ -65,6 +65,7 @@ def test_options_reach_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     result = invoke("reproduce", "colormnist-biased", *options)
     assert result.exit_code == 0
     assert "90.00" in result.stdout
+    assert "digits: MNIST, full" in result.stdout
     assert "wrote runs/results.json" in result.stdout
     assert invoke("reproduce", "colormnist-biased", "--quick").exit_code == 0
     assert calls[0] == (
@@ -101,6 +102,15 @@ def test_figures_from_a_file_print_markdown(tmp_path: Path) -> None:
     ]
     assert (tmp_path / "docs" / "colormnist-biased.png").is_file()
     assert not (tmp_path / "docs" / "report.html").exists()
+
+
+@pytest.mark.parametrize("option", [("--seeds", "3"), ("--quick",), ("--device", "cpu")])
+def test_drawing_takes_no_options_of_training(tmp_path: Path, option: tuple[str, ...]) -> None:
+    result = invoke(
+        "reproduce", "colormnist-longtailed", "--from", str(tmp_path / "rows.json"), *option
+    )
+    assert result.exit_code == 2
+    assert "it takes --output alone" in result.output
 
 
 def test_missing_file_of_results_is_one_line(tmp_path: Path) -> None:

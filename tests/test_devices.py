@@ -6,6 +6,12 @@ import torch
 from equicolor.devices import choose_device
 
 
+@pytest.mark.parametrize("name", ["auto:3", "cpu:abc", "cuda:x", "tpu"])
+def test_unknown_devices_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        choose_device(name)
+
+
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device() == torch.device("cpu")

@@ -19,6 +19,7 @@ except ModuleNotFoundError as missing:
     sys.exit(f"equicolor: {missing.name} is not installed: pip install 'equicolor[train]'")
 
 from equicolor import __version__
+from equicolor.cli_bench import bench
 from equicolor.cli_evaluate import evaluate
 from equicolor.cli_experiments import datasets, reproduce
 from equicolor.cli_train import parse_width, train
@@ -87,6 +88,7 @@ app = typer.Typer(
 
 app.add_typer(reproduce, name="reproduce")
 app.add_typer(datasets, name="datasets")
+app.add_typer(bench, name="bench")
 app.command()(train)
 app.command()(evaluate)
 

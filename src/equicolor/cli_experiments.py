@@ -101,6 +101,8 @@ def _colormnist(
     if output is None:
         output = Path("runs") / (experiment + ("-quick" if quick else ""))
     if sources:
+        if quick or (seeds, epochs, models, device) != (None, None, None, "auto"):
+            raise ValueError("--from draws the rows that are there: it takes --output alone")
         made = experiments.from_results(experiment, sources, output)
         typer.echo(colormnist_report.summary_table(experiment, made.rows).markdown())
     else:
@@ -114,6 +116,8 @@ def _colormnist(
             device=device,
         )
         console.print(colormnist_report.summary_table(experiment, made.rows).rich())
+    sources_of_digits = ", ".join(sorted({row["digits"] for row in made.rows}))
+    typer.echo(f"digits: {sources_of_digits}", err=bool(sources))
     typer.echo(f"wrote {', '.join(map(str, made.written))}", err=bool(sources))
     typer.echo(colormnist_report.headline(experiment, made.rows), err=bool(sources))
 

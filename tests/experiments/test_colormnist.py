@@ -178,6 +178,29 @@ def test_another_configuration_is_not_overwritten(tiny: ColorMNIST, tmp_path: Pa
     assert (tmp_path / "cecnn.json").read_text() == before
 
 
+def test_rows_of_other_data_are_not_reused(digits: Digits, tmp_path: Path) -> None:
+    data = biased_colormnist(12.0, digits, train_size=32, test_size=10)
+    other = biased_colormnist(12.0, digits, train_size=32, test_size=10, weigh_twice=False)
+    assert (data.name, data.source, data.seed) == (other.name, other.source, other.seed)
+    run([Job("cecnn", TINY, (data,))], tmp_path, seeds=[0])
+    with pytest.raises(ValueError, match="holds results of another configuration"):
+        run([Job("cecnn", TINY, (other,))], tmp_path, seeds=[0])
+
+
+@pytest.mark.parametrize("contents", ["", "[]", "{}", "no json"])
+def test_damaged_rows_are_named(tiny: ColorMNIST, tmp_path: Path, contents: str) -> None:
+    (tmp_path / "cecnn.json").write_text(contents)
+    with pytest.raises(ValueError, match=r"cecnn\.json is damaged; delete it"):
+        run([Job("cecnn", TINY, (tiny,))], tmp_path, seeds=[0])
+
+
+@pytest.mark.parametrize("contents", [b"", b"PK\x03\x04 cut short"])
+def test_damaged_checkpoints_are_named(tiny: ColorMNIST, tmp_path: Path, contents: bytes) -> None:
+    (tmp_path / "cecnn.checkpoint").write_bytes(contents)
+    with pytest.raises(ValueError, match=r"cecnn\.checkpoint is damaged .*; delete it"):
+        run([Job("cecnn", TINY, (tiny,))], tmp_path, seeds=[0])
+
+
 @pytest.mark.parametrize("side_by_side", [True, False])
 def test_networks_are_kept_on_request(tiny: ColorMNIST, tmp_path: Path, side_by_side: bool) -> None:
     job = Job("cecnn", TINY, (tiny,))

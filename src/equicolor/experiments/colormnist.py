@@ -24,8 +24,8 @@ from equicolor.data import (
     longtailed_colormnist,
 )
 from equicolor.models.z2cnn import Z2CNN
-from equicolor.results import write_results
-from equicolor.training.many_seeds import Recipe, Result, train_many
+from equicolor.results import read_results, write_results
+from equicolor.training.many_seeds import Recipe, Result, read_kept, train_many
 
 __all__ = [
     "EXPERIMENTS",
@@ -61,7 +61,7 @@ MODELS: dict[str, Recipe] = {
     )
 }
 
-# Mean and standard deviation over ten seeds, in percent (paper, section 4.1).
+# Mean over ten seeds and the deviation given with it, in percent (paper, section 4.1).
 PAPER_LONGTAILED = {
     "z2cnn": (71.59, 0.61),
     "z2cnn-gray": (24.19, 0.53),
@@ -218,8 +218,8 @@ def run(
         done = folder / f"{job.name}.json"
         wanted = _key(job, chosen)
         if done.exists():
-            kept = json.loads(done.read_text())
-            if kept.get("key") != wanted:
+            kept = _kept(done)
+            if kept["key"] != wanted:
                 raise ValueError(
                     f"{done} holds results of another configuration; delete it or choose another "
                     "folder"
@@ -240,20 +240,26 @@ def run(
     return rows
 
 
-def seconds(listed: Sequence[Job], folder: Path) -> dict[str, float]:
+def seconds(
+    listed: Sequence[Job], folder: Path, seeds: Sequence[int], *, side_by_side: bool = True
+) -> dict[str, float]:
     """How long every job that :func:`run` finished took, from start or resumption to the test.
 
     Args:
         listed: the jobs.
         folder: where they ran.
+        seeds, side_by_side: as they ran.
     """
-    taken = {}
-    for job in listed:
-        # The name of a part that trained alone goes on after a dot.
-        found = [*folder.glob(f"{job.name}.json"), *folder.glob(f"{job.name}.*.json")]
-        parts_taken = [json.loads(path.read_text()).get("seconds", 0.0) for path in found]
-        taken[job.name] = round(sum(parts_taken), 1)
-    return taken
+    return {
+        job.name: round(
+            sum(
+                _kept(folder / f"{part.name}.json").get("seconds", 0.0)
+                for part, _ in parts([job], seeds, side_by_side=side_by_side)
+            ),
+            1,
+        )
+        for job in listed
+    }
 
 
 def trained(job: Job, folder: Path, seed: int = 0) -> list[Z2CNN]:
@@ -271,7 +277,7 @@ def trained(job: Job, folder: Path, seed: int = 0) -> list[Z2CNN]:
     for data in job.datasets:
         for name in (job.name, f"{job.name}.{data.name}.{seed}"):
             path = folder / f"{name}.pt"
-            states = torch.load(path, weights_only=True) if path.exists() else {}
+            states = read_kept(path) if path.exists() else {}
             if f"{data.name} {seed}" in states:
                 network = job.recipe.build(data.num_classes, seed)
                 network.load_state_dict(states[f"{data.name} {seed}"])
@@ -308,9 +314,21 @@ def _train(
     )
 
 
+def _kept(path: Path) -> dict[str, Any]:
+    """The results of a finished job."""
+    try:
+        kept = read_results(path)
+        complete = {"key", "rows"} <= kept.keys()
+    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError):
+        complete = False
+    if not complete:
+        raise ValueError(f"{path} is damaged; delete it to run that job anew")
+    return kept
+
+
 def _key(job: Job, seeds: Sequence[int]) -> dict[str, Any]:
     """What finished rows must agree on to stand for a job; JSON turns tuples into lists."""
-    datasets = [[data.name, data.source, data.seed] for data in job.datasets]
+    datasets = [data.checksum for data in job.datasets]
     return {"recipe": dataclasses.asdict(job.recipe), "datasets": datasets, "seeds": list(seeds)}
 
 

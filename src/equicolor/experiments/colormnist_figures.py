@@ -239,7 +239,7 @@ class _Panel(NamedTuple):
 
 
 def sample_sheet(datasets: Sequence[ColorMNIST], *, columns: int | None = None) -> Figure:
-    """The first training images of every class, a row each (paper, appendix A).
+    """The first training images of every class, a row each (paper, appendix B).
 
     Args:
         datasets: the long-tailed one, which gets a panel a colour, or some biased ones,

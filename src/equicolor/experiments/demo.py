@@ -7,6 +7,7 @@ equivariant network reads those from what it learnt in another colour.
 
 import dataclasses
 import multiprocessing
+import os
 import queue
 import shutil
 import signal
@@ -198,6 +199,13 @@ def _work(model: str, task: _Task, messages: Any) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process stops its workers
     torch.set_num_threads(1)
+    parent = multiprocessing.parent_process()
+
+    def report(_: str, done: int, total: int, loss: float) -> None:
+        if parent is not None and not parent.is_alive():
+            os._exit(1)  # killed: nobody waits for the outcome, and a new run may begin
+        messages.put((model, done, f"loss {loss:.3f}"))
+
     try:
         data = longtailed_colormnist(load_mnist(embedded=True))
         job = colormnist.Job(model, _recipe(model, task.epochs), (data,))
@@ -205,7 +213,7 @@ def _work(model: str, task: _Task, messages: Any) -> None:
             [job],
             task.folder,
             seeds=[task.seed],
-            progress=lambda _, done, total, loss: messages.put((model, done, f"loss {loss:.3f}")),
+            progress=report,
             checkpoint_every=1,
             networks=True,
         )
@@ -308,7 +316,7 @@ def _write(demo: Demo, output: Path, epochs: int, seed: int) -> None:
 _LEAD = """Two small networks with about as many parameters learnt to name the digit and the colour
 of an image: thirty classes, some with a hundred training images, some with one or two. The plain
 network, Z2CNN, has to learn a red 4 and a blue 4 separately. The colour-equivariant one, CECNN,
-sees every shape in three hues at once, so a 4 that it knows in blue it also knows in red.
+sees every shape in three hues at once, so what it learns of a blue 4 helps it with a red one.
 
 This is a demonstration of minutes, on the {source}; the paper trains fifty times as long on the
 full MNIST and reports 91.4 % for CECNN and 71.6 % for Z2CNN."""
@@ -330,9 +338,8 @@ def _sections(demo: Demo) -> list[Section]:
         ),
         Section(
             "Who reads what",
-            """On classes with many images the two networks are close. On rare classes the plain
-            network has little to go by; the equivariant one borrows the shape from the other
-            colours.""",
+            """The rarer a class, the further the networks are apart: the plain one has little to
+            go by, the equivariant one borrows the shape from the other colours.""",
             table=table(demo),
             figure=figures.per_class_figure(demo.rows, demo.data),
             caption="Bars: training images of a class. Curves: test accuracy of each network.",
@@ -342,6 +349,8 @@ def _sections(demo: Demo) -> list[Section]:
             f"""Every digit is shown in the colour it was seen in most often, which both networks
             know well, and then in other colours. A shift by 120° turns red digits green, green ones
             blue and blue ones red; the features of CECNN it only moves from one hue to the next.
+            They do not stay the same, or it could not name colours: its last layer has learnt each
+            digit mostly with the features where the common colour puts them, so it loses too.
             At ±120° Z2CNN still reads {shifted["z2cnn"]:.0f} % of the digits and CECNN
             {shifted["cecnn"]:.0f} %. Between these angles lie yellow, cyan and magenta, which
             neither network saw in training. The colour a network names does not count here, as the

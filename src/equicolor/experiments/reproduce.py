@@ -1,5 +1,6 @@
 """Run a ColorMNIST experiment from start to report, or draw one from its rows."""
 
+import collections
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ EXPERIMENTS = {
 }
 RESULTS = "results.json"
 _JOBS = "jobs"
+_CLASSES = 30  # of the long-tailed set
 
 
 class _Quick(NamedTuple):
@@ -89,6 +91,7 @@ def reproduce(
     digits = load_mnist(embedded=True if quick else None)
     count, listed = _plan(experiment, digits, seeds, epochs, models, quick)
     output = output_folder(output)
+    _refuse_others(experiment, output / RESULTS)
     console = Console(stderr=True) if console is None else console
     try:
         rows = _run(listed, output / _JOBS, range(count), where, console)
@@ -96,7 +99,8 @@ def reproduce(
         console.print("The same command continues where this one stopped.")
         raise
     facts: dict[str, Any] = {"experiment": experiment, "seeds": list(range(count))}
-    facts["seconds"] = colormnist.seconds(listed, output / _JOBS)
+    cuda = where.type == "cuda"
+    facts["seconds"] = colormnist.seconds(listed, output / _JOBS, range(count), side_by_side=cuda)
     results = write_results(output / RESULTS, rows, device=where, **facts)
     written = colormnist_report.write(
         experiment,
@@ -107,6 +111,19 @@ def reproduce(
         provenance=_facts(read_results(results)),
     )
     return Reproduction(rows, [results, *written])
+
+
+def _refuse_others(experiment: str, path: Path) -> None:
+    """Refuse to replace results that are not this experiment's."""
+    if not path.exists():
+        return
+    try:
+        held = read_results(path).get("experiment")
+    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError):
+        held = None
+    if held != experiment:
+        what = "something else" if held is None else f"results of {held}"
+        raise ValueError(f"{path} holds {what}; choose another folder for {experiment}")
 
 
 def from_results(
@@ -121,6 +138,13 @@ def from_results(
     """
     _checks.one_of("experiment", experiment, colormnist.EXPERIMENTS)
     rows = [row for source in sources for row in _rows(experiment, source)]
+    seen = collections.Counter(
+        tuple(row.get(name) for name in ("model", "augmentation", "weighted", "sigma", "seed"))
+        for row in rows
+    )
+    twice = [key for key, count in seen.items() if count > 1]
+    if twice:
+        raise ValueError(f"{twice[0][0]!r} with seed {twice[0][-1]} comes more than once")
     written = colormnist_report.write(experiment, rows, load_mnist(), output, report=False)
     return Reproduction(rows, written)
 
@@ -134,6 +158,16 @@ def _rows(experiment: str, source: Path | str) -> list[dict[str, Any]]:
     if found != {experiment}:
         held = ", ".join(map(repr, sorted(found))) or "no rows"
         raise ValueError(f"{source} holds {held}, not {experiment!r}")
+    needed = ("model", "augmentation", "weighted", "seed", "epochs", "original", "digits")
+    for row in rows:
+        lacking = [name for name in needed if name not in row]
+        if lacking:
+            raise ValueError(f"{source} has a row without {', '.join(lacking)}")
+        if not isinstance(row["original"], (int, float)):
+            raise ValueError(f"{source} has the accuracy {row['original']!r}, not a number")
+        classes = row.get("per_class", _CLASSES * [0.0])
+        if len(classes) != _CLASSES:
+            raise ValueError(f"{source} has {len(classes)} classes in a row, not {_CLASSES}")
     return rows
 
 

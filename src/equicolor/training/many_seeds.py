@@ -1,7 +1,7 @@
 """Train many seeds of one configuration side by side, in one program on one device.
 
 Every run has its own initialisation, order of images, dropout and jitter, all drawn from its
-own seed (:mod:`equicolor._random`), so a run's result does not depend on what trains
+own seed (:mod:`equicolor._random`), so what a run draws does not depend on what trains
 beside it. Data stay on the device; on a GPU a training step is replayed as one CUDA graph. A
 checkpoint holds everything: a killed run resumes where it was.
 """
@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import math
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,6 +145,8 @@ def _train(
 ) -> None:
     recipe = trainer.recipe
     start = trainer.resume(checkpoint) if checkpoint else 0
+    if start == recipe.epochs:  # killed before the test
+        return
     cuda = trainer.device.type == "cuda"
     step = trainer.graphed_step() if cuda else trainer.step
     for epoch in range(start, recipe.epochs):
@@ -280,9 +283,10 @@ class _Trainer:
         with torch.cuda.stream(stream):
             for _ in range(3):
                 self.step()
+                self.step_number.zero_()  # the schedule may be shorter than the warm-up
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph):  # records without running
             self.step()
         # Warming up trained a little: put everything back.
         self._restore(saved)
@@ -290,13 +294,15 @@ class _Trainer:
 
     def check_losses(self, epoch: int, checkpoint: Path | None) -> None:
         """Stop when a run has diverged; the checkpoint before it stays."""
-        broken = ~self.losses.isfinite()
+        # The parameters too: the last update of an epoch shows in no loss of it.
+        broken = ~(self.losses.isfinite() & self.parameters.detach().isfinite().all(1))
         if not broken.any():
             return
         seeds = ", ".join(map(str, self.run_seeds[broken].unique().tolist()))
-        kept = f"; {checkpoint} holds the last good state" if checkpoint else ""
+        saved = checkpoint is not None and checkpoint.exists()
+        kept = f"; {checkpoint} holds the last good state" if saved else ""
         raise ValueError(
-            f"the loss of seed {seeds} is no longer finite in epoch {epoch + 1} "
+            f"the training of seed {seeds} is no longer finite in epoch {epoch + 1} "
             f"(step {int(self.step_number)}, highest learning rate {self.recipe.lr:g}){kept}"
         )
 
@@ -326,8 +332,7 @@ class _Trainer:
         facts = {
             "recipe": dataclasses.asdict(self.recipe),
             "seeds": list(self.seeds),
-            "datasets": [(data.name, data.source, data.seed) for data in self.datasets],
-            "pixels": float(self.images.double().sum()),
+            "datasets": [data.checksum for data in self.datasets],
         }
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -341,7 +346,7 @@ class _Trainer:
         """Continue from a checkpoint, if there is one; the number of epochs it has behind it."""
         if not path.exists():
             return 0
-        saved = torch.load(path, map_location=self.device, weights_only=True)
+        saved = read_kept(path, self.device)
         if saved.get("fingerprint") != self._fingerprint:
             raise ValueError(
                 f"{path} belongs to another configuration; delete it or choose another folder"
@@ -376,6 +381,21 @@ class _Trainer:
                 )
             )
         return results
+
+
+def read_kept(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """What an earlier run left in a torch file.
+
+    Raises:
+        ValueError: if the file is damaged.
+    """
+    try:
+        saved = torch.load(path, map_location=device, weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{path} is damaged ({error}); delete it to start that job anew") from None
+    if not isinstance(saved, dict):
+        raise ValueError(f"{path} is not what a run keeps; delete it to start that job anew")
+    return saved
 
 
 def _gray(images: Tensor) -> Tensor:

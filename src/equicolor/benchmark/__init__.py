@@ -1,0 +1,1 @@
+"""Speed, memory and precision, always as ratios within one run (``equicolor bench``)."""
