@@ -173,8 +173,12 @@ def test_painting_is_the_formula_for_every_pixel(weigh_twice: bool) -> None:
                     assert painted[image, channel, y, x].item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_longtailed_colours_and_background(longtailed: ColorMNIST) -> None:
-    images, labels = longtailed.train
+SPLITS = pytest.mark.parametrize("part", ["train", "test"])
+
+
+@SPLITS
+def test_longtailed_colours_and_background(longtailed: ColorMNIST, part: str) -> None:
+    images, labels = getattr(longtailed, part)
     assert images.min() >= 0
     assert images.max() <= 1
     background = images[:, :, 0]  # no digit reaches the first row
@@ -185,7 +189,7 @@ def test_longtailed_colours_and_background(longtailed: ColorMNIST) -> None:
     assert torch.equal(brightest, labels % 3)
 
 
-def hue_of(data: ColorMNIST, part: str = "train") -> tuple[Tensor, Tensor]:
+def hue_of(data: ColorMNIST, part: str) -> tuple[Tensor, Tensor]:
     """The hue of each image in turns, where its digit is strongest, and its class."""
     images, labels = getattr(data, part)
     hsv = rgb_to_hsv(images)
@@ -193,11 +197,15 @@ def hue_of(data: ColorMNIST, part: str = "train") -> tuple[Tensor, Tensor]:
     return hsv[:, 0].flatten(1).gather(1, strongest[:, None]).squeeze(1), labels
 
 
+@SPLITS
 @pytest.mark.parametrize("half_degrees", [False, True])
 @pytest.mark.parametrize("sigma", [0.0, 12.0, 24.0])
-def test_hues_of_a_class_spread_by_sigma(digits: Digits, sigma: float, half_degrees: bool) -> None:
-    data = biased_colormnist(sigma, digits, test_size=10, half_degrees=half_degrees)
-    hue, labels = hue_of(data)
+def test_hues_of_a_class_spread_by_sigma(
+    digits: Digits, sigma: float, half_degrees: bool, part: str
+) -> None:
+    data = biased_colormnist(sigma, digits, half_degrees=half_degrees)
+    hue, labels = hue_of(data, part)
+    assert len(hue) == 1000
     deviation = (hue - labels / 10 + 0.5) % 1 - 0.5
     degrees = 360 * deviation
     spread = sigma * (2 if half_degrees else 1)
@@ -205,24 +213,29 @@ def test_hues_of_a_class_spread_by_sigma(digits: Digits, sigma: float, half_degr
     assert float(degrees.std()) == pytest.approx(spread, abs=2.5)
 
 
-def test_huge_sigma_is_a_uniform_hue(digits: Digits) -> None:
-    hue, labels = hue_of(biased_colormnist(1e6, digits, test_size=10))
+@SPLITS
+def test_huge_sigma_is_a_uniform_hue(digits: Digits, part: str) -> None:
+    hue, labels = hue_of(biased_colormnist(1e6, digits), part)
     # The mean direction of uniform angles is near zero, also within a class.
     angle = 2 * math.pi * (hue - labels / 10)
     assert float(torch.stack([angle.cos(), angle.sin()]).mean(1).norm()) < 0.1
     assert torch.histc(hue, 10, 0, 1).min() > 60
 
 
-def test_datasets_of_another_sigma_share_digits_and_noise(digits: Digits) -> None:
+@SPLITS
+def test_datasets_of_another_sigma_share_digits_and_noise(digits: Digits, part: str) -> None:
     sharp, vague = (biased_colormnist(sigma, digits, test_size=30) for sigma in (0.0, 48.0))
-    assert torch.equal(sharp.train.labels, vague.train.labels)
-    assert torch.equal(sharp.train.images[:, :, 0], vague.train.images[:, :, 0])
-    assert not torch.equal(sharp.train.images, vague.train.images)
+    first, second = getattr(sharp, part), getattr(vague, part)
+    assert torch.equal(first.labels, second.labels)
+    assert torch.equal(first.images[:, :, 0], second.images[:, :, 0])
+    assert not torch.equal(first.images, second.images)
     assert (sharp.name, vague.name) == ("colormnist-biased-0", "colormnist-biased-48")
 
 
-def test_biased_background_is_half_grey(digits: Digits) -> None:
-    background = biased_colormnist(0.0, digits, test_size=5).train.images[:, :, 0]
+@SPLITS
+def test_biased_background_is_half_grey(digits: Digits, part: str) -> None:
+    background = getattr(biased_colormnist(0.0, digits), part).images[:, :, 0]
+    assert torch.equal(background[:, 0], background[:, 1])
     assert float(background.mean()) == pytest.approx(0.5, abs=0.01)
     assert float(background[:, 0].std()) == pytest.approx(0.1, abs=0.01)
 

@@ -5,6 +5,7 @@ import math
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,14 @@ from torch import Tensor, nn
 
 from equicolor._random import permutation, uniform
 from equicolor.color import shift_hue
-from equicolor.data import ColorMNIST, Digits, biased_colormnist, load_mnist, longtailed_colormnist
+from equicolor.data import (
+    ColorMNIST,
+    Digits,
+    Split,
+    biased_colormnist,
+    load_mnist,
+    longtailed_colormnist,
+)
 from equicolor.models.z2cnn import Z2CNN
 from equicolor.training import many_seeds
 from equicolor.training.many_seeds import Recipe, train_many
@@ -73,13 +81,43 @@ def test_a_build_is_fixed_by_its_seed_alone() -> None:
     assert not torch.equal(first["classifier.weight"], other["classifier.weight"])
 
 
+@pytest.fixture
+def _double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compute in float64 wherever the package would in float32."""
+    monkeypatch.setattr(Tensor, "float", Tensor.double)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("_double")
+@pytest.mark.parametrize("seeds", [[3], [3, 8]], ids=["one", "two"])
 @pytest.mark.parametrize("recipe", [PLAIN, EQUIVARIANT], ids=lambda recipe: recipe.model)
-def test_training_is_adam_with_one_cycle(data: ColorMNIST, recipe: Recipe, relative_error) -> None:
-    seed = 3
-    (result,) = train_many(recipe, [data], [seed])
-    network = recipe.build(30, seed).train()
+def test_training_is_adam_with_one_cycle(
+    data: ColorMNIST, recipe: Recipe, seeds: list[int], relative_error
+) -> None:
+    # So much decay and so large steps that leaving one out would show.
+    recipe = dataclasses.replace(recipe, epochs=3, weight_decay=0.1, lr=0.01)
+    made = trainer(recipe, [data], seeds)
+    made.stacked = dataclasses.replace(made.stacked, dtype=torch.float64)
+    many_seeds._train(made, None, 1, None)
+    for run, seed in enumerate(seeds):
+        network, losses = _train_plainly(recipe, data, seed)
+        last = losses[-made.steps_per_epoch :]
+        assert float(made.losses[run]) == pytest.approx(sum(last), rel=1e-9)
+        state = made._state()
+        for key, expected in network.state_dict().items():
+            if key.endswith("num_batches_tracked"):
+                continue
+            assert state[key].dtype == torch.float64
+            assert relative_error(state[key][run], expected) < 1e-9, key
+
+
+def _train_plainly(recipe: Recipe, data: ColorMNIST, seed: int) -> tuple[Z2CNN, list[float]]:
+    """The same batches in a plain loop: the network and its losses."""
+    network = recipe.build(data.num_classes, seed).train()
     steps = recipe.epochs * -(-len(data.train.labels) // recipe.batch_size)
-    assert steps >= 4
+    assert steps >= 6
     optimizer = torch.optim.Adam(
         network.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay
     )
@@ -88,21 +126,13 @@ def test_training_is_adam_with_one_cycle(data: ColorMNIST, recipe: Recipe, relat
     for step in range(steps):
         images, labels = batch(data, recipe, seed, step)
         optimizer.zero_grad()
-        loss = F.cross_entropy(network(images), labels)
+        loss = F.cross_entropy(network(images.double()), labels)
         loss.backward()
         losses.append(loss.item())
         optimizer.step()
         if step + 1 < steps:
             scheduler.step()
-    last = losses[steps // 2 :]
-    assert result.loss == pytest.approx(sum(last) / len(last), abs=5e-4)
-    initial = recipe.build(30, seed).state_dict()
-    for key, expected in network.state_dict().items():
-        if key.endswith(("0.bias", "num_batches_tracked")):
-            continue  # a bias in front of a batch norm does nothing, and drifts by rounding
-        moved = expected - initial[key]
-        assert moved.norm() > 0, key
-        assert (result.state[key] - expected).norm() < 0.05 * moved.norm() + 1e-6, key
+    return network, losses
 
 
 def test_means_over_seeds_are_those_of_training_one_by_one(digits: Digits) -> None:
@@ -165,20 +195,33 @@ def test_an_epoch_shows_every_image(data: ColorMNIST) -> None:
 
 def test_weighted_loss_is_that_of_cross_entropy(data: ColorMNIST) -> None:
     recipe = dataclasses.replace(PLAIN, weighted=True)
-    counts = data.class_counts()
-    weight = counts.sum() / (30 * counts)  # paper, appendix B: N / (c n_i)
-    for seed, loss in zip([0, 1], trainer(recipe, [data], [0, 1])._losses(), strict=True):
-        images, labels = batch(data, recipe, seed, 0)
+    # The same images in other classes: class sizes, and so weights, differ between datasets.
+    renamed = dataclasses.replace(data, train=Split(data.train.images, 29 - data.train.labels))
+    assert not torch.equal(renamed.class_counts(), data.class_counts())
+    losses = trainer(recipe, [data, renamed], [0, 1])._losses().tolist()
+    runs = [(dataset, seed) for dataset in (data, renamed) for seed in (0, 1)]
+    for (dataset, seed), loss in zip(runs, losses, strict=True):
+        counts = dataset.class_counts()
+        weight = counts.sum() / (30 * counts)  # paper, appendix B: N / (c n_i)
+        images, labels = batch(dataset, recipe, seed, 0)
         logits = recipe.build(30, seed).train()(images)
         expected = F.cross_entropy(logits, labels, weight=weight)
-        assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
+        assert loss == pytest.approx(expected.item(), abs=1e-5)
 
 
-def test_jitter_shifts_every_image_by_its_own_hue(data: ColorMNIST) -> None:
+@pytest.mark.parametrize(("epoch", "position"), [(0, 0), (0, 1), (1, 1)])
+def test_jitter_shifts_every_image_by_its_own_hue(
+    data: ColorMNIST, epoch: int, position: int
+) -> None:
     recipe = dataclasses.replace(PLAIN, jitter=0.5)
-    for seed, loss in zip([0, 1], trainer(recipe, [data], [0, 1])._losses(), strict=True):
-        images, labels = batch(data, recipe, seed, 0)
-        numbers = uniform(torch.tensor([seed]), many_seeds._JITTER, 0, len(labels))[0]
+    made = trainer(recipe, [data], [0, 1])
+    assert position < made.steps_per_epoch
+    made.start_epoch(epoch)
+    step = epoch * made.steps_per_epoch + position
+    made.step_number.fill_(step)
+    for seed, loss in zip([0, 1], made._losses(), strict=True):
+        images, labels = batch(data, recipe, seed, step)
+        numbers = uniform(torch.tensor([seed]), many_seeds._JITTER, step, len(labels))[0]
         turns = (numbers - 0.5).tolist()  # ± half a turn
         assert min(turns) < -0.3
         assert max(turns) > 0.3
@@ -186,6 +229,24 @@ def test_jitter_shifts_every_image_by_its_own_hue(data: ColorMNIST) -> None:
         shifted = torch.stack([shift_hue(image, turn) for image, turn in pairs])
         logits = recipe.build(30, seed).train()(shifted)
         assert loss.item() == pytest.approx(F.cross_entropy(logits, labels).item(), abs=1e-5)
+
+
+def test_shuffle_jitter_and_dropout_draw_from_streams_of_their_own(
+    data: ColorMNIST, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = []
+
+    def recording(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def record(seeds: Tensor, stream: int, step: int | Tensor, size: int) -> Tensor:
+            streams.append(stream)
+            return draw(seeds, stream, step, size)
+
+        return record
+
+    monkeypatch.setattr(many_seeds, "permutation", recording(permutation))
+    monkeypatch.setattr(many_seeds, "uniform", recording(uniform))
+    trainer(dataclasses.replace(DROPPING, jitter=0.5), [data], [0])._losses()
+    assert len(streams) == len(set(streams)) == 3
 
 
 def test_gray_networks_see_the_mean_of_the_channels(data: ColorMNIST) -> None:
@@ -293,6 +354,31 @@ def test_checkpoint_of_another_configuration_is_refused(data: ColorMNIST, tmp_pa
     assert checkpoint.exists()
 
 
+def _upside_down(split: Split) -> Split:
+    return Split(split.images.flip(2), split.labels)  # the sum of all pixels stays
+
+
+def _relabelled(split: Split) -> Split:
+    return Split(split.images, split.labels.flip(0))
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+@pytest.mark.parametrize("change", [_upside_down, _relabelled])
+def test_checkpoint_of_other_data_is_refused(
+    data: ColorMNIST, tmp_path: Path, part: str, change: Callable[[Split], Split]
+) -> None:
+    checkpoint = tmp_path / "run.checkpoint"
+    trainer(PLAIN, [data], [0]).save(checkpoint, 1)
+    # Name, source and seed say the same.
+    other = dataclasses.replace(data, **{part: change(getattr(data, part))})
+    with pytest.raises(ValueError, match=r"run.checkpoint belongs to another configuration"):
+        train_many(PLAIN, [other], [0], checkpoint=checkpoint)
+    assert checkpoint.exists()
+    # The same data, drawn once more, are welcome.
+    again = dataclasses.replace(data, **{part: Split(*(x.clone() for x in getattr(data, part)))})
+    assert trainer(PLAIN, [again], [0]).resume(checkpoint) == 1
+
+
 def test_a_diverged_run_stops_and_keeps_its_checkpoint(
     data: ColorMNIST, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,7 +392,9 @@ def test_a_diverged_run_stops_and_keeps_its_checkpoint(
         return value * factor
 
     monkeypatch.setattr(many_seeds._Trainer, "_losses", diverge)
-    with pytest.raises(ValueError, match=r"loss of seed 9 is no longer finite in epoch 2 .*good"):
+    with pytest.raises(
+        ValueError, match=r"training of seed 9 is no longer finite in epoch 2 .*good"
+    ):
         train_many(PLAIN, [data], [4, 9], checkpoint=checkpoint, checkpoint_every=1)
     saved = torch.load(checkpoint, weights_only=True)
     assert saved["epochs"] == 1
