@@ -112,6 +112,7 @@ def train(
     checkpoint_every: Annotated[
         float, _running("Seconds between checkpoints; 0: every epoch.")
     ] = 30,
+    graphs: Annotated[bool, _running("Record the network as CUDA graphs, on one GPU.")] = True,
     wandb: Annotated[bool, _running("Also log to Weights & Biases.", False, "--wandb")] = False,
     output: Annotated[
         Path | None,
@@ -138,7 +139,8 @@ def train(
     options = RunOptions(
         device=device, devices=devices, num_nodes=num_nodes, strategy=strategy,
         sync_norm=sync_norm, data_path=data_path, workers=workers, skip_corrupt=skip_corrupt,
-        validate_every=validate_every, checkpoint_every=checkpoint_every, wandb=wandb,
+        validate_every=validate_every, checkpoint_every=checkpoint_every, graphs=graphs,
+        wandb=wandb,
     )  # fmt: skip
     network = _given(
         rotations=rotations, lifting=lifting, ce_stages=ce_stages,

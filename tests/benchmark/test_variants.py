@@ -150,7 +150,7 @@ def test_fused_is_not_compiled_and_auto_then_is_not_fused(pretend, monkeypatch):
     settings = Settings(CPU, compile=True, repeats=1, warm_up=0, shortest_ms=0)
     auto, own = measure([case("auto"), case("fused")], settings, peak_tflops=1.0)
     assert (auto["compiled"], auto["fused"]) == (True, False)
-    assert (own["compiled"], own["fused"]) == (False, True)
+    assert (own["compiled"], own["fused"], own["recorded"]) == (False, True, False)
 
 
 def test_fused_that_is_not_says_so(capfd):

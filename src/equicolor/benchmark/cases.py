@@ -2,8 +2,8 @@
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -50,10 +50,6 @@ class Settings:
     def dtype(self) -> torch.dtype:
         """What convolutions compute in."""
         return torch.bfloat16 if self.precision == "bf16" else torch.float32
-
-    def of(self, variant: str) -> Self:
-        """The settings of a variant: kernels of our own are not compiled by torch."""
-        return replace(self, compile=False) if variant == "fused" else self
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The context of a forward pass."""

@@ -13,7 +13,7 @@ import torch
 from equicolor.benchmark.cases import Case, Settings
 from equicolor.benchmark.ratios import Row, with_ratios
 from equicolor.benchmark.resources import count_operations, out_of_memory, peak_memory
-from equicolor.benchmark.steps import Prepared, prepare
+from equicolor.benchmark.steps import Prepared, is_recorded, prepare
 from equicolor.benchmark.timing import Deadline, iterations, milliseconds, take_turns
 from equicolor.benchmark.variants import can_fuse, takes_fused_path
 from equicolor.nn import set_algorithm
@@ -46,15 +46,17 @@ class _Runner:
     def get_ready(self, settings: Settings) -> None:
         """Build, count, warm up, and take the peak of memory."""
         with self.caught():
-            own = settings.of(self.case.variant)
-            self.ready = ready = prepare(self.case, own)
-            if not own.compile and can_fuse(own.device):
+            self.ready = ready = prepare(self.case, settings)
+            ours = self.case.variant == "fused" or not settings.compile
+            if ours and can_fuse(settings.device):
                 self.fused = takes_fused_path(ready.eager)
             if self.case.variant == "fused" and not self.fused:
                 raise RuntimeError("the fused path was not taken; see equicolor.nn.fused.applies")
             self.operations = self._count(ready)
             self.estimate_ms = _warm_up(ready, settings)
-            self.peak_bytes = peak_memory(ready.step, settings.device) + ready.resident()
+            # A recorded step keeps its memory for itself, as much as the step takes without.
+            step = ready.eager if self.case.variant == "fused" else ready.step
+            self.peak_bytes = peak_memory(step, settings.device) + ready.resident()
 
     def _count(self, ready: Prepared) -> int | None:
         """Operations of a step, in ordinary operations: kernels of our own are not seen."""
@@ -86,12 +88,14 @@ class _Runner:
             self.ready = None
 
     def row(self, settings: Settings, times: Sequence[float], peak_tflops: float) -> Row:
-        own = settings.of(self.case.variant)
-        row = {**self.case.row, "precision": own.precision, "compiled": own.compile}
+        compiled = settings.compile and self.case.variant != "fused"
+        row = {**self.case.row, "precision": settings.precision, "compiled": compiled}
         if self.problem is not None:
             return {**row, "ms": None, "problem": self.problem}
         ms = statistics.median(times)
+        training = self.case.mode == "training"
         row["fused"] = self.fused
+        row["recorded"] = is_recorded(self.case.variant, settings, training=training)
         row |= {
             "ms": _figures(ms),
             "ms_min": _figures(min(times)),

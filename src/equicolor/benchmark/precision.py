@@ -228,7 +228,7 @@ def precision_rows(
         network = trial.network(seed)
         exact: Tensor | None = None
         for variant in variants:
-            own = settings.of(variant)
+            own = replace(settings, compile=settings.compile and variant != "fused")
             row = _facts(trial, own) | {"variant": variant, "seed": seed}
             try:
                 if deadline.over():

@@ -10,9 +10,12 @@ from torch import Tensor, nn
 
 from equicolor.benchmark.cases import Case, Settings
 from equicolor.benchmark.variants import apply_variant, fusing
-from equicolor.nn import fold
+from equicolor.nn import capture, fold
 
-__all__ = ["Call", "Prepared", "Step", "adam", "called", "loss_of", "placed", "prepare", "update"]
+__all__ = [
+    "Call", "Prepared", "Step", "adam", "called", "is_recorded", "loss_of", "placed", "prepare",
+    "update",
+]  # fmt: skip
 
 Call = Callable[..., Tensor]
 Step = Callable[[], object]
@@ -105,17 +108,37 @@ def placed(module: nn.Module, settings: Settings) -> nn.Module:
 
 
 def called(module: nn.Module, variant: str, settings: Settings) -> Call:
-    """What is called instead of a module: itself, or compiled; or with the fused path open."""
+    """What is called instead of a module: itself, or compiled; or with the fused path open.
+
+    Our own kernels are not compiled but, where others are, recorded for training.
+    """
     if variant == "fused":
+        records = is_recorded(variant, settings, training=module.training)
+        recorded: Call | None = None
 
         def fused(images: Tensor) -> Tensor:
+            nonlocal recorded
             with fusing(settings.device):
-                outputs: Tensor = module(images)
+                if records and recorded is None:
+                    dtype = torch.bfloat16 if settings.precision == "bf16" else None
+                    recorded = capture(module, images, dtype)
+                outputs: Tensor = (recorded or module)(images)
             return outputs
 
         return fused
     # dynamic=False: the shapes of one case must not make those of the next symbolic.
     return torch.compile(module, dynamic=False) if settings.compile else module
+
+
+def is_recorded(variant: str, settings: Settings, *, training: bool) -> bool:
+    """Whether a case is recorded as CUDA graphs, see :func:`equicolor.nn.capture`.
+
+    Example:
+        >>> is_recorded("fused", Settings(torch.device("cuda"), compile=True), training=True)
+        True
+    """
+    cuda = settings.device.type == "cuda"
+    return variant == "fused" and settings.compile and training and cuda
 
 
 def adam(module: nn.Module, settings: Settings, lr: float = 1e-3) -> torch.optim.Adam:

@@ -1,6 +1,7 @@
 """Colour-equivariant layers: thin modules over :mod:`equicolor.nn.functional`."""
 
 from equicolor.nn.algorithm import set_algorithm
+from equicolor.nn.capture import capture
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.fold import fold
 from equicolor.nn.norm import CEBatchNorm2d, CEDropout2d
@@ -24,6 +25,7 @@ __all__ = [
     "CosetAvgPool",
     "CosetFlatten",
     "CosetMaxPool",
+    "capture",
     "fold",
     "set_algorithm",
 ]

@@ -189,7 +189,9 @@ def _task(recipe: TrainingRecipe, data: PictureData, options: RunOptions) -> Cla
     # Asked before any process is started: can they share a batch?
     Epochs(len(data.train), recipe.batch_size, world_size=options.processes)
     facts = {"pictures": len(data.train), "classes": len(data.train.class_names)}
-    return ClassificationTask(recipe, network, facts)
+    # Other processes' gradients are asked for while the backward pass runs.
+    graphs = options.graphs and options.processes == 1 and options.strategy != "ddp"
+    return ClassificationTask(recipe, network, facts, graphs=graphs and not recipe.compile)
 
 
 def _train(

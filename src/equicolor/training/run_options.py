@@ -29,6 +29,8 @@ class RunOptions:
         skip_corrupt: leave corrupt pictures out instead of stopping at them.
         validate_every: epochs between two tests on the test set; 0 tests only at the end.
         checkpoint_every: seconds between two checkpoints; 0 writes one every epoch.
+        graphs: record the network as CUDA graphs, where one process trains on a GPU and does
+            not compile.
         wandb: also log to Weights & Biases.
         root: the data folder; None for :func:`equicolor.data.data_root`.
 
@@ -47,6 +49,7 @@ class RunOptions:
     skip_corrupt: bool = False
     validate_every: int = 0
     checkpoint_every: float = 30.0
+    graphs: bool = True
     wandb: bool = False
     root: Path | None = None
 

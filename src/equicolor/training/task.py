@@ -4,6 +4,8 @@ Nothing here waits for the device: losses and hits are added up there, and
 :mod:`equicolor.training.monitor` asks for them now and then.
 """
 
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
@@ -17,6 +19,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR
 from equicolor.data.loaders import SKIPPED, Batch
 from equicolor.models.checkpoints import CheckpointError
 from equicolor.models.registry import Network
+from equicolor.nn import capture
 from equicolor.training.average import WeightAverage
 from equicolor.training.losses import jensen_shannon
 from equicolor.training.recipes import TrainingRecipe
@@ -36,6 +39,8 @@ class ClassificationTask(pl.LightningModule):
         network: images ``[B, 3, s, s]`` in [0, 1] to logits ``[B, C]``.
         facts: what a checkpoint must agree on to be continued, beside the recipe; the number
             of pictures, for one.
+        graphs: record the network as CUDA graphs where it trains on a GPU, see
+            :func:`equicolor.nn.capture`.
 
     Attributes:
         network: what is trained.
@@ -52,9 +57,16 @@ class ClassificationTask(pl.LightningModule):
     """
 
     def __init__(
-        self, recipe: TrainingRecipe, network: Network, facts: dict[str, int] | None = None
+        self,
+        recipe: TrainingRecipe,
+        network: Network,
+        facts: dict[str, int] | None = None,
+        *,
+        graphs: bool = False,
     ) -> None:
         super().__init__()
+        self._graphs = graphs
+        self._recorded: Callable[[Tensor], Tensor] | None = None
         self.recipe, self.facts, self.network = recipe, facts or {}, network
         self.average = WeightAverage(network, recipe.ema) if recipe.ema else None
         self.tally, self.learning_rates = Tally(), dict[int, float]()
@@ -89,16 +101,28 @@ class ClassificationTask(pl.LightningModule):
         """The loss of a batch."""
         images, labels = batch
         if images.ndim == 5:  # three views of every image
-            views = self.network(images.flatten(0, 1)).float().unflatten(0, images.shape[:2])
+            views = self._logits(images.flatten(0, 1)).float().unflatten(0, images.shape[:2])
             logits = views[0]
             loss = self._loss(logits, labels) + jensen_shannon(*views)
         else:
-            logits = self.network(images).float()
+            logits = self._logits(images).float()
             loss = self._loss(logits, labels)
         step = self.global_step + 1
         self.learning_rates[step] = self.trainer.optimizers[0].param_groups[0]["lr"]
         self.tally.add(loss.detach(), logits, labels, step)
         return loss
+
+    def _logits(self, images: Tensor) -> Tensor:
+        """Of the network, recorded when the first batch comes."""
+        if self._graphs and self._recorded is None and images.is_cuda:
+            dtype = torch.bfloat16 if self.recipe.precision == "bf16" else None
+            try:
+                self._recorded = capture(self.network, images, dtype)
+            except RuntimeError as error:  # a network that asks the device something
+                self._graphs = False
+                warnings.warn(f"trains without CUDA graphs: {error}", stacklevel=1)
+        logits: Tensor = (self._recorded or self.network)(images)
+        return logits
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         smoothing = self.recipe.label_smoothing

@@ -34,7 +34,7 @@ def test_stages_make_up_the_tables(n):
 
 def test_features_are_viewed_where_their_memory_allows_it():
     features = Features.empty((2, 3, 4), 5, 3, torch.float32, torch.device("cpu")).tensor
-    channels_last = torch.rand(3, 2, 3, 4, 8).permute(1, 4, 0, 2, 3)
+    channels_last = torch.rand(3, 2, 3, 4, 16).permute(1, 4, 0, 2, 3)
     rotations_inside = torch.rand(2, 3, 4, 3, 5).permute(0, 4, 3, 1, 2)
     for x, padded in ((features, True), (channels_last, True), (rotations_inside, False)):
         view = Features.of(x)
@@ -55,8 +55,8 @@ def test_other_features_are_copied_once(make):
 
 
 def test_the_last_row_is_not_read_beyond_the_storage():
-    x = torch.rand(3 * 2 * 4 * 4 * 8 - 3).as_strided((2, 5, 3, 4, 4), (128, 1, 256, 32, 8))
-    assert Features.of(x).row_step == 8
+    x = torch.rand(3 * 2 * 4 * 4 * 16 - 3).as_strided((2, 5, 3, 4, 4), (256, 1, 512, 64, 16))
+    assert Features.of(x).row_step == 16
     assert not Features.of(x).padded
 
 
@@ -64,8 +64,8 @@ def test_the_last_row_is_not_read_beyond_the_storage():
 
 SHAPES = {  # rotations, channels, images, height, width
     "spare channels": (3, 5, 2, 3, 4),
-    "pixels that share no row": (2, 8, 1, 3, 3),
-    "lanes over several tiles": (4, 72, 2, 2, 1),
+    "pixels that share no row": (2, 16, 1, 3, 3),
+    "lanes over several tiles": (4, 80, 2, 2, 1),
     "many rotations": (12, 16, 1, 2, 2),
     "rows over several programs": (3, 64, 1, 5, 7),
 }
@@ -134,7 +134,7 @@ def test_analyse_takes_any_memory(layout):
 
 
 def test_analyse_does_not_read_what_lies_between_the_features():
-    memory = torch.full((3, 2, 3, 4, 8), torch.nan, device=DEVICE)
+    memory = torch.full((3, 2, 3, 4, 16), torch.nan, device=DEVICE)
     x = memory[..., :5].permute(1, 4, 0, 2, 3).copy_(features_of("spare channels"))
     assert Features.of(x).padded
     result = launchers.analyse(Features.of(x), x.dtype)
@@ -238,7 +238,7 @@ def test_norm_add(name, projected):
     close(again, slopes)
 
 
-@pytest.mark.parametrize("shape", [(2, 8, 5, 4), (1, 72, 4, 1), (1, 56, 5, 6)])
+@pytest.mark.parametrize("shape", [(2, 16, 5, 4), (1, 80, 4, 1), (1, 48, 5, 6), (2, 16, 1, 1)])
 def test_norm_pool(shape):
     y = torch.randn(shape, device=DEVICE).to(memory_format=torch.channels_last)
     parameters = [torch.randn(shape[1], device=DEVICE) for _ in range(2)]
@@ -259,16 +259,25 @@ def test_norm_pool(shape):
 
 @pytest.mark.parametrize("n", [3, 4])
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
-def test_orbit(n, memory):
-    images = torch.rand(2, 3, 5, 4, device=DEVICE) * 2 - 0.5
+@pytest.mark.parametrize(
+    ("size", "stride", "padding"),
+    [((1, 1), (1, 1), (0, 0)), ((7, 7), (2, 2), (1, 1)), ((3, 2), (1, 3), (1, 0))],
+)
+def test_orbit_columns(n, memory, size, stride, padding):
+    images = torch.rand(2, 3, 9, 8, device=DEVICE) * 2 - 0.5
     images[0, :, 0, 0] = 0.3  # grey
     images[0, :, 0, 1] = 0
     images = images.contiguous(memory_format=memory)[..., 1:]
     matrices = HueGroup(n).matrices.float().to(DEVICE)
+    filters = torch.randn(5, 3, *size, device=DEVICE)
+    rows = lift_kernels.column_filters(filters, stride[0])
     for lifting, group in (("rgb", matrices), ("hsv", None)):
-        result = lift_kernels.orbit(images, n, group, images.dtype)
-        close(result[:, :3], hue_orbit(images, n, lifting).flatten(0, 1))
-        assert not result[:, 3:].any()
+        result = lift_kernels.orbit_columns(
+            images, n, group, images.dtype, size, (stride, padding, (1, 1))
+        )
+        orbit = hue_orbit(images, n, lifting).flatten(0, 1)
+        close(torch.conv2d(result, rows), torch.conv2d(orbit, filters, None, stride, padding))
+        assert not result[:, 3 * stride[0] * size[1] :].any()
 
 
 def test_sums_do_not_depend_on_how_they_are_shared_out(monkeypatch):
@@ -305,4 +314,7 @@ def test_what_is_not_a_number_stays_so():
     assert out.isnan().sum() == 1
     images = torch.rand(1, 3, 1, 2, device=DEVICE)
     images[0, 1, 0, 0] = torch.nan
-    assert lift_kernels.orbit(images, 3, None, images.dtype)[:, :, 0, 0].isnan().any()
+    options = (1, 1), (0, 0), (1, 1)
+    columns = lift_kernels.orbit_columns(images, 3, None, images.dtype, (1, 1), options)
+    assert columns[:, :, 0, 0].isnan().any()
+    assert not columns[:, :, 0, 1].isnan().any()

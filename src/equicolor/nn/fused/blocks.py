@@ -9,8 +9,7 @@ from torch import Tensor
 from equicolor.nn.conv import CEConv2d
 from equicolor.nn.functional import cyclic_filters
 from equicolor.nn.fused import functions
-from equicolor.nn.fused.functions import Options
-from equicolor.nn.fused.layout import Products, compute_dtype, on_device_of
+from equicolor.nn.fused.layout import Options, Products, compute_dtype, on_device_of
 from equicolor.nn.fused.norm import Norm, normalization
 from equicolor.nn.norm import CEBatchNorm2d
 

@@ -14,9 +14,8 @@ from equicolor.nn.pooling import CEMaxPool2d
 
 __all__ = ["applies", "stem_applies"]
 
-# Kinds of devices on which networks take this path by themselves. The kernels are exact in
-# Triton's interpreter and compile for CUDA; "cuda" joins once they have been measured there.
-DEVICES: tuple[str, ...] = ()
+# Kinds of devices on which networks take this path by themselves.
+DEVICES: tuple[str, ...] = ("cuda",)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _TRITON = (3, 6)  # the oldest version that the kernels are tested with
 _CAPABILITY = (8, 0)  # the first with bfloat16

@@ -10,15 +10,14 @@ from torch import Tensor
 from equicolor.nn.conv import CELiftConv2d
 from equicolor.nn.functional import ce_lift_conv2d
 from equicolor.nn.fused.functions import (
-    Options,
     apply,
     as_images,
     convolution_backward,
     refuse_second_derivatives,
 )
 from equicolor.nn.fused.layout import (
-    BLOCK,
     Features,
+    Options,
     compute_dtype,
     on_device_of,
     padded_channels,
@@ -59,7 +58,8 @@ def lift(images: Tensor, conv: CELiftConv2d) -> Tensor:
     n, matrices = conv.rotations, conv._transformations()
     spare = padded_channels(conv.out_channels) - conv.out_channels
     options = conv.stride, conv.padding, conv.dilation
-    if images.requires_grad or (matrices is not None and matrices.requires_grad):
+    learnt = matrices is not None and matrices.requires_grad
+    if images.requires_grad or learnt or conv.dilation != (1, 1):
         y = ce_lift_conv2d(
             images,
             F.pad(conv.weight, (*[0] * 9, spare)),
@@ -70,9 +70,10 @@ def lift(images: Tensor, conv: CELiftConv2d) -> Tensor:
             matrices=matrices,
         )
         return rows_of(to_images(y))
-    dtype = compute_dtype(images)
-    filters = F.pad(conv.weight.squeeze(2), (*[0] * 5, BLOCK - 3, 0, spare)).to(dtype)
-    result: Tensor = apply(_Lift, options, n, matrices, images, filters)
+    columns = _lift_kernels().column_filters(conv.weight.squeeze(2), conv.stride[0])
+    filters = F.pad(columns, (*[0] * 7, spare)).to(compute_dtype(images))
+    size = conv.weight.shape[-2:]
+    result: Tensor = apply(_Lift, options, tuple(size), n, matrices, images, filters)
     return result
 
 
@@ -100,26 +101,28 @@ class _Lift(torch.autograd.Function):
     def forward(
         ctx: Any,
         options: Options,
+        size: tuple[int, int],
         n: int,
         matrices: Tensor | None,
         images: Tensor,
         filters: Tensor,
     ) -> Tensor:
         """Orbit, then convolution."""
-        ctx.options, ctx.n, ctx.matrices = options, n, matrices
+        ctx.how = n, matrices, filters.dtype, size, options
         ctx.save_for_backward(images, filters)
-        orbit = _lift_kernels().orbit(images, n, matrices, filters.dtype)
-        return rows_of(torch.conv2d(orbit, filters, None, *options))
+        orbit = _lift_kernels().orbit_columns(images, *ctx.how)
+        return rows_of(torch.conv2d(orbit, filters))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Of the filters alone."""
         refuse_second_derivatives()
         images, filters = ctx.saved_tensors
-        orbit = _lift_kernels().orbit(images, ctx.n, ctx.matrices, filters.dtype)
+        orbit = _lift_kernels().orbit_columns(images, *ctx.how)
         each = [rows_of(gradients[0])], [orbit], [filters]
-        (of_filters,) = convolution_backward(*each, ctx.options, of_inputs=False)
-        return None, None, None, None, of_filters
+        options: Options = ((1, 1), (0, 0), (1, 1))  # the orbit is laid out for it
+        (of_filters,) = convolution_backward(*each, options, of_inputs=False)
+        return None, None, None, None, None, of_filters
 
 
 class _NormReLU(torch.autograd.Function):

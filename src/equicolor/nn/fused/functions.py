@@ -6,13 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equicolor.nn.fused.layout import Features, Products, padded_channels, rows_of
+from equicolor.nn.fused.layout import Features, Options, Products, padded_channels, rows_of
 from equicolor.nn.fused.norm import Norm, kernels
 
 __all__ = [
     "NormAddReLU",
     "NormProducts",
-    "Options",
     "Pack",
     "ProductsOf",
     "apply",
@@ -21,8 +20,6 @@ __all__ = [
     "groups",
     "refuse_second_derivatives",
 ]
-
-Options = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]  # stride, padding, dilation
 
 
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:

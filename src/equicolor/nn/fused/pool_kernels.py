@@ -8,6 +8,10 @@ Activations are images ``[N, P, H, W]`` in channels_last memory. The norm is ``[
 gradient needs ``[4, L]`` as in :mod:`equicolor.nn.fused.launchers`, where P divides L.
 """
 
+# Triton knows no starred tuples, and mypy no tuples that grow in a loop.
+# ruff: noqa: RUF005
+# mypy: disable-error-code="assignment"
+
 from typing import NamedTuple
 
 import torch
@@ -25,14 +29,18 @@ _NO_TAP = tl.constexpr(9)  # of a window where nothing is positive
 
 
 class _Shape(NamedTuple):
-    """Of the activations and of the pooled ones; lanes are those of one pixel."""
+    """Of the activations and of the pooled ones; lanes are those of one pixel.
+
+    Sides are known to the compiler since every row of a tile is divided by them, lanes so that
+    loads are whole even where they are no multiple of 16.
+    """
 
     images: int
-    height: int
-    width: int
-    pooled_height: int
-    pooled_width: int
-    lanes: tl.constexpr  # so that loads are whole even where it is no multiple of 16
+    height: tl.constexpr
+    width: tl.constexpr
+    pooled_height: tl.constexpr
+    pooled_width: tl.constexpr
+    lanes: tl.constexpr
     vector_step: int
 
 
@@ -101,26 +109,6 @@ def _norm_pool_kernel(
 
 
 @triton.jit
-def _gradient(gradients, taps, row, lane, used, shape):
-    """The gradient of normalised activations: of the up to four windows that chose a pixel."""
-    inside = row < shape.images * shape.height * shape.width
-    image, y, x = _pixel(row, shape.height, shape.width)
-    total = 0.0
-    for window in tl.static_range(4):
-        top, left = (y + 1) // 2 - window // 2, (x + 1) // 2 - window % 2
-        tap_y, tap_x = y + 1 - 2 * top, x + 1 - 2 * left
-        there = inside & (tap_y < 3) & (top >= 0) & (top < shape.pooled_height)
-        there = there & (tap_x < 3) & (left >= 0) & (left < shape.pooled_width)
-        mask = there[:, None] & used[None, :]
-        place = _place(image, top, left, shape.pooled_height, shape.pooled_width, lane, shape.lanes)
-        tap = tl.load(taps + place, mask, _NO_TAP).to(tl.int32)
-        gradient = tl.load(gradients + place, mask, 0.0).to(tl.float32)
-        total += tl.where(tap == (tap_y * 3 + tap_x)[:, None], gradient, 0.0)
-    place = row.to(tl.int64)[:, None] * shape.lanes + lane[None, :]
-    return total, place, inside[:, None] & used[None, :]
-
-
-@triton.jit
 def _norm_pool_sums_kernel(
     activations,
     gradients,
@@ -133,14 +121,25 @@ def _norm_pool_sums_kernel(
     ROWS: tl.constexpr,
     LANES: tl.constexpr,
 ):
+    """Over the windows: a quarter of the pixels, and only those that windows chose count."""
     block, lane, used = _columns(shape, LANES)
     mean = _vector(vectors, 0, lane, shape)
     total = tl.zeros([ROWS, LANES], tl.float32)
     weighted = tl.zeros([ROWS, LANES], tl.float32)
     for step in range(steps):
         row = (block * steps + step) * ROWS + tl.arange(0, ROWS)
-        gradient, place, mask = _gradient(gradients, taps, row, lane, used, shape)
-        value = tl.load(activations + place, mask, 0.0).to(tl.float32)
+        image, top, left = _pixel(row, shape.pooled_height, shape.pooled_width)
+        place = row.to(tl.int64)[:, None] * shape.lanes + lane[None, :]
+        inside = row < shape.images * shape.pooled_height * shape.pooled_width
+        mask = inside[:, None] & used[None, :]
+        tap = tl.load(taps + place, mask, _NO_TAP).to(tl.int32)
+        gradient = tl.load(gradients + place, mask, 0.0).to(tl.float32)
+        chosen = tap != _NO_TAP
+        corner = (image * shape.height + 2 * top - 1) * shape.width + 2 * left - 1
+        pixel = corner[:, None] + tap // 3 * shape.width + tap % 3
+        place = pixel.to(tl.int64) * shape.lanes + lane[None, :]
+        value = tl.load(activations + place, mask & chosen, 0.0).to(tl.float32)
+        gradient = tl.where(chosen, gradient, 0.0)
         total += gradient
         weighted += gradient * (value - mean)
     place = block * shape.lanes + lane
@@ -160,22 +159,44 @@ def _norm_pool_backward_kernel(
     ROWS: tl.constexpr,
     LANES: tl.constexpr,
 ):
+    """Two by two pixels at a time: the windows that can have chosen them are two by two too."""
     block, lane, used = _columns(shape, LANES)
-    row = block * ROWS + tl.arange(0, ROWS)
-    gradient, place, mask = _gradient(gradients, taps, row, lane, used, shape)
-    value = tl.load(activations + place, mask, 0.0).to(tl.float32)
-    centred = value - _vector(vectors, 0, lane, shape)
+    mean, scale = _vector(vectors, 0, lane, shape), _vector(vectors, 1, lane, shape)
     slope, constant = _vector(slopes, 0, lane, shape), _vector(slopes, 1, lane, shape)
-    value = gradient * _vector(vectors, 1, lane, shape) + centred * slope + constant
-    tl.store(out + place, value.to(out.dtype.element_ty), mask)
+    row = block * ROWS + tl.arange(0, ROWS)
+    inside = row < shape.images * shape.pooled_height * shape.pooled_width
+    image, top, left = _pixel(row, shape.pooled_height, shape.pooled_width)
+    chosen, given = (), ()
+    for window in tl.static_range(4):
+        y, x = top + window // 2, left + window % 2
+        there = inside & (y < shape.pooled_height) & (x < shape.pooled_width)
+        mask = there[:, None] & used[None, :]
+        place = _place(image, y, x, shape.pooled_height, shape.pooled_width, lane, shape.lanes)
+        chosen = chosen + (tl.load(taps + place, mask, _NO_TAP).to(tl.int32),)
+        given = given + (tl.load(gradients + place, mask, 0.0).to(tl.float32),)
+    for pixel in tl.static_range(4):
+        gradient = tl.zeros([ROWS, LANES], tl.float32)
+        for window in tl.static_range(4):
+            # Even rows belong to one window, odd ones to two; and so do columns.
+            if window // 2 <= pixel // 2 and window % 2 <= pixel % 2:
+                tap_y = pixel // 2 + 1 - 2 * (window // 2)
+                tap_x = pixel % 2 + 1 - 2 * (window % 2)
+                gradient += tl.where(chosen[window] == tap_y * 3 + tap_x, given[window], 0.0)
+        y, x = 2 * top + pixel // 2, 2 * left + pixel % 2
+        mask = (inside & (y < shape.height) & (x < shape.width))[:, None] & used[None, :]
+        place = _place(image, y, x, shape.height, shape.width, lane, shape.lanes)
+        centred = tl.load(activations + place, mask, 0.0).to(tl.float32) - mean
+        value = gradient * scale + centred * slope + constant
+        tl.store(out + place, value.to(out.dtype.element_ty), mask)
 
 
 def norm_pool(activations: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
     """Normalised, cut and pooled activations ``[N, H', W', P]``, and the taps they came from."""
     shape = _shape(activations, vectors)
-    size = shape.images, shape.pooled_height, shape.pooled_width, activations.shape[1]
+    images, lanes, height, width = activations.shape
+    size = images, pooled(height), pooled(width), lanes
     out, taps = activations.new_empty(size), activations.new_empty(size, dtype=torch.uint8)
-    grid = _grid(shape.images * shape.pooled_height * shape.pooled_width, shape)
+    grid = _grid(taps[..., 0].numel(), shape)
     arguments = activations, vectors, out, taps, shape, _ROWS, _LANES
     _norm_pool_kernel[grid](*arguments, num_warps=_WARPS)
     return out, taps
@@ -194,7 +215,7 @@ def norm_pool_sums(
         training: whether the statistics are those of the activations.
     """
     shape = _shape(activations, vectors)
-    rows = shape.images * shape.height * shape.width
+    rows, count = gradients[..., 0].numel(), activations[:, 0].numel()
     columns = triton.cdiv(activations.shape[1], _LANES)
     wanted = max(1, _PROGRAMS // columns)
     steps = triton.cdiv(triton.cdiv(rows, wanted), _ROWS)
@@ -203,7 +224,7 @@ def norm_pool_sums(
     arguments = activations, gradients, taps, vectors, sums, shape, blocks, loop_of(steps)
     grid = (blocks * columns,)
     _norm_pool_sums_kernel[grid](*arguments, _ROWS, _LANES, num_warps=_WARPS)
-    return slopes_of(sums, vectors, float(rows), training=training)
+    return slopes_of(sums, vectors, float(count), training=training)
 
 
 def norm_pool_backward(
@@ -211,7 +232,7 @@ def norm_pool_backward(
 ) -> Tensor:
     """The gradient of the activations, ``[N, P, H, W]`` in channels_last memory."""
     shape, out = _shape(activations, vectors), torch.empty_like(activations)
-    grid = _grid(shape.images * shape.height * shape.width, shape)
+    grid = _grid(gradients[..., 0].numel(), shape)
     arguments = activations, gradients, taps, vectors, slopes, out, shape, _ROWS, _LANES
     _norm_pool_backward_kernel[grid](*arguments, num_warps=_WARPS)
     return out
@@ -219,8 +240,15 @@ def norm_pool_backward(
 
 def _shape(activations: Tensor, vectors: Tensor) -> _Shape:
     images, lanes, height, width = activations.shape
-    sides = height, width, pooled(height), pooled(width)
-    return _Shape(images, *sides, tl.constexpr(lanes), vectors.shape[1])
+    return _Shape(
+        images,
+        height=tl.constexpr(height),
+        width=tl.constexpr(width),
+        pooled_height=tl.constexpr(pooled(height)),
+        pooled_width=tl.constexpr(pooled(width)),
+        lanes=tl.constexpr(lanes),
+        vector_step=vectors.shape[1],
+    )
 
 
 def _grid(rows: int, shape: _Shape) -> tuple[int]:
