@@ -3,9 +3,13 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# torchvision's wheel is built for CUDA, and libraries import it wherever it is installed: it gets
+# an environment of its own, on top of the first.
+VISION ?= .venv-vision
+SEEING := $(VISION)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types pytest format bench docs clean
+.PHONY: help setup demo test lint types pytest vision format bench docs clean
 
 help:            ## show this list
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*## /\t/' | expand -t 12
@@ -20,7 +24,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)   ## the main job on embedded data; leaves a report in demo-report/
 	$(BIN)/equicolor demo --output demo-report
 
-test: lint types pytest  ## lint, types and all tests
+test: lint types pytest vision  ## lint, types and all tests
 
 lint: $(READY)   ## ruff: style and format
 	$(BIN)/ruff check .
@@ -33,6 +37,18 @@ types: $(READY)  ## mypy, strict
 pytest: $(READY) ## tests and the examples in docstrings
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal -q
 
+$(SEEING): $(READY) constraints.txt
+	$(PYTHON) -m venv --without-pip $(VISION)
+	packages=$$($(VISION)/bin/python -c 'import site; print(site.getsitepackages()[0])') && \
+	  base=$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])') && \
+	  echo "import site; site.addsitedir('$$base')" > $$packages/base.pth && \
+	  $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade -c constraints.txt \
+	    --target $$packages torchvision timm
+	@touch $@
+
+vision: $(SEEING) ## tests with torchvision and timm
+	OMP_NUM_THREADS=1 $(VISION)/bin/python -m pytest -n auto --dist worksteal -q tests/vision
+
 format: $(READY) ## let ruff rewrite
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -40,8 +56,8 @@ format: $(READY) ## let ruff rewrite
 bench: $(READY)  ## speed, as ratios; writes results/bench-*.json
 	$(BIN)/equicolor bench layers --device cpu --output results/bench-layers-cpu.json --force
 
-docs: $(READY)   ## regenerate the pictures in docs/
-	$(BIN)/python -m equicolor.experiments.equivariance --output docs
+docs: $(READY)   ## regenerate the pictures in docs/ from results/
+	$(BIN)/equicolor reproduce all --from results --pictures docs
 
 clean:           ## remove the environment and reports
-	rm -rf $(VENV) demo-report
+	rm -rf $(VENV) $(VISION) demo-report

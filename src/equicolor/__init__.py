@@ -2,12 +2,28 @@
 
 Layers live in :mod:`equicolor.nn`, hue transformations of images in
 :mod:`equicolor.color`, and the tool that measures equivariance in
-:mod:`equicolor.testing`. Importing the package needs torch and numpy alone.
+:mod:`equicolor.testing`. ``equicolor.convert`` makes a network of yours equivariant,
+``equicolor.adapt`` adds an equivariant stem to it. Importing the package needs torch and
+numpy alone.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from equicolor import color, groups, nn, testing
 from equicolor.groups import HueGroup
 
+if TYPE_CHECKING:
+    from equicolor.conversion import adapt, convert
+
 __version__ = "0.1.0"
 
-__all__ = ["HueGroup", "__version__", "color", "groups", "nn", "testing"]
+__all__ = ["HueGroup", "__version__", "adapt", "color", "convert", "groups", "nn", "testing"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("adapt", "convert"):
+        # On demand: conversion builds on the networks, which few scripts need.
+        from equicolor import conversion
+
+        return getattr(conversion, name)
+    raise AttributeError(f"module 'equicolor' has no attribute {name!r}")

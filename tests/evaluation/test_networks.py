@@ -43,14 +43,6 @@ def user_file(tmp_path: Path) -> Path:
     return path
 
 
-def library(name: str) -> types.ModuleType:
-    """A library of the [vision] extra, or why the test is skipped."""
-    try:
-        return importlib.import_module(name)
-    except (ImportError, RuntimeError) as error:  # absent, or built for another torch
-        pytest.skip(f"{name} cannot be imported: {error}")
-
-
 # --- ours --------------------------------------------------------------------------------------
 
 
@@ -76,6 +68,14 @@ def test_what_is_no_network_is_said(tmp_path: Path) -> None:
         FileNotFoundError, match=r"no network at resnet18; .*name of an architecture"
     ):
         load_network("resnet18")
+    state = tmp_path / "last.ckpt"
+    state.touch()
+    message = r"last.ckpt is the state of a training run; its network will be .*model.safetensors"
+    with pytest.raises(ValueError, match=message):
+        load_network(state)
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ValueError, match=r"; its network is .*model.safetensors$"):
+        load_network(state)
     text = tmp_path / "text.safetensors"
     text.write_text("not a network")
     with pytest.raises(
@@ -87,11 +87,14 @@ def test_what_is_no_network_is_said(tmp_path: Path) -> None:
 def test_facts_of_our_networks() -> None:
     assert network_facts(resnet18(10)) == {
         "model": "resnet18", "rotations": 1, "lifting": None, "ce_stages": 0, "width": 64,
+        "coset_pool": None,
     }  # fmt: skip
     hybrid = resnet18(10, rotations=3, ce_stages=2)
     assert network_facts(hybrid)["ce_stages"] == 2
     assert network_facts(hybrid)["lifting"] == "rgb"
     assert network_facts(GrayInput(resnet18(10)))["model"] == "resnet18-gray"
+    pools = [resnet18(10, rotations=3, coset_pool=pool) for pool in ("max", "avg", None)]
+    assert [network_facts(network)["coset_pool"] for network in pools] == ["max", "avg", "none"]
     assert network_facts(nn.Flatten())["model"] == "Flatten"
 
 
@@ -194,32 +197,3 @@ def test_a_torchvision_for_another_torch_is_one_line(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(importlib, "import_module", fail)
     with pytest.raises(ImportError, match=r"torchvision is installed but does not fit this torch"):
         load_network("torchvision:resnet18")
-
-
-def test_torchvision_itself() -> None:
-    torchvision = library("torchvision")
-    network = load_network("torchvision:resnet18", pretrained=False)
-    assert isinstance(network, ForeignNetwork)
-    assert (network.image_size, network.resize) == (224, 256)
-    preset = torchvision.models.get_model_weights("resnet18").DEFAULT.transforms()
-    images = torch.rand(2, 3, 224, 224)
-    normalised = torchvision.transforms.functional.normalize(images, preset.mean, preset.std)
-    with torch.no_grad():
-        torch.testing.assert_close(network(images), network.network(normalised))
-    with pytest.raises(ValueError, match="torchvision has no network 'resnet17'; did you mean"):
-        load_network("torchvision:resnet17")
-
-
-def test_timm_itself() -> None:
-    library("timm")
-    network = load_network("timm:resnet18", pretrained=False)
-    assert isinstance(network, ForeignNetwork)
-    assert network.image_size in (224, 288)
-    images = torch.rand(2, 3, 64, 64)
-    mean, std = (
-        torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    )
-    with torch.no_grad():
-        torch.testing.assert_close(network(images), network.network((images - mean) / std))
-    with pytest.raises(ValueError, match="timm has no network 'resnet17'"):
-        load_network("timm:resnet17")

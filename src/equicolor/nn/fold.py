@@ -8,6 +8,9 @@ written in one of two forms:
 * **cyclic**: features are ``[n * B, C, H, W]``, rotation-major, and every hidden layer is
   about 1.5 n ordinary convolutions between two small mixes of the rotations.
 
+Networks made by :func:`equicolor.convert` keep their rotations in the batch; what becomes of
+their layers is in :mod:`equicolor.nn.fold_batched`.
+
 The network is traced with torch.fx, so it may be anything torch.fx can trace: the networks
 of this package, or your own made of its layers.
 """
@@ -25,6 +28,7 @@ from equicolor import _checks
 from equicolor.color import shift_back
 from equicolor.groups import cyclic_products
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
+from equicolor.nn.fold_batched import BATCHED, fold_layer
 from equicolor.nn.fold_trace import (
     COSETS,
     LAYERS,
@@ -93,8 +97,10 @@ def fold(model: nn.Module, form: str = "auto") -> fx.GraphModule:
     return traced.eval()
 
 
-class _Folder:
+class Folder:
     """Replaces equivariant layers node by node; subclasses say how features are laid out."""
+
+    cyclic: bool
 
     def __init__(self, traced: fx.GraphModule) -> None:
         self.traced = traced
@@ -107,7 +113,12 @@ class _Folder:
         modules = dict(self.traced.named_modules())
         for node in list(self.graph.nodes):
             module = modules.get(str(node.target)) if node.op == "call_module" else None
-            if module is not None and isinstance(module, LAYERS):
+            if module is not None and isinstance(module, BATCHED):
+                with self.graph.inserting_before(node):
+                    new = fold_layer(self, node, module, layer_input(node))
+                node.replace_all_uses_with(new)
+                self.graph.erase_node(node)
+            elif module is not None and isinstance(module, LAYERS):
                 self._replace(node, module)
             elif orders := {self.rotations[n] for n in node.all_input_nodes if n in self.rotations}:
                 if node.op == "output":
@@ -166,7 +177,7 @@ class _Folder:
                     f"fold needs batch norms with running statistics; {node.target} has "
                     "track_running_stats=False"
                 )
-            return self._module(node, "norm", self.norm(module, n), x)
+            return self.call(node, "norm", self.norm(module, n), x)
         if isinstance(module, CEDropout2d):
             return x
         if isinstance(module, COSETS):
@@ -174,15 +185,15 @@ class _Folder:
         plain = next(plain for kind, plain in POOLS.items() if isinstance(module, kind))
         pool = plain.__new__(plain)
         pool.__dict__ = module.__dict__  # the same options in the class without rotations
-        return self._module(node, "pool", pool, x)
+        return self.call(node, "pool", pool, x)
 
-    def _module(self, node: fx.Node, suffix: str, module: nn.Module, x: fx.Node) -> fx.Node:
+    def call(self, node: fx.Node, suffix: str, module: nn.Module, x: fx.Node) -> fx.Node:
         """Add a module in place of an equivariant one, and a call of it."""
         name = self._name(node, suffix)
         self.traced.add_submodule(name, module)
         return self.graph.call_module(name, (x,))
 
-    def _buffer(self, node: fx.Node, suffix: str, value: Tensor) -> fx.Node:
+    def buffer(self, node: fx.Node, suffix: str, value: Tensor) -> fx.Node:
         name = self._name(node, suffix)
         owner, _, leaf = name.rpartition(".")
         self.traced.get_submodule(owner).register_buffer(leaf, value)
@@ -199,7 +210,7 @@ class _Folder:
             self.names[key] = name
         return self.names[key]
 
-    def _method(self, x: fx.Node, name: str, *args: Any) -> fx.Node:
+    def method(self, x: fx.Node, name: str, *args: Any) -> fx.Node:
         return self.graph.call_method(name, (x, *args))
 
     def _inline(
@@ -212,17 +223,30 @@ class _Folder:
         assert isinstance(result, fx.Node)
         return result
 
-    def orbit(self, node: fx.Node, lift: CELiftConv2d, x: fx.Node) -> fx.Node:
+    def orbit(
+        self, node: fx.Node, x: fx.Node, rotations: int, matrices: Tensor | None, *, like: Tensor
+    ) -> fx.Node:
         """Images ``[B, 3, H, W]`` in every hue, ``[n * B, 3, H, W]``."""
-        matrices = lift._transformations()
         if matrices is None:
-            steps = torch.arange(lift.rotations, dtype=torch.float64, device="cpu") / lift.rotations
-            turns = self._buffer(node, "turns", steps.to(lift.weight).view(-1, 1, 1, 1))
-            orbit = self._inline(shift_back, lift.weight.dtype, x, turns)
+            steps = torch.arange(rotations, dtype=torch.float64, device="cpu") / rotations
+            turns = self.buffer(node, "turns", steps.to(like).view(-1, 1, 1, 1))
+            orbit = self._inline(shift_back, like.dtype, x, turns)
         else:
-            rotations = self._buffer(node, "rotations", matrices.to(lift.weight))
-            orbit = self.graph.call_function(torch.einsum, ("kij,bihw->kbjhw", rotations, x))
-        return self._method(orbit, "flatten", 0, 1)
+            table = self.buffer(node, "rotations", matrices.to(like))
+            orbit = self.graph.call_function(torch.einsum, ("kij,bihw->kbjhw", table, x))
+        return self.method(orbit, "flatten", 0, 1)
+
+    def plain(self, module: CEConv2d | CELiftConv2d) -> nn.Conv2d:
+        """The convolution of one rotation by the spatial part of the filters."""
+        return _conv2d(module, module.weight.movedim(2, 1), module.groups)
+
+    def enter(self, x: fx.Node, rotations: int) -> fx.Node:
+        """Features ``[n * B, C, H, W]`` in this layout."""
+        raise NotImplementedError
+
+    def leave(self, x: fx.Node, module: CEConv2d) -> fx.Node:
+        """Features of this layout as ``[n * B, C, H, W]``."""
+        raise NotImplementedError
 
     def lift(self, node: fx.Node, module: CELiftConv2d, x: fx.Node) -> fx.Node:
         raise NotImplementedError
@@ -237,76 +261,94 @@ class _Folder:
         raise NotImplementedError
 
 
-class _DenseFolder(_Folder):
+class _DenseFolder(Folder):
     """Features are ``[B, C * n, H, W]``, channel-major, so that flattening is free."""
+
+    cyclic = False
+
+    def enter(self, x: fx.Node, rotations: int) -> fx.Node:
+        parts = self.method(x, "unflatten", 0, (rotations, -1))
+        return self.method(self.method(parts, "permute", 1, 2, 0, 3, 4), "flatten", 1, 2)
+
+    def leave(self, x: fx.Node, module: CEConv2d) -> fx.Node:
+        parts = self.method(x, "unflatten", 1, (module.out_channels, module.rotations))
+        return self.method(self.method(parts, "permute", 2, 0, 1, 3, 4), "flatten", 0, 1)
 
     def lift(self, node: fx.Node, module: CELiftConv2d, x: fx.Node) -> fx.Node:
         matrices = module._transformations()
         if matrices is not None:
             weight = torch.einsum("kij,ojzhw->okizhw", matrices, module.weight)
-            return self._module(node, "conv", _conv2d(module, weight[:, :, :, 0], 1), x)
-        conv = _conv2d(module, module.weight.movedim(2, 1), 1)
-        lifted = self._module(node, "conv", conv, self.orbit(node, module, x))
-        features = self._method(lifted, "unflatten", 0, (module.rotations, -1))
-        return self._method(self._method(features, "permute", 1, 2, 0, 3, 4), "flatten", 1, 2)
+            return self.call(node, "conv", _conv2d(module, weight[:, :, :, 0], 1), x)
+        orbit = self.orbit(node, x, module.rotations, None, like=module.weight)
+        lifted = self.call(node, "conv", self.plain(module), orbit)
+        features = self.method(lifted, "unflatten", 0, (module.rotations, -1))
+        return self.method(self.method(features, "permute", 1, 2, 0, 3, 4), "flatten", 1, 2)
 
     def conv(self, node: fx.Node, module: CEConv2d, x: fx.Node) -> fx.Node:
         bank = dense_filters(module.weight, module.pointwise_weight, module.rotations)
         weight = bank.movedim(0, 1).flatten(2, 3)  # [O, k, C/g * r, kh, kw]
-        return self._module(node, "conv", _conv2d(module, weight, module.groups), x)
+        return self.call(node, "conv", _conv2d(module, weight, module.groups), x)
 
     def norm(self, module: CEBatchNorm2d, n: int) -> nn.BatchNorm2d:
         return _batch_norm(module, n)
 
     def coset(self, node: fx.Node, module: nn.Module, x: fx.Node, n: int) -> fx.Node:
         if isinstance(module, CosetFlatten):
-            return self._method(x, "clone")  # as eager mode copies: x may be changed in place
-        features = self._method(x, "unflatten", 1, (-1, n))
-        return self._method(features, "amax" if isinstance(module, CosetMaxPool) else "mean", 2)
+            return self.method(x, "clone")  # as eager mode copies: x may be changed in place
+        features = self.method(x, "unflatten", 1, (-1, n))
+        return self.method(features, "amax" if isinstance(module, CosetMaxPool) else "mean", 2)
 
 
-class _CyclicFolder(_Folder):
+class _CyclicFolder(Folder):
     """Features are ``[n * B, C, H, W]``, rotation-major, in channels_last memory."""
 
+    cyclic = True
+
+    def enter(self, x: fx.Node, rotations: int) -> fx.Node:
+        return x
+
+    def leave(self, x: fx.Node, module: CEConv2d) -> fx.Node:
+        return x
+
     def lift(self, node: fx.Node, module: CELiftConv2d, x: fx.Node) -> fx.Node:
+        matrices = module._transformations()
+        orbit = self.orbit(node, x, module.rotations, matrices, like=module.weight)
         orbit = self.graph.call_method(
-            "contiguous",
-            (self.orbit(node, module, x),),
-            {"memory_format": torch.channels_last},
+            "contiguous", (orbit,), {"memory_format": torch.channels_last}
         )
-        return self._module(node, "conv", _conv2d(module, module.weight.movedim(2, 1), 1), orbit)
+        return self.call(node, "conv", self.plain(module), orbit)
 
     def conv(self, node: fx.Node, module: CEConv2d, x: fx.Node) -> fx.Node:
         n = module.rotations
         tables = module.tables
-        analysis = self._buffer(node, "analysis", tables.analysis.to(module.weight))
-        synthesis = self._buffer(node, "synthesis", tables.synthesis.to(module.weight))
+        analysis = self.buffer(node, "analysis", tables.analysis.to(module.weight))
+        synthesis = self.buffer(node, "synthesis", tables.synthesis.to(module.weight))
         filters = cyclic_filters(module.weight, module.pointwise_weight, tables)
-        pixels = self._method(self._method(x, "permute", 0, 2, 3, 1), "unflatten", 0, (n, -1))
+        pixels = self.method(self.method(x, "permute", 0, 2, 3, 1), "unflatten", 0, (n, -1))
         mixed = self.graph.call_function(torch.einsum, ("rn,nbhwc->rbhwc", analysis, pixels))
-        images = self._method(mixed, "permute", 0, 1, 4, 2, 3)
+        images = self.method(mixed, "permute", 0, 1, 4, 2, 3)
         products = []
         for index, weight in enumerate(filters):
             part = self.graph.call_function(operator.getitem, (images, index))
             # The first product is the mean over the rotations: n times the bias comes out as it.
             bias = None if module.bias is None or index else n * module.bias
             plain = _conv2d(module, weight.unsqueeze(1), module.groups, bias)
-            products.append(self._module(node, f"product{index}", plain, part))
-        joined = self._method(
+            products.append(self.call(node, f"product{index}", plain, part))
+        joined = self.method(
             self.graph.call_function(torch.cat, (products,)), "permute", 0, 2, 3, 1
         )
-        pixels = self._method(joined, "unflatten", 0, (tables.products, -1))
+        pixels = self.method(joined, "unflatten", 0, (tables.products, -1))
         out = self.graph.call_function(torch.einsum, ("rn,rbhwc->nbhwc", synthesis, pixels))
-        return self._method(self._method(out, "flatten", 0, 1), "permute", 0, 3, 1, 2)
+        return self.method(self.method(out, "flatten", 0, 1), "permute", 0, 3, 1, 2)
 
     def norm(self, module: CEBatchNorm2d, n: int) -> nn.BatchNorm2d:
         return _batch_norm(module, 1)
 
     def coset(self, node: fx.Node, module: nn.Module, x: fx.Node, n: int) -> fx.Node:
-        features = self._method(x, "unflatten", 0, (n, -1))
+        features = self.method(x, "unflatten", 0, (n, -1))
         if isinstance(module, CosetFlatten):
-            return self._method(self._method(features, "permute", 1, 2, 0, 3, 4), "flatten", 1, 2)
-        return self._method(features, "amax" if isinstance(module, CosetMaxPool) else "mean", 0)
+            return self.method(self.method(features, "permute", 1, 2, 0, 3, 4), "flatten", 1, 2)
+        return self.method(features, "amax" if isinstance(module, CosetMaxPool) else "mean", 0)
 
 
 _SAME_BIAS = object()

@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
+from equicolor.nn.fold_batched import BATCHED, PadToStride
 from equicolor.nn.norm import CEBatchNorm2d, CEDropout2d
 from equicolor.nn.pooling import (
     CEAdaptiveAvgPool2d,
@@ -28,6 +29,7 @@ POOLS: dict[type[nn.Module], type[nn.Module]] = {
 }
 COSETS = (CosetMaxPool, CosetAvgPool, CosetFlatten)
 LAYERS: tuple[type[nn.Module], ...] = (
+    *BATCHED,  # before the layers they are made from
     CELiftConv2d,
     CEConv2d,
     CEBatchNorm2d,
@@ -35,6 +37,8 @@ LAYERS: tuple[type[nn.Module], ...] = (
     *POOLS,
     *COSETS,
 )
+# timm's convolution that pads like TensorFlow looks at shapes; so it is kept whole.
+_LEAVES = ("Conv2dSame",)
 _IN_PLACE_OPERATORS = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 
 
@@ -42,6 +46,7 @@ def trace(model: nn.Module) -> fx.GraphModule:
     """The graph of a network in eval mode, which is changed; refused if it cannot be trusted."""
     _refuse_custom_layers(model)
     _bake_parametrizations(model)
+    _take_apart(model)
     try:
         graph = _Tracer().trace(model)
     except Exception as error:  # whatever the network's own code does with what is not a tensor
@@ -86,6 +91,27 @@ def _bake_parametrizations(model: nn.Module) -> None:
             module.register_parameter(name, nn.Parameter(value.clone(), requires_grad=False))
 
 
+def _take_apart(model: nn.Module) -> None:
+    """Take modules of timm apart that hide layers: norms with an activation, VGG's last part.
+
+    The latter asks for the size of its features, to make small ones larger; a folded network
+    takes images that need no such thing.
+    """
+    for parent in list(model.modules()):
+        for name, module in list(parent.named_children()):
+            kind, parts = type(module).__name__, module._modules
+            inside: list[nn.Module | None] = []
+            if kind == "BatchNormAct2d" and isinstance(module, nn.BatchNorm2d):
+                plain = nn.BatchNorm2d.__new__(nn.BatchNorm2d)
+                plain.__dict__ = {**module.__dict__, "_modules": {}}
+                inside = [plain, parts["drop"], parts["act"]]
+            elif kind == "ConvMlp" and hasattr(module, "input_kernel_size"):
+                inside = [parts[key] for key in ("fc1", "act1", "drop", "fc2", "act2")]
+            if inside:
+                layers = [part for part in inside if part is not None]
+                parent.add_module(name, nn.Sequential(*layers))
+
+
 class _Proxy(fx.Proxy):
     """Records ``x += y`` as the change in place it is; torch.fx takes it for ``x = x + y``."""
 
@@ -112,7 +138,11 @@ class _Tracer(fx.Tracer):
         return _Proxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, LAYERS) or super().is_leaf_module(m, module_qualified_name)
+        return (
+            isinstance(m, (*LAYERS, PadToStride))
+            or type(m).__name__ in _LEAVES
+            or super().is_leaf_module(m, module_qualified_name)
+        )
 
 
 class _FunctionTracer(fx.Tracer):

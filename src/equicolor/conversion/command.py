@@ -1,0 +1,95 @@
+"""From the name of a network to a converted checkpoint, and to what that gained."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from equicolor.conversion.converting import convert
+from equicolor.conversion.cost_report import cost_report, cost_rows
+from equicolor.conversion.supported import ConversionError
+from equicolor.evaluation.diagnose import diagnose
+from equicolor.evaluation.evaluate import Evaluation
+from equicolor.evaluation.networks import load_network
+from equicolor.models.checkpoints import save_model
+from equicolor.models.registry import Network
+from equicolor.reporting.tables import Table
+
+__all__ = ["convert_source", "hue_table"]
+
+_EVERY = 3  # of the 37 shifts, 10 degrees apart
+
+
+def convert_source(
+    source: str | Path,
+    output: Path,
+    *,
+    pretrained: bool = True,
+    size: int | None = None,
+    device: torch.device | str = "cpu",
+    **options: Any,
+) -> list[tuple[str, ...]]:
+    """Convert a network by name, write it, and count what it costs.
+
+    Args:
+        source: see :func:`equicolor.evaluation.load_network`.
+        output: the checkpoint to write.
+        pretrained: load the weights that timm or torchvision offer.
+        size: height and width of the images; the network's own by default.
+        device: where to take the time.
+        options: of :func:`equicolor.convert`.
+
+    Returns:
+        The rows of a table of costs, before and after.
+
+    Example:
+        >>> import tempfile
+        >>> from equicolor.models import z2cnn
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> _ = save_model(z2cnn(10), folder / "plain.safetensors")
+        >>> rows = convert_source(folder / "plain.safetensors", folder / "new.safetensors")
+        >>> [row[1] for row in rows]
+        ['25,570', '32,770 (1.28×)']
+    """
+    network = load_network(source, pretrained=pretrained)
+    converted = convert(network, image_size=size, **options)
+    if not isinstance(converted, Network) or not converted.config:
+        raise ConversionError(
+            f"{source} could not be built again from a checkpoint, so none is written: use "
+            "equicolor.convert in Python, and keep the state_dict() of what it returns"
+        )
+    save_model(converted, output)
+    how = f"{converted.rotations} hues, {converted.config['lifting']}"
+    both = {"before": network, f"converted: {how}": converted}
+    return cost_rows(cost_report(both, converted.image_size, device=device))
+
+
+def hue_table(
+    source: str | Path,
+    output: Path,
+    data: str,
+    *,
+    size: int | None = None,
+    pretrained: bool = True,
+    device: torch.device | str = "cpu",
+) -> tuple[Table, str]:
+    """Accuracy under HSV hue shifts before and after, as a table and in one line."""
+    before = diagnose(
+        source, data, actions=["hsv"], size=size, pretrained=pretrained, device=device
+    )
+    after = diagnose(output, data, actions=["hsv"], size=size, device=device)
+    degrees = before.sweeps["hsv"].shifts.mul(360).round().int().tolist()[::_EVERY]
+    rows = [_row("before", before), _row("converted", after)]
+    columns = ("accuracy in %", "original", "mean", *(f"{angle}°" for angle in degrees))
+    headline = (
+        f"{before.original:.2f} % before and {after.original:.2f} % after conversion on "
+        f"{before.facts['dataset']}; {before.sweeps['hsv'].mean:.2f} % and "
+        f"{after.sweeps['hsv'].mean:.2f} % on average over hue shifts"
+    )
+    return Table(columns, rows), headline
+
+
+def _row(name: str, found: Evaluation) -> tuple[str, ...]:
+    sweep = found.sweeps["hsv"]
+    curve = (f"{value:.0f}" for value in sweep.accuracy.tolist()[::_EVERY])
+    return (name, f"{found.original:.2f}", f"{sweep.mean:.2f}", *curve)

@@ -1,0 +1,280 @@
+"""Make any convolutional network colour-equivariant, its weights included."""
+
+import copy
+from typing import Any
+
+from torch import nn
+
+from equicolor import _checks
+from equicolor.conversion.dry_run import BATCH, DryRun, dry_run
+from equicolor.conversion.network import ConvertedNetwork
+from equicolor.conversion.normalization import Normalization, find_normalization
+from equicolor.conversion.plan import Exit, Plan, make_plan
+from equicolor.conversion.replacing import end_with, replace, replacement
+from equicolor.conversion.sources import Source, source_of
+from equicolor.conversion.supported import ConversionError, refuse
+from equicolor.conversion.widths import match_parameters as match
+from equicolor.conversion.widths import scale_channels
+from equicolor.models.foreign import ForeignNetwork
+from equicolor.nn.batched import COSET_POOLS, TAKES, BatchedCosetPool, HueLift
+from equicolor.nn.functional import LIFTINGS
+
+__all__ = ["INITS", "build", "choose_image_size", "convert"]
+
+INITS = ("pretrained", "random")
+
+
+def convert(
+    model: nn.Module,
+    rotations: int = 3,
+    lifting: str = "hsv",
+    until: str | None = None,
+    init: str = "pretrained",
+    coset_pool: str | None = "max",
+    *,
+    normalization: Any = "auto",
+    takes: str = "images",
+    image_size: int | None = None,
+    match_parameters: bool = False,
+    source: str | Source | None = None,
+    check_range: bool = True,
+) -> nn.Module:
+    r"""A colour-equivariant copy of a convolutional network, its weights included.
+
+    The images are lifted to :math:`n` hues, which pass through the network side by side;
+    convolutions and linear layers get a filter over the hues, and the hues are pooled before
+    the classifier. With ``init="pretrained"`` those filters are the identity: hue :math:`k`
+    carries exactly what the original network computes for the image shifted by
+    :math:`-k/n` turns, and the pooled result is invariant to hue shifts by :math:`1/n` before
+    any training. Training then learns to mix the hues.
+
+    The converted network takes images in [0, 1] and normalises them itself, after the shift.
+
+    Args:
+        model: a network of images from torchvision, timm, equicolor or yourself; or a detector
+            of torchvision, whose backbone is converted. It is not changed.
+        rotations: the number :math:`n` of hues.
+        lifting: ``"hsv"``, exact for HSV hue shifts, or ``"rgb"``, the paper's rotation.
+        until: the module that the equivariant part ends with, such as ``"layer2"``: a hybrid.
+        init: ``"pretrained"`` keeps the weights; ``"random"`` draws all of them anew.
+        coset_pool: ``"max"`` or ``"avg"`` over the hues; None keeps them apart, and every
+            output is :math:`[B, n, ...]`.
+        normalization: what the network expects of its images: ``"auto"`` reads it from timm's
+            metadata and knows equicolor's networks; ``"imagenet"``; a pair (mean, std); a member
+            of a torchvision weights enum; or None for images in [0, 1] as they are.
+        takes: ``"images"`` in [0, 1]; or ``"normalized"``, for a part of your own network that
+            gets its images normalised already.
+        image_size: height and width of the images the network is tried with; its own if it has
+            any, else 224.
+        match_parameters: with ``init="random"``, make all layers narrower, so that the
+            converted network has about as many parameters as the original.
+        source: where the network comes from, such as ``"torchvision:resnet18"``, for
+            :func:`equicolor.models.save_model`; timm's and equicolor's networks know it.
+        check_range: refuse images far outside [0, 1]; see :class:`equicolor.nn.batched.HueLift`.
+
+    Returns:
+        A :class:`ConvertedNetwork`, or for a detector the detector.
+
+    Raises:
+        ConversionError: if something in the network cannot be converted, with its path.
+
+    Example:
+        >>> import torch
+        >>> from equicolor.color import shift_hue
+        >>> plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3),
+        ...                       nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+        >>> network = convert(plain, rotations=4, normalization=None, image_size=16)
+        >>> images = torch.rand(2, 3, 16, 16)
+        >>> torch.allclose(network(shift_hue(images, 1 / 4)), network(images), atol=1e-5)
+        True
+    """
+    _checks.positive_int("rotations", rotations)
+    _checks.one_of("lifting", lifting, LIFTINGS)
+    _checks.one_of("init", init, INITS)
+    _checks.one_of("takes", takes, TAKES)
+    if coset_pool not in COSET_POOLS:
+        raise ValueError(f"coset_pool must be 'max', 'avg' or None, got {coset_pool!r}")
+    if until is not None and coset_pool is None:
+        raise ValueError("a hybrid (until=...) pools its hues: coset_pool must be 'max' or 'avg'")
+    if match_parameters and init != "random":
+        raise ValueError("match_parameters changes every layer: it needs init='random'")
+    options: dict[str, Any] = {"rotations": rotations, "lifting": lifting, "until": until}
+    options |= {"coset_pool": coset_pool, "takes": takes, "check_range": check_range}
+    if _is_detector(model):
+        return _convert_detector(model, init, image_size, options)
+    numbers = find_normalization(model, normalization)
+    original, size = _unwrap(model), choose_image_size(model, image_size)
+    run = dry_run(original, size)
+    plan = make_plan(original, run, until)
+    refuse(original, plan.problems)
+    channels = None
+    if match_parameters:
+        channels = match(original, plan, rotations, size)
+    network = build(original, plan, run, size, numbers, channels=channels, **options)
+    if init == "random":
+        _draw(network)
+    network.image_size = size
+    known = source_of(model, source, run, plan.exit)
+    if known is not None:
+        network.config = _config(known, numbers, options | {"image_size": size}, init, channels)
+    return network
+
+
+def build(
+    original: nn.Module,
+    plan: Plan,
+    run: DryRun,
+    size: int,
+    numbers: Normalization,
+    *,
+    rotations: int,
+    lifting: str,
+    until: str | None,
+    coset_pool: str | None,
+    takes: str = "images",
+    check_range: bool = True,
+    padded: bool = False,
+    channels: dict[int, int] | None = None,
+) -> ConvertedNetwork:
+    """Carry out a plan on a copy of a network; the new hue filters are the identity."""
+    network = copy.deepcopy(original)
+    if channels is not None:
+        scale_channels(network, plan, channels)
+    modules = dict(network.named_modules())
+    for path, kind in plan.replaced.items():
+        replace(network, modules[path], replacement(modules[path], kind, rotations))
+    pool: BatchedCosetPool | nn.Identity = BatchedCosetPool(rotations, coset_pool)
+    exit_ = plan.exit
+    if exit_.where == "before" and coset_pool is None:
+        exit_ = Exit("output")  # the classifier sees every hue
+    if exit_.where != "output":
+        end_with(network, exit_, pool)
+        pool = nn.Identity()
+    lift = HueLift(
+        rotations,
+        lifting,
+        mean=numbers.mean,
+        std=numbers.std,
+        takes=takes,
+        padded=padded,
+        check_range=check_range,
+    )
+    tensor = next(original.parameters())
+    converted = ConvertedNetwork(lift.to(tensor.device, tensor.dtype), network, pool)
+    converted.train(original.training)
+    _verify(converted, run, size, until, coset_pool, rotations)
+    return converted
+
+
+def _verify(
+    converted: ConvertedNetwork,
+    run: DryRun,
+    size: int,
+    until: str | None,
+    coset_pool: str | None,
+    rotations: int,
+) -> None:
+    """Run the result: it must return what the original returns, with or without its hues."""
+    expected = run.outputs
+    if coset_pool is None:
+        expected = [[BATCH, rotations, *shape[1:]] for shape in run.outputs]
+    outputs: object
+    try:
+        outputs = dry_run(converted, size).outputs
+    except ValueError as error:
+        outputs = str(error)
+    if outputs == expected:
+        return
+    if until is not None:
+        raise ConversionError(
+            f"until={until!r} cannot end the equivariant part: data flows past it, so plain and "
+            f"equivariant features would meet. Name a module that everything passes, such as a "
+            f"whole stage ({outputs})"
+        )
+    raise ConversionError(
+        f"{type(converted.network).__name__} does something to the batch that conversion does not "
+        f"know: expected outputs {expected}, got {outputs}"
+    )
+
+
+def _unwrap(model: nn.Module) -> nn.Module:
+    return model.network if isinstance(model, ForeignNetwork) else model
+
+
+def choose_image_size(model: nn.Module, given: int | None) -> int:
+    """The images to try a network with."""
+    if given is not None:
+        return _checks.positive_int("image_size", given)
+    own = getattr(model, "image_size", None)
+    if isinstance(own, int):
+        return own
+    config = getattr(model, "pretrained_cfg", None)
+    if isinstance(config, dict) and config.get("input_size"):
+        return int(config["input_size"][-1])
+    return 224
+
+
+def _draw(network: nn.Module) -> None:
+    """Draw all weights anew; parameters outside of layers stay."""
+    for module in network.modules():
+        reset = getattr(module, "reset_parameters", None)
+        if callable(reset):
+            reset()
+
+
+def _config(
+    source: Source,
+    numbers: Normalization,
+    options: dict[str, Any],
+    init: str,
+    channels: dict[int, int] | None,
+) -> dict[str, Any]:
+    return {
+        "model": "converted",
+        "source": source.spec,
+        "source_options": dict(source.options),
+        **options,
+        "init": init,
+        "mean": None if numbers.mean is None else list(numbers.mean),
+        "std": None if numbers.std is None else list(numbers.std),
+        "channels": None if channels is None else sorted(channels.items()),
+    }
+
+
+def _is_detector(model: nn.Module) -> bool:
+    transform = getattr(model, "transform", None)
+    return hasattr(transform, "image_mean") and isinstance(
+        getattr(model, "backbone", None), nn.Module
+    )
+
+
+def _convert_detector(
+    model: nn.Module, init: str, image_size: int | None, options: dict[str, Any]
+) -> nn.Module:
+    """Convert the backbone of a detector, which gets images that were normalised and padded."""
+    transform: Any = model.transform
+    backbone: Any = model.backbone
+    body = getattr(backbone, "body", backbone)
+    numbers = Normalization(tuple(transform.image_mean), tuple(transform.image_std))
+    if options["coset_pool"] is None:
+        raise ValueError(
+            "what follows a detector's backbone is plain: coset_pool is 'max' or 'avg'"
+        )
+    size = image_size
+    if size is None:
+        sizes = getattr(transform, "min_size", (224,))
+        size = int(sizes[0] if isinstance(sizes, (tuple, list)) else sizes)
+    run = dry_run(body, size)
+    plan = make_plan(body, run, options["until"])
+    refuse(body, plan.problems)
+    chosen = options | {"takes": "normalized", "padded": True}
+    converted = build(body, plan, run, size, numbers, **chosen)
+    if init == "random":
+        _draw(converted)
+    detector: Any = copy.deepcopy(model)
+    if body is backbone:
+        vars(converted)["out_channels"] = getattr(backbone, "out_channels", None)
+        detector.backbone = converted
+    else:
+        detector.backbone.body = converted
+    return detector  # type: ignore[no-any-return]

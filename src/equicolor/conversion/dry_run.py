@@ -1,0 +1,181 @@
+"""Run a network once without computing anything, and see which of its modules run when."""
+
+import copy
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["Call", "DryRun", "dry_run", "ghost_of", "tensors_of"]
+
+BATCH = 2  # more than one, so that nothing is broadcast that should not be
+_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "alpha_dropout")
+
+
+class Call(NamedTuple):
+    """A call of a module: when it began and ended, counted in beginnings and ends."""
+
+    start: int
+    end: int
+
+
+@dataclass
+class DryRun:
+    """What happened in one pass through a network in eval mode.
+
+    Attributes:
+        calls: of every module that was called, by its path.
+        attention: paths of the modules that computed attention.
+        dropout: paths of the modules whose own code called a dropout function.
+        inputs: the shape of what a module was last called with.
+        outputs: the shapes of the tensors that came out.
+    """
+
+    calls: dict[str, list[Call]] = field(default_factory=dict)
+    attention: list[str] = field(default_factory=list)
+    dropout: list[str] = field(default_factory=list)
+    inputs: dict[str, list[int]] = field(default_factory=dict)
+    outputs: list[list[int]] = field(default_factory=list)
+
+    def ends(self) -> list[str]:
+        """The paths of all called modules, the last to finish first.
+
+        Example:
+            >>> dry_run(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), 8).ends()
+            ['', '1', '0']
+        """
+        return sorted(self.calls, key=lambda path: self.calls[path][-1].end, reverse=True)
+
+
+def dry_run(model: nn.Module, size: int) -> DryRun:
+    """Follow images through a network on the meta device; the network is not changed.
+
+    Args:
+        model: a network of images.
+        size: their height and width.
+
+    Returns:
+        Which modules ran when.
+
+    Raises:
+        ValueError: if the network does not take such images.
+
+    Example:
+        >>> run = dry_run(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), 8)
+        >>> run.outputs, run.calls["0"][0].end < run.calls["1"][0].start
+        ([[2, 4, 6, 6]], True)
+    """
+    tensor = next(itertools.chain(model.parameters(), model.buffers()), torch.empty(0))
+    dtype = tensor.dtype if tensor.is_floating_point() else torch.get_default_dtype()
+    images = torch.empty(BATCH, 3, size, size, dtype=dtype, device="meta")
+    try:
+        return _follow(ghost_of(model), images)
+    except NotImplementedError:  # code that looks at numbers needs some
+        images = torch.rand(images.shape, dtype=dtype, device=tensor.device)
+        return _follow(copy.deepcopy(model), images)
+
+
+def ghost_of(model: nn.Module) -> nn.Module:
+    """A copy of a network on the meta device that never held the numbers.
+
+    Example:
+        >>> next(ghost_of(nn.Linear(3, 4)).parameters()).is_meta
+        True
+    """
+    memo: dict[int, Any] = {}
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
+        empty = torch.empty_like(tensor, device="meta")
+        if isinstance(tensor, nn.Parameter):
+            empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
+        memo[id(tensor)] = empty
+    return copy.deepcopy(model, memo)
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested lists, tuples and dictionaries.
+
+    Example:
+        >>> [len(t) for t in tensors_of({"a": torch.zeros(2), "b": [torch.zeros(3), None]})]
+        [2, 3]
+    """
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_of(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_of(item)
+
+
+def _follow(model: nn.Module, images: Tensor) -> DryRun:
+    watch = _Watch(model.eval())
+    with torch.no_grad(), watch:
+        try:
+            outputs = model(images)
+        except NotImplementedError:
+            raise
+        except Exception as error:  # whatever the network's own code does
+            where = f" in {watch.stack[-1]!r}" if watch.stack and watch.stack[-1] else ""
+            reason = str(error).partition("\n")[0]
+            raise ValueError(
+                f"{type(model).__name__} does not take images {list(images.shape)}: "
+                f"{reason}{where}; image_size says another size"
+            ) from error
+    watch.run.outputs = [list(tensor.shape) for tensor in tensors_of(outputs)]
+    return watch.run
+
+
+class _Watch(TorchFunctionMode):
+    """Notes the calls of modules, and of functions that matter, while it is entered."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.run = model, DryRun()
+        self.stack: list[str] = []
+        self._starts: list[int] = []
+        self._ticks = itertools.count()
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> Self:
+        for path, module in self.model.named_modules():
+            self._handles.append(module.register_forward_pre_hook(self._begin(path)))
+            self._handles.append(module.register_forward_hook(self._end(path)))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        for handle in self._handles:
+            handle.remove()
+
+    def _begin(self, path: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            self.stack.append(path)
+            self._starts.append(next(self._ticks))
+            for tensor in itertools.islice(tensors_of(args), 1):
+                self.run.inputs[path] = list(tensor.shape)
+
+        return hook
+
+    def _end(self, path: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            self.stack.pop()
+            call = Call(self._starts.pop(), next(self._ticks))
+            self.run.calls.setdefault(path, []).append(call)
+
+        return hook
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        path = self.stack[-1] if self.stack else ""
+        if name in ("scaled_dot_product_attention", "multi_head_attention_forward"):
+            self.run.attention.append(path)
+        elif name in _DROPOUTS and (kwargs["p"] if "p" in kwargs else args[1]):
+            self.run.dropout.append(path)
+        return func(*args, **kwargs)

@@ -1,0 +1,178 @@
+"""What will be replaced in a network, decided before anything is."""
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from equicolor.conversion.dry_run import DryRun
+from equicolor.conversion.supported import ConversionError, Problem, kind_of
+
+__all__ = ["Exit", "Plan", "make_plan"]
+
+_HEAD_PARTS = (nn.Linear, nn.LayerNorm, nn.BatchNorm1d)
+
+
+@dataclass(frozen=True)
+class Exit:
+    """Where the hues are pooled.
+
+    Attributes:
+        where: ``"before"`` or ``"after"`` a module, or at the ``"output"``.
+        path: of that module.
+    """
+
+    where: str
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What becomes of a network.
+
+    Attributes:
+        first: the convolution that sees the images; it stays as it is.
+        replaced: what becomes of which path: ``"conv"``, ``"linear"``, ``"dropout"``, ``"depth"``.
+        exit: where the hues are pooled.
+        problems: what cannot be converted.
+    """
+
+    first: str
+    replaced: dict[str, str]
+    exit: Exit
+    problems: tuple[Problem, ...]
+
+
+def make_plan(model: nn.Module, run: DryRun, until: str | None = None) -> Plan:
+    """Plan a conversion.
+
+    Args:
+        model: the network.
+        run: a pass through it.
+        until: the module that the equivariant part ends with; None for all but the classifier.
+
+    Example:
+        >>> from equicolor.conversion.dry_run import dry_run
+        >>> convolutions = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)
+        >>> model = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(64, 5))
+        >>> plan = make_plan(model, dry_run(model, 8))
+        >>> plan.first, plan.replaced, plan.exit
+        ('0', {'2': 'conv'}, Exit(where='before', path='4'))
+    """
+    modules = dict(model.named_modules())
+    exit_ = _find_head(modules, run) if until is None else _find_until(modules, run, until)
+    inside = _inside(run, exit_)
+    replaced, problems = {}, list(_function_problems(modules, run, inside))
+    hopeless = {problem.path for problem in problems}
+    for path, module in modules.items():
+        if path in hopeless or any(path.startswith(f"{other}.") for other in hopeless if other):
+            continue
+        try:
+            if path in run.calls and not inside(path):
+                continue
+            kind = kind_of(module)
+            _check_called(path, module, run, exit_)
+        except ConversionError as error:
+            problems.append(Problem(path, type(module).__name__, str(error)))
+            hopeless.add(path)
+            continue
+        if kind != "keep" and path in run.calls:
+            replaced[path] = kind
+    convolutions = [path for path, kind in replaced.items() if kind == "conv"]
+    if not convolutions:
+        where = "the network" if until is None else f"what comes before the end of {until!r}"
+        problems.append(Problem("", type(model).__name__, f"{where} has no convolution to convert"))
+        return Plan("", {}, exit_, tuple(problems))
+    first = min(convolutions, key=lambda path: run.calls[path][0].start)
+    del replaced[first]
+    return Plan(first, replaced, exit_, tuple(problems))
+
+
+def _find_head(modules: dict[str, nn.Module], run: DryRun) -> Exit:
+    """The classifier: the linear layer that everything ends with, and what belongs to it."""
+    weighted = (path for path in run.ends() if modules[path]._parameters)
+    last = next((path for path in weighted if any(_own(modules[path]))), "")
+    if not last or not isinstance(modules[last], nn.Linear) or len(run.calls[last]) > 1:
+        return Exit("output")
+    head = last
+    while "." in head:
+        parent = head.rpartition(".")[0]
+        parts = [part for part in modules[parent].modules() if any(_own(part))]
+        whole = isinstance(modules[parent], nn.Sequential) and parent in run.calls
+        if not whole or not all(isinstance(part, _HEAD_PARTS) for part in parts):
+            break
+        head = parent
+    return Exit("before", head)
+
+
+def _own(module: nn.Module) -> Iterator[bool]:
+    return (parameter is not None for parameter in module._parameters.values())
+
+
+def _find_until(modules: dict[str, nn.Module], run: DryRun, until: str) -> Exit:
+    if until not in modules or not until:
+        near = difflib.get_close_matches(until, [path for path in modules if path], n=3, cutoff=0.4)
+        parts = [path for path in modules if path and "." not in path]
+        hint = (
+            f"did you mean {' or '.join(map(repr, near))}?"
+            if near
+            else (f"it has {', '.join(parts[:8])}")
+        )
+        raise ConversionError(f"until names no module of the network: {until!r}; {hint}")
+    calls = len(run.calls.get(until, []))
+    if calls != 1:
+        times = "never calls it" if not calls else f"calls it {calls} times"
+        children = [path for path in run.calls if path.rpartition(".")[0] == until]
+        hint = f"; its parts are {', '.join(children[:8])}" if not calls and children else ""
+        raise ConversionError(f"until={until!r} cannot end the equivariant part: the network "
+                              f"{times}{hint}")  # fmt: skip
+    return Exit("after", until)
+
+
+class _inside:  # noqa: N801
+    """Whether a module runs before the hues are pooled."""
+
+    def __init__(self, run: DryRun, exit_: Exit) -> None:
+        self.run, self.boundary = run, float("inf")
+        if exit_.where == "before":
+            self.boundary = run.calls[exit_.path][0].start
+        elif exit_.where == "after":
+            self.boundary = run.calls[exit_.path][0].end
+
+    def __call__(self, path: str) -> bool:
+        calls = self.run.calls.get(path, [])
+        return any(call.start < self.boundary for call in calls)
+
+    def crosses(self, path: str) -> bool:
+        """Whether it is called on both sides."""
+        calls = self.run.calls.get(path, [])
+        return self(path) and any(call.start > self.boundary for call in calls)
+
+
+def _check_called(path: str, module: nn.Module, run: DryRun, exit_: Exit) -> None:
+    weights = any(_own(module)) and path != ""
+    if weights and path not in run.calls:
+        raise ConversionError(
+            "it has weights but is not called in eval mode, so what it sees is unknown"
+        )
+    if _inside(run, exit_).crosses(path) and (weights or kind_of(module) != "keep"):
+        raise ConversionError("it is used before and after the hues are pooled")
+
+
+def _function_problems(
+    modules: dict[str, nn.Module], run: DryRun, inside: _inside
+) -> Iterator[Problem]:
+    for path in dict.fromkeys(run.attention):
+        if inside(path):
+            reason = "attention mixes places by content: it has no filters over hues"
+            yield Problem(path, type(modules[path]).__name__, reason)
+    for path in dict.fromkeys(run.dropout):
+        module = modules[path]
+        if inside(path) and not isinstance(module, nn.modules.dropout._DropoutNd):
+            yield Problem(
+                path,
+                type(module).__name__,
+                "its code calls a dropout function, whose mask would differ between the hues; "
+                "build the network without it (drop_rate=0), or with nn.Dropout",
+            )

@@ -1,0 +1,152 @@
+"""What a module becomes in an equivariant network, or why it cannot become anything."""
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils import parametrize
+
+from equicolor.nn.batched import HueLift
+from equicolor.nn.conv import CEConv2d, CELiftConv2d
+
+__all__ = ["ConversionError", "Problem", "kind_of", "refuse"]
+
+# Parameters outside of layers that are one number per channel, by the names networks use.
+_PER_CHANNEL = ("layer_scale", "gamma", "beta", "weight", "bias", "scale", "scale_weight", "alpha")
+# One scale and shift per channel, or none: the same for every rotation.
+_KEPT = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.PReLU, nn.ConvTranspose2d)
+_CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_SHOWN = 6
+
+
+class ConversionError(ValueError):
+    """A network that cannot be converted, and why."""
+
+
+class Problem(NamedTuple):
+    """A module that cannot be converted."""
+
+    path: str
+    kind: str
+    reason: str
+
+
+def kind_of(module: nn.Module) -> str:
+    """What becomes of a module.
+
+    Returns:
+        ``"conv"`` or ``"linear"`` for what mixes channels and will mix hues; ``"dropout"`` or
+        ``"depth"`` for what needs shared random numbers; ``"keep"`` for what stays.
+
+    Raises:
+        ConversionError: with the reason, if nothing can become of it.
+
+    Example:
+        >>> kind_of(nn.Conv2d(3, 4, 3)), kind_of(nn.ReLU()), kind_of(nn.Dropout2d())
+        ('conv', 'keep', 'dropout')
+        >>> kind_of(nn.Conv3d(3, 4, 3))
+        Traceback (most recent call last):
+            ...
+        equicolor.conversion.supported.ConversionError: there are no hue filters for this layer
+    """
+    if isinstance(module, (CEConv2d, CELiftConv2d, HueLift)):
+        raise ConversionError("it is colour-equivariant already")
+    if parametrize.is_parametrized(module) or hasattr(module, "weight_g"):
+        raise ConversionError("its weight is parametrised; remove_parametrizations() first")
+    if isinstance(module, nn.Conv2d):
+        own = type(module).forward is nn.Conv2d.forward
+        if not (own or pads_to_stride(module)):
+            raise ConversionError("it is a convolution with a forward of its own")
+        return "conv"
+    if isinstance(module, nn.Linear):
+        if type(module).forward is not nn.Linear.forward:
+            raise ConversionError("it is a linear layer with a forward of its own")
+        return "linear"
+    if _is_attention(module):
+        raise ConversionError("attention mixes places by content: it has no filters over hues")
+    if isinstance(module, _CHANNEL_DROPOUTS) or type(module) is nn.Dropout:
+        return "dropout"
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        raise ConversionError("there is no version of this dropout with shared masks")
+    if type(module).__name__ in ("StochasticDepth", "DropPath"):
+        return "depth"
+    if isinstance(module, nn.Embedding):
+        raise ConversionError("embeddings know nothing of hue")
+    if isinstance(module, nn.RNNBase):
+        raise ConversionError("recurrent layers have no filters over hues")
+    if not isinstance(module, _KEPT):
+        _check_parameters(module)
+    return "keep"
+
+
+def pads_to_stride(module: nn.Module) -> bool:
+    """Whether a convolution is timm's that pads like TensorFlow."""
+    return type(module).__name__ == "Conv2dSame"
+
+
+def drops_channels(module: nn.Module) -> bool:
+    """Whether a dropout drops whole channels."""
+    return isinstance(module, _CHANNEL_DROPOUTS)
+
+
+def refuse(model: nn.Module, problems: Iterable[Problem]) -> None:
+    """Raise an error that names every problem, if there is one."""
+    found = list(problems)
+    if not found:
+        return
+    alike: dict[tuple[str, str], list[str]] = {}
+    for problem in found:
+        path = problem.path or "(the network itself)"
+        alike.setdefault((problem.kind, problem.reason), []).append(path)
+    shown = []
+    for (kind, reason), paths in list(alike.items())[:_SHOWN]:
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        shown.append(f"  {paths[0]}{more}: {kind}: {reason}")
+    if len(alike) > _SHOWN:
+        shown.append(f"  and {len(alike) - _SHOWN} other kinds")
+    raise ConversionError(
+        f"{type(model).__name__} cannot be converted; nothing was changed:\n"
+        + "\n".join(shown)
+        + "\n"
+        + _advice(found)
+    )
+
+
+def _advice(problems: list[Problem]) -> str:
+    words = " ".join(problem.reason for problem in problems)
+    if "attention" in words or "position or class" in words:
+        return (
+            "What works: a convolutional network (ResNet, RegNet, EfficientNet, ConvNeXt, ...); or "
+            "equicolor.adapt(model), which puts an equivariant stem beside this network's own"
+        )
+    if "already" in words:
+        return "What works: the plain network it was made from"
+    return (
+        "What works: until='NAME' ends the equivariant part before these; or equicolor.adapt(model)"
+    )
+
+
+def _is_attention(module: nn.Module) -> bool:
+    if isinstance(module, (nn.MultiheadAttention, nn.TransformerEncoderLayer)):
+        return True
+    # Squeeze-excite and its relatives call themselves attention too; they are convolutions.
+    named = re.search(r"Attention", type(module).__name__) is not None
+    inner = list(module.modules())
+    return named and any(isinstance(part, nn.Linear) for part in inner)
+
+
+def _check_parameters(module: nn.Module) -> None:
+    """Refuse parameters that might not be the same for every pixel and hue."""
+    for name, parameter in module._parameters.items():
+        if parameter is None:
+            continue
+        shape = list(parameter.shape)
+        if type(module).__module__.startswith("torch.nn."):
+            raise ConversionError("there are no hue filters for this layer")
+        if name in ("pos_embed", "cls_token", "pos_embedding", "class_token"):
+            raise ConversionError(f"{name} {shape} is a position or class token, not a filter")
+        vector = sum(size > 1 for size in shape) <= 1
+        if not (vector and name in _PER_CHANNEL):
+            raise ConversionError(f"its parameter {name} {shape} is of an unknown kind")

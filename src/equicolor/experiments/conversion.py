@@ -1,0 +1,99 @@
+"""What conversion does to a trained network: accuracy before, after, and after a fine-tune."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from equicolor._files import output_folder
+from equicolor.conversion import convert
+from equicolor.devices import choose_device
+from equicolor.evaluation.diagnose import diagnose
+from equicolor.evaluation.pictures import recipe_of_run
+from equicolor.models.checkpoints import checkpoint_file, load_model, save_model
+from equicolor.training.fit import fit
+from equicolor.training.recipes import TrainingRecipe, finetune_recipe
+from equicolor.training.run_options import RunOptions
+
+__all__ = ["rows"]
+
+Row = dict[str, Any]
+
+# What the fine-tune takes over from the training of the network, beside the dataset.
+_LIKE_BEFORE = ("split_seed", "size", "crop", "resize", "flip", "batch_size", "seed")
+
+
+def rows(
+    checkpoint: str | Path,
+    data: str | None = None,
+    *,
+    rotations: int = 6,
+    lifting: str = "hsv",
+    coset_pools: Sequence[str] = ("max", "avg"),
+    finetune_epochs: int = 20,
+    lr: float = 1e-4,
+    output: str | Path = "runs/conversion",
+    device: str = "auto",
+    console: Console | None = None,
+) -> list[Row]:
+    """Judge a network before conversion, after it without training, and after a fine-tune.
+
+    Args:
+        checkpoint: a plain network of :func:`equicolor.models.save_model`, or the folder of its
+            training run, whose pictures are then prepared alike.
+        data: a dataset by name, or a folder of class folders; the run's by default.
+        rotations, lifting: of :func:`equicolor.convert`.
+        coset_pools: each is tried.
+        finetune_epochs: 0 for no fine-tune.
+        lr: the highest learning rate of the fine-tune.
+        output: the folder of the converted networks and the runs that fine-tune them; a call in
+            the folder of an interrupted one continues it.
+        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        console: shows progress; None shows nothing.
+
+    Returns:
+        Flat rows with ``stage`` in words, ``original``, ``hue_mean`` and ``hue_curve``.
+    """
+    output, where = output_folder(output), choose_device(device)
+    trained = recipe_of_run(checkpoint)
+    if data is None:
+        if trained is None:
+            raise ValueError(f"{checkpoint} is not the folder of a training run: say which data")
+        data = trained.dataset
+    quiet = Console(quiet=True) if console is None else console
+    cut: dict[str, Any] = {}
+    if trained is not None:
+        test = trained.augmentation.evaluation()
+        cut = {"size": test.size, "resize": test.resize, "split_seed": trained.split_seed}
+
+    def judge(path: str | Path, stage: str, **facts: Any) -> Row:
+        found = diagnose(path, data, actions=("hsv",), device=where, console=quiet, **cut)
+        return found.rows()[0] | {"stage": stage, **facts}
+
+    made = [judge(checkpoint, "before conversion")]
+    for pool in coset_pools:
+        path = output / f"converted-{pool}.safetensors"
+        plain = load_model(checkpoint_file(checkpoint))
+        network = convert(plain, rotations, lifting, coset_pool=pool)
+        save_model(network, path)
+        facts = {"coset_pool": pool}
+        made.append(judge(path, f"converted, {pool} over {rotations} hues", **facts))
+        if finetune_epochs:
+            recipe = _finetune(data, path, trained, finetune_epochs, lr, where.type)
+            options = RunOptions(device=where.type)
+            found = fit(recipe, output / f"finetuned-{pool}", options, console=console)
+            assert found is not None
+            stage = f"converted and fine-tuned for {finetune_epochs} epochs, {pool}"
+            made.append(found.row | {"stage": stage, **facts})
+    return made
+
+
+def _finetune(
+    data: str, path: Path, trained: TrainingRecipe | None, epochs: int, lr: float, device: str
+) -> TrainingRecipe:
+    recipe = finetune_recipe(data, path)
+    same = {} if trained is None else {name: getattr(trained, name) for name in _LIKE_BEFORE}
+    precision = "bf16" if device == "cuda" else "32"
+    return dataclasses.replace(recipe, **same, epochs=epochs, lr=lr, precision=precision)

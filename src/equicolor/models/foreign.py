@@ -1,0 +1,162 @@
+"""Networks of other libraries: torchvision's and timm's, by name."""
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from equicolor.models.layers import IMAGENET_MEAN, IMAGENET_STD
+
+__all__ = ["LIBRARIES", "ForeignNetwork", "load_foreign"]
+
+
+class ForeignNetwork(nn.Module):
+    """A network that was not made by equicolor, with the normalisation it expects in front.
+
+    Args:
+        network: maps normalised pictures :math:`[B, 3, H, W]` to logits :math:`[B, C]`.
+        name: for tables.
+        mean, std: of the normalisation, per channel.
+        image_size: height and width it was trained for.
+        resize: the short side of a picture before its centre is cropped.
+
+    Example:
+        >>> network = ForeignNetwork(nn.Flatten(), "flat", mean=(0.5,) * 3, std=(0.5,) * 3)
+        >>> network(torch.ones(2, 3, 1, 1)).tolist()
+        [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        network: nn.Module,
+        name: str,
+        *,
+        mean: Sequence[float] = (0.0, 0.0, 0.0),
+        std: Sequence[float] = (1.0, 1.0, 1.0),
+        image_size: int = 224,
+        resize: int = 256,
+    ) -> None:
+        super().__init__()
+        self.network, self.name = network, name
+        self.image_size, self.resize = image_size, resize
+        self.plain = tuple(mean) == (0.0, 0.0, 0.0) and tuple(std) == (1.0, 1.0, 1.0)
+        for key, values in (("mean", mean), ("std", std)):
+            self.register_buffer(key, torch.tensor(values).view(3, 1, 1), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Pictures ``[B, 3, H, W]`` in [0, 1] to logits ``[B, C]``."""
+        images = images if self.plain else (images - self.mean) / self.std
+        logits: Tensor = self.network(images)
+        return logits
+
+
+def _import_library(name: str) -> ModuleType:
+    """A library of the ``[vision]`` extra."""
+    install = "pip install 'equicolor[vision]'"
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise ModuleNotFoundError(f"{name} is not installed: {install}", name=name) from None
+    except RuntimeError as error:  # a torchvision built for another torch
+        raise ImportError(
+            f"{name} is installed but does not fit this torch ({error}); {install} "
+            "into an environment with the same build of both"
+        ) from None
+
+
+class _TorchvisionWeights(Protocol):
+    """What torchvision says about its weights; those of segmentation are not cropped."""
+
+    resize_size: Sequence[int]
+    mean: Sequence[float]
+    std: Sequence[float]
+
+
+def load_foreign(spec: str, *, pretrained: bool = True, **options: Any) -> ForeignNetwork:
+    """A network of torchvision or timm with the normalisation of its weights in front.
+
+    Args:
+        spec: ``torchvision:NAME`` or ``timm:NAME``.
+        pretrained: load the weights they offer, which may download them.
+        options: other arguments of the library's builder, such as ``num_classes``.
+
+    Returns:
+        The network, whose ``name`` is the spec.
+
+    Raises:
+        ValueError: if there is no such network, with the nearest names.
+        ModuleNotFoundError: if the library is not installed.
+    """
+    library, _, name = spec.partition(":")
+    if library not in LIBRARIES:
+        known = " or ".join(f"{each}:NAME" for each in LIBRARIES)
+        raise ValueError(f"expected {known}, got {spec!r}")
+    return LIBRARIES[library](name, pretrained, options)
+
+
+def _from_torchvision(name: str, pretrained: bool, options: dict[str, Any]) -> ForeignNetwork:
+    models = _import_library("torchvision").models
+    if name not in models.list_models():
+        raise _unknown("torchvision", name, models.list_models())
+    offered = list(models.get_model_weights(name))
+    if pretrained and not offered:
+        raise ValueError(f"torchvision offers no weights for {name}")
+    weights = models.get_model_weights(name).DEFAULT if offered else None
+    built: dict[str, Any] = {"weights": weights if pretrained else None, **options}
+    if "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters:
+        built.setdefault("weights_backbone", None)  # loaded by default, even without weights
+    network = models.get_model(name, **built)
+    title = f"torchvision:{name}"
+    if weights is None:
+        return ForeignNetwork(network, title, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    preset = cast(_TorchvisionWeights, weights.transforms())
+    if not hasattr(preset, "mean"):
+        raise ValueError(f"{title} takes lists of images and normalises them itself: a detector")
+    return ForeignNetwork(
+        network,
+        title,
+        mean=preset.mean,
+        std=preset.std,
+        image_size=getattr(preset, "crop_size", preset.resize_size)[0],
+        resize=preset.resize_size[0],
+    )
+
+
+def _from_timm(name: str, pretrained: bool, options: dict[str, Any]) -> ForeignNetwork:
+    timm = _import_library("timm")
+    # A name may say which of several weights, as in resnet18.a1_in1k.
+    if not timm.is_model(name.partition(".")[0]):
+        raise _unknown("timm", name, timm.list_models())
+    network = timm.create_model(name, pretrained=pretrained, **options)
+    config = importlib.import_module("timm.data").resolve_model_data_config(network)
+    size = config["input_size"][-1]
+    return ForeignNetwork(
+        network,
+        f"timm:{name}",
+        mean=config["mean"],
+        std=config["std"],
+        image_size=size,
+        resize=round(size / config["crop_pct"]),
+    )
+
+
+LIBRARIES: dict[str, Callable[[str, bool, dict[str, Any]], ForeignNetwork]] = {
+    "timm": _from_timm,
+    "torchvision": _from_torchvision,
+}
+
+
+def _unknown(library: str, name: str, known: Iterable[str]) -> ValueError:
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return ValueError(f"{library} has no network {name!r}{hint}")

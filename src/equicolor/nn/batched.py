@@ -1,0 +1,379 @@
+"""Equivariant layers that keep the rotations in the batch, for networks written without them.
+
+Features are ``[n * B, C, H, W]``, rotation-major: entry ``k * B + b`` is rotation ``k`` of
+image ``b``, the layout of :mod:`equicolor.nn.layout`. Whatever treats every image of a batch
+alike (residual sums, concatenation, norms, pooling, squeeze-excite) is then equivariant as it
+is, and the code of any convolutional network runs unchanged. Only what should mix the hues,
+or draws random numbers, is replaced by a layer of this module.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from equicolor import _checks
+from equicolor.groups import HueGroup
+from equicolor.nn import functional
+from equicolor.nn.constants import DerivedConstants
+from equicolor.nn.conv import CEConv2d
+from equicolor.nn.layout import to_images
+
+__all__ = [
+    "BatchedCEConv2d",
+    "BatchedCELinear",
+    "BatchedCosetPool",
+    "BatchedDropout",
+    "BatchedStochasticDepth",
+    "HueLift",
+]
+
+COSET_POOLS = ("max", "avg", None)
+TAKES = ("images", "normalized")
+# A rotation about the grey axis takes colours of the cube no further than this.
+_LOWEST, _HIGHEST = -1 / 3, 4 / 3
+_SLACK = 0.01
+_CHECKED_CALLS = 3  # on a device that a check has to wait for
+
+
+def split_rotations(name: str, x: Tensor, rotations: int) -> Tensor:
+    """A batch ``[n * B, ...]`` as ``[n, B, ...]``."""
+    if not torch.compiler.is_compiling() and x.shape[0] % rotations:
+        raise ValueError(
+            f"{name} expects a batch of {rotations} rotations, [{rotations} * B, ...], got "
+            f"{list(x.shape)}"
+        )
+    parts: Tensor = x.unflatten(0, (rotations, -1))
+    return parts
+
+
+class BatchedCEConv2d(CEConv2d):
+    """:class:`equicolor.nn.CEConv2d` on features ``[n * B, C, H, W]``.
+
+    Args:
+        args: as in :class:`equicolor.nn.CEConv2d`.
+        pad_to_stride: pad by what the image lacks so that ``ceil(size / stride)`` outputs
+            fit, more at the end than at the beginning, as TensorFlow's "SAME" does.
+        kwargs: as in :class:`equicolor.nn.CEConv2d`.
+
+    Example:
+        >>> layer = BatchedCEConv2d(4, 6, 3, padding=1, rotations=3)
+        >>> layer(torch.rand(3 * 2, 4, 8, 8)).shape
+        torch.Size([6, 6, 8, 8])
+    """
+
+    def __init__(self, *args: Any, pad_to_stride: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.pad_to_stride = pad_to_stride
+
+    def set_identity(self) -> None:
+        """Make every rotation see itself alone, which is the plain convolution."""
+        assert self.pointwise_weight is not None
+        with torch.no_grad():
+            self.pointwise_weight.zero_()
+            self.pointwise_weight[:, :, 0] = 1
+
+    def is_identity(self) -> bool:
+        """Whether no rotation sees another one."""
+        group = self.pointwise_weight
+        return group is not None and bool(
+            (group[:, :, 0] == 1).all() & (group[:, :, 1:] == 0).all()
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features ``[n * B, C_in, H, W]`` to features ``[n * B, C_out, H', W']``."""
+        if self.pad_to_stride:
+            x = pad_to_stride(x, self.kernel_size, self.stride, self.dilation)
+        parts = split_rotations(type(self).__name__, x, self.rotations)
+        return to_images(super().forward(parts.permute(1, 2, 0, 3, 4)))
+
+
+class BatchedCELinear(BatchedCEConv2d):
+    """:class:`torch.nn.Linear` on ``[n * B, ..., C]`` that also mixes the rotations.
+
+    Args:
+        in_features, out_features, bias: as in :class:`torch.nn.Linear`.
+        rotations, algorithm, device, dtype: as in :class:`equicolor.nn.CEConv2d`.
+
+    Example:
+        >>> BatchedCELinear(4, 6, rotations=3)(torch.rand(3 * 2, 5, 5, 4)).shape
+        torch.Size([6, 5, 5, 6])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        rotations: int = 3,
+        algorithm: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        options: dict[str, Any] = {"rotations": rotations, "algorithm": algorithm}
+        super().__init__(
+            in_features, out_features, 1, bias=bias, device=device, dtype=dtype, **options
+        )
+        self.in_features, self.out_features = in_features, out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features ``[n * B, ..., C_in]`` to features ``[n * B, ..., C_out]``."""
+        if x.shape[-1] != self.in_features:
+            raise ValueError(
+                f"BatchedCELinear expects {self.in_features} features in the last dimension, got "
+                f"{list(x.shape)}"
+            )
+        places = x.unsqueeze(1) if x.ndim == 2 else x.flatten(1, -2)
+        # Places as pixels: a view, since channels come last in memory.
+        y = super().forward(places.transpose(1, 2).unsqueeze(-1))
+        return y.squeeze(-1).transpose(1, 2).reshape(*x.shape[:-1], self.out_features)
+
+
+class BatchedCosetPool(nn.Module):
+    """Pool the rotations of a batch ``[n * B, ...]``, which ends the equivariant part.
+
+    Args:
+        rotations: the number n of hues.
+        kind: ``"max"`` or ``"avg"`` give ``[B, ...]``, hue-invariant; None keeps the rotations
+            apart, ``[B, n, ...]``.
+
+    Example:
+        >>> BatchedCosetPool(3, "max")(torch.rand(6, 4)).shape
+        torch.Size([2, 4])
+        >>> BatchedCosetPool(3, None)(torch.rand(6, 4)).shape
+        torch.Size([2, 3, 4])
+    """
+
+    def __init__(self, rotations: int, kind: str | None = "max") -> None:
+        super().__init__()
+        self.rotations = _checks.positive_int("rotations", rotations)
+        if kind not in COSET_POOLS:
+            raise ValueError(f"coset_pool must be 'max', 'avg' or None, got {kind!r}")
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features ``[n * B, ...]`` to ``[B, ...]``, or ``[B, n, ...]``."""
+        parts = split_rotations("BatchedCosetPool", x, self.rotations)
+        if self.kind is None:
+            return parts.transpose(0, 1)
+        return parts.amax(0) if self.kind == "max" else parts.mean(0)
+
+    def extra_repr(self) -> str:
+        """The options."""
+        return f"rotations={self.rotations}, kind={self.kind!r}"
+
+
+class BatchedDropout(nn.Module):
+    """Dropout with one mask for all rotations of an image; others would break the symmetry.
+
+    Args:
+        p: probability of an element to be zeroed.
+        rotations: the number n of hues.
+        channels: drop whole channels, as :class:`torch.nn.Dropout2d` does.
+
+    Example:
+        >>> y = BatchedDropout(0.5, rotations=2)(torch.ones(2, 100))
+        >>> torch.equal(y[0], y[1])
+        True
+    """
+
+    def __init__(self, p: float, *, rotations: int, channels: bool = False) -> None:
+        super().__init__()
+        self.p = _checks.probability("BatchedDropout p", p)
+        self.rotations, self.channels = rotations, channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features ``[n * B, ...]`` to features of the same shape."""
+        if not self.training or not self.p:
+            return x
+        parts = split_rotations("BatchedDropout", x, self.rotations)
+        ones = [1] * (x.ndim - 2)
+        shape = (*parts.shape[1:3], *ones) if self.channels else parts.shape[1:]
+        mask = x.new_ones(shape)
+        return (parts * F.dropout(mask, self.p)).flatten(0, 1)
+
+    def extra_repr(self) -> str:
+        """The options."""
+        return f"p={self.p}, rotations={self.rotations}, channels={self.channels}"
+
+
+class BatchedStochasticDepth(nn.Module):
+    """Drop a residual branch for an image, in all its rotations at once.
+
+    Args:
+        p: probability of a branch to be dropped.
+        rotations: the number n of hues.
+        scale: divide what is kept by the probability to be kept.
+
+    Example:
+        >>> y = BatchedStochasticDepth(0.5, rotations=3)(torch.ones(3 * 8, 2, 1, 1))
+        >>> torch.equal(y[:8], y[8:16])
+        True
+    """
+
+    def __init__(self, p: float, *, rotations: int, scale: bool = True) -> None:
+        super().__init__()
+        self.p = _checks.probability("BatchedStochasticDepth p", p)
+        self.rotations, self.scale = rotations, scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features ``[n * B, ...]`` to features of the same shape."""
+        if not self.training or not self.p:
+            return x
+        parts = split_rotations("BatchedStochasticDepth", x, self.rotations)
+        mask = F.dropout(x.new_ones(parts.shape[1], *[1] * (x.ndim - 1)), self.p)
+        return (parts * (mask if self.scale else mask * (1 - self.p))).flatten(0, 1)
+
+    def extra_repr(self) -> str:
+        """The options."""
+        return f"p={self.p}, rotations={self.rotations}"
+
+
+class HueLift(DerivedConstants):
+    r"""Images in every hue, normalised: :math:`[B, 3, H, W]` to :math:`[n \cdot B, 3, H, W]`.
+
+    Entry :math:`k B + b` is image :math:`b` shifted by :math:`-k/n` turns. A plain convolution
+    of it is the lifting convolution of the paper. Hue is defined for images in [0, 1], so the
+    mean and standard deviation that a network expects come after the shift.
+
+    Outside torch.compile and export, images far outside [0, 1] are refused: they were
+    normalised before, or not divided by 255. Values from -1/3 to 4/3 pass, for that is where
+    an unclipped rotation about the grey axis leads. On the CPU every call is checked; on other
+    devices, where a look at the numbers waits for them, the first three of an object.
+
+    Args:
+        rotations: the number n of hues.
+        lifting: ``"hsv"`` shifts the HSV hue, ``"rgb"`` rotates about the grey axis.
+        mean, std: of the normalisation, one number per channel; None for none.
+        takes: ``"images"`` in [0, 1], or ``"normalized"`` ones, for a place behind a
+            transform that normalises: that is undone before the shift and done again after.
+        padded: with ``takes="normalized"``, leave pixels alone that are zero in all
+            channels, which is what detectors put around images to make them equally large.
+        check_range: refuse images outside [0, 1].
+
+    Example:
+        >>> HueLift(6, "hsv")(torch.rand(2, 3, 8, 8)).shape
+        torch.Size([12, 3, 8, 8])
+        >>> HueLift(6, "hsv")(255 * torch.rand(2, 3, 8, 8))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        ValueError: a converted network takes images in [0, 1] and normalises them itself, but ...
+    """
+
+    matrices: Tensor
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        rotations: int,
+        lifting: str = "hsv",
+        *,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        takes: str = "images",
+        padded: bool = False,
+        check_range: bool = True,
+    ) -> None:
+        super().__init__()
+        self.rotations = _checks.positive_int("rotations", rotations)
+        self.lifting = _checks.one_of("lifting", lifting, functional.LIFTINGS)
+        self.takes = _checks.one_of("takes", takes, TAKES)
+        if (mean is None) != (std is None):
+            raise ValueError(f"mean and std belong together, got mean={mean} and std={std}")
+        self.normalizes = mean is not None
+        if takes == "normalized" and not self.normalizes:
+            raise ValueError("takes='normalized' needs the mean and std that images come with")
+        self.numbers = {"mean": _three("mean", mean, 0.0), "std": _three("std", std, 1.0)}
+        if min(self.numbers["std"]) <= 0:
+            raise ValueError(f"std must be positive, got {list(self.numbers['std'])}")
+        self.padded, self.check_range = padded, check_range
+        self._calls_to_check = _CHECKED_CALLS
+        for name in self.numbers:
+            self.register_buffer(name, torch.empty(3, 1, 1), persistent=False)
+        self._reset_constants()
+
+    def _constants(self) -> dict[str, Tensor]:
+        constants = {
+            name: torch.tensor(values, dtype=torch.float64, device="cpu").view(3, 1, 1)
+            for name, values in self.numbers.items()
+        }
+        return constants | {"matrices": HueGroup(self.rotations).matrices}
+
+    def _reference(self) -> Tensor:
+        return self.mean
+
+    def follow(self, state_dict: dict[str, Tensor]) -> None:
+        """Leave the meta device for that of a state dict; without weights nobody else does."""
+        if self.mean.is_meta and state_dict:
+            self._reset_constants(next(iter(state_dict.values())).device)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images ``[B, 3, H, W]`` to images ``[n * B, 3, H, W]``."""
+        _checks.image_batch("a converted network", images)
+        plain = images * self.std + self.mean if self.takes == "normalized" else images
+        if self.check_range and not torch.compiler.is_compiling():
+            self._check_range(plain)
+        matrices = self.matrices if self.lifting == "rgb" else None
+        orbit = functional.hue_orbit(plain, self.rotations, self.lifting, matrices=matrices)
+        lifted = (orbit - self.mean) / self.std if self.normalizes else orbit
+        if self.padded:
+            lifted = torch.where((images == 0).all(1, keepdim=True), images, lifted)
+        return lifted.to(images.dtype).flatten(0, 1)
+
+    def _check_range(self, images: Tensor) -> None:
+        if torch._C._get_tracing_state() is not None or images.is_meta or not images.numel():
+            return
+        if images.device.type != "cpu":
+            if not self._calls_to_check or _capturing(images):
+                return
+            self._calls_to_check -= 1
+        low, high = (float(value) for value in images.detach().aminmax())
+        if low >= _LOWEST - _SLACK and high <= _HIGHEST + _SLACK:  # false for NaN too
+            return
+        if self.takes == "normalized":
+            raise ValueError(
+                f"images normalised with mean {list(self.numbers['mean'])} and std "
+                f"{list(self.numbers['std'])} were expected, but taking that back gives values "
+                f"from {low:.3g} to {high:.3g} instead of 0 to 1"
+            )
+        raise ValueError(
+            "a converted network takes images in [0, 1] and normalises them itself, but got "
+            f"values from {low:.3g} to {high:.3g}: leave out your own normalisation, and divide "
+            "8-bit images by 255 (check_range=False turns this check off)"
+        )
+
+    def extra_repr(self) -> str:
+        """The options."""
+        numbers = ", ".join(f"{name}={list(values)}" for name, values in self.numbers.items())
+        normalization = f", {numbers}" if self.normalizes else ""
+        return f"{self.rotations}, {self.lifting!r}, takes={self.takes!r}{normalization}"
+
+
+def pad_to_stride(
+    x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> Tensor:
+    """Pad images so that a convolution gives ``ceil(size / stride)`` outputs."""
+    sides: list[int] = []
+    for size, k, s, d in zip(x.shape[-2:], kernel, stride, dilation, strict=True):
+        lack = max((math.ceil(size / s) - 1) * s + (k - 1) * d + 1 - size, 0)
+        sides = [lack // 2, lack - lack // 2, *sides]
+    return F.pad(x, sides)
+
+
+def _three(name: str, values: Sequence[float] | None, default: float) -> tuple[float, ...]:
+    if values is None:
+        return (default,) * 3
+    numbers = tuple(float(value) for value in values)
+    numbers = numbers * 3 if len(numbers) == 1 else numbers
+    if len(numbers) != 3 or not all(map(math.isfinite, numbers)):
+        raise ValueError(f"{name} must hold 3 numbers, or 1 for all channels; got {list(values)}")
+    return numbers
+
+
+def _capturing(images: Tensor) -> bool:
+    return images.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,325 @@
+"""Conversion of networks that are written with torch alone: ours, and a user's own."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import equicolor
+from equicolor.color import shift_hue
+from equicolor.conversion import ConversionError, Source, convert
+from equicolor.conversion.cost_report import cost_report, cost_rows
+from equicolor.models import ce_resnet18, cost, load_model, resnet18, resnet44, save_model, z2cnn
+from equicolor.models.export import export
+from equicolor.models.heads import with_classes
+from equicolor.nn import fold
+from equicolor.nn.batched import BatchedCEConv2d, BatchedCELinear, BatchedDropout
+
+N = 4
+
+
+class Own(nn.Module):
+    """A network with two branches, a gate, dropout and a linear layer in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.left = nn.Conv2d(8, 8, 3, padding=1, groups=8, padding_mode="reflect")
+        self.right = nn.Sequential(nn.Conv2d(8, 8, 1), nn.GroupNorm(2, 8))
+        self.gate = nn.Linear(16, 16)
+        self.drop = nn.Dropout2d(0.2)
+        self.norm = nn.BatchNorm2d(16)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, images):
+        x = F.relu(self.stem(images))
+        x = torch.cat([self.left(x), self.right(x)], 1)
+        x = x * torch.sigmoid(self.gate(x.mean((2, 3))))[:, :, None, None]
+        return self.head(self.drop(self.norm(x)).amax((2, 3)))
+
+
+@pytest.fixture
+def images(smooth_images):
+    return F.interpolate(smooth_images(2, 8, 8), 32)
+
+
+def mixed(network):
+    with torch.no_grad():
+        for module in network.modules():
+            if isinstance(module, BatchedCEConv2d):
+                module.pointwise_weight.add_(0.4 * torch.randn_like(module.pointwise_weight))
+    return network
+
+
+def own(images, settle):
+    return settle(Own().double(), images)
+
+
+# --- what it computes ----------------------------------------------------------------------------
+
+
+def test_a_users_own_network(images, settle, relative_error):
+    original = own(images, settle)
+    network = convert(original, N, coset_pool=None, normalization=None, image_size=32)
+    assert isinstance(network.network.gate, BatchedCELinear)
+    assert isinstance(network.network.drop, BatchedDropout)
+    assert type(network.network.stem) is nn.Conv2d
+    with torch.no_grad():
+        expected = torch.stack([original(shift_hue(images, -k / N)) for k in range(N)], 1)
+        assert relative_error(network(images), expected) < 1e-10
+        mixed(network)
+        found = network(images)
+        assert relative_error(network(shift_hue(images, 1 / N)), found.roll(1, 1)) < 1e-10
+        assert relative_error(found, expected) > 1e-2
+        for form in ("dense", "cyclic"):
+            assert relative_error(fold(network, form)(images), found) < 1e-10
+    assert not any(isinstance(m, BatchedCEConv2d) for m in original.modules())
+
+
+@pytest.mark.parametrize("lifting", ["hsv", "rgb"])
+def test_our_resnets_keep_their_normalisation(images, settle, lifting, relative_error):
+    original = settle(resnet44(5, width=4).double(), images)
+    network = convert(original, 3, lifting, coset_pool=None)
+    with torch.no_grad():
+        expected = torch.stack([original(shift_hue(images, -k / 3)) for k in range(3)], 1)
+        assert relative_error(network(images), expected) < 1e-10  # both liftings, at 120 degrees
+        pooled = convert(original, 6)
+        assert relative_error(pooled(shift_hue(images, 1 / 6)), pooled(images)) < 1e-10
+
+
+def test_hybrids(images, settle, relative_error):
+    original = settle(resnet18(5, width=4).double(), images)
+    network = convert(original, N, until="layers.1")
+    inside = [name for name, m in network.named_modules() if isinstance(m, BatchedCEConv2d)]
+    assert {name.split(".")[2] for name in inside} == {"0", "1"}
+    with torch.no_grad():
+        mixed(network)
+        found = network(images)
+        assert relative_error(network(shift_hue(images, 1 / N)), found) < 1e-10
+        assert relative_error(fold(network)(images), found) < 1e-10
+
+
+def test_weights_are_drawn_anew(images):
+    original = resnet44(5, width=4)
+    torch.manual_seed(1)
+    network = convert(original, 3, init="random")
+    layer = network.network.layers[0][0].conv1
+    bound = (4 * 3 * 9) ** -0.5
+    assert not layer.is_identity()
+    assert layer.weight.abs().max() <= bound
+    assert layer.pointwise_weight.abs().max() <= bound
+    assert not torch.equal(network.network.conv1.weight, original.conv1.weight)
+    assert not torch.equal(network.network.linear.head.weight, original.linear.weight)
+
+
+def test_training_moves_hue_filters_and_keeps_the_symmetry(images, settle, relative_error):
+    network = convert(own(images, settle), N, normalization=None, image_size=32).train()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    before = copy.deepcopy(network.state_dict())
+    for _ in range(3):
+        optimizer.zero_grad()
+        network(images).square().mean().backward()
+        optimizer.step()
+    state = network.state_dict()
+    filters = [name for name in state if "pointwise" in name]
+    assert len(filters) == 3
+    assert all((state[name] - before[name])[:, :, 1:].any() for name in filters)
+    for training in (True, False):  # with shared dropout masks in training, too
+        network.train(training)
+        twin = copy.deepcopy(network)
+        with torch.no_grad():
+            torch.manual_seed(3)
+            expected = network(images)
+            torch.manual_seed(3)
+            assert relative_error(twin(shift_hue(images, 1 / N)), expected) < 1e-10
+
+
+def test_devices_dtypes_modes_and_frozen_weights_carry_over():
+    original = Own().half().train()
+    original.left.requires_grad_(False)
+    network = convert(original, 3, normalization=None, image_size=32)
+    assert network.training
+    assert network.network.left.pointwise_weight.dtype == torch.float16
+    assert not network.network.left.pointwise_weight.requires_grad
+    assert network.network.gate.pointwise_weight.requires_grad
+    assert network.lift.mean.dtype == torch.float32
+    with torch.device("meta"):
+        ghost = convert(resnet44(5, width=4), 3)
+    assert all(parameter.is_meta for parameter in ghost.parameters())
+
+
+# --- what it refuses -----------------------------------------------------------------------------
+
+
+class Attentive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 4, 4)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.position = nn.Parameter(torch.zeros(64, 8))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, images):
+        x = self.stem(images).flatten(2).transpose(1, 2) + self.position
+        return self.head(self.attention(x, x, x)[0].mean(1))
+
+
+class Shared(nn.Module):
+    """Uses a convolution before and after another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.twice = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.middle = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, images):
+        return self.twice(self.middle(self.twice(self.stem(images))))
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (Attentive(), {}, r"attention: MultiheadAttention: attention mixes places(.|\n)*adapt"),
+        (Attentive(), {}, r"the network itself.*: its parameter position \[64, 8\] is of an unk"),
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.AlphaDropout(0.1)), {}, r"1: AlphaDropout: there is"),
+        (ce_resnet18(3, width=4), {}, r"conv1: CELiftConv2d: it is colour-equivariant already"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5)), {}, "has no convolution"),
+        (Own(), {"until": "rigth"}, r"until names no module of the network: 'rigth'; did you mean"),
+        (Own(), {"until": "left"}, r"until='left' cannot end .*: data flows past"),
+        (Own(), {"until": "stem"}, None),
+        (Shared(), {"until": "middle"}, r"twice: Conv2d: it is used before and after the hues"),
+        (Shared(), {"until": "twice"}, r"the network calls it 2 times"),
+        (resnet18(3, width=4), {"until": "layers"}, r"never calls it; its parts are layers.0, lay"),
+        (nn.Sequential(nn.Conv2d(3, 4, 40)), {}, r"does not take images \[2, 3, 32, 32\]: .*'0'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_converted_is_named(model, options, message):
+    how = {"normalization": None, "image_size": 32, **options}
+    if message is None:
+        convert(model, N, **how)
+        return
+    with pytest.raises(ValueError, match=message):
+        convert(model, N, **how)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rotations": 0}, "rotations must be at least 1"),
+        ({"lifting": "lab"}, "lifting must be one of"),
+        ({"init": "zero"}, "init must be one of"),
+        ({"coset_pool": "sum"}, "coset_pool must be 'max', 'avg' or None"),
+        ({"until": "stem", "coset_pool": None}, "a hybrid .* pools its hues"),
+        ({"match_parameters": True}, "it needs init='random'"),
+        (
+            {"normalization": "auto"},
+            r"nothing says how Own expects .*ResNet18_Weights.*or None for",
+        ),
+        ({"normalization": 3}, "normalization must be 'imagenet', a pair"),
+        ({"normalization": ((0.5,), (0.0,))}, "std must be positive"),
+        ({"takes": "normalized"}, "takes='normalized' needs the mean and std"),
+        ({"source": "nowhere:net"}, "source must be equicolor:NAME, torchvision:NAME or timm:NAME"),
+    ],
+)
+def test_bad_options(options, message):
+    how = {"normalization": None, "image_size": 32, **options}
+    with pytest.raises(ValueError, match=message):
+        convert(Own(), **how)
+
+
+def test_wrong_images_are_refused():
+    network = convert(Own(), N, normalization="imagenet", image_size=32)
+    with pytest.raises(
+        ValueError, match=r"got values from -1\.\d+ to 2\.\d+: leave out your own n"
+    ):
+        network(3.5 * torch.rand(2, 3, 32, 32) - 1.2)
+    with pytest.raises(TypeError, match="divide 8-bit images by 255"):
+        network(torch.zeros(2, 3, 32, 32, dtype=torch.uint8))
+
+
+# --- parameters, cost, checkpoints, export -------------------------------------------------------
+
+
+@pytest.mark.parametrize("rotations", [3, 6])
+def test_parameters_can_be_matched(rotations, tmp_path):
+    original = resnet18(10, width=32)
+    network = convert(original, rotations, init="random", match_parameters=True).eval()
+    found, target = cost(network, 32).parameters, cost(original, 32).parameters
+    assert abs(found / target - 1) < 0.05
+    loaded = load_model(save_model(network, tmp_path / "narrow.safetensors"))
+    images = torch.rand(1, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(loaded(images), network(images))
+    segment = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1))
+    with pytest.raises(ConversionError, match="ends in none"):
+        convert(segment, 3, init="random", match_parameters=True, normalization=None)
+
+
+def test_costs_before_and_after():
+    original = resnet44(10, width=4)
+    costs = cost_report({"before": original, "after": convert(original, 3)}, 32, batch=1)
+    before, after = costs
+    assert before.parameters < after.parameters < 2 * before.parameters
+    assert 3 * before.macs < after.macs < 10 * before.macs
+    assert cost_rows(costs)[1][0] == "after"
+    assert all("×" in cell for cell in cost_rows(costs)[1][1:])
+
+
+def test_checkpoints_and_other_heads(images, settle, tmp_path):
+    original = settle(resnet18(5, width=4), images.float())
+    network = mixed(convert(original, 4, until="layers.2", coset_pool="avg"))
+    loaded = load_model(save_model(network, tmp_path / "net.safetensors"))
+    assert loaded.config == network.config
+    assert loaded.image_size == 224
+    x = images.float()
+    with torch.no_grad():
+        assert torch.equal(loaded(x), network(x))
+    other = with_classes(loaded, 7)
+    assert other(x).shape == (2, 7)
+    new, old = other.state_dict(), loaded.state_dict()
+    assert [key for key in old if not torch.equal(old[key], new[key])] == [
+        "network.linear.weight", "network.linear.bias",
+    ]  # fmt: skip
+    assert with_classes(loaded, 5) is loaded
+    foreign = convert(Own(), normalization=None, image_size=32)
+    with pytest.raises(TypeError, match="needs to know where this ConvertedNetwork comes from"):
+        save_model(foreign, tmp_path / "own.safetensors")
+    assert convert(z2cnn(3), source=Source("equicolor:z2cnn", {"num_classes": 3})).config
+
+
+@pytest.mark.parametrize("to", ["onnx", "exported-program", "torchscript"])
+def test_exported_files_take_any_batch(to, tmp_path):
+    if to == "onnx":
+        pytest.importorskip("onnxruntime")
+    network = mixed(convert(z2cnn(4), 3))
+    report = export(network, tmp_path / "net", to, input_size=28)  # verified at batches 1 and 7
+    assert report.relative_error < 1e-4
+
+
+def test_unfolded_networks_export_with_a_dynamic_batch():
+    network = convert(z2cnn(4), 3).eval()
+    program = torch.export.export(
+        network, (torch.rand(2, 3, 28, 28),), dynamic_shapes=({0: torch.export.Dim("batch")},)
+    )
+    x = torch.rand(5, 3, 28, 28)
+    torch.testing.assert_close(program.module()(x), network(x))
+
+
+def test_whole_graphs_compile_with_inductor(images):
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=4)
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    network = mixed(convert(model, 3, normalization=None, image_size=32)).eval()
+    torch._dynamo.reset()
+    compiled = torch.compile(network, fullgraph=True)
+    with torch.no_grad():
+        x = images.float()
+        torch.testing.assert_close(compiled(x), network(x), rtol=1e-4, atol=1e-5)
+
+
+def test_the_package_offers_it():
+    assert equicolor.convert is convert
+    assert equicolor.adapt is equicolor.conversion.adapt
+    with pytest.raises(AttributeError, match="has no attribute 'covnert'"):
+        equicolor.covnert  # noqa: B018

@@ -1,0 +1,61 @@
+"""The conversion experiment from a trained network to its rows."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from equicolor.experiments.conversion import rows
+from equicolor.models import load_model, save_model, z2cnn
+from equicolor.training.fit import RunOptions, fit
+from equicolor.training.recipes import TrainingRecipe
+
+
+@pytest.fixture
+def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Noise in three colours, which are the classes."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rng = np.random.default_rng(0)
+    colours = {"red": (200, 60, 50), "green": (50, 190, 70), "blue": (60, 70, 210)}
+    for name, colour in colours.items():
+        for split in ("train", "test"):
+            folder = tmp_path / "pictures" / split / name
+            folder.mkdir(parents=True)
+            for index in range(8):
+                pixels = np.array(colour) + rng.normal(0, 20, (30, 30, 3))
+                Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{index}.png")
+    return tmp_path / "pictures"
+
+
+def test_rows_before_after_and_fine_tuned(pictures: Path, tmp_path: Path) -> None:
+    recipe = TrainingRecipe(
+        "z2cnn", {"width": 8, "dropout": 0.0}, dataset=str(pictures), size=28, resize=32,
+        epochs=12, batch_size=8, lr=3e-3, precision="32",
+    )  # fmt: skip
+    options = RunOptions(device="cpu", data_path="streaming", workers=0)
+    fit(recipe, tmp_path / "run", options)
+    how = {"rotations": 3, "output": tmp_path / "out", "device": "cpu"}
+    found = rows(tmp_path / "run", finetune_epochs=1, coset_pools=("max",), **how)
+    before, converted, tuned = found
+    assert [row["rotations"] for row in found] == [1, 3, 3]
+    assert [row["stage"].split(",")[0] for row in found] == [
+        "before conversion", "converted", "converted and fine-tuned for 1 epochs",
+    ]  # fmt: skip
+    # colours are the classes: the plain network knows them, an invariant one cannot
+    assert before["original"] > 60
+    assert before["hue_mean"] < before["original"] - 15
+    for row in (converted, tuned):
+        curve = row["hue_curve"]
+        assert len({curve[0], curve[12], curve[24], curve[36]}) == 1  # shifts by 120 degrees
+        assert row["coset_pool"] == "max"
+    assert load_model(tmp_path / "out" / "finetuned-max" / "model.safetensors").rotations == 3
+    # a second time finds the fine-tuned run finished
+    again = rows(tmp_path / "run", finetune_epochs=1, coset_pools=("max",), **how)
+    assert again[2]["original"] == tuned["original"]
+
+
+def test_a_checkpoint_alone_needs_its_data_said(tmp_path: Path) -> None:
+    path = save_model(z2cnn(3), tmp_path / "net.safetensors")
+    with pytest.raises(ValueError, match=r"is not the folder of a training run: say which data"):
+        rows(path, output=tmp_path / "out", device="cpu")
