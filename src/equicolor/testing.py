@@ -18,7 +18,7 @@ from equicolor.color import rotate_hue, shift_hue
 __all__ = ["assert_equivariant", "equivariance_error"]
 
 Action = Callable[[Tensor, float], Tensor]
-_ACTIONS: dict[str, Action] = {"rgb": rotate_hue, "hsv": shift_hue}
+ACTIONS: dict[str, Action] = {"rgb": rotate_hue, "hsv": shift_hue}
 
 
 def equivariance_error(
@@ -71,16 +71,31 @@ def equivariance_error(
                 f"expected features [B, C, {rotations}, H, W] from the module, got "
                 f"{list(reference.shape)}; is rotations right? output='invariant' takes any shape"
             )
-        # In float64: the norm of half-precision features can overflow to inf, and hide any error.
-        scale = reference.double().norm().clamp_min(torch.finfo(torch.float64).tiny)
         worst = 0.0
         for m in range(1, rotations):
             expected = reference.roll(m, 2) if rolls else reference
-            difference = _seeded(module, transform(images, m)).double() - expected.double()
-            error = difference.norm() / scale
-            # A NaN must not pass for a small error, and max() would drop it.
-            worst = max(worst, float(error.nan_to_num(torch.inf)))
+            worst = max(worst, relative_deviation(_seeded(module, transform(images, m)), expected))
     return worst
+
+
+def relative_deviation(actual: Tensor, expected: Tensor) -> float:
+    """The norm of a difference over the norm of what was expected.
+
+    Args:
+        actual, expected: of one shape.
+
+    Returns:
+        The deviation; infinite if anything is NaN.
+
+    Example:
+        >>> relative_deviation(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0]))
+        0.1
+    """
+    # In float64: the norm of half-precision features can overflow to inf, and hide any error.
+    scale = expected.double().norm().clamp_min(torch.finfo(torch.float64).tiny)
+    error = (actual.double() - expected.double()).norm() / scale
+    # A NaN must not pass for a small error, and max() would drop it.
+    return float(error.nan_to_num(torch.inf))
 
 
 def assert_equivariant(
@@ -116,8 +131,8 @@ def _input_action(
     images: Tensor, rotations: int, action: str | Action
 ) -> Callable[[Tensor, int], Tensor]:
     if isinstance(action, str):
-        _checks.one_of("action", action, tuple(_ACTIONS))
-        action = _ACTIONS[action]
+        _checks.one_of("action", action, tuple(ACTIONS))
+        action = ACTIONS[action]
     if not callable(action):
         raise TypeError(f"action must be 'rgb', 'hsv' or a function, got {action!r}")
     shift = action

@@ -1,0 +1,266 @@
+"""The pictures that excite every unit of a network most, found in one pass over the data.
+
+A unit is a channel, or one rotation of a channel, at the position in a picture where it is
+most active; every picture counts once. What is kept of a picture is how much, where, and which
+picture it was, so memory does not grow with the data.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import length_hint
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from equicolor import _checks
+from equicolor.analysis.layers import Layer, find_layers
+from equicolor.analysis.taps import run, tapped
+from equicolor.data.loaders import ResidentLoader
+from equicolor.evaluation.counting import evaluating
+
+__all__ = ["Batches", "TopActivations", "activations_at", "chosen_pictures", "top_activations"]
+
+# Pictures [B, 3, H, W] in [0, 1], or pairs of them and labels; the same ones every time.
+Batches = Iterable[Tensor | tuple[Tensor, Tensor]]
+Progress = Callable[[int, int | None], None]
+
+
+@runtime_checkable
+class _Shifted(Protocol):
+    """Batches that are others, changed picture by picture."""
+
+    @property
+    def batches(self) -> Batches:
+        """The others."""
+
+    def shift(self, images: Tensor, numbers: Tensor) -> Tensor:
+        """Pictures, changed as their numbers say."""
+
+
+@dataclass(frozen=True, eq=False)
+class TopActivations:
+    """The strongest activations of every unit of a layer, strongest first.
+
+    There are :math:`C` channels with :math:`n` rotations each, and :math:`N` pictures are kept,
+    or as many as there are.
+
+    Attributes:
+        layer: what was looked at.
+        values: float32 :math:`[C, n, N]`, at least 0: a negative activation is none.
+        pictures: int64 :math:`[C, n, N]`, which picture, in the order of the data. Of pictures
+            that excite a unit equally, the first come first.
+        positions: int64 :math:`[C, n, N]`, where in it: ``row * W + column``.
+    """
+
+    layer: Layer
+    values: Tensor
+    pictures: Tensor
+    positions: Tensor
+
+    @property
+    def alive(self) -> Tensor:
+        """Whether a unit was active in any picture, bool :math:`[C, n]`."""
+        return self.values[..., 0] > 0
+
+
+def images_of(batch: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+    """The pictures of a batch, with labels or without."""
+    return batch if isinstance(batch, Tensor) else batch[0]
+
+
+@torch.no_grad()
+def top_activations(
+    network: nn.Module,
+    batches: Batches,
+    layers: Sequence[str] | None = None,
+    *,
+    top: int = 50,
+    autocast: torch.dtype | None = None,
+    progress: Progress | None = None,
+) -> dict[str, TopActivations]:
+    """Find the pictures that excite the units of some layers most, in one pass.
+
+    Args:
+        network: takes pictures :math:`[B, 3, H, W]` in [0, 1]; looked at in eval mode.
+        batches: pictures of one size, or pairs of pictures and labels.
+        layers: names as of :func:`equicolor.analysis.find_layers`; by default all
+            nonlinearities.
+        top: how many pictures to keep for each unit, :math:`N`.
+        autocast: compute with torch's autocast to this dtype.
+        progress: called with (batches done, batches in all if known).
+
+    Returns:
+        By the name of the layer, in the order of execution, on the CPU.
+
+    Example:
+        >>> red = nn.Conv2d(3, 1, 1, bias=False)
+        >>> red.weight.data = torch.tensor([1.0, -1.0, 0.0]).view(1, 3, 1, 1)
+        >>> images = torch.zeros(4, 3, 2, 2)
+        >>> images[2, 0, 1, 0] = 0.75  # a red spot in the third picture
+        >>> found = top_activations(nn.Sequential(red, nn.ReLU()), [images], top=1)["1"]
+        >>> [x.item() for x in (found.values, found.pictures, found.positions)]
+        [0.75, 2, 2]
+    """
+    _checks.positive_int("top", top)
+    known: dict[str, Layer] = {}
+    strongest: dict[str, _Strongest] = {}
+    total = length_hint(batches) or None
+    first = count = 0
+    images = torch.empty(0)
+
+    def receive(name: str, output: object) -> None:
+        strongest[name].add(known[name].features(output, count), first)
+
+    for done, batch in enumerate(batches, start=1):
+        images = images_of(batch)
+        count = len(images)
+        if not count:  # all of them were corrupt, say
+            continue
+        if not known:
+            known = find_layers(network, (images.shape[-2], images.shape[-1]), layers)
+            strongest = {name: _Strongest(top) for name in known}
+        with evaluating(network), tapped(network, list(known), receive):
+            run(network, images, autocast)
+        first += count
+        if progress:
+            progress(done, total)
+    if not known:
+        raise ValueError("batches holds no pictures")
+    return {
+        name: TopActivations(layer, *strongest[name].results()) for name, layer in known.items()
+    }
+
+
+class _Strongest:
+    """The strongest activations of a layer so far, on the device."""
+
+    def __init__(self, top: int) -> None:
+        self.top = top
+        self.kept: tuple[Tensor, ...] | None = None
+
+    def add(self, features: Tensor, first: int) -> None:
+        """Take in features ``[B, C, n, H, W]`` of the pictures from number ``first``."""
+        values, positions = features.flatten(3).max(-1)
+        values = values.float().clamp(min=0)
+        numbers = torch.arange(first, first + len(values), device=values.device)
+        numbers = numbers.view(-1, 1, 1).expand_as(positions)
+        # The pictures of a unit side by side, in order: equal ones are sorted by that.
+        kept = tuple(x.movedim(0, -1) for x in (values, numbers, positions))
+        if self.kept is not None:
+            kept = tuple(torch.cat(pair, -1) for pair in zip(self.kept, kept, strict=True))
+        order = kept[0].argsort(dim=-1, descending=True, stable=True)[..., : self.top]
+        self.kept = tuple(x.gather(-1, order) for x in kept)
+
+    def results(self) -> tuple[Tensor, ...]:
+        """Values, pictures and positions, on the CPU."""
+        assert self.kept is not None
+        return tuple(x.cpu() for x in self.kept)
+
+
+def chosen_pictures(batches: Batches, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Some of the pictures, in batches.
+
+    Pictures that lie decoded in the memory are gathered; else all batches are gone through.
+
+    Args:
+        batches: all of them.
+        wanted: their numbers in the order of the data, int64 ``[M]`` on the CPU, sorted and all
+            different.
+
+    Returns:
+        Pairs of numbers ``[B]``, on the CPU, and pictures ``[B, 3, H, W]``.
+
+    Example:
+        >>> batches = [torch.rand(2, 3, 4, 4), torch.rand(2, 3, 4, 4)]
+        >>> chosen = chosen_pictures(batches, torch.tensor([1, 2, 3]))
+        >>> [(numbers.tolist(), len(images)) for numbers, images in chosen]
+        [([1], 1), ([2, 3], 2)]
+    """
+    if isinstance(batches, _Shifted):
+        for numbers, images in chosen_pictures(batches.batches, wanted):
+            yield numbers, batches.shift(images, numbers)
+        return
+    if isinstance(batches, ResidentLoader) and not batches.epochs.shuffle:
+        for part in wanted.split(batches.epochs.batch_size):
+            indices = part.to(batches.device)
+            pictures, sizes = batches.decoded.batch(indices)
+            numbers = batches.epochs.numbers(0, indices, batches.augmentation.numbers)
+            yield part, batches.augmentation(pictures, sizes, numbers)
+        return
+    first = 0
+    for batch in batches:
+        images = images_of(batch)
+        start, end = torch.searchsorted(wanted, torch.tensor([first, first + len(images)]))
+        part = wanted[start:end]
+        if len(part):
+            yield part, images[(part - first).to(images.device)]
+        first += len(images)
+        if end == len(wanted):
+            return
+
+
+@torch.no_grad()
+def activations_at(
+    network: nn.Module,
+    batches: Batches,
+    found: Mapping[str, TopActivations],
+    change: Callable[[Tensor], Tensor],
+    *,
+    autocast: torch.dtype | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Tensor]:
+    """The activations of the same units on the same pictures at the same positions, changed.
+
+    Args:
+        network, batches, autocast, progress: as in :func:`top_activations`.
+        found: what that found.
+        change: from pictures ``[B, 3, H, W]`` to pictures of the same shape.
+
+    Returns:
+        Of every layer float32 :math:`[C, n, N]` on the CPU, at least 0.
+
+    Example:
+        >>> network, images = nn.Sequential(nn.Conv2d(3, 2, 1)), torch.rand(4, 3, 2, 2)
+        >>> found = top_activations(network, [images], top=3)
+        >>> same = activations_at(network, [images], found, lambda images: images)
+        >>> torch.equal(same["0"], found["0"].values)
+        True
+    """
+    wanted = torch.cat([tops.pictures.flatten() for tops in found.values()]).unique()
+    readings = {name: _Readings(tops) for name, tops in found.items()}
+    part = torch.empty(0, dtype=torch.int64)
+
+    def receive(name: str, output: object) -> None:
+        readings[name].read(found[name].layer.features(output, len(part)), part)
+
+    done = 0
+    with evaluating(network), tapped(network, list(found), receive):
+        for part, images in chosen_pictures(batches, wanted):
+            run(network, change(images), autocast)
+            done += len(part)
+            if progress:
+                progress(done, len(wanted))
+    if done < len(wanted):
+        raise ValueError(f"batches gave {done} of the {len(wanted)} pictures it gave before")
+    return {name: reading.values for name, reading in readings.items()}
+
+
+class _Readings:
+    """Activations to read: which units in which pictures, in the order of the pictures."""
+
+    def __init__(self, tops: TopActivations) -> None:
+        self.pictures, self.order = tops.pictures.flatten().sort()
+        self.positions = tops.positions.flatten()
+        self.values = torch.zeros_like(tops.values)
+
+    def read(self, features: Tensor, numbers: Tensor) -> None:
+        """Take what is wanted from the features of pictures with sorted numbers."""
+        ends = torch.stack((numbers[0], numbers[-1] + 1))
+        start, end = torch.searchsorted(self.pictures, ends)
+        entries = self.order[start:end]
+        batch = torch.searchsorted(numbers, self.pictures[start:end])
+        channel, rotation, _ = torch.unravel_index(entries, self.values.shape)
+        places = batch, channel, rotation, self.positions[entries]
+        read = features.flatten(3)[tuple(x.to(features.device) for x in places)]
+        self.values.view(-1)[entries] = read.float().clamp(min=0).cpu()

@@ -1,0 +1,393 @@
+"""What the elements of a network's features depend on, from the operations it executes.
+
+:class:`Dependence` watches a network run and carries the planes of
+:mod:`equicolor.analysis.planes` along with every tensor. It sees the operations below all
+modules and functions, so residual sums, concatenations, group mixing and layers nobody has
+heard of need no care of their own: there are only so many ways in which an operation can move
+pixels. One it does not know counts as looking at everything, and is remembered.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from equicolor.analysis import planes as rules
+from equicolor.analysis.planes import Planes
+
+__all__ = ["Dependence"]
+
+# Results that depend on the shape of a tensor alone.
+_SHAPE_ONLY = {
+    "empty_like", "full_like", "is_same_size", "new_empty", "new_full", "new_ones", "new_zeros",
+    "ones_like", "promote_types", "rand_like", "randn_like", "result_type", "zeros_like",
+}  # fmt: skip
+# Copies, and what does nothing in eval mode.
+_SAME = (
+    "_to_copy", "alias", "alpha_dropout", "clone", "contiguous", "detach", "dropout",
+    "feature_alpha_dropout", "feature_dropout", "lift_fresh", "to", "type_as",
+)  # fmt: skip
+# They move elements, and their planes alike; so does whatever makes a view.
+_MOVES = (
+    "_unsafe_index", "cat", "flip", "gather", "im2col", "index", "index_select",
+    "native_channel_shuffle", "pixel_shuffle", "pixel_unshuffle", "repeat", "repeat_interleave",
+    "roll", "stack", "tril", "triu", "upsample_nearest1d", "upsample_nearest2d",
+)  # fmt: skip
+# Those that torch does not tag as such.
+_POINTWISE = ("_prelu_kernel", "hardswish", "log_sigmoid")
+_REDUCTIONS = (
+    "all", "amax", "amin", "aminmax", "any", "argmax", "argmin", "linalg_vector_norm", "logsumexp",
+    "max", "mean", "median", "min", "norm", "prod", "std", "std_mean", "sum", "var", "var_mean",
+)  # fmt: skip
+_PADDINGS = (
+    "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "replication_pad1d",
+    "replication_pad2d",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Call:
+    """An operation that was executed, with at least one argument that depends on the picture."""
+
+    seen: "Dependence"
+    func: Any
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    named: dict[str, Any]  # all arguments, defaults included
+    outputs: list[Tensor]
+
+    @property
+    def inputs(self) -> list[Planes]:
+        """The planes of all arguments that have some."""
+        leaves = tree_leaves((self.args, self.kwargs))
+        found = (self.seen.planes(x) for x in leaves if isinstance(x, Tensor))
+        return [planes for planes in found if planes is not None]
+
+    @property
+    def first(self) -> Planes:
+        """The planes of the first argument, or of all if it has none."""
+        found = self.seen.planes(self.args[0])
+        return rules.hull(self.inputs, ()) if found is None else found
+
+
+class Dependence(TorchDispatchMode):
+    """Carries along what every tensor depends on, while it is switched on.
+
+    Use it in inference mode, where tensors are the very objects an operation returned.
+
+    Args:
+        images: a picture ``[1, 3, H, W]`` to start from.
+
+    Attributes:
+        unknown: operations that were taken to look at everything.
+
+    Example:
+        >>> from torch import nn
+        >>> images, conv = torch.rand(1, 3, 9, 9), nn.Conv2d(3, 2, 3, padding=1)
+        >>> with torch.inference_mode(), Dependence(images) as dependence:
+        ...     features = conv(images)
+        >>> first_row, last_row, *_ = dependence.planes(features)
+        >>> first_row[0, 0, :3, 0].tolist(), (-last_row[0, 0, :3, 0]).tolist()
+        ([0.0, 0.0, 1.0], [1.0, 2.0, 3.0])
+    """
+
+    def __init__(self, images: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        height, width = images.shape[-2:]
+        self.picture = (height, width)
+        self.unknown: set[str] = set()
+        self._known = WeakTensorKeyDictionary()
+        self._known[images] = rules.pixel_planes(height, width, device=images.device)
+        # Planes of memory that several tensors share and one wrote to, with the memory itself,
+        # so that its address stays its own.
+        self._written: dict[int, tuple[Any, Planes]] = {}
+
+    def planes(self, tensor: Tensor) -> Planes | None:
+        """What a tensor depends on; None if not on the picture."""
+        found: Planes | None = self._known.get(tensor)
+        if self._written and (memory := _memory(tensor)) in self._written:
+            return _places(tensor, self._written[memory][1])
+        return found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and say what its results depend on."""
+        kwargs = kwargs or {}
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        name = func.overloadpacket.__name__
+        if name in _SHAPE_ONLY or all(self.planes(x) is None for x in tensors):
+            return func(*args, **kwargs)
+        rule = _find_rule(func, name)
+        if rule is None:
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+            rule = _look_at_everything
+        # Before the operation, which may write to an argument.
+        named = {
+            argument.name: args[place]
+            if place < len(args)
+            else kwargs.get(argument.name, argument.default_value)
+            for place, argument in enumerate(func._schema.arguments)
+        }
+        result = func(*args, **kwargs)
+        outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+        if outputs and rule is _look_at_everything:
+            self.unknown.add(name)
+        call = _Call(self, func, args, kwargs, named, outputs)
+        for output, made in zip(outputs, rule(call) if outputs else (), strict=True):
+            shaped = tuple(plane.expand(output.shape) for plane in made)
+            if name.endswith("_"):
+                self._write(output, shaped)
+            else:
+                self._known[output] = shaped
+        return result
+
+    def _write(self, output: Tensor, planes: Planes) -> None:
+        """An operation wrote to a tensor: what shares its memory now depends on that, too."""
+        memory = _memory(output)
+        if memory not in self._written:
+            whole = output.nbytes == output.untyped_storage().nbytes()
+            sharing = [x for x in self._known if x is not output and _memory(x) == memory]
+            if whole and not sharing:
+                self._known[output] = planes
+                return
+            count = output.untyped_storage().nbytes() // output.element_size()
+            empty = torch.full((count,), torch.inf, device=output.device)
+            mirror = tuple(empty.clone() for _ in planes)
+            self._written[memory] = output.untyped_storage(), mirror
+            for tensor in sharing:
+                self._write(tensor, self._known[tensor])
+        for place, plane in zip(_places(output, self._written[memory][1]), planes, strict=True):
+            place.copy_(plane)
+
+
+def _places(tensor: Tensor, mirror: Planes) -> Planes:
+    """Where in the planes of a memory those of a tensor are."""
+    where = tensor.shape, tensor.stride(), tensor.storage_offset()
+    return tuple(plane.as_strided(*where) for plane in mirror)
+
+
+def _memory(tensor: Tensor) -> int:
+    address: int = tensor.untyped_storage()._cdata
+    return address
+
+
+_Rule = Callable[[_Call], list[Planes]]
+
+
+def _find_rule(func: Any, name: str) -> _Rule | None:
+    """The rule for an operation or for its version that writes to its argument."""
+    plain = name.strip("_").removeprefix("i") if name.startswith("__") else name.removesuffix("_")
+    if plain in _RULES:
+        return _RULES[plain]
+    packet = getattr(torch.ops.aten, plain, None)
+    overloads = [] if packet is None else [getattr(packet, key) for key in packet.overloads()]
+    if any(torch.Tag.pointwise in overload.tags for overload in (func, *overloads)):
+        return _pointwise
+    return _move if func.is_view else None
+
+
+def _pointwise(call: _Call) -> list[Planes]:
+    return [rules.union(call.inputs, output.shape) for output in call.outputs]
+
+
+def _look_at_everything(call: _Call) -> list[Planes]:
+    return [rules.hull(call.inputs, output.shape) for output in call.outputs]
+
+
+def _same(call: _Call) -> list[Planes]:
+    return [call.first]
+
+
+def _copy(call: _Call) -> list[Planes]:
+    source = call.seen.planes(call.named["src"])
+    return [_nothing(call) if source is None else source]
+
+
+def _fill(call: _Call) -> list[Planes]:
+    return [_nothing(call)]
+
+
+def _nothing(call: _Call) -> Planes:
+    device = call.outputs[0].device
+    return tuple(torch.full((), torch.inf, device=device) for _ in call.inputs[0])
+
+
+def _move(call: _Call) -> list[Planes]:
+    if call.func.overloadpacket.__name__ in ("view", "_unsafe_view"):
+        # Planes may lie otherwise in memory.
+        return [tuple(plane.reshape(call.outputs[0].shape) for plane in call.first)]
+    moved = []
+    for index in range(len(call.inputs[0])):
+
+        def plane(x: Any, index: int = index) -> Any:
+            if not isinstance(x, Tensor):
+                return x
+            found = call.seen.planes(x)
+            if found is not None:
+                return found[index]
+            # Constants beside what depends on the picture, as in cat; indices stay.
+            return torch.full_like(x, torch.inf) if x.is_floating_point() else x
+
+        result = call.func(*tree_map(plane, call.args), **tree_map(plane, call.kwargs))
+        moved.append([x for x in tree_leaves(result) if isinstance(x, Tensor)])
+    return [tuple(found) for found in zip(*moved, strict=True)]
+
+
+def _pairs(value: Any, rank: int) -> list[int]:
+    values = list(value) if isinstance(value, (list, tuple)) else [value]
+    return values * rank if len(values) == 1 else values
+
+
+def _convolve(call: _Call) -> list[Planes]:
+    named, weight, output = call.named, call.named["weight"], call.outputs[0]
+    rank, transposed = weight.ndim - 2, bool(call.named.get("transposed"))
+    transposed = transposed or "transpose" in call.func.overloadpacket.__name__
+    if output.ndim != weight.ndim:  # without a batch
+        return _look_at_everything(call)
+    kernel = list(weight.shape[2:])
+    stride, dilation = _pairs(named["stride"], rank), _pairs(named["dilation"], rank)
+    if named["padding"] == "same":
+        padding = [d * (k - 1) // 2 for k, d in zip(kernel, dilation, strict=True)]
+    else:
+        padding = _pairs(0 if named["padding"] == "valid" else named["padding"], rank)
+    sizes = list(output.shape[2:])
+    mixed = rules.mix_channels(call.first, named["groups"], output.shape[1])
+    window = rules.spread if transposed else rules.slide
+    return [window(mixed, kernel, stride, padding, dilation, sizes)]
+
+
+def _pool(call: _Call) -> list[Planes]:
+    named, output = call.named, call.outputs[0]
+    rank = int(call.func.overloadpacket.__name__.removesuffix("_with_indices")[-2])
+    kernel = _pairs(named["kernel_size"], rank)
+    stride = _pairs(named["stride"], rank) if named["stride"] else kernel
+    dilation = _pairs(named.get("dilation", 1), rank)
+    padding, sizes = _pairs(named["padding"], rank), output.shape[-rank:]
+    made = rules.slide(call.first, kernel, stride, padding, dilation, sizes)
+    return [made] * len(call.outputs)
+
+
+def _adaptive_pool(call: _Call) -> list[Planes]:
+    rank = int(call.func.overloadpacket.__name__[-2])
+    made = rules.bins(call.first, call.outputs[0].shape[-rank:], call.seen.picture)
+    return [made] * len(call.outputs)
+
+
+def _multiply(call: _Call) -> list[Planes]:
+    bias, left, right = None, *call.args[:2]
+    name = call.func.overloadpacket.__name__
+    if name in ("addmm", "baddbmm"):
+        bias, left, right = call.args[:3]
+    if name == "linear":
+        right = right.mT
+    sides = [call.seen.planes(side) for side in (left, right)]
+    if name == "linear" and sides[1] is not None:
+        return _look_at_everything(call)
+    made = rules.multiply(sides[0], sides[1], (left, right), call.outputs[0].shape)
+    added = None if bias is None else call.seen.planes(bias)
+    return [made if added is None else rules.union([made, added], call.outputs[0].shape)]
+
+
+def _axes(call: _Call) -> list[int]:
+    """The axes an operation reduces."""
+    value, rank = call.named.get("dim"), call.args[0].ndim
+    if value is None or value == []:
+        return list(range(rank))
+    return [axis % rank for axis in _pairs(value, 1)]
+
+
+def _reduce(call: _Call) -> list[Planes]:
+    if "other" in call.named:  # max(a, b)
+        return _pointwise(call)
+    axes, shape = _axes(call), call.outputs[0].shape
+    made = rules.reduce(call.first, axes, call.seen.picture)
+    if len(shape) < call.args[0].ndim:
+        for axis in sorted(axes, reverse=True):
+            made = tuple(plane.squeeze(axis) for plane in made)
+    return [made] * len(call.outputs)
+
+
+def _softmax(call: _Call) -> list[Planes]:
+    return _normalise(call, _axes(call))
+
+
+def _layer_norm(call: _Call) -> list[Planes]:
+    rank = call.args[0].ndim
+    return _normalise(call, list(range(rank - len(call.named["normalized_shape"]), rank)))
+
+
+def _batch_norm(call: _Call) -> list[Planes]:
+    if not call.named["training"]:
+        return [call.first]
+    return _normalise(call, [axis for axis in range(call.args[0].ndim) if axis != 1])
+
+
+def _instance_norm(call: _Call) -> list[Planes]:
+    return _normalise(call, list(range(2, call.args[0].ndim)))
+
+
+def _group_norm(call: _Call) -> list[Planes]:
+    # Channels of a group see the same places; all of them is a little more than needed.
+    return _normalise(call, list(range(1, call.args[0].ndim)))
+
+
+def _normalise(call: _Call, axes: list[int]) -> list[Planes]:
+    statistics = rules.reduce(call.first, axes, call.seen.picture)
+    return [rules.union([call.first, statistics], call.outputs[0].shape)]
+
+
+def _pad(call: _Call) -> list[Planes]:
+    amounts, rank = list(call.named.get("pad") or call.named["padding"]), call.outputs[0].ndim
+    exact = call.first
+    if call.func.overloadpacket.__name__ != "constant_pad_nd":  # which really reads pixels
+        exact = tuple(call.func(plane.contiguous(), amounts) for plane in exact)
+    made = []
+    for index, plane in enumerate(call.first):
+        nominal = index in rules.NOMINAL
+        if not nominal and exact is not call.first:
+            made.append(exact[index])
+            continue
+        plane = rules.collapse(plane)
+        for place in range(len(amounts) // 2):
+            axis = rank - 1 - place
+            if plane.shape[axis] > 1 or call.outputs[0].shape[axis] == 1:
+                before, after = amounts[2 * place : 2 * place + 2]
+                plane = rules.pad_axis(plane, axis, before, after, nominal)
+        made.append(plane)
+    return [tuple(made)]
+
+
+_RULES: dict[str, _Rule] = {
+    **dict.fromkeys(_SAME, _same),
+    **dict.fromkeys(_MOVES, _move),
+    **dict.fromkeys(_POINTWISE, _pointwise),
+    **dict.fromkeys(_REDUCTIONS, _reduce),
+    **dict.fromkeys(_PADDINGS, _pad),
+    **dict.fromkeys((f"conv{rank}d" for rank in (1, 2, 3)), _convolve),
+    **dict.fromkeys((f"conv_transpose{rank}d" for rank in (1, 2, 3)), _convolve),
+    "convolution": _convolve,
+    **{
+        f"{kind}_pool{rank}d{ending}": _pool
+        for kind in ("max", "avg")
+        for rank in (1, 2, 3)
+        for ending in ("", "_with_indices")
+    },
+    **{f"adaptive_{kind}_pool{r}d": _adaptive_pool for kind in ("max", "avg") for r in (1, 2, 3)},
+    **dict.fromkeys(("mm", "bmm", "matmul", "linear", "addmm", "baddbmm"), _multiply),
+    **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax"), _softmax),
+    "layer_norm": _layer_norm,
+    "native_layer_norm": _layer_norm,
+    "batch_norm": _batch_norm,
+    "instance_norm": _instance_norm,
+    "group_norm": _group_norm,
+    "copy": _copy,
+    "fill": _fill,
+    "zero": _fill,
+}

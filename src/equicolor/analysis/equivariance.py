@@ -1,0 +1,69 @@
+"""How equivariant every layer of a network is, measured on pictures."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from equicolor import _checks
+from equicolor.analysis.layers import Layer
+from equicolor.analysis.taps import run, tapped
+from equicolor.evaluation.counting import evaluating
+from equicolor.testing import ACTIONS, relative_deviation
+
+__all__ = ["layer_equivariance"]
+
+
+@torch.no_grad()
+def layer_equivariance(
+    network: nn.Module,
+    images: Tensor,
+    layers: Mapping[str, Layer],
+    *,
+    rotations: int = 3,
+    action: str = "hsv",
+) -> dict[str, float]:
+    """The worst relative equivariance error of every layer over the hue group.
+
+    What :func:`equicolor.testing.equivariance_error` is for a whole network, for all layers in
+    n passes. Layers with n rotations should roll them when the hue of a picture is shifted by
+    1/n; all others should give the same, which is invariance.
+
+    Args:
+        network: takes pictures in [0, 1]; looked at in eval mode.
+        images: some pictures, :math:`[B, 3, H, W]`.
+        layers: of :func:`equicolor.analysis.find_layers`.
+        rotations: the order :math:`n` of the group.
+        action: what a hue shift is, ``"rgb"`` or ``"hsv"``, as the network's lifting.
+
+    Returns:
+        The error by the name of the layer.
+
+    Example:
+        >>> from equicolor.analysis import find_layers
+        >>> from equicolor.models import cecnn
+        >>> network, images = cecnn(rotations=3).double(), torch.rand(2, 3, 28, 28).double()
+        >>> errors = layer_equivariance(network, images, find_layers(network, 28))
+        >>> max(errors.values()) < 1e-10
+        True
+    """
+    _checks.positive_int("rotations", rotations)
+    _checks.one_of("action", action, tuple(ACTIONS))
+    reference: dict[str, Tensor] = {}
+    errors = dict.fromkeys(layers, 0.0)
+    step = 0
+
+    def receive(name: str, output: object) -> None:
+        features = layers[name].features(output, len(images))
+        if step == 0:
+            reference[name] = features.clone()  # what follows may work in place
+            return
+        expected = reference[name]
+        if expected.shape[2] == rotations:
+            expected = expected.roll(step, 2)
+        errors[name] = max(errors[name], relative_deviation(features, expected))
+
+    with evaluating(network), tapped(network, list(layers), receive):
+        for step in range(rotations):
+            run(network, ACTIONS[action](images, step / rotations))
+    return errors

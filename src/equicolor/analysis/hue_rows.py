@@ -1,0 +1,102 @@
+"""Whether the rows of an equivariant unit's neuron feature are n colours of one shape."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["HueRows", "chroma", "hue_rows"]
+
+
+def chroma(images: Tensor) -> Tensor:
+    r"""The colours of pictures as complex numbers :math:`R + G\omega + B\omega^2`.
+
+    With :math:`\omega = e^{2\pi i/3}`: the angle is the hue and the length how colourful it is,
+    0 for greys. Rotating colours about the grey axis by ``turns`` multiplies the number by
+    :math:`e^{2\pi i \cdot turns}`.
+
+    Args:
+        images: :math:`[..., 3, H, W]`.
+
+    Returns:
+        Complex :math:`[..., H, W]`.
+
+    Example:
+        >>> green = chroma(torch.tensor([0.0, 1.0, 0.0]).view(3, 1, 1))
+        >>> round(math.degrees(green.angle()))
+        120
+    """
+    roots = torch.polar(
+        torch.ones(3, device=images.device),
+        torch.arange(3, device=images.device) * (2 * math.pi / 3),
+    )
+    red, green, blue = images.float().unbind(-3)
+    return red * roots[0] + green * roots[1] + blue * roots[2]
+
+
+@dataclass(frozen=True, eq=False)
+class HueRows:
+    """The hues of the rows of neuron features.
+
+    Attributes:
+        hues: degrees, float32 :math:`[U, n]`: that of the mean colour of every row, in which
+            colourful pixels count more. NaN for a row without colour, such as that of a
+            rotation that is never active, here and below.
+        chroma: the length of the mean colour :math:`[U, n]`, 0 for grey to 1.
+        differences: hue of row k less that of row 0, in degrees, between -180 and 180.
+        deviations: how far that is from the expected :math:`360 k / n`, between -180 and 180.
+    """
+
+    hues: Tensor
+    chroma: Tensor
+    differences: Tensor
+    deviations: Tensor
+
+    def median_deviation(self, chosen: Tensor | None = None) -> float:
+        """The median of the absolute deviations of rows 1 to n - 1, in degrees.
+
+        Args:
+            chosen: which units count, bool :math:`[U]`; all by default.
+
+        Returns:
+            NaN if there are no such rows. Rows of unrelated hues would give 90.
+        """
+        deviations = self.deviations if chosen is None else self.deviations[chosen]
+        return float(deviations[:, 1:].abs().nanmedian())
+
+
+def hue_rows(features: Tensor, background: Tensor | None = None) -> HueRows:
+    """Measure the hues of the rows of neuron features.
+
+    Args:
+        features: :math:`[U, n, 3, h, w]`, of :func:`equicolor.analysis.neuron_features`.
+        background: a colour that all pictures share, :math:`[3]`, which is subtracted before
+            hues are measured, such as the mean of the data; none by default.
+
+    Example:
+        >>> from equicolor.color import rotate_hue
+        >>> row = torch.rand(5, 3, 8, 8) * torch.tensor([1.0, 0.6, 0.3]).view(3, 1, 1)
+        >>> rows = torch.stack([rotate_hue(row, k / 5) for k in range(5)], 1)
+        >>> measured = hue_rows(rows)
+        >>> [round(x) for x in measured.differences[0].tolist()]
+        [0, 72, 144, -144, -72]
+        >>> measured.median_deviation() < 0.01
+        True
+    """
+    if features.ndim != 5 or features.shape[2] != 3:
+        raise ValueError(
+            f"hue_rows expects neuron features [U, n, 3, h, w], got {list(features.shape)}"
+        )
+    means = chroma(features).mean((-2, -1))
+    if background is not None:
+        means = means - chroma(background.view(3, 1, 1).to(features)).squeeze()
+    # Angles of quotients, so that nothing has to be unwrapped.
+    turned = means * means[:, :1].conj()
+    expected = torch.arange(features.shape[1], device=features.device) / features.shape[1]
+    straight = turned * torch.polar(torch.ones_like(expected), -2 * math.pi * expected)
+    return HueRows(_degrees(means) % 360, means.abs(), _degrees(turned), _degrees(straight))
+
+
+def _degrees(numbers: Tensor) -> Tensor:
+    return torch.where(numbers.abs() > 0, torch.rad2deg(numbers.angle()), math.nan)

@@ -1,0 +1,258 @@
+"""The layers of a network: which there are, what their units see, and their features."""
+
+import difflib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equicolor.analysis.dependence import Dependence
+from equicolor.analysis.planes import NOMINAL, Planes
+from equicolor.analysis.receptive_field import ReceptiveField, field_from_planes
+from equicolor.analysis.taps import TIMES, run, tapped
+from equicolor.evaluation.counting import evaluating
+
+__all__ = ["Layer", "find_layers", "receptive_fields", "stage_ends"]
+
+# By name: other libraries have classes of their own for them.
+_ACTIVATIONS = {
+    "celu", "elu", "gelu", "gelutanh", "hardmish", "hardswish", "hardswishme", "leakyrelu", "mish",
+    "prelu", "quickgelu", "relu", "relu6", "rrelu", "selu", "silu", "softplus", "squaredrelu",
+    "swish",
+}  # fmt: skip
+# A rectifier that is a function and not a module leaves no trace of its own; but negative
+# activations count as none, so the norm before it has the same units.
+_NORMS = (nn.BatchNorm2d, nn.GroupNorm, nn.InstanceNorm2d, nn.LayerNorm)
+_CONVOLUTIONS = {"ceconv2d", "celiftconv2d", "conv2d"}
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A layer of a network, for pictures of one size.
+
+    Attributes:
+        name: of the module, with the number of the call if there are several.
+        channels: :math:`C`; a channel at a position is a unit.
+        rotations: :math:`n`, 1 for an ordinary layer.
+        height, width: positions.
+        channels_last: whether its features are :math:`[B, H, W, C]`.
+        pooled: whether it comes after pooling over the whole picture.
+        field: what its units can see.
+    """
+
+    name: str
+    channels: int
+    rotations: int
+    height: int
+    width: int
+    channels_last: bool
+    pooled: bool
+    field: ReceptiveField
+
+    def features(self, output: object, batch: int) -> Tensor:
+        """What the layer gave, as features of units.
+
+        Args:
+            output: ``[B, C]``, ``[B, C, H, W]`` or ``[B, C, n, H, W]``; or ``[n * B, C, H, W]``
+                of networks that keep the rotations in the batch (:mod:`equicolor.nn.batched`).
+            batch: the number :math:`B` of pictures.
+
+        Returns:
+            :math:`[B, C, n, H, W]`.
+        """
+        return _features(self.name, output, batch, self.channels_last)
+
+
+def _features(name: str, output: object, batch: int, channels_last: bool) -> Tensor:
+    shape = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if not isinstance(output, Tensor) or output.ndim not in (2, 4, 5) or len(output) % batch:
+        raise ValueError(
+            f"layer {name!r} must give [B, C], [B, C, H, W] or [B, C, n, H, W] for {batch} "
+            f"pictures, got {shape}"
+        )
+    if output.ndim == 5:
+        return output
+    maps = output if output.ndim == 4 else output[..., None, None]
+    maps = maps.movedim(3, 1) if channels_last else maps
+    by_rotation: Tensor = maps.unflatten(0, (-1, batch))
+    return by_rotation.movedim(0, 2)
+
+
+def find_layers(
+    network: nn.Module, size: int | tuple[int, int], layers: Sequence[str] | None = None
+) -> dict[str, Layer]:
+    """The layers to look at, in the order of execution.
+
+    The network runs once, in eval mode, on a grey picture.
+
+    Args:
+        network: takes pictures :math:`[B, 3, H, W]` in [0, 1].
+        size: of the pictures, height and width.
+        layers: names of modules; ``name#2`` is the second call of one that is called several
+            times in a pass. By default the network's nonlinearities, whose channels are its
+            units, as far as they come before pooling over the whole picture; where those are
+            functions, which cannot be listened to, the norms before them, or else the
+            convolutions: negative activations count as none anyway.
+
+    Raises:
+        ValueError: for a name the network does not have, or that is not enough.
+
+    Example:
+        >>> from equicolor.models import resnet44
+        >>> network = resnet44(width=2)
+        >>> list(find_layers(network, 32))[:3]
+        ['relu', 'layers.0.0.relu#1', 'layers.0.0.relu#2']
+        >>> layer = find_layers(network, 32, ["layers.1"])["layers.1"]
+        >>> layer.channels, layer.rotations, layer.height, layer.width
+        (4, 1, 16, 16)
+    """
+    picture = (size, size) if isinstance(size, int) else tuple(size)
+    calls = _watch(network, (picture[0], picture[1]))
+    if layers is None:
+        chosen = _by_default(network, calls)
+    else:
+        chosen = [_check_name(name, calls) for name in layers]
+    order = list(calls)
+    names = sorted(set(chosen), key=order.index)
+    return {name: _layer(name, calls[name], (picture[0], picture[1])) for name in names}
+
+
+def receptive_fields(
+    network: nn.Module, size: int | tuple[int, int], layers: Sequence[str] | None = None
+) -> dict[str, ReceptiveField]:
+    """The receptive fields of all units of some layers, for pictures of one size.
+
+    Args:
+        network, size, layers: as in :func:`find_layers`.
+
+    Returns:
+        By the name of the layer, in the order of execution, on the CPU.
+
+    Example:
+        >>> network = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+        >>> field = receptive_fields(network, 8, ["2"])["2"]
+        >>> field.size(), field.box(0, 0), field.frame(0, 0)  # of the upper left unit
+        ((4, 4), (0, 0, 3, 3), (-1, -1, 3, 3))
+        >>> field.box(0, 5)
+        (1, 1, 5, 5)
+    """
+    return {name: layer.field for name, layer in find_layers(network, size, layers).items()}
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """A call of a module: what it gave, and what that depends on."""
+
+    name: str  # of the module
+    shape: list[int]
+    planes: Planes | None
+    unknown: frozenset[str]
+
+
+def _watch(network: nn.Module, picture: tuple[int, int]) -> dict[str, _Call]:
+    """Every call of a module in one pass, in order, by the name of the layer."""
+    tensor = next(network.parameters(), torch.empty(0))
+    made: list[_Call] = []
+
+    def note(name: str, output: Any) -> None:
+        if isinstance(output, Tensor):
+            unknown = frozenset(dependence.unknown)
+            planes = dependence.planes(output)
+            made.append(_Call(name, list(output.shape), planes, unknown))
+
+    names = [name for name, _ in network.named_modules() if name]
+    with torch.inference_mode(), evaluating(network), tapped(network, names, note):
+        images = torch.full((1, 3, *picture), 0.5, device=tensor.device, dtype=tensor.dtype)
+        dependence = Dependence(images)
+        with dependence:
+            run(network, images)
+    totals = Counter(call.name for call in made)
+    seen: Counter[str] = Counter()
+    calls = {}
+    for call in made:
+        seen[call.name] += 1
+        several = totals[call.name] > 1
+        calls[f"{call.name}{TIMES}{seen[call.name]}" if several else call.name] = call
+    return calls
+
+
+def _layer(name: str, call: _Call, picture: tuple[int, int]) -> Layer:
+    planes = call.planes
+    if planes is None:
+        raise ValueError(f"layer {name!r} does not depend on the picture")
+    last = _is_channels_last(planes)
+    shaped = tuple(_features(name, plane, 1, last) for plane in planes)
+    _, channels, rotations, height, width = shaped[0].shape
+    field = field_from_planes(shaped, picture, call.unknown)
+    return Layer(name, channels, rotations, height, width, last, _is_pooled(planes), field)
+
+
+def _is_channels_last(planes: Planes) -> bool:
+    """Whether rows go along the second axis of four, and columns along the third."""
+    if planes[0].ndim != 4:
+        return False
+
+    def varies(pair: Planes, axis: int) -> bool:
+        return any(bool((plane != plane.narrow(axis, 0, 1)).any()) for plane in pair)
+
+    # Where all see the whole picture, they still look at different places.
+    rows, columns = planes[0:2] + planes[4:6], planes[2:4] + planes[6:8]
+    return varies(rows, 1) and varies(columns, 2) and not varies(rows + columns, 3)
+
+
+def _is_pooled(planes: Planes) -> bool:
+    """Whether nothing local is left: nominal planes leave out global pooling."""
+    return all(bool(planes[index].isinf().all()) for index in NOMINAL)
+
+
+def _by_default(network: nn.Module, calls: Mapping[str, _Call]) -> list[str]:
+    modules = dict(network.named_modules())
+    maps = {
+        layer: modules[call.name]
+        for layer, call in calls.items()
+        if len(call.shape) in (4, 5) and call.planes is not None and not _is_pooled(call.planes)
+    }
+    kinds: tuple[Callable[[nn.Module], bool], ...] = (
+        lambda module: type(module).__name__.lower() in _ACTIVATIONS,
+        lambda module: isinstance(module, _NORMS),
+        lambda module: type(module).__name__.lower() in _CONVOLUTIONS,
+    )
+    for is_kind in kinds:
+        names = [layer for layer, module in maps.items() if is_kind(module)]
+        if names:
+            return names
+    raise ValueError(
+        f"{type(network).__name__} has no layers of features [B, C, H, W] to look at; name some"
+    )
+
+
+def _check_name(name: str, calls: Mapping[str, _Call]) -> str:
+    if name in calls:
+        return name
+    times = sum(layer.startswith(f"{name}{TIMES}") for layer in calls)
+    if times:
+        raise ValueError(
+            f"layer {name!r} is called {times} times: say {name}{TIMES}1 to {name}{TIMES}{times}"
+        )
+    near = difflib.get_close_matches(name, calls, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(calls)}"
+    raise ValueError(f"the network has no layer {name!r}; {hint}")
+
+
+def stage_ends(layers: Mapping[str, Layer]) -> list[str]:
+    """The last layer at every resolution, single values of the whole picture left out.
+
+    Args:
+        layers: of :func:`find_layers`.
+
+    Example:
+        >>> from equicolor.models import resnet44
+        >>> stage_ends(find_layers(resnet44(width=2), 32))
+        ['layers.0.6.relu#2', 'layers.1.6.relu#2', 'layers.2.6.relu#2']
+    """
+    last = {(layer.height, layer.width): name for name, layer in layers.items()}
+    several = [name for size, name in last.items() if size != (1, 1)]
+    return several or list(last.values())

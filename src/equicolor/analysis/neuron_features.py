@@ -1,0 +1,235 @@
+r"""Neuron features: what a unit looks for, as a picture (paper, figure 5).
+
+After Rafegas and Vanrell (2018): the weighted mean of the crops that excite a unit most, each
+crop its receptive field, :math:`\sum_j w_j c_j / \sum_j w_j` with :math:`w_j = a_j / a_1`. For an
+equivariant unit there is one for each rotation; they should show one shape in n colours.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from equicolor import _checks
+from equicolor.analysis.activations import (
+    Batches,
+    Progress,
+    TopActivations,
+    chosen_pictures,
+    top_activations,
+)
+from equicolor.analysis.receptive_field import ReceptiveField
+from equicolor.color import rotate_hue, shift_hue
+
+__all__ = ["ROWS", "NeuronFeatures", "neuron_features"]
+
+ROWS = ("dataset", "orbit")
+_SHIFTS = {"hsv": shift_hue, "rgb": rotate_hue}
+
+
+@dataclass(frozen=True, eq=False)
+class NeuronFeatures:
+    """The neuron features of some channels of a layer.
+
+    Attributes:
+        layer: its name.
+        channels: which :math:`U` of its channels.
+        features: float32 :math:`[U, n, 3, h, w]`, a row for each rotation; black for units that
+            are never active.
+        crops: the strongest :math:`m` crops of each, :math:`[U, n, m, 3, h, w]`; black where the
+            frame reaches outside the picture.
+        values: their activations, float32 :math:`[U, n, m]`.
+    """
+
+    layer: str
+    channels: tuple[int, ...]
+    features: Tensor
+    crops: Tensor
+    values: Tensor
+
+
+def neuron_features(
+    network: nn.Module,
+    pictures: Batches,
+    layer: str,
+    units: Sequence[int] | None = None,
+    *,
+    top: int = 50,
+    crops: int = 3,
+    limit: int | None = None,
+    rows: str = "dataset",
+    action: str = "hsv",
+    found: TopActivations | None = None,
+    autocast: torch.dtype | None = None,
+    progress: Progress | None = None,
+) -> NeuronFeatures:
+    """Draw what units of a layer look for.
+
+    Args:
+        network: takes pictures :math:`[B, 3, H, W]` in [0, 1]; looked at in eval mode.
+        pictures: batches of them, of one size, or pairs of pictures and labels; gone through
+            twice, and the same both times.
+        layer: a name as of :func:`equicolor.analysis.find_layers`.
+        units: which channels; all by default.
+        top: the number of pictures :math:`N` to average.
+        crops: how many of them to give as well.
+        limit: the largest height and width of a frame; larger ones are cut around their centre.
+            By default none: frames of late layers may be mostly outside the picture.
+        rows: what the rows of an equivariant unit are averages of. ``"dataset"``: each rotation
+            of the pictures that excite it most, as the paper draws it. ``"orbit"``: all of the
+            pictures that excite the channel most in any rotation, turned to the hue of each
+            row. That is what ``"dataset"`` would give for data that hold every picture in
+            every hue.
+        action: what turning the hue is, for ``"orbit"``: ``"hsv"`` or ``"rgb"``, as the
+            network's lifting.
+        found: of :func:`equicolor.analysis.top_activations` for this layer, if that has been
+            done; then ``top`` is that.
+        autocast: compute with torch's autocast to this dtype.
+        progress: called with (steps done, steps in all if known).
+
+    Example:
+        >>> red = nn.Conv2d(3, 1, 1, bias=False)
+        >>> red.weight.data = torch.tensor([1.0, -1.0, -1.0]).view(1, 3, 1, 1)
+        >>> network = nn.Sequential(red, nn.ReLU())
+        >>> images = torch.zeros(4, 3, 2, 2)
+        >>> images[1, 0, 0, 1], images[2, 0, 1, 1] = 1.0, 0.5  # spots of red
+        >>> drawn = neuron_features(network, [images], "1", top=2)
+        >>> [round(x, 4) for x in drawn.features.flatten().tolist()]  # (1 + 1/2 · 1/2) / (1 + 1/2)
+        [0.8333, 0.0, 0.0]
+    """
+    _checks.one_of("rows", rows, ROWS)
+    _checks.one_of("action", action, tuple(_SHIFTS))
+    for name, value in (("crops", crops), ("limit", 1 if limit is None else limit)):
+        _checks.positive_int(name, value)
+    if found is None:
+        found = top_activations(
+            network, pictures, [layer], top=top, autocast=autocast, progress=progress
+        )[layer]
+    channels = _channels(units, found)
+    height, width = _size(found.layer.field, channels, limit)
+    entries = _by_dataset(found, channels) if rows == "dataset" else _by_orbit(found, channels)
+    rotations = found.layer.rotations
+    shape = len(channels), rotations
+    features: Tensor | None = None
+    strongest = torch.zeros(*shape, crops, 3, height, width)
+    values, weights = torch.zeros(*shape, crops), torch.zeros(*shape)
+    by_picture: dict[int, list[_Entry]] = {}
+    for entry in entries:
+        by_picture.setdefault(entry.picture, []).append(entry)
+    done, wanted = 0, torch.tensor(sorted(by_picture), dtype=torch.int64)
+    for numbers, images in chosen_pictures(pictures, wanted):
+        if features is None:  # on the device of the pictures, so that crops stay there
+            features = torch.zeros(*shape, 3, height, width, device=images.device)
+        for number, image in zip(numbers.tolist(), images, strict=True):
+            for entry in by_picture[number]:
+                box = found.layer.field.frame(channels[entry.unit], entry.position)
+                crop = _cut(image, box, height, width)
+                if entry.turns:
+                    crop = _SHIFTS[action](crop, entry.turns)
+                place = entry.unit, entry.row
+                features[place] += entry.weight * crop
+                weights[place] += entry.weight
+                if entry.rank < crops:
+                    strongest[(*place, entry.rank)] = crop
+                    values[(*place, entry.rank)] = entry.value
+        done += len(numbers)
+        if progress:
+            progress(done, len(wanted))
+    total = torch.zeros(*shape, 3, height, width) if features is None else features.cpu()
+    total /= weights.clamp(min=torch.finfo(torch.float32).tiny)[..., None, None, None]
+    return NeuronFeatures(found.layer.name, channels, total, strongest, values)
+
+
+class _Entry(NamedTuple):
+    """A crop and where it goes."""
+
+    picture: int
+    position: int
+    unit: int  # place among the channels asked for
+    row: int
+    rank: int
+    value: float
+    weight: float
+    turns: float = 0.0
+
+
+def _by_dataset(found: TopActivations, channels: Sequence[int]) -> list[_Entry]:
+    """Every rotation its own pictures."""
+    entries = []
+    for unit, channel in enumerate(channels):
+        tables = (table[channel].tolist() for table in _tables(found))
+        for row, columns in enumerate(zip(*tables, strict=True)):
+            strongest = columns[0][0]
+            entries += [
+                _Entry(picture, position, unit, row, rank, value, value / strongest)
+                for rank, (value, picture, position) in enumerate(zip(*columns, strict=True))
+                if value > 0
+            ]
+    return entries
+
+
+def _by_orbit(found: TopActivations, channels: Sequence[int]) -> list[_Entry]:
+    """The strongest of all rotations, and every row all of them, turned to its hue."""
+    rotations, top = found.values.shape[1:]
+    entries = []
+    for unit, channel in enumerate(channels):
+        values, pictures, positions = (table[channel].flatten() for table in _tables(found))
+        order = values.argsort(dim=0, descending=True, stable=True)[:top]
+        strongest = float(values[order[0]])
+        for rank, index in enumerate(order.tolist()):
+            value = float(values[index])
+            if value <= 0:
+                break
+            # Rotation k is active on x as rotation 0 is on x turned by -k/n.
+            rotation = index // top
+            entries += [
+                _Entry(
+                    int(pictures[index]), int(positions[index]), unit, row, rank, value,
+                    value / strongest, (row - rotation) / rotations,
+                )
+                for row in range(rotations)
+            ]  # fmt: skip
+    return entries
+
+
+def _tables(found: TopActivations) -> tuple[Tensor, Tensor, Tensor]:
+    return found.values, found.pictures, found.positions
+
+
+def _channels(units: Sequence[int] | None, found: TopActivations) -> tuple[int, ...]:
+    count = found.layer.channels
+    channels = tuple(range(count)) if units is None else tuple(units)
+    strangers = [unit for unit in channels if not 0 <= unit < count]
+    if strangers or not channels:
+        raise ValueError(
+            f"units must be channels of {found.layer.name!r}, 0 to {count - 1}; "
+            f"got {list(channels)}"
+        )
+    return channels
+
+
+def _size(field: ReceptiveField, channels: Sequence[int], limit: int | None) -> tuple[int, int]:
+    """One frame for all: the largest, within the limit."""
+    sizes = zip(*(field.size(channel) for channel in channels), strict=True)
+    height, width = (max(size) if limit is None else min(max(size), limit) for size in sizes)
+    return height, width
+
+
+def _cut(image: Tensor, box: tuple[int, int, int, int], height: int, width: int) -> Tensor:
+    """Cut ``[3, h, w]`` around the middle of a box; black outside the picture."""
+    top, left, bottom, right = box
+    top, left = (top + bottom - height) // 2, (left + right - width) // 2
+    rows, columns = image.shape[-2:]
+    crop = image.new_zeros(3, height, width)
+    inside = (
+        (max(top, 0), min(top + height, rows)),
+        (max(left, 0), min(left + width, columns)),
+    )
+    (first_row, last_row), (first_column, last_column) = inside
+    if first_row < last_row and first_column < last_column:
+        crop[:, first_row - top : last_row - top, first_column - left : last_column - left] = image[
+            :, first_row:last_row, first_column:last_column
+        ]
+    return crop

@@ -1,0 +1,121 @@
+"""Receptive fields: which pixels a unit can see, exactly, in any network.
+
+They come from one pass of the network itself, during which every tensor carries along what its
+elements depend on (:mod:`equicolor.analysis.dependence`). Arithmetic on a list of layers would
+need the network to be a chain; gradients are zero where a rectifier is shut, and a maximum has
+one winner. Here a dependence is what the operations allow, whatever weights and pictures say.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equicolor.analysis.planes import Planes
+
+__all__ = ["Box", "ReceptiveField", "field_from_planes"]
+
+Box = tuple[int, int, int, int]  # top, left, bottom, right; the last two just outside
+
+
+@dataclass(frozen=True, eq=False)
+class ReceptiveField:
+    """What the units of a layer can see, and the frame to show it in.
+
+    The **field** of a unit at a position is the smallest box that holds every pixel it depends
+    on. The **frame** has the same size at every position and may reach outside the picture: it
+    is the field in a picture without borders. Global pooling within a network, as in
+    squeeze-and-excitation or instance norms, makes the field the whole picture, but not the
+    frame, which follows what is local. Where there is no such frame, it is the whole picture.
+
+    Attributes:
+        rows: int64 :math:`[C, H, 2]`, of every channel and row of positions the first row of
+            the picture it depends on, and the one after the last.
+        columns: int64 :math:`[C, W, 2]`, the same for columns.
+        frame_rows: int64 :math:`[C, 3]`: where the frame of the first position begins, how far
+            the next one's is away, and how large it is.
+        frame_columns: int64 :math:`[C, 3]`, the same for columns.
+        unknown: operations before this layer whose dependence was overestimated; empty if the
+            fields are exact.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    frame_rows: Tensor
+    frame_columns: Tensor
+    unknown: frozenset[str] = frozenset()
+
+    def box(self, channel: int, position: int) -> Box:
+        """The field of a unit.
+
+        Args:
+            channel: of the unit.
+            position: its place, ``row * W + column``.
+        """
+        row, column = divmod(position, self.columns.shape[1])
+        (top, bottom), (left, right) = (
+            table[channel, place].tolist()
+            for table, place in ((self.rows, row), (self.columns, column))
+        )
+        return top, left, bottom, right
+
+    def frame(self, channel: int, position: int) -> Box:
+        """The frame of a unit, which may reach outside the picture; otherwise as :meth:`box`."""
+        places = divmod(position, self.columns.shape[1])
+        ends = []
+        for table, place in zip((self.frame_rows, self.frame_columns), places, strict=True):
+            start, step, size = table[channel].tolist()
+            ends.append((start + place * step, start + place * step + size))
+        (top, bottom), (left, right) = ends
+        return top, left, bottom, right
+
+    def size(self, channel: int = 0) -> tuple[int, int]:
+        """Height and width of the frame."""
+        return int(self.frame_rows[channel, 2]), int(self.frame_columns[channel, 2])
+
+
+def field_from_planes(
+    planes: Planes, picture: tuple[int, int], unknown: frozenset[str] = frozenset()
+) -> ReceptiveField:
+    """The fields of features ``[1, C, n, H, W]``, whose rotations see the same.
+
+    Args:
+        planes: of :mod:`equicolor.analysis.planes`.
+        picture: its height and width.
+        unknown: operations whose dependence was overestimated.
+
+    Example:
+        >>> from equicolor.analysis.planes import pixel_planes
+        >>> planes = tuple(plane.unsqueeze(2) for plane in pixel_planes(4, 4))
+        >>> field_from_planes(planes, (4, 4)).box(0, 5)  # a pixel sees itself
+        (1, 1, 2, 2)
+    """
+    axes = ((0, 2, 4), (0, 2, 4), (0, 2, 3), (0, 2, 3)) * 2
+    lows = [plane.amin(axis).cpu() for plane, axis in zip(planes, axes, strict=True)]
+    (rows, columns), frames = (
+        [_interval(lows[i], lows[i + 1]) for i in start] for start in ((0, 2), (4, 6))
+    )
+    frame_rows, frame_columns = (
+        _frame(interval, extent) for interval, extent in zip(frames, picture, strict=True)
+    )
+    return ReceptiveField(rows.long(), columns.long(), frame_rows, frame_columns, unknown)
+
+
+def _interval(first: Tensor, last: Tensor) -> Tensor:
+    return torch.stack((first, 1 - last), -1)
+
+
+def _frame(interval: Tensor, extent: int) -> Tensor:
+    """Start, step and size ``[C, 3]``, from nominal intervals ``[C, positions, 2]``."""
+    start, end = interval.unbind(-1)
+    sizes = end - start
+    step = start[:, 1] - start[:, 0] if start.shape[1] > 1 else torch.zeros_like(start[:, 0])
+    places = torch.arange(start.shape[1])
+    regular = (
+        interval.isfinite().all(-1).all(-1)
+        & (sizes == sizes[:, :1]).all(-1)
+        & (start == start[:, :1] + places * step[:, None]).all(-1)
+    )
+    found = torch.stack((start[:, 0], step, sizes[:, 0]), -1)
+    whole = torch.tensor([0.0, 0.0, float(extent)])
+    return torch.where(regular[:, None], found, whole).long()

@@ -1,0 +1,212 @@
+r"""Colour selectivity: how much of a unit's activation is lost when its picture is grey.
+
+The index of Rafegas and Vanrell (2018), which the paper averages over the units of a network
+to say how much a dataset is about colour (section 4.2, figure 4).
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from equicolor import _checks
+from equicolor.analysis.activations import (
+    Batches,
+    Progress,
+    TopActivations,
+    activations_at,
+    chosen_pictures,
+    top_activations,
+)
+
+__all__ = ["GREYS", "Selectivity", "grey_projection", "luma", "selectivity", "selectivity_index"]
+
+GREYS = ("luma", "opponent")
+_LUMA = (0.299, 0.587, 0.114)  # of ITU-R BT.601, as in Pillow and torchvision
+# Opponent colours: intensity, red against green, yellow against blue.
+_OPPONENT = ((1 / 1.5, 1 / 1.5, 1 / 1.5), (1.0, -1.0, 0.0), (0.5, 0.5, -1.0))
+_OPPONENT_ORIGIN = (-1.0, 0.0, 0.0)
+_SAMPLE = 1024  # pictures to find the principal axis of colours from
+
+
+def luma(images: Tensor) -> Tensor:
+    """Pictures without colour, all three channels their luma.
+
+    Args:
+        images: :math:`[..., 3, H, W]`.
+
+    Returns:
+        Pictures of the same shape.
+
+    Example:
+        >>> luma(torch.tensor([1.0, 0.0, 0.0]).view(3, 1, 1)).flatten().tolist()
+        [0.29899999499320984, 0.29899999499320984, 0.29899999499320984]
+    """
+    _checks.rgb_images("luma", images)
+    red, green, blue = images.unbind(-3)
+    grey = _LUMA[0] * red + _LUMA[1] * green + _LUMA[2] * blue
+    return grey.unsqueeze(-3).expand_as(images)
+
+
+def grey_projection(images: Tensor) -> Callable[[Tensor], Tensor]:
+    r"""A grey made from pictures: their colours' first principal component in opponent space.
+
+    The space is :math:`o_1 = (R + G + B - 1.5)/1.5`, :math:`o_2 = R - G` and
+    :math:`o_3 = (R + G - 2B)/2`. Colours are projected on the line through their mean along
+    which they vary most, which for natural pictures is nearly the intensity.
+
+    Args:
+        images: :math:`[B, 3, H, W]`; their pixels say which line.
+
+    Returns:
+        A function of pictures :math:`[..., 3, H, W]`; what it gives is clipped to [0, 1].
+
+    Example:
+        >>> greys = torch.rand(4, 1, 8, 8).expand(4, 3, 8, 8)
+        >>> project = grey_projection(greys)
+        >>> torch.allclose(project(greys), greys, atol=1e-5)
+        True
+    """
+    _checks.image_batch("grey_projection", images)
+    space = torch.tensor(_OPPONENT, dtype=torch.float64)
+    origin = torch.tensor(_OPPONENT_ORIGIN, dtype=torch.float64)
+    pixels = images.movedim(1, -1).flatten(0, -2).double().cpu() @ space.T + origin
+    mean = pixels.mean(0)
+    centred = pixels - mean
+    _, axes = torch.linalg.eigh(centred.T @ centred)
+    axis = axes[:, -1:]  # eigenvalues come in ascending order
+    back = torch.linalg.inv(space)
+    # Opponent space is an affine image of RGB, and so is the projection.
+    matrix = back @ axis @ axis.T @ space
+    shift = back @ (axis @ axis.T @ (origin - mean) + mean - origin)
+
+    def project(images: Tensor) -> Tensor:
+        # Sums of scaled channels, not a matrix product: autocast must not round colours.
+        red, green, blue = images.unbind(-3)
+        rows = [
+            row[0] * red + row[1] * green + row[2] * blue + offset
+            for row, offset in zip(matrix.tolist(), shift.tolist(), strict=True)
+        ]
+        return torch.stack(rows, -3).clamp(0, 1)
+
+    return project
+
+
+def selectivity_index(values: Tensor, grey: Tensor) -> Tensor:
+    r"""The index :math:`\alpha = 1 - \sum_j a'_j / \sum_j a_j`.
+
+    Args:
+        values: activations :math:`a_j`, :math:`[..., N]`.
+        grey: those without colour, :math:`a'_j`, of the same shape.
+
+    Returns:
+        :math:`[...]`: 1 for a unit that needs colour, 0 for one that does not care, and below
+        for one that likes grey better; 0 for one that is never active.
+
+    Example:
+        >>> values = torch.tensor([[4.0, 2.0], [0.0, 0.0]])
+        >>> selectivity_index(values, torch.tensor([[2.0, 1.0], [0.0, 0.0]])).tolist()
+        [0.5, 0.0]
+    """
+    total = values.sum(-1)
+    active = total > 0
+    return torch.where(active, 1 - grey.sum(-1) / torch.where(active, total, 1), 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Selectivity:
+    """How colour selective the units of a network are.
+
+    Attributes:
+        layers: the index of every unit, float32 :math:`[C, n]`, by the name of the layer;
+            n is 1 for ordinary layers.
+        top: the activations it was found from.
+        grey: those without colour, :math:`[C, n, N]`.
+    """
+
+    layers: dict[str, Tensor]
+    top: dict[str, TopActivations]
+    grey: dict[str, Tensor]
+
+    @property
+    def mean(self) -> float:
+        """The mean over all units of all layers: the paper's score of a dataset."""
+        return float(torch.cat([index.flatten() for index in self.layers.values()]).double().mean())
+
+    def only(self, layers: Iterable[str]) -> "Selectivity":
+        """The same for some of the layers."""
+        names = list(layers)
+        return Selectivity(
+            {name: self.layers[name] for name in names},
+            {name: self.top[name] for name in names},
+            {name: self.grey[name] for name in names},
+        )
+
+    @property
+    def units(self) -> int:
+        """How many units there are, rotations counted."""
+        return sum(index.numel() for index in self.layers.values())
+
+
+def selectivity(
+    network: nn.Module,
+    pictures: Batches,
+    layers: Sequence[str] | None = None,
+    *,
+    top: int = 50,
+    grey: str = "luma",
+    found: Mapping[str, TopActivations] | None = None,
+    autocast: torch.dtype | None = None,
+    progress: Progress | None = None,
+) -> Selectivity:
+    r"""The colour selectivity of every unit of a network.
+
+    Of the :math:`N` pictures that excite a unit most, :math:`a_j` is its activation in the
+    j-th, and :math:`a'_j` that at the same position when its receptive field is grey.
+    Receptive fields are exact, so that a unit sees no pixel outside of them, and it makes no
+    difference if the whole picture is made grey: one more pass over the data serves all units.
+    (The receptive field of a unit behind global pooling, as in squeeze-and-excitation, *is*
+    the whole picture.)
+
+    Args:
+        network: takes pictures :math:`[B, 3, H, W]` in [0, 1]; looked at in eval mode.
+        pictures: batches of them, of one size, or pairs of pictures and labels; gone through
+            twice, and the same both times.
+        layers: names as of :func:`equicolor.analysis.find_layers`; by default all
+            nonlinearities.
+        top: the number of pictures :math:`N`.
+        grey: ``"luma"``, or ``"opponent"`` for :func:`grey_projection` of the pictures.
+        found: of :func:`equicolor.analysis.top_activations`, if that has been done; then
+            ``layers`` and ``top`` are those.
+        autocast: compute with torch's autocast to this dtype.
+        progress: called with (steps done, steps in all if known), for each of the two passes.
+
+    Example:
+        >>> network = nn.Sequential(nn.Conv2d(3, 2, 1, bias=False), nn.ReLU())
+        >>> red_against_green, brightness = [1.0, -1.0, 0.0], [0.299, 0.587, 0.114]
+        >>> weight = torch.tensor([red_against_green, brightness])
+        >>> network[0].weight.data = weight.view(2, 3, 1, 1)
+        >>> measured = selectivity(network, [torch.rand(20, 3, 8, 8)], top=10)
+        >>> measured.layers["1"].round(decimals=4).abs().tolist()
+        [[1.0], [0.0]]
+    """
+    _checks.one_of("grey", grey, GREYS)
+    if found is None:
+        found = top_activations(
+            network, pictures, layers, top=top, autocast=autocast, progress=progress
+        )
+    change = luma if grey == "luma" else grey_projection(_sample(pictures, found))
+    without = activations_at(network, pictures, found, change, autocast=autocast, progress=progress)
+    indices = {name: selectivity_index(tops.values, without[name]) for name, tops in found.items()}
+    return Selectivity(indices, dict(found), without)
+
+
+def _sample(pictures: Batches, found: Mapping[str, TopActivations]) -> Tensor:
+    """Some of the pictures that excite units, each as few pixels."""
+    numbers = torch.cat([tops.pictures.flatten() for tops in found.values()]).unique()
+    places = torch.linspace(0, len(numbers) - 1, min(_SAMPLE, len(numbers))).long()
+    parts = [
+        images[..., ::4, ::4].cpu() for _, images in chosen_pictures(pictures, numbers[places])
+    ]
+    return torch.cat(parts)

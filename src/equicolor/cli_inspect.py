@@ -1,0 +1,144 @@
+"""The command ``equicolor inspect``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from equicolor.cli_evaluate import slug
+
+__all__ = ["inspect"]
+
+
+def inspect(
+    network: Annotated[
+        str,
+        typer.Argument(
+            help="A checkpoint, the folder of a training run, timm:NAME, torchvision:NAME, or "
+            "path/to/file.py:function.",
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="A name of 'equicolor datasets', or a folder of class folders.",
+            show_default="what the run was trained on",
+        ),
+    ] = None,
+    split: Annotated[str, typer.Option(help="test or train.")] = "test",
+    split_seed: Annotated[
+        int | None,
+        typer.Option(help="Of datasets without a split.", show_default="the run's, or 0"),
+    ] = None,
+    limit_images: Annotated[
+        int | None,
+        typer.Option(
+            help="Look at so many pictures, evenly from all classes: a few hundred take minutes "
+            "on a CPU.",
+            show_default="all",
+        ),
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose units to look at, separated by commas; NAME#2 is the second call of one.",
+            show_default="all nonlinearities",
+        ),
+    ] = None,
+    sheets: Annotated[
+        str | None,
+        typer.Option(
+            help="Layers whose units are drawn, separated by commas.",
+            show_default="the last at every resolution, at most four",
+        ),
+    ] = None,
+    top: Annotated[int, typer.Option(help="Pictures kept for every unit.")] = 50,
+    units: Annotated[
+        int, typer.Option(help="How many of the most and of the least selective to draw.")
+    ] = 3,
+    grey: Annotated[
+        str, typer.Option(help="What grey is: luma, or opponent (first principal component).")
+    ] = "luma",
+    shifts: Annotated[int, typer.Option(help="Hue shifts over the whole circle.")] = 37,
+    size: Annotated[
+        int | None,
+        typer.Option(help="Height and width of the images.", show_default="the network's"),
+    ] = None,
+    resize: Annotated[
+        int | None,
+        typer.Option(
+            help="The short side of a picture before its centre is cropped.",
+            show_default="the network's",
+        ),
+    ] = None,
+    gray: Annotated[
+        bool, typer.Option("--gray", help="Feed the mean of the channels; a run knows it itself.")
+    ] = False,
+    pretrained: Annotated[
+        bool, typer.Option(help="Load the weights that timm or torchvision offer.")
+    ] = True,
+    batch_size: Annotated[int, typer.Option(help="Pictures in a batch.")] = 64,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    precision: Annotated[str, typer.Option(help="float32, bfloat16 or auto.")] = "float32",
+    skip_corrupt: Annotated[
+        bool, typer.Option("--skip-corrupt", help="Leave out pictures that cannot be decoded.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The page.", show_default="runs/inspect/NETWORK.html"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier page.")] = False,
+) -> None:
+    """Look into a network: what its units see, which need colour, and how equivariant they are.
+
+    Writes one page to open in a browser, with the hue curve, the colour sensitivity of every
+    class, the colour selectivity of every layer, neuron features, the first filters and the
+    equivariance error of every layer; and the numbers as JSON beside it.
+    """
+    from equicolor.devices import choose_device
+    from equicolor.evaluation.diagnose import load_subject
+    from equicolor.inspection import page
+    from equicolor.inspection.inspect import inspect as look
+
+    if output is None:
+        output = Path("runs") / "inspect" / f"{slug(network, data)}.html"
+    if output.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"--output must be an HTML file, such as page.html; got {output}")
+    page.refuse_existing(output, force)
+    where, console = choose_device(device), Console(stderr=True)
+    subject = load_subject(
+        network,
+        data,
+        split=split,
+        split_seed=split_seed,
+        limit=limit_images,
+        size=size,
+        resize=resize,
+        gray=gray,
+        pretrained=pretrained,
+        batch_size=batch_size,
+        device=where,
+        precision=precision,
+        skip_corrupt=skip_corrupt,
+        any_classes=True,
+        console=console,
+    )
+    found = look(
+        subject,
+        layers=_names(layers),
+        sheet_layers=_names(sheets),
+        top=top,
+        units=units,
+        grey=grey,
+        shifts=shifts,
+        console=console,
+    )
+    written = page.write(found, output, device=where, overwrite=force)
+    Console().print(page.layer_table(found, page.BRIEF).rich())
+    typer.echo(f"wrote {' and '.join(map(str, written))} in {found.seconds:.1f} s")
+    typer.echo(page.headline(found))
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]

@@ -1,0 +1,1 @@
+"""Looking at one network from all sides: ``equicolor inspect``. Needs the ``[train]`` extra."""

@@ -1,0 +1,288 @@
+"""The figures of a page about a network: pure functions from numbers to matplotlib figures."""
+
+import io
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import Tensor
+
+from equicolor.analysis import FirstFilters, NeuronFeatures
+from equicolor.evaluation.evaluate import ClassChange
+
+__all__ = [
+    "class_figure",
+    "equivariance_figure",
+    "filter_figure",
+    "photo_png",
+    "selectivity_figure",
+    "sheet_figure",
+    "tiles",
+]
+
+_BLUE, _ORANGE, _GREY = "#0072b2", "#d55e00", "#8a8f96"
+_TILE = 60  # pixels of a picture on a sheet
+_GAP = 3
+_DPI = 100
+
+
+def photo_png(figure: Figure) -> bytes:
+    """A figure of photographs as a PNG in full colour: a palette would change their hues.
+
+    Example:
+        >>> photo_png(Figure(figsize=(1, 1)))[1:4]
+        b'PNG'
+    """
+    raw, packed = io.BytesIO(), io.BytesIO()
+    figure.savefig(raw, dpi=_DPI, format="png")
+    Image.open(raw).convert("RGB").save(packed, "PNG", optimize=True)
+    return packed.getvalue()
+
+
+def tiles(images: Tensor, size: int = _TILE) -> np.ndarray:
+    """Pictures in rows and columns as one, on white.
+
+    Args:
+        images: :math:`[rows, columns, 3, h, w]`.
+        size: of a picture, in pixels.
+
+    Returns:
+        uint8 ``[H, W, 3]``.
+
+    Example:
+        >>> tiles(torch.rand(2, 4, 3, 7, 7), 10).shape
+        (23, 49, 3)
+    """
+    rows, columns = images.shape[:2]
+    flat = images.flatten(0, 1).float()
+    larger = flat.shape[-1] > size
+    mode = {"mode": "bilinear", "antialias": True} if larger else {"mode": "nearest-exact"}
+    flat = F.interpolate(flat, (size, size), **mode).clamp(0, 1)
+    step = size + _GAP
+    sheet = torch.ones(3, rows * step - _GAP, columns * step - _GAP)
+    for index, picture in enumerate(flat):
+        row, column = divmod(index, columns)
+        sheet[:, row * step : row * step + size, column * step : column * step + size] = picture
+    return (sheet * 255).round().byte().movedim(0, 2).numpy()
+
+
+def sheet_figure(
+    groups: Mapping[str, NeuronFeatures], indices: Tensor, *, in_line: int = 3
+) -> Figure:
+    """Neuron features, each with its strongest crops, a row for each rotation.
+
+    Args:
+        groups: neuron features by what they have in common.
+        indices: colour selectivity of all channels, :math:`[C]`.
+        in_line: units side by side.
+
+    Example:
+        >>> drawn = NeuronFeatures(
+        ...     "1", (4,), torch.rand(1, 3, 3, 9, 9), torch.rand(1, 3, 2, 3, 9, 9),
+        ...     torch.ones(1, 3, 2),
+        ... )
+        >>> len(sheet_figure({"most selective": drawn}, torch.rand(8)).axes)
+        1
+    """
+    first = next(iter(groups.values()))
+    rotations, crops = first.crops.shape[1:3]
+    units = max(len(group.channels) for group in groups.values())
+    columns = min(in_line, units)
+    lines = [
+        (title, group, start)
+        for title, group in groups.items()
+        for start in range(0, len(group.channels), columns)
+    ]
+    step = (_TILE + _GAP) / _DPI
+    left, above, below, between = 0.55, 0.48, 0.06, 0.22
+    tall, wide = rotations * step, (1 + crops) * step
+    figure = Figure(
+        figsize=(left + columns * (wide + between), len(lines) * (tall + above + below)), dpi=_DPI
+    )
+    width, height = figure.get_size_inches()
+    for line, (title, group, start) in enumerate(lines):
+        bottom = height - (line + 1) * (tall + above + below) + below
+        figure.text(
+            left / width, (bottom + tall + 0.3) / height, title, fontsize=9, color="#333333"
+        )
+        for column, channel in enumerate(group.channels[start : start + columns]):
+            place = left + column * (wide + between)
+            axes = figure.add_axes((place / width, bottom / height, wide / width, tall / height))
+            unit = start + column
+            # White where fewer pictures excite it than there is room for.
+            there = (group.values[unit] > 0)[..., None, None, None]
+            crops_there = torch.where(there, group.crops[unit], 1.0)
+            drawn = torch.cat((group.features[unit].unsqueeze(1), crops_there), 1)
+            axes.imshow(tiles(drawn), interpolation="nearest", aspect="auto")
+            index = round(float(indices[channel]), 2) + 0.0  # no negative zero
+            axes.set_title(f"channel {channel}, selectivity {index:.2f}", fontsize=8, pad=3)
+            axes.set_xticks([])
+            axes.set_frame_on(False)
+            axes.tick_params(length=0, labelsize=8)
+            axes.set_yticks([])
+            if rotations > 1 and column == 0:
+                middles = [row * (_TILE + _GAP) + _TILE / 2 for row in range(rotations)]
+                degrees = [f"{360 * row / rotations:.0f}°" for row in range(rotations)]
+                axes.set_yticks(middles, degrees)
+    return figure
+
+
+def selectivity_figure(layers: Mapping[str, Tensor], names: Sequence[str]) -> Figure:
+    """The colour selectivity of every unit, layer by layer, with the quartiles.
+
+    Args:
+        layers: of :class:`equicolor.analysis.Selectivity`.
+        names: to write at the layers.
+
+    Example:
+        >>> len(selectivity_figure({"a": torch.rand(8, 1)}, ["a"]).axes)
+        1
+    """
+    figure = Figure(figsize=(9.2, 4.2), layout="constrained")
+    axes = figure.subplots()
+    spread = np.random.default_rng(0)
+    values = [index.flatten().numpy() for index in layers.values()]
+    for place, found in enumerate(values):
+        axes.plot(
+            place + spread.uniform(-0.32, 0.32, len(found)),
+            found,
+            ".",
+            color=_BLUE,
+            alpha=max(0.08, min(0.5, 60 / len(found))),
+            markersize=3,
+            markeredgewidth=0,
+            rasterized=True,
+        )
+    axes.boxplot(
+        values,
+        positions=range(len(values)),
+        widths=0.5,
+        showfliers=False,
+        whis=(5, 95),
+        medianprops={"color": _ORANGE, "linewidth": 2},
+        boxprops={"color": "#333333"},
+        whiskerprops={"color": "#333333"},
+        capprops={"color": "#333333"},
+    )
+    axes.plot(
+        range(len(values)), [found.mean() for found in values], "D", color=_ORANGE, markersize=4
+    )
+    low = min(float(np.quantile(found, 0.01)) for found in values)
+    axes.set_ylim(min(-0.05, max(low, -1.0)) - 0.03, 1.05)
+    axes.set_xlim(-0.7, len(values) - 0.3)
+    axes.axhline(0, color=_GREY, linewidth=0.8)
+    axes.set_xticks(range(len(values)), names, rotation=60, ha="right", fontsize=8)
+    axes.set_ylabel("colour selectivity")
+    axes.grid(axis="y", alpha=0.3)
+    return figure
+
+
+def class_figure(changes: Sequence[ClassChange], *, most: int = 12) -> Figure:
+    """What hue shifts do to classes: those that lose most, and those that lose least.
+
+    Args:
+        changes: of :meth:`equicolor.evaluation.Evaluation.class_changes`, largest loss first.
+        most: how many from either end.
+
+    Example:
+        >>> len(class_figure([ClassChange("rose", 20, 90.0, 40.0, 55.0)]).axes)
+        1
+    """
+    shown = list(changes) if len(changes) <= 2 * most else [*changes[:most], *changes[-most:]]
+    figure = Figure(figsize=(8.4, 0.23 * len(shown) + 0.9), layout="constrained")
+    axes = figure.subplots()
+    for place, change in enumerate(shown):
+        axes.plot([change.shifted, change.original], [place, place], color=_GREY, linewidth=1.5)
+    places = range(len(shown))
+    axes.plot([c.original for c in shown], places, "o", color=_BLUE, label="original pictures")
+    axes.plot([c.shifted for c in shown], places, "o", color=_ORANGE, label="hues shifted, mean")
+    if len(changes) > 2 * most:
+        axes.axhline(most - 0.5, color="#333333", linewidth=0.8, linestyle=":")
+        rest = len(changes) - 2 * most
+        axes.annotate(
+            f"{rest} classes between", (0.995, most - 0.5), xycoords=("axes fraction", "data"),
+            ha="right", va="bottom", fontsize=8, color="#555555",
+        )  # fmt: skip
+    axes.set_yticks(places, [_short(change.name) for change in shown], fontsize=8)
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.set_xlim(-2, 102)
+    axes.set_xlabel("accuracy, %")
+    axes.grid(axis="x", alpha=0.3)
+    figure.legend(loc="outside upper center", fontsize=8, ncols=2, frameon=False)
+    return figure
+
+
+def _short(name: str, most: int = 32) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def filter_figure(filters: FirstFilters, *, most: int = 48) -> Figure:
+    """The strongest filters of the first layer, a row for each rotation.
+
+    Args:
+        filters: of :func:`equicolor.analysis.first_filters`.
+        most: how many.
+
+    Example:
+        >>> from equicolor.models import cecnn
+        >>> from equicolor.analysis import first_filters
+        >>> len(filter_figure(first_filters(cecnn())).axes)
+        1
+    """
+    order = filters.strength.argsort(descending=True)[:most]
+    pictures = filters.pictures[order].transpose(0, 1)  # [n, O, 3, k, k]
+    rotations, count = pictures.shape[:2]
+    side = max(18, min(48, 1000 // count - _GAP))
+    if rotations == 1:  # in lines of sixteen
+        lines = -(-count // 16)
+        room = lines * 16 - count
+        filler = torch.ones(1, room, *pictures.shape[2:])
+        pictures = torch.cat((pictures, filler), 1)[0].unflatten(0, (lines, 16))
+        side = 48
+    drawn = tiles(pictures, side)
+    wide = 0.55 + drawn.shape[1] * 0.85 / _DPI
+    tall = 0.2 + drawn.shape[0] * 0.85 / _DPI
+    figure = Figure(figsize=(wide, tall), dpi=_DPI)
+    axes = figure.add_axes((0.5 / wide, 0.1 / tall, 1 - 0.55 / wide, 1 - 0.2 / tall))
+    axes.imshow(drawn, interpolation="nearest", aspect="auto")
+    axes.set_frame_on(False)
+    axes.set_xticks([])
+    axes.tick_params(length=0, labelsize=8)
+    axes.set_yticks([])
+    if rotations > 1:
+        middles = [row * (side + _GAP) + side / 2 for row in range(rotations)]
+        axes.set_yticks(middles, [f"{360 * row / rotations:.0f}°" for row in range(rotations)])
+    return figure
+
+
+def equivariance_figure(errors: Mapping[str, float], names: Sequence[str]) -> Figure:
+    """The equivariance error of every layer, on a logarithmic axis.
+
+    Args:
+        errors: of :func:`equicolor.analysis.layer_equivariance`.
+        names: to write at the layers.
+
+    Example:
+        >>> len(equivariance_figure({"a": 1e-6}, ["a"]).axes)
+        1
+    """
+    figure = Figure(figsize=(9.2, 3.4), layout="constrained")
+    axes = figure.subplots()
+    smallest = 1e-8
+    heights = [max(error, smallest) for error in errors.values()]
+    axes.plot(range(len(heights)), heights, "o-", color=_BLUE, linewidth=1, markersize=5)
+    axes.set_yscale("log")
+    axes.set_ylim(smallest / 2, 4 * max([1.0, *(h for h in heights if np.isfinite(h))]))
+    axes.axhline(1e-5, color=_GREY, linewidth=1, linestyle=":")
+    axes.annotate(
+        "rounding of float32", (0.995, 1.15e-5), xycoords=("axes fraction", "data"),
+        ha="right", va="bottom", fontsize=8, color="#555555",
+    )  # fmt: skip
+    axes.set_xlim(-0.7, len(heights) - 0.3)
+    axes.set_xticks(range(len(heights)), names, rotation=60, ha="right", fontsize=8)
+    axes.set_ylabel("relative error")
+    axes.grid(axis="y", alpha=0.3)
+    return figure

@@ -1,0 +1,323 @@
+"""Everything a page about a network shows, measured."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from equicolor import _checks
+from equicolor.analysis import (
+    FirstFilters,
+    HueRows,
+    Layer,
+    NeuronFeatures,
+    RandomHues,
+    Selectivity,
+    TopActivations,
+    find_layers,
+    first_filters,
+    hue_rows,
+    layer_equivariance,
+    neuron_features,
+    selectivity,
+    stage_ends,
+    top_activations,
+)
+from equicolor.analysis.activations import Batches
+from equicolor.analysis.selectivity import GREYS
+from equicolor.evaluation.diagnose import Subject, judge
+from equicolor.evaluation.evaluate import Evaluation
+from equicolor.evaluation.networks import network_facts
+from equicolor.evaluation.pictures import count_outputs
+from equicolor.reporting.progress import counting
+
+__all__ = ["SELECTIVE", "Inspection", "Sheet", "inspect"]
+
+SELECTIVE = 0.25  # units from here on are called selective
+_SHEETS = 4  # layers whose units are drawn
+_MEASURED = 24  # channels of a layer whose hues are measured
+_COMPARED = 8  # pictures to measure equivariance on
+_PLAIN_ROTATIONS = 3  # thirds of a turn for networks without a group
+
+
+@dataclass(frozen=True, eq=False)
+class Sheet:
+    """The neuron features of a layer.
+
+    Attributes:
+        layer: which.
+        most: those of its most colour selective channels, the most selective first.
+        least: those of its least selective ones, the least selective first.
+        indices: colour selectivity of all channels, the mean over rotations, :math:`[C]`.
+        hues: of the rows of selective channels, if there are both.
+        turned: neuron features of the most selective ones on the same pictures in random hues,
+            of which no hue is rare, if there are rotations.
+        turned_hues: of the rows of the selective channels, then.
+    """
+
+    layer: Layer
+    most: NeuronFeatures
+    least: NeuronFeatures
+    indices: Tensor
+    hues: HueRows | None = None
+    turned: NeuronFeatures | None = None
+    turned_hues: HueRows | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection:
+    """What :func:`inspect` found.
+
+    Attributes:
+        facts: about the network and the pictures.
+        evaluation: accuracy under hue shifts; None if the network's outputs are not the
+            classes of the pictures.
+        selectivity: of all units.
+        sheets: neuron features of some layers.
+        filters: of the first convolution, if there is one.
+        equivariance: the error of every layer.
+        rotations: the number of hue shifts that was measured with.
+        action: which hue shifts, ``"hsv"`` or ``"rgb"``.
+        pictures: how many were looked at.
+        seconds: how long it took.
+    """
+
+    facts: dict[str, Any]
+    evaluation: Evaluation | None
+    selectivity: Selectivity
+    sheets: list[Sheet]
+    filters: FirstFilters | None
+    equivariance: dict[str, float]
+    rotations: int
+    action: str
+    pictures: int
+    seconds: float
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a layer, for a result file.
+
+        Returns:
+            ``layer``, ``channels``, ``rotations``, ``receptive_field`` (height and width of the
+            frame), ``exact`` (whether fields are), ``selectivity`` (mean over its units) with
+            ``selectivity_quartiles``, ``dead`` (share of units that are never active),
+            ``equivariance_error`` and, of layers whose rows were measured, how far their hues
+            are from 360 k / n degrees (median) over ``hue_channels`` selective channels:
+            ``hue_deviation`` on the pictures in random hues, ``hue_deviation_data`` on the
+            pictures as they are.
+        """
+        sheets = {sheet.layer.name: sheet for sheet in self.sheets}
+        rows = []
+        for name, tops in self.selectivity.top.items():
+            index, layer = self.selectivity.layers[name], tops.layer
+            quartiles = torch.quantile(index.flatten(), torch.tensor([0.25, 0.5, 0.75]))
+            row = {
+                "layer": name,
+                "channels": layer.channels,
+                "rotations": layer.rotations,
+                "receptive_field": list(layer.field.size()),
+                "exact": not layer.field.unknown,
+                "selectivity": round(float(index.mean()), 4),
+                "selectivity_quartiles": [round(x, 4) for x in quartiles.tolist()],
+                "dead": round(1 - float(tops.alive.float().mean()), 4),
+                "equivariance_error": self.equivariance[name],
+            }
+            sheet = sheets.get(name)
+            if sheet is not None and sheet.hues is not None and sheet.turned_hues is not None:
+                row["hue_deviation"] = round(sheet.turned_hues.median_deviation(), 2)
+                row["hue_deviation_data"] = round(sheet.hues.median_deviation(), 2)
+                row["hue_channels"] = len(sheet.hues.hues)
+            rows.append(row)
+        return rows
+
+    def summary(self) -> dict[str, Any]:
+        """What belongs to the whole network, for a result file.
+
+        Returns:
+            The facts; ``selectivity``, the mean over all ``units``; ``hue_deviation`` and
+            ``hue_deviation_data``, the medians over the measured rows of all layers, or None;
+            accuracy and hue curve of the evaluation, if there is one; ``pictures`` and
+            ``inspect_seconds``.
+        """
+        judged = {} if self.evaluation is None else self.evaluation.rows()[0]
+        deviations = {
+            "hue_deviation": self.hue_deviation,
+            "hue_deviation_data": self.hue_deviation_data,
+        }
+        return {
+            **self.facts,
+            **judged,
+            "selectivity": round(self.selectivity.mean, 4),
+            "units": self.selectivity.units,
+            **{
+                name: None if math.isnan(value) else round(value, 2)
+                for name, value in deviations.items()
+            },
+            "pictures": self.pictures,
+            "inspect_seconds": round(self.seconds, 1),
+        }
+
+    @property
+    def hue_deviation(self) -> float:
+        """How far hues of rows are from 360 k / n degrees: the median over all layers.
+
+        On the pictures in random hues; NaN without rotations or selective units.
+        """
+        return _median([sheet.turned_hues for sheet in self.sheets])
+
+    @property
+    def hue_deviation_data(self) -> float:
+        """The same on the pictures as they are."""
+        return _median([sheet.hues for sheet in self.sheets])
+
+
+def _median(measured: Sequence[HueRows | None]) -> float:
+    parts = [hues.deviations[:, 1:].abs().flatten() for hues in measured if hues is not None]
+    return float(torch.cat(parts).nanmedian()) if parts else math.nan
+
+
+def inspect(
+    subject: Subject,
+    *,
+    layers: Sequence[str] | None = None,
+    sheet_layers: Sequence[str] | None = None,
+    top: int = 50,
+    units: int = 3,
+    grey: str = "luma",
+    shifts: int | Sequence[float] | Tensor = 37,
+    console: Console | None = None,
+) -> Inspection:
+    """Look at a network from all sides.
+
+    Args:
+        subject: of :func:`equicolor.evaluation.diagnose.load_subject`.
+        layers: whose units to look at; by default all nonlinearities.
+        sheet_layers: whose neuron features to draw; by default the last one at every
+            resolution, at most four.
+        top: pictures kept for each unit.
+        units: how many of the most and of the least selective channels to draw.
+        grey: see :func:`equicolor.analysis.selectivity`.
+        shifts: see :func:`equicolor.evaluation.evaluate`.
+        console: shows progress; None shows nothing.
+    """
+    start = time.perf_counter()
+    network, autocast = subject.network, subject.autocast
+    facts = network_facts(network)
+    # What can be wrong is found out before minutes are spent.
+    _checks.one_of("grey", grey, GREYS)
+    _checks.positive_int("units", units)
+    known = find_layers(network, subject.facts["size"], layers)
+    drawn = stage_ends(known)[-_SHEETS:] if sheet_layers is None else list(sheet_layers)
+    wanted = list(known | find_layers(network, subject.facts["size"], drawn))
+    judged = None
+    if count_outputs(network, subject.facts["size"]) == len(subject.pictures.class_names):
+        judged = judge(subject, actions=["hsv"], shifts=shifts, console=console)
+    with counting(console, "looking for what excites units") as progress:
+        found = top_activations(
+            network, subject.batches, wanted, top=top, autocast=autocast, progress=progress
+        )
+    with counting(console, "the same without colour") as progress:
+        measured = selectivity(
+            network, subject.batches, grey=grey, found=found, autocast=autocast, progress=progress
+        )
+    rotated = [name for name in drawn if found[name].layer.rotations > 1]
+    turned: dict[str, TopActivations] = {}
+    if rotated:
+        with counting(console, "the same in random hues") as progress:
+            turned = top_activations(
+                network,
+                RandomHues(subject.batches),
+                rotated,
+                top=top,
+                autocast=autocast,
+                progress=progress,
+            )
+    sheets = [_sheet(subject, measured, turned.get(name), name, units, console) for name in drawn]
+    rotations = facts["rotations"] or 1
+    rotations = rotations if rotations > 1 else _PLAIN_ROTATIONS
+    action = facts["lifting"] or "hsv"
+    errors = layer_equivariance(
+        network,
+        _first_pictures(subject, _COMPARED),
+        known,
+        rotations=rotations,
+        action=action,
+    )
+    return Inspection(
+        facts={**facts, **subject.facts},
+        evaluation=judged,
+        selectivity=measured.only(known),
+        sheets=sheets,
+        filters=first_filters(network),
+        equivariance=errors,
+        rotations=rotations,
+        action=action,
+        pictures=len(subject.pictures),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _sheet(
+    subject: Subject,
+    measured: Selectivity,
+    turned: TopActivations | None,
+    name: str,
+    units: int,
+    console: Console | None,
+) -> Sheet:
+    tops = measured.top[name]
+    layer, indices = tops.layer, measured.layers[name].mean(1)
+    alive = tops.alive.any(1).nonzero().flatten()
+    alive = alive if len(alive) else torch.arange(layer.channels)
+    by_index = alive[indices[alive].argsort(descending=True)].tolist()
+    most = by_index[:units]
+    least = sorted(by_index, key=lambda channel: abs(float(indices[channel])))[:units]
+    selective = [channel for channel in by_index if indices[channel] >= SELECTIVE][:_MEASURED]
+    with counting(console, f"drawing units of {name}") as progress:
+
+        def draw(batches: Batches, found: TopActivations, *groups: list[int]) -> _Drawn:
+            channels = list(dict.fromkeys(channel for group in groups for channel in group))
+            size: int = subject.facts["size"]
+            return _Drawn(
+                neuron_features(
+                    subject.network, batches, name, channels, limit=size, found=found,
+                    progress=progress,
+                )
+            )  # fmt: skip
+
+        if turned is None:
+            drawn = draw(subject.batches, tops, most, least)
+            return Sheet(layer, drawn.only(most), drawn.only(least), indices)
+        drawn = draw(subject.batches, tops, most, least, selective)
+        drawn_turned = draw(RandomHues(subject.batches), turned, most, selective)
+    return Sheet(
+        layer,
+        drawn.only(most),
+        drawn.only(least),
+        indices,
+        hue_rows(drawn.only(selective).features) if selective else None,
+        drawn_turned.only(most),
+        hue_rows(drawn_turned.only(selective).features) if selective else None,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Drawn:
+    """Neuron features to take some of."""
+
+    drawn: NeuronFeatures
+
+    def only(self, channels: list[int]) -> NeuronFeatures:
+        places = [self.drawn.channels.index(channel) for channel in channels]
+        tables = self.drawn.features, self.drawn.crops, self.drawn.values
+        features, crops, values = (table[places] for table in tables)
+        return NeuronFeatures(self.drawn.layer, tuple(channels), features, crops, values)
+
+
+def _first_pictures(subject: Subject, count: int) -> Tensor:
+    images, _ = next(iter(subject.batches))
+    return images[:count]

@@ -1,0 +1,213 @@
+"""Streaming top-N and selectivity against loops over units and pictures."""
+
+import pytest
+import torch
+from torch import nn
+
+from equicolor.analysis import (
+    activations_at,
+    find_layers,
+    selectivity,
+    selectivity_index,
+    top_activations,
+)
+from equicolor.analysis.activations import chosen_pictures
+from equicolor.analysis.selectivity import grey_projection, luma
+from equicolor.analysis.taps import tapped
+from equicolor.color import shift_hue
+from equicolor.data.augment import Augmentation
+from equicolor.data.decoded import decode
+from equicolor.data.loaders import ResidentLoader
+from equicolor.data.pictures import Pictures
+
+
+@pytest.fixture
+def network(make_network):
+    return make_network(3, head="avg").double().eval()
+
+
+@pytest.fixture
+def images():
+    return torch.rand(11, 3, 12, 12, dtype=torch.float64)
+
+
+def features_of(network, layer, images):
+    """Features ``[B, C, n, H, W]`` of one layer."""
+    found = {}
+    with torch.no_grad(), tapped(network, [layer], found.__setitem__):
+        network(images)
+    features = found[layer]
+    return features if features.ndim == 5 else features.unsqueeze(2)
+
+
+def slow_top(network, layer, images, top):
+    """For every unit: sorted pairs of (activation, picture), one position a picture."""
+    everything = [features_of(network, layer, image[None])[0] for image in images]
+    channels, rotations = everything[0].shape[:2]
+    table = {}
+    for c in range(channels):
+        for k in range(rotations):
+            peaks = [
+                (max(0.0, float(features[c, k].max())), picture)
+                for picture, features in enumerate(everything)
+            ]
+            table[c, k] = sorted(peaks, key=lambda peak: (-peak[0], peak[1]))[:top]
+    return table, everything
+
+
+@pytest.mark.parametrize("batch", [1, 4, 11])
+def test_top_activations_are_those_of_a_loop(network, images, batch):
+    found = top_activations(network, list(images.split(batch)), top=5)
+    assert list(found) == ["2", "6"]
+    for layer, tops in found.items():
+        table, everything = slow_top(network, layer, images, 5)
+        assert tops.values.shape == (*everything[0].shape[:2], 5)
+        for (c, k), peaks in table.items():
+            values, pictures = zip(*peaks, strict=True)
+            torch.testing.assert_close(tops.values[c, k], torch.tensor(values))
+            assert tops.pictures[c, k].tolist() == list(pictures)
+            for value, picture, position in zip(
+                values, pictures, tops.positions[c, k].tolist(), strict=True
+            ):
+                there = float(everything[picture][c, k].flatten()[position])
+                assert max(there, 0) == pytest.approx(value)
+
+
+def test_fewer_pictures_than_asked_for(network, images):
+    found = top_activations(network, [images[:3]], ["2"], top=50)["2"]
+    assert found.values.shape == (4, 3, 3)
+    assert found.pictures.sort(-1).values.unique(dim=0).shape[0] == 1  # each picture once
+
+
+def test_selectivity_is_that_of_greyed_receptive_fields(network, images):
+    """Literally: the crop of every unit in every one of its pictures is made grey."""
+    found = selectivity(network, [images[:6], images[6:]], top=4)
+    for layer, index in found.layers.items():
+        tops, field = found.top[layer], found.top[layer].layer.field
+        for c in range(index.shape[0]):
+            for k in range(index.shape[1]):
+                colour = grey = 0.0
+                for j in range(4):
+                    picture = images[tops.pictures[c, k, j]].clone()
+                    position = int(tops.positions[c, k, j])
+                    top, left, bottom, right = field.box(c, position)
+                    crop = picture[:, top:bottom, left:right]
+                    red, green, blue = crop.clone()
+                    crop[:] = 0.299 * red + 0.587 * green + 0.114 * blue
+                    activation = features_of(network, layer, picture[None])[0, c, k]
+                    grey += max(0.0, float(activation.flatten()[position]))
+                    colour += float(tops.values[c, k, j])
+                expected = 1 - grey / colour if colour else 0.0
+                assert float(index[c, k]) == pytest.approx(expected, abs=1e-5)
+    units = torch.cat([index.flatten() for index in found.layers.values()])
+    assert found.mean == pytest.approx(float(units.mean()))
+    assert found.units == len(units)
+
+
+def test_colour_only_and_grey_only_units():
+    """A unit that subtracts a colour from another needs colour; one that adds them does not."""
+    network = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1, bias=False), nn.ReLU())
+    weight = torch.zeros(3, 3, 3, 3)
+    weight[0, 0], weight[0, 2] = 1, -1  # red without blue
+    weight[1] = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)  # bright
+    weight[1, :, 1:] *= -1  # … above dark: an edge of luma
+    weight[2] = -1  # never active
+    network[0].weight.data = weight
+    index = selectivity(network, [torch.rand(30, 3, 10, 10)]).layers["1"]
+    assert float(index[0]) > 0.99
+    assert abs(float(index[1])) < 0.01
+    assert float(index[2]) == 0
+
+
+def test_index_of_silent_units_is_zero():
+    values, grey = torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([[3.0, 0.0], [1.0, 0.0]])
+    assert selectivity_index(values, grey).tolist() == [-0.5, 0.0]
+
+
+def test_rotations_of_a_unit_like_the_same_pictures_in_other_hues(make_network):
+    """On data with every picture in every hue, rotation k has the pictures of 0, shifted."""
+    network = make_network(4, "hsv").double().eval()
+    pictures = torch.rand(5, 3, 12, 12, dtype=torch.float64)
+    orbit = torch.cat([shift_hue(pictures, k / 4) for k in range(4)])  # number 5 k + i
+    found = top_activations(network, [orbit], ["2", "6"], top=3)
+    for tops in found.values():
+        for k in range(1, 4):
+            torch.testing.assert_close(tops.values[:, k], tops.values[:, 0])
+            active = tops.values[:, 0] > 0
+            assert active.any()
+            turned = (tops.pictures[:, 0] + 5 * k) % 20
+            assert torch.equal(tops.pictures[:, k][active], turned[active])
+            assert torch.equal(tops.positions[:, k][active], tops.positions[:, 0][active])
+
+
+def test_networks_that_keep_rotations_in_the_batch():
+    """Features [n * B, C, H, W], rotation by rotation, are those of [B, C, n, H, W]."""
+
+    class Folded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, images):
+            return self.conv(torch.cat([shift_hue(images, -k / 3) for k in range(3)]))
+
+    network, images = Folded(), torch.rand(6, 3, 8, 8)
+    layer = find_layers(network, 8, ["conv"])["conv"]
+    assert (layer.channels, layer.rotations, layer.field.size()) == (4, 3, (3, 3))
+    tops = top_activations(network, [images[:4], images[4:]], ["conv"], top=2)["conv"]
+    with torch.no_grad():
+        for k in range(3):
+            plain = network.conv(shift_hue(images, -k / 3)).flatten(2).amax(-1).clamp(min=0)
+            torch.testing.assert_close(tops.values[:, k], plain.topk(2, 0).values.T)
+
+
+def test_chosen_pictures_of_a_loader_are_those_of_its_batches():
+    pixels = torch.randint(256, (9, 3, 20, 16)).byte()
+    toy = Pictures("toy", "test", torch.zeros(9).long(), ("a",), pixels=pixels)
+    centre = Augmentation(size=8, crop="centre", resize=10, flip=False)
+    loader = ResidentLoader(decode(toy), centre, batch_size=4)
+    wanted = torch.tensor([0, 3, 5, 6, 8])
+    everything = torch.cat([images for images, _ in loader])
+    for batches in (loader, list(loader), [images for images, _ in loader]):
+        chosen = list(chosen_pictures(batches, wanted))
+        assert torch.equal(torch.cat([numbers for numbers, _ in chosen]), wanted)
+        assert torch.equal(torch.cat([images for _, images in chosen]), everything[wanted])
+
+
+def test_pictures_that_are_gone_the_second_time(network, images):
+    once = iter([images])
+    found = top_activations(network, once, ["2"], top=2)
+    with pytest.raises(ValueError, match=r"batches gave 0 of the .* pictures it gave before"):
+        activations_at(network, once, found, luma)
+
+
+def test_bad_input(network, images):
+    with pytest.raises(ValueError, match="batches holds no pictures"):
+        top_activations(network, [])
+    with pytest.raises(ValueError, match="top must be at least 1, got 0"):
+        top_activations(network, [images], top=0)
+    with pytest.raises(ValueError, match="grey must be one of 'luma', 'opponent'; got 'mean'"):
+        selectivity(network, [images], grey="mean")
+
+
+def test_opponent_grey_is_the_first_principal_component():
+    images = torch.rand(4, 3, 16, 16, dtype=torch.float64)
+    images = images * 0.2 + 0.6 * torch.rand(4, 1, 16, 16, dtype=torch.float64)  # mostly intensity
+    space = torch.tensor([[1 / 1.5] * 3, [1, -1, 0], [0.5, 0.5, -1]], dtype=torch.float64)
+    pixels = images.movedim(1, -1).reshape(-1, 3) @ space.T - torch.tensor([1.0, 0, 0])
+    projected = grey_projection(images)(images)
+    opponent = projected.movedim(1, -1).reshape(-1, 3) @ space.T - torch.tensor([1.0, 0, 0])
+    mean = pixels.mean(0)
+    _, _, axes = torch.linalg.svd(pixels - mean, full_matrices=False)
+    expected = mean + ((pixels - mean) @ axes[0])[:, None] * axes[0]
+    torch.testing.assert_close(opponent, expected, rtol=1e-8, atol=1e-8)
+    assert float(axes[0].abs()[0]) > 0.9  # which is intensity, for these
+
+
+def test_opponent_selectivity_of_colour_and_of_brightness():
+    network = nn.Sequential(nn.Conv2d(3, 2, 1, bias=False), nn.ReLU())
+    network[0].weight.data = torch.tensor([[1.0, -1.0, 0.0], [1.0, 1.0, 1.0]]).view(2, 3, 1, 1)
+    images = 0.8 * torch.rand(20, 1, 8, 8) + 0.2 * torch.rand(20, 3, 8, 8)
+    index = selectivity(network, [images], grey="opponent").layers["1"]
+    assert float(index[0]) > 0.5
+    assert abs(float(index[1])) < 0.05

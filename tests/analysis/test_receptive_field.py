@@ -1,0 +1,260 @@
+"""Receptive fields against gradients, which say what a unit depends on for one input."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from equicolor.analysis import find_layers, receptive_fields
+from equicolor.analysis.taps import tapped
+from equicolor.models import cecnn, ciconv_resnet44, resnet44
+
+SIZE = 21
+# Even kernels with padding="same" are what is tested here.
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding=.same")
+
+
+class Residual(nn.Module):
+    """A branch with a stride and dilation beside a shortcut, then a sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.branch = nn.Sequential(
+            nn.Conv2d(4, 4, 3, stride=2, padding=2, dilation=2), nn.Softplus(),
+            nn.Conv2d(4, 4, 3, padding=1),
+        )  # fmt: skip
+        self.shortcut = nn.Conv2d(4, 4, 1, stride=2)
+
+    def forward(self, x):
+        return F.softplus(self.branch(x) + self.shortcut(x))
+
+
+class Branches(nn.Module):
+    """Channels that see different places, side by side."""
+
+    def __init__(self):
+        super().__init__()
+        self.small, self.large = nn.Conv2d(3, 2, 1), nn.Conv2d(3, 2, 5, padding=2)
+
+    def forward(self, x):
+        return torch.cat((self.small(x), self.large(x)), 1)
+
+
+class Excite(nn.Module):
+    """Squeeze-and-excitation: every unit sees the whole picture."""
+
+    def forward(self, x):
+        return x * x.mean((2, 3), keepdim=True).sigmoid()
+
+
+class ChannelsLast(nn.Module):
+    """What works on ``[B, H, W, C]``, as in ConvNeXt."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(4), nn.Linear(4, 8)
+
+    def forward(self, x):
+        return self.linear(self.norm(x.permute(0, 2, 3, 1)))
+
+
+class Sliced(nn.Module):
+    """Writes to parts of a tensor in place, and reads it through other views."""
+
+    def forward(self, x):
+        out = torch.zeros_like(x)
+        view = out.permute(0, 2, 3, 1)
+        out[:, :1] = x[:, 1:2]
+        out[:, 1:, 2:] += x[:, 1:, :-2]
+        return view.permute(0, 3, 1, 2)
+
+
+def conv(*args, **options):
+    return nn.Conv2d(*args, **options)
+
+
+NETWORKS = {
+    "conv": (nn.Sequential(conv(3, 4, 3, padding=1)), "0"),
+    "valid": (nn.Sequential(conv(3, 4, 5), nn.Softplus(), conv(4, 4, (1, 4))), "2"),
+    "stride": (nn.Sequential(conv(3, 4, 7, stride=2, padding=1), conv(4, 4, 3, padding=1)), "1"),
+    "dilation": (nn.Sequential(conv(3, 4, 3, dilation=3, padding=2), conv(4, 4, 3)), "1"),
+    "same": (nn.Sequential(conv(3, 4, 4, padding="same"), conv(4, 4, 2, stride=2)), "1"),
+    "reflect": (nn.Sequential(conv(3, 4, 5, padding=2, padding_mode="reflect")), "0"),
+    "circular": (nn.Sequential(conv(3, 4, 3, padding=1, padding_mode="circular")), "0"),
+    "pad": (nn.Sequential(nn.ZeroPad2d((1, 2, 0, 3)), conv(3, 4, 3), conv(4, 4, 3)), "2"),
+    "groups": (nn.Sequential(conv(3, 4, 1), conv(4, 4, 3, groups=4, padding=1)), "1"),
+    "average": (nn.Sequential(conv(3, 4, 3), nn.AvgPool2d(3, 2, 1, ceil_mode=True)), "1"),
+    "adaptive": (nn.Sequential(conv(3, 4, 3), nn.AdaptiveAvgPool2d(5), conv(4, 4, 2)), "2"),
+    "transposed": (
+        nn.Sequential(conv(3, 4, 3, stride=2), nn.ConvTranspose2d(4, 4, 3, 2, 1, 1)), "1",
+    ),
+    "upsampled": (nn.Sequential(conv(3, 4, 3, 2), nn.Upsample(scale_factor=2), conv(4, 4, 3)), "2"),
+    "residual": (nn.Sequential(conv(3, 4, 3, padding=1), Residual(), Residual()), "2"),
+    "branches": (nn.Sequential(Branches(), nn.Softplus()), "1"),
+    "channels last": (nn.Sequential(conv(3, 4, 4, stride=4), ChannelsLast()), "1"),
+    "excite": (nn.Sequential(conv(3, 4, 3, padding=1), Excite(), conv(4, 4, 3, padding=1)), "2"),
+    "instance norm": (nn.Sequential(conv(3, 4, 3), nn.InstanceNorm2d(4)), "1"),
+    "group norm": (nn.Sequential(conv(3, 4, 3), nn.GroupNorm(2, 4)), "1"),
+    "in place": (nn.Sequential(conv(3, 4, 3), nn.SELU(inplace=True), Sliced(), conv(4, 4, 2)), "3"),
+    "shuffle": (nn.Sequential(conv(3, 8, 3), nn.PixelShuffle(2), conv(2, 2, 3)), "2"),
+}  # fmt: skip
+
+
+def output_of(network, layer, images):
+    found = {}
+    with tapped(network, [layer], found.__setitem__):
+        network(images)
+    return found[layer]
+
+
+def seen_by_gradient(network, layer, images, select):
+    """The box of all pixels with a gradient, of several random pictures together."""
+    total = 0
+    for picture in images:
+        picture = picture[None].requires_grad_()
+        value = select(output_of(network, layer, picture))
+        (gradient,) = torch.autograd.grad(value, picture)
+        total = total + gradient.abs().sum((0, 1))
+    rows, columns = (total > 0).nonzero().unbind(1)
+    return int(rows.min()), int(columns.min()), int(rows.max()) + 1, int(columns.max()) + 1
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_fields_are_where_gradients_are(name):
+    network, layer = NETWORKS[name]
+    network = network.double().eval()
+    images = torch.rand(2, 3, SIZE, SIZE, dtype=torch.float64)
+    found = find_layers(network, SIZE, [layer])[layer]
+    assert not found.field.unknown
+    spots = {(0, 0), (found.height // 2, found.width // 2), (found.height - 1, found.width - 1)}
+    for row, column in sorted(spots):
+        for channel in (0, found.channels - 1):
+            seen = seen_by_gradient(
+                network,
+                layer,
+                images,
+                lambda y, c=channel, r=row, w=column: found.features(y, 1)[0, c, 0, r, w],
+            )
+            assert found.field.box(channel, row * found.width + column) == seen
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_interpolation_sees_its_neighbours(mode):
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Upsample(scale_factor=2, mode=mode)).double()
+    found = find_layers(network, SIZE, ["1"])["1"]
+    images = torch.rand(1, 3, SIZE, SIZE, dtype=torch.float64)
+    # Not at the corner, where weights of neighbours are zero.
+    seen = seen_by_gradient(network, "1", images, lambda y: y[0, 0, 15, 16])
+    assert found.field.box(0, 15 * found.width + 16) == seen
+
+
+@pytest.mark.parametrize("pool", [nn.MaxPool2d(3, 2, 1), nn.AdaptiveMaxPool2d(4)])
+def test_maximum_sees_its_whole_window(pool):
+    """A gradient of a maximum has one winner: over many pictures every pixel wins."""
+    network = nn.Sequential(nn.Conv2d(3, 2, 2), pool).double()
+    found = find_layers(network, 9, ["1"])["1"]
+    images = torch.rand(150, 3, 9, 9, dtype=torch.float64)
+    for row, column in ((0, 0), (1, 2), (found.height - 1, found.width - 1)):
+        seen = seen_by_gradient(network, "1", images, lambda y, r=row, w=column: y[0, 0, r, w])
+        assert found.field.box(0, row * found.width + column) == seen
+
+
+@pytest.mark.parametrize("rotations", [1, 3, 4])
+def test_our_networks_against_gradients(rotations, settle):
+    network = resnet44(4, width=2, rotations=rotations, lifting="hsv").double()
+    images = torch.rand(4, 3, 32, 32, dtype=torch.float64)
+    settle(network, images)
+    layers = ["relu", "layers.0.2.relu#2", "layers.2.6.relu#1"]
+    for name, layer in find_layers(network, 32, layers).items():
+        assert layer.rotations == rotations
+        assert not layer.field.unknown
+        for position in (0, layer.height * layer.width - 1):
+            # All channels and rotations together: any one may be shut in these pictures.
+            seen = seen_by_gradient(
+                network, name, images,
+                lambda y, p=position, layer=layer: layer.features(y, 1).flatten(3)[..., p].sum(),
+            )  # fmt: skip
+            top, left, bottom, right = layer.field.box(0, position)
+            assert (top, left) <= seen[:2]
+            assert (bottom, right) >= seen[2:]
+            if name != "layers.2.6.relu#1":  # the rim of a large field fades to zero
+                assert layer.field.box(0, position) == seen
+
+
+def test_frames_go_on_where_the_picture_ends():
+    network = nn.Sequential(nn.Conv2d(3, 2, 3, 2, 1), nn.ReLU(), nn.Conv2d(2, 2, 3, 1, 1))
+    field = receptive_fields(network, 8, ["2"])["2"]
+    assert field.size() == (7, 7)
+    assert field.frame_rows[0].tolist() == [-3, 2, 7]
+    assert field.frame(1, 4 * 1 + 2) == (-1, 1, 6, 8)
+    for position in range(16):  # what is in the picture of a frame is the field
+        top, left, bottom, right = field.frame(0, position)
+        inside = max(top, 0), max(left, 0), min(bottom, 8), min(right, 8)
+        assert field.box(0, position) == inside
+
+
+def test_frames_of_the_paper_s_resnet():
+    """By the arithmetic of layers: size += (kernel - 1) * jump, jump *= stride."""
+    from equicolor.models import resnet18
+
+    fields = receptive_fields(resnet18(4, width=2), 224, ["relu", "layers.0", "layers.3"])
+    assert {name: field.size() for name, field in fields.items()} == {
+        "relu": (7, 7),
+        "layers.0": (43, 43),
+        "layers.3": (435, 435),
+    }
+    assert fields["layers.3"].frame_rows[0].tolist()[1] == 32
+
+
+def test_global_pooling_widens_the_field_and_not_the_frame():
+    network = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), Excite())
+    field = receptive_fields(network, 8, ["1"])["1"]
+    assert field.box(0, 9) == (0, 0, 8, 8)
+    assert field.frame(0, 9) == (0, 0, 3, 3)
+
+
+def test_an_instance_normalised_network_sees_everything():
+    fields = receptive_fields(ciconv_resnet44(4, width=2), 32, ["relu", "layers.2"])
+    assert fields["relu"].box(0, 0) == (0, 0, 32, 32)
+
+
+def test_layers_by_default_are_nonlinearities_before_global_pooling():
+    plain = nn.Sequential(
+        nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.ReLU()
+    )
+    assert list(find_layers(plain, 8)) == ["2"]
+    assert list(find_layers(nn.Sequential(*plain[:2]), 8)) == ["1"]
+    assert list(find_layers(nn.Sequential(plain[0]), 8)) == ["0"]
+    assert len(find_layers(cecnn(width=2), 28)) == 7
+    with pytest.raises(ValueError, match="has no layers of features"):
+        find_layers(nn.Sequential(nn.Flatten()), 8)
+
+
+def test_names_that_are_wrong_get_a_hint():
+    network = resnet44(4, width=2)
+    with pytest.raises(ValueError, match=r"no layer 'layer.0'; did you mean layers.0"):
+        find_layers(network, 32, ["layer.0"])
+    with pytest.raises(ValueError, match=r"'layers.0.0.relu' is called 2 times: say .*#1 to .*#2"):
+        find_layers(network, 32, ["layers.0.0.relu"])
+    tokens = nn.Sequential(nn.Conv2d(3, 4, 2, 2), nn.Flatten(2))
+    with pytest.raises(ValueError, match=r"'1' must give \[B, C\], .* got \[1, 4, 16\]"):
+        find_layers(tokens, 8, ["1"])
+
+
+def test_unknown_operations_are_said_and_see_everything():
+    class Sum(nn.Module):
+        def forward(self, x):
+            return x.cumsum(2)
+
+    field = receptive_fields(nn.Sequential(nn.Conv2d(3, 2, 3), Sum(), nn.ReLU()), 8)["2"]
+    assert field.unknown == {"cumsum"}
+    assert field.box(0, 0) == (0, 0, 8, 8)
+
+
+def test_looking_changes_nothing():
+    network = nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.Dropout(0.5)).train()
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    receptive_fields(network, 8, ["1"])
+    assert network.training
+    assert all(torch.equal(network.state_dict()[key], value) for key, value in before.items())
+    assert not any(module._forward_hooks for module in network.modules())
