@@ -20,8 +20,10 @@ except ModuleNotFoundError as missing:
 
 from equicolor import __version__
 from equicolor.cli_bench import bench
+from equicolor.cli_convert import convert
 from equicolor.cli_evaluate import evaluate
 from equicolor.cli_experiments import datasets, reproduce
+from equicolor.cli_inspect import inspect
 from equicolor.cli_train import parse_width, train
 
 __all__ = ["app", "main"]
@@ -35,6 +37,7 @@ _EXTRAS = {
     "onnxscript": "export",
     "huggingface_hub": "hub",
     "safetensors": "hub",
+    "submitit": "cluster",
     "timm": "vision",
     "torchvision": "vision",
 }
@@ -91,6 +94,8 @@ app.add_typer(datasets, name="datasets")
 app.add_typer(bench, name="bench")
 app.command()(train)
 app.command()(evaluate)
+app.command()(convert)
+app.command()(inspect)
 
 
 def _print_version(wanted: bool) -> None:

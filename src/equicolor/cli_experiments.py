@@ -1,10 +1,22 @@
 """The commands ``equicolor reproduce`` and ``equicolor datasets``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+
+from equicolor.cli_reproduce import (
+    LauncherName,
+    LauncherOptions,
+    ShardName,
+    launch_options,
+    register,
+    run_experiments,
+)
+
+if TYPE_CHECKING:
+    from equicolor.experiments.launching import Launch
 
 __all__ = ["datasets", "reproduce"]
 
@@ -27,7 +39,10 @@ Models = Annotated[
     str | None,
     typer.Option(help="Only these, separated by commas.", show_default="all", metavar="A,B"),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, or several: cuda:0,cuda:1.")]
+SomeWorkers = Annotated[
+    int, typer.Option("--workers", help="Processes that share the work.", show_default="1")
+]
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="The folder.", show_default="runs/ID")
 ]
@@ -39,14 +54,7 @@ Sources = Annotated[
 ]
 
 
-@reproduce.command("list")
-def list_experiments() -> None:
-    """List the experiments."""
-    from equicolor.experiments.reproduce import EXPERIMENTS
-    from equicolor.reporting.tables import Table
-
-    rows = [(name, *about) for name, about in EXPERIMENTS.items()]
-    console.print(Table(("experiment", "paper", "what"), rows, text_columns=3).rich())
+register(reproduce)
 
 
 @reproduce.command("colormnist-longtailed")
@@ -56,6 +64,10 @@ def longtailed(
     quick: Quick = False,
     models: Models = None,
     device: Device = "auto",
+    workers: SomeWorkers = 1,
+    shard: ShardName = None,
+    launcher: LauncherName = "processes",
+    launcher_option: LauncherOptions = None,
     output: Output = None,
     sources: Sources = None,
 ) -> None:
@@ -64,7 +76,8 @@ def longtailed(
     The full protocol, 10 seeds of 10 networks for 1000 epochs, is for a GPU. An
     interrupted run is continued by the same command.
     """
-    _colormnist("colormnist-longtailed", seeds, epochs, quick, models, device, output, sources)
+    how = launch_options(device, workers, shard, launcher, launcher_option)
+    _colormnist("colormnist-longtailed", seeds, epochs, quick, models, how, output, sources)
 
 
 @reproduce.command("colormnist-biased")
@@ -74,6 +87,10 @@ def biased(
     quick: Quick = False,
     models: Models = None,
     device: Device = "auto",
+    workers: SomeWorkers = 1,
+    shard: ShardName = None,
+    launcher: LauncherName = "processes",
+    launcher_option: LauncherOptions = None,
     output: Output = None,
     sources: Sources = None,
 ) -> None:
@@ -82,7 +99,8 @@ def biased(
     The full protocol, 10 seeds of 8 networks on 7 datasets for 1500 epochs, is for a GPU.
     An interrupted run is continued by the same command.
     """
-    _colormnist("colormnist-biased", seeds, epochs, quick, models, device, output, sources)
+    how = launch_options(device, workers, shard, launcher, launcher_option)
+    _colormnist("colormnist-biased", seeds, epochs, quick, models, how, output, sources)
 
 
 def _colormnist(
@@ -91,17 +109,18 @@ def _colormnist(
     epochs: int | None,
     quick: bool,
     models: str | None,
-    device: str,
+    how: "Launch",
     output: Path | None,
     sources: list[Path] | None,
 ) -> None:
     from equicolor.experiments import colormnist_report
     from equicolor.experiments import reproduce as experiments
+    from equicolor.experiments.launching import Launch
 
     if output is None:
         output = Path("runs") / (experiment + ("-quick" if quick else ""))
     if sources:
-        if quick or (seeds, epochs, models, device) != (None, None, None, "auto"):
+        if quick or (seeds, epochs, models, how) != (None, None, None, Launch()):
             raise ValueError("--from draws the rows that are there: it takes --output alone")
         made = experiments.from_results(experiment, sources, output)
         typer.echo(colormnist_report.summary_table(experiment, made.rows).markdown())
@@ -113,8 +132,11 @@ def _colormnist(
             epochs=epochs,
             models=None if models is None else [name.strip() for name in models.split(",")],
             quick=quick,
-            device=device,
+            device=how.devices[0],
+            how=how,
         )
+        if not made.written:  # a shard: the others are not done
+            return
         console.print(colormnist_report.summary_table(experiment, made.rows).rich())
     sources_of_digits = ", ".join(sorted({row["digits"] for row in made.rows}))
     typer.echo(f"digits: {sources_of_digits}", err=bool(sources))
@@ -139,6 +161,16 @@ def classification(
     seeds: Annotated[int, typer.Option(help="How many seeds, counted from 0.")] = 1,
     epochs: Epochs = None,
     device: Device = "auto",
+    actions: Annotated[
+        str, typer.Option(help="Hue shifts to judge by: hsv, rotate, rotate-clip.")
+    ] = "hsv",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Minutes on two CPU cores, on made-up pictures.")
+    ] = False,
+    workers: SomeWorkers = 1,
+    shard: ShardName = None,
+    launcher: LauncherName = "processes",
+    launcher_option: LauncherOptions = None,
     output: Output = None,
     sources: Sources = None,
 ) -> None:
@@ -153,6 +185,15 @@ def classification(
     from equicolor.results import read_results
     from equicolor.training.run_options import RunOptions
 
+    how = launch_options(device, workers, shard, launcher, launcher_option)
+    if quick:
+        if sources or networks or seeds != 1:
+            raise ValueError("--quick takes --epochs and --output alone")
+        run_experiments(
+            ["classification"], how, output, quick=True, sources=None, pictures=None,
+            datasets=dataset, epochs=epochs,
+        )  # fmt: skip
+        return
     output = Path("runs/classification") if output is None else output
     if sources:
         written = experiment.from_results(sources, output)
@@ -160,10 +201,13 @@ def classification(
         if dataset is None:
             raise ValueError("name a dataset, such as flowers102, or give rows with --from FILE")
         wanted = None if networks is None else [name.strip() for name in networks.split(",")]
-        options = RunOptions(device=device)
+        options = RunOptions(device=how.devices[0])
         precision = "bf16" if options.accelerator == "cuda" else "32"
         runs = experiment.plan(dataset, wanted, seeds=seeds, epochs=epochs, precision=precision)
-        written = experiment.reproduce(runs, output, options, console=Console(stderr=True))
+        judged = [name.strip() for name in actions.split(",")]
+        written = experiment.reproduce(
+            runs, output, options, actions=judged, how=how, console=Console(stderr=True)
+        )
         sources = written[:1]
     rows = [row for source in sources for row in read_results(source)["rows"]]
     typer.echo(f"wrote {', '.join(map(str, written))}")

@@ -15,7 +15,7 @@ import torch
 from equicolor._files import written_aside
 from equicolor.devices import device_name
 
-__all__ = ["provenance", "read_results", "write_results"]
+__all__ = ["provenance", "read_results", "read_rows", "write_results"]
 
 _VERSIONS = ("equicolor", "torch", "numpy", "lightning", "torchvision", "timm", "triton")
 
@@ -75,9 +75,49 @@ def write_results(
 
 
 def read_results(path: Path | str) -> dict[str, Any]:
-    """Read a file written by :func:`write_results`; its rows are under ``"rows"``."""
-    contents: dict[str, Any] = json.loads(Path(path).read_text())
+    """Read a file written by :func:`write_results`; its rows are under ``"rows"``.
+
+    Raises:
+        ValueError: if the file holds something else.
+    """
+    try:
+        contents: dict[str, Any] = json.loads(Path(path).read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a file of results: {error}") from None
+    rows = contents.get("rows") if isinstance(contents, dict) else None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f'{path} is not a file of results: expected rows under "rows"')
     return contents
+
+
+def read_rows(
+    path: Path | str, needed: Sequence[str] = (), numbers: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """The rows of a file written by :func:`write_results`, checked.
+
+    Args:
+        path: the file.
+        needed: what every row must have.
+        numbers: which of that must be numbers.
+
+    Raises:
+        ValueError: with the path and what is wrong.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "results.json"
+        >>> read_rows(write_results(path, [{"model": "z2cnn"}]), ["model"])
+        [{'model': 'z2cnn'}]
+    """
+    rows: list[dict[str, Any]] = read_results(path)["rows"]
+    for row in rows:
+        lacking = [name for name in (*needed, *numbers) if name not in row]
+        if lacking:
+            raise ValueError(f"{path} has a row without {', '.join(lacking)}")
+        for name in numbers:
+            if not isinstance(row[name], (int, float)):
+                raise ValueError(f"{path} has {name} {row[name]!r}, not a number")
+    return rows
 
 
 def _version(name: str) -> str | None:

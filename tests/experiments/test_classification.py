@@ -8,7 +8,9 @@ import pytest
 from PIL import Image
 
 from equicolor.experiments import classification
+from equicolor.experiments.picture_jobs import settle
 from equicolor.results import read_results
+from equicolor.training.run_folder import RunFolder
 from equicolor.training.run_options import RunOptions
 
 CPU = RunOptions(device="cpu", workers=0)
@@ -17,7 +19,7 @@ SMALL = {"size": 32, "resize": 32, "precision": "32", "batch_size": 8}
 
 @pytest.fixture
 def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("EQUICOLOR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     generator = np.random.default_rng(0)
     for split, count in (("train", 4), ("test", 2)):
         for name in ("cat", "dog"):
@@ -69,6 +71,34 @@ def test_finished_runs_are_not_trained_again(pictures: str, tmp_path: Path) -> N
     assert weights.stat().st_mtime_ns == before
 
 
+def test_other_actions_are_swept_without_training_again(pictures: str, tmp_path: Path) -> None:
+    runs = small(pictures, ["rgb-3+avg"])
+    results, *_ = classification.reproduce(runs, tmp_path / "out", CPU)
+    (row,) = read_results(results)["rows"]
+    assert "rotate_curve" not in row
+    weights = tmp_path / "out" / "runs" / "ce-4+avg-seed0" / "model.safetensors"
+    before = weights.stat().st_mtime_ns
+    actions = ["hsv", "rotate", "rotate-clip"]
+    results, *_ = classification.reproduce(runs, tmp_path / "out", CPU, actions=actions)
+    (swept,) = read_results(results)["rows"]
+    assert weights.stat().st_mtime_ns == before
+    assert len(swept["rotate_curve"]) == len(swept["rotate_clip_curve"]) == 37
+    assert swept["coset_pool"] == "avg"
+    assert {key: swept[key] for key in row} == row
+
+
+def test_another_recipe_of_the_same_name_gets_a_folder_of_its_own(tmp_path: Path) -> None:
+    (run,) = classification.plan("flowers102", ["hsv-6"])
+    folder = RunFolder(tmp_path / run.name)
+    assert settle([run], tmp_path) == [run]
+    folder.begin(run.recipe)
+    assert settle([run], tmp_path) == [run]
+    (short,) = settle(classification.plan("flowers102", ["hsv-6"], epochs=3), tmp_path)
+    assert short.name.startswith("hsv-6-seed0-")
+    folder.recipe.write_text("{")
+    assert settle([run], tmp_path)[0].name.startswith("hsv-6-seed0-")
+
+
 def test_tables_from_rows_alone(pictures: str, tmp_path: Path) -> None:
     results, *_ = classification.reproduce(small(pictures, ["baseline"]), tmp_path / "out", CPU)
     written = classification.from_results([results], tmp_path / "docs")
@@ -82,3 +112,26 @@ def test_bad_input_is_refused() -> None:
         classification.plan("flowers102", ["hvs-12"])
     with pytest.raises(ValueError, match="flowers102"):
         classification.plan("flower102")
+
+
+def test_a_second_call_keeps_what_the_first_found(pictures: str, tmp_path: Path) -> None:
+    classification.reproduce(small(pictures, ["baseline"]), tmp_path / "out", CPU)
+    results, *_ = classification.reproduce(small(pictures, ["gray"]), tmp_path / "out", CPU)
+    rows = read_results(results)["rows"]
+    assert len({str(row) for row in rows}) == 2
+
+
+@pytest.mark.parametrize(
+    ("contents", "words"),
+    [
+        ("{", "is not a file of results"),
+        ("[]", "expected rows"),
+        ('{"a": 1}', "expected rows"),
+        ('{"rows": [{"model": "resnet18"}]}', "a row without dataset, augmentation"),
+    ],
+)
+def test_other_files_are_refused_by_name(contents: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(contents)
+    with pytest.raises(ValueError, match=rf"other\.json.*{words}"):
+        classification.from_results([path], tmp_path / "out")

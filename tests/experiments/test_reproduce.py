@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from equicolor.data import load_mnist, longtailed_colormnist
-from equicolor.experiments import colormnist, demo, reproduce
+from equicolor.experiments import colormnist, colormnist_jobs, demo, reproduce
 from equicolor.results import read_results
 
 LONGTAILED, BIASED = "colormnist-longtailed", "colormnist-biased"
@@ -72,12 +72,12 @@ def test_biased_writes_its_figure(tmp_path: Path) -> None:
 
 def test_quick_uses_the_demonstrations_recipe() -> None:
     digits = load_mnist(embedded=True)
-    count, listed = reproduce._plan(LONGTAILED, digits, None, None, None, True)
-    assert count == 2
+    count, listed = colormnist_jobs.plan(LONGTAILED, digits, quick=True)
+    assert count == 1
     assert [job.name for job in listed] == ["z2cnn", "z2cnn-gray", "cecnn", "cecnn-pooled"]
     assert {job.recipe.epochs for job in listed} == {20}
     assert {job.recipe.lr for job in listed} == {demo.LEARNING_RATE}
-    count, listed = reproduce._plan(LONGTAILED, digits, None, None, None, False)
+    count, listed = colormnist_jobs.plan(LONGTAILED, digits)
     assert (count, len(listed)) == (10, 10)
     assert {job.recipe.lr for job in listed} == {1e-3}
 
@@ -106,7 +106,7 @@ def test_figures_from_rows_alone(results: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"original": "70"}, "has the accuracy '70', not a number"),
+        ({"original": "70"}, "has original '70', not a number"),
         ({"per_class": [70.0]}, "has 1 classes in a row, not 30"),
     ],
 )
@@ -136,9 +136,9 @@ def test_results_of_something_else_are_not_replaced(tmp_path: Path, contents: st
     [
         ("no json", "rows.json is not a file of results"),
         ("[1]", "rows.json is not a file of results"),
-        ('{"rows": [{"model": "z2cnn"}]}', "rows.json is not a file of results: KeyError"),
+        ('{"rows": [{"model": "z2cnn"}]}', "rows.json has a row without dataset"),
         ('{"rows": []}', "rows.json holds no rows, not 'colormnist-longtailed'"),
-        ('{"rows": [{"dataset": "flowers"}]}', "rows.json holds 'flowers', not"),
+        ('{"rows": [{"dataset": "flowers"}]}', "rows.json has a row without model"),
         ('{"rows": [{"dataset": "colormnist-longtailed"}]}', "rows.json has a row without model"),
     ],
 )

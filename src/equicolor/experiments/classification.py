@@ -4,75 +4,28 @@ Every network trains in a run folder of its own (:mod:`equicolor.training.fit`),
 interrupted experiment goes on where it stopped, and a run is there to evaluate or export.
 """
 
-import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 
-from equicolor import _checks
 from equicolor._files import output_folder
-from equicolor.data.datasets import find_dataset
 from equicolor.experiments import classification_report
-from equicolor.results import read_results, write_results
-from equicolor.training.fit import fit
-from equicolor.training.recipes import TrainingRecipe, find_recipe, recipes
+from equicolor.experiments.jobs import Store
+from equicolor.experiments.launching import Launch, launch
+from equicolor.experiments.picture_jobs import Run, parts_of, plan, row_facts, settle
+from equicolor.results import read_results, read_rows, write_results
+from equicolor.training.recipes import TrainingRecipe
+from equicolor.training.run_folder import RunFolder
 from equicolor.training.run_options import RunOptions
 
 __all__ = ["RESULTS", "Run", "collect", "from_results", "plan", "reproduce"]
 
 RESULTS = "results.json"
+_NEEDED = ("dataset", "model", "augmentation", "seed", "epochs")
+_NUMBERS = ("original", "hue_mean")
 _RUNS = "runs"
-
-
-class Run(NamedTuple):
-    """One network to train.
-
-    Attributes:
-        name: of its folder.
-        recipe: how.
-    """
-
-    name: str
-    recipe: TrainingRecipe
-
-
-def plan(
-    dataset: str,
-    networks: Sequence[str] | None = None,
-    *,
-    seeds: int = 1,
-    epochs: int | None = None,
-    **changes: Any,
-) -> list[Run]:
-    """The runs of a dataset, seed by seed, so that one of each network is done first.
-
-    Args:
-        dataset: a name, or the path of a folder of class folders.
-        networks: recipes such as ``"hsv-12+jitter"``; all by default.
-        seeds: how many, counted from 0.
-        epochs: instead of the recipes'.
-        changes: other settings of the recipes.
-
-    Example:
-        >>> [run.name for run in plan("flowers102", ["baseline", "hsv-12"], seeds=2)]
-        ['baseline-seed0', 'hsv-12-seed0', 'baseline-seed1', 'hsv-12-seed1']
-    """
-    _checks.positive_int("seeds", seeds)
-    if epochs is not None:
-        changes["epochs"] = _checks.positive_int("epochs", epochs)
-    title = find_dataset(dataset).name
-    if networks is None:
-        networks = [name.removeprefix(f"{title}/") for name in recipes(dataset)]
-    return [
-        Run(
-            f"{network}-seed{seed}",
-            dataclasses.replace(find_recipe(network, dataset), seed=seed, **changes),
-        )
-        for seed in range(seeds)
-        for network in networks
-    ]
 
 
 def reproduce(
@@ -80,6 +33,8 @@ def reproduce(
     output: Path | str,
     options: RunOptions | None = None,
     *,
+    actions: Sequence[str] = (),
+    how: Launch | None = None,
     console: Console | None = None,
 ) -> list[Path]:
     """Train every run that is not finished, then write results, tables and figures.
@@ -88,6 +43,8 @@ def reproduce(
         runs: of :func:`plan`.
         output: the folder; a call in the folder of an interrupted one continues it.
         options: where and how to run.
+        actions: also judge the networks under these, beside HSV hue shifts.
+        how: how to spread the runs; one after the other on the device of the options by default.
         console: shows the progress; None shows nothing.
 
     Returns:
@@ -95,17 +52,29 @@ def reproduce(
     """
     output = output_folder(output)
     options = RunOptions() if options is None else options
-    for number, run in enumerate(runs, 1):
-        if console is not None:
-            console.print(f"[bold]{run.name}[/bold] ({number} of {len(runs)})")
-        fit(run.recipe, output / _RUNS / run.name, options, console=console)
-        # After every run: what is known so far can be looked at.
-        written = collect(runs[:number], output, device=options.accelerator)
+    how = Launch(devices=(options.device,)) if how is None else how
+    store = Store(output / _RUNS)
+    runs = settle(runs, store.root)
+    parts = parts_of(runs, actions=actions, options=options)
+    written: list[Path] = []
+
+    def show() -> None:  # after every run: what is known so far can be looked at
+        written[:] = collect(runs, output, device=options.accelerator)
+
+    try:
+        jobs = [job for part in parts for job in part.jobs]
+        launch(jobs, store, how, console=console, on_done=show)
+    finally:
+        if any(store.outcome(part.job) for part in parts):
+            show()
     return written
 
 
-def collect(runs: Iterable[Run], output: Path | str, *, device: str = "cpu") -> list[Path]:
+def collect(runs: Sequence[Run], output: Path | str, *, device: str = "cpu") -> list[Path]:
     """Write results, tables and figures of the runs that are finished.
+
+    Those that earlier calls trained in the same folder come after, so that no call takes away
+    what another found.
 
     Args:
         runs: of :func:`plan`.
@@ -113,10 +82,25 @@ def collect(runs: Iterable[Run], output: Path | str, *, device: str = "cpu") -> 
         device: what they were trained on.
     """
     output = Path(output)
-    paths = [output / _RUNS / run.name / "result.json" for run in runs]
-    rows = [row for path in paths if path.is_file() for row in read_results(path)["rows"]]
+    store = Store(output / _RUNS)
+    names = [run.name for run in settle(runs, store.root)]
+    finished = sorted(path.parent.name for path in store.root.glob("*/result.json"))
+    rows = [
+        _row(RunFolder(store.root / name))
+        for name in [*names, *(name for name in finished if name not in names)]
+        if name in finished
+    ]
     results = write_results(output / RESULTS, rows, device=device, experiment="classification")
     return [results, *classification_report.write(rows, output)]
+
+
+def _row(folder: RunFolder) -> dict[str, Any]:
+    """The row of a finished run, with what was swept after training."""
+    (row,) = read_results(folder.result)["rows"]
+    sweep = folder.path.with_name(f"{folder.path.name}.sweep.json")
+    swept = read_results(sweep)["rows"][0] if sweep.is_file() else {}
+    recipe = TrainingRecipe.from_json(folder.recipe.read_text())
+    return {**row, **swept, **row_facts(recipe)}
 
 
 def from_results(sources: Sequence[Path | str], output: Path | str) -> list[Path]:
@@ -126,5 +110,5 @@ def from_results(sources: Sequence[Path | str], output: Path | str) -> list[Path
         sources: files such as :func:`reproduce` wrote.
         output: the folder.
     """
-    rows = [row for source in sources for row in read_results(source)["rows"]]
+    rows = [row for source in sources for row in read_rows(source, _NEEDED, _NUMBERS)]
     return classification_report.write(rows, output)

@@ -18,9 +18,10 @@ AUGMENTATIONS = ("none", "jitter 0.5", "augmix")  # the paper's, in its order
 # gets a line of its own. Rows that do not say are taken to follow the paper.
 _SETTINGS = (
     "epochs", "batch_size", "optimizer", "lr", "weight_decay", "schedule", "label_smoothing",
-    "ema", "clip",
+    "ema", "clip", "size", "split_seed",
 )  # fmt: skip
 _USUAL = {name: getattr(TrainingRecipe(), name) for name in _SETTINGS}
+_POOL_NAMES = {"max": [], "avg": ["average pooling"], "none": ["flattened"]}
 _KINDS = ("baseline", "ciconv", "ce", "gray", "other")  # in the order of the tables
 
 
@@ -33,6 +34,7 @@ class Variant(NamedTuple):
         rotations, lifting, ce_stages: of equivariant networks; 1, ``""`` and 0 of others.
         augmentation: as in the rows.
         setting: what else differs from most runs, in words.
+        pool: how the rotations are pooled: ``"max"``, ``"avg"`` or ``"none"`` (flattened).
 
     Example:
         >>> Variant("ce", "resnet18", 12, "hsv", 4, "jitter 0.5").name
@@ -48,6 +50,7 @@ class Variant(NamedTuple):
     ce_stages: int
     augmentation: str
     setting: str = ""
+    pool: str = "max"
 
     @property
     def full(self) -> bool:
@@ -58,7 +61,7 @@ class Variant(NamedTuple):
     def in_paper(self) -> bool:
         """Whether the paper has networks of this kind."""
         if self.kind == "ce":
-            return (self.rotations, self.lifting) == (3, "rgb")
+            return (self.rotations, self.lifting, self.pool) == (3, "rgb", "max")
         return self.kind in ("baseline", "ciconv")
 
     @property
@@ -72,8 +75,10 @@ class Variant(NamedTuple):
         if self.kind != "ce":
             return title
         hybrid = "" if self.full else f"-{self.ce_stages}"
-        rotations = "" if self.in_paper else f" ({self.lifting.upper()}, n = {self.rotations})"
-        return f"CE-{title}{hybrid}{rotations}"
+        usual = (self.rotations, self.lifting) == (3, "rgb")
+        special = [] if usual else [self.lifting.upper(), f"n = {self.rotations}"]
+        special += _POOL_NAMES[self.pool]
+        return f"CE-{title}{hybrid}" + (f" ({', '.join(special)})" if special else "")
 
     @property
     def training_name(self) -> str:
@@ -97,7 +102,8 @@ class Variant(NamedTuple):
         group = AUGMENTATIONS.index(self.augmentation) if known else len(AUGMENTATIONS)
         return (
             group, "" if known else self.augmentation, not self.in_paper, _KINDS.index(self.kind),
-            self.lifting, self.rotations, self.ce_stages, self.network, self.setting,
+            self.lifting, self.rotations, self.ce_stages, self.network, self.pool != "max",
+            self.pool, self.setting,
         )  # fmt: skip
 
 
@@ -166,9 +172,15 @@ def most_common(rows: Sequence[Row], key: str) -> Any:
 def _setting(row: Row, usual: Mapping[str, Any]) -> str:
     parts = []
     for key, value in usual.items():
-        own = row.get(key)
+        own = row.get(key, _USUAL["size"] if key == "size" else None)
         if own is not None and own != value:
-            plain = f"{own} epochs" if key == "epochs" else f"{key.replace('_', ' ')} {own}"
+            plain = (
+                f"{own} epochs"
+                if key == "epochs"
+                else f"{own} pixels"
+                if key == "size"
+                else f"{key.replace('_', ' ')} {own}"
+            )
             parts.append(plain)
     return ", ".join(parts)
 
@@ -181,7 +193,8 @@ def _variant(row: Row) -> Variant:
         stages = row.get("ce_stages")
         stages = all_stages(network) if stages is None else stages
         lifting = row.get("lifting") or "rgb"
-        return Variant("ce", network, rotations, lifting, stages, augmentation)
+        pool = row.get("coset_pool") or "max"
+        return Variant("ce", network, rotations, lifting, stages, augmentation, pool=pool)
     kind = "baseline" if re.fullmatch(r"resnet\d+", network) else "other"
     kind = "gray" if model.endswith("-gray") else kind
     kind = "ciconv" if model.startswith("ciconv_") else kind

@@ -22,6 +22,7 @@ __all__ = [
     "HUE_SHIFTS",
     "best_known",
     "biased_table",
+    "captions",
     "draw",
     "headline",
     "hue_curve",
@@ -263,10 +264,10 @@ def write(
         written.append(path)
     if not report:
         return written
-    captions = _captions(experiment, rows, digits)
+    named = captions(experiment, rows, digits)
     sections = [Section("Accuracy", _PAPER[experiment], summary_table(experiment, rows))]
     for name, picture in pictures.items():
-        title, caption = captions[name]
+        title, caption = named[name]
         sections.append(Section(title, figure=picture, caption=caption))
     path = write_report(
         folder / "report.html",
@@ -278,8 +279,14 @@ def write(
     return [*written, path]
 
 
-def _captions(experiment: str, rows: Sequence[Row], digits: Digits) -> dict[str, tuple[str, str]]:
-    """Heading and caption of each figure."""
+def captions(experiment: str, rows: Sequence[Row], digits: Digits) -> dict[str, tuple[str, str]]:
+    """Heading and caption of each figure, by the names of :func:`draw`.
+
+    Args:
+        experiment: ``"colormnist-longtailed"`` or ``"colormnist-biased"``.
+        rows: its results.
+        digits: of the sample sheet.
+    """
     over = "Mean over seeds; error bars are one standard deviation."
     sources = " and ".join(sorted({row["digits"] for row in rows}))
     main = (

@@ -7,12 +7,13 @@ counts as if it had no spatial extent (:func:`paper_macs` reproduces every numbe
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from inspect import getdoc
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from equicolor.models import cost, create_model, list_models
 from equicolor.models.registry import get_builder
 from equicolor.nn import set_algorithm
+from equicolor.reporting import tables as reporting
 from equicolor.results import write_results
 
 __all__ = [
@@ -32,6 +34,8 @@ __all__ = [
     "headline",
     "measure",
     "paper_macs",
+    "plot",
+    "report_table",
     "run",
     "save",
     "summary",
@@ -197,11 +201,7 @@ def table(rows: Iterable[Row]) -> Table:
         model, rotations = row["model"], row["rotations"]
         if rotations == 1:
             plain[model] = row["macs_dense"]
-        cells = [
-            model,
-            row["ce_stages"],
-            f"{rotations} hsv" if row["lifting"] == "hsv" else rotations,
-        ]
+        cells = [model, row["ce_stages"], _rotations(row)]
         cells += [
             row["width"],
             f"{row['parameters'] / 1e6:.2f}M",
@@ -213,18 +213,74 @@ def table(rows: Iterable[Row]) -> Table:
     return result
 
 
+def report_table(rows: Iterable[Mapping[str, Any]]) -> reporting.Table:
+    """The rows of :func:`run` for reports, the paper's columns beside ours.
+
+    Example:
+        >>> report_table([_beside(measure("resnet44"), PAPER[5])]).rows
+        [('resnet44', '0', '1', '32', '2.64', '2.64', '0.78', '0.39', '0.39')]
+    """
+    lines = [
+        (
+            row["model"], str(row["ce_stages"]), _rotations(row), str(row["width"]),
+            _optional(row["paper_parameters_m"]) or reporting.MISSING,
+            f"{row['parameters'] / 1e6:.2f}", _optional(row["paper_macs_g"]) or reporting.MISSING,
+            f"{row['macs_dense'] / 1e9:.2f}", f"{row['macs_cyclic'] / 1e9:.2f}",
+        )
+        for row in rows
+    ]  # fmt: skip
+    columns = (
+        "network", "CE stages", "rotations", "width", "M parameters, paper", "ours",
+        "GMACs, paper (batch of two)", "executed, dense", "executed, cyclic",
+    )  # fmt: skip
+    return reporting.Table(columns, lines, "Parameters and multiply-accumulates for one image")
+
+
+def _rotations(row: Mapping[str, Any]) -> str:
+    return f"{row['rotations']} hsv" if row["lifting"] == "hsv" else str(row["rotations"])
+
+
+def plot(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Executed multiply-accumulates in multiples of the plain network's, dense and cyclic.
+
+    Example:
+        >>> len(plot([_beside(measure("resnet44"), PAPER[5])]).axes)
+        1
+    """
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    figure = Figure(figsize=(8, 3.4), layout="constrained")
+    panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
+    for axes, model in zip(panels, models, strict=True):
+        own = [row for row in rows if row["model"] == model]
+        plain = next(row["macs_dense"] for row in own if row["rotations"] == 1)
+        for index, (algorithm, color) in enumerate((("dense", "#d55e00"), ("cyclic", "#0072b2"))):
+            heights = [row[f"macs_{algorithm}"] / plain for row in own]
+            places = [place + 0.38 * index - 0.19 for place in range(len(own))]
+            bars = axes.bar(places, heights, 0.36, color=color, label=f"{algorithm} algorithm")
+            axes.bar_label(bars, fmt="%.1f", fontsize=8)
+        names = [
+            "plain" if row["rotations"] == 1 else f"CE-{row['ce_stages']}\nn = {_rotations(row)}"
+            for row in own
+        ]
+        axes.set_xticks(range(len(own)), names, fontsize=8)
+        axes.set_title(model, fontsize=10)
+    panels[0].set_ylabel("multiply-accumulates, × plain")
+    panels[0].legend(frameon=False, fontsize=9, loc="upper left")
+    return figure
+
+
 def _optional(number: float | None) -> str:
     return "" if number is None else f"{number:.2f}"
 
 
-def headline(rows: Sequence[Row]) -> str:
+def headline(rows: Sequence[Mapping[str, Any]]) -> str:
     """One sentence: ResNet-18, fully equivariant, against the plain one."""
     networks = {
         (row["ce_stages"], row["rotations"]): row for row in rows if row["model"] == "resnet18"
     }
     plain, three, twelve = (networks[key] for key in ((0, 1), (4, 3), (4, 12)))
 
-    def times(row: Row, algorithm: str) -> str:
+    def times(row: Mapping[str, Any], algorithm: str) -> str:
         return f"{row[f'macs_{algorithm}'] / plain['macs_dense']:.1f}"
 
     return (

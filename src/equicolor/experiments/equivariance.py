@@ -7,7 +7,7 @@ not move at all at the angles of its group, and little between them when the gro
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ __all__ = [
     "measure",
     "plot",
     "relative_change",
+    "response",
     "run",
     "sample_photo",
     "table",
@@ -217,6 +218,22 @@ def measure(spec: Spec, photo: Tensor, *, shifts: int = SHIFTS, seeds: int = SEE
     turns = torch.arange(shifts) / shifts
     draws = [relative_change(build(spec, photo, seed), photo, turns) for seed in range(seeds)]
     return HueResponse(spec, turns, torch.stack(draws))
+
+
+def response(row: Mapping[str, Any]) -> HueResponse:
+    """What a row with the whole curve says, as one draw: the mean over all draws.
+
+    Args:
+        row: of :meth:`HueResponse.row`, and the mean change at every shift under ``change``.
+
+    Example:
+        >>> row = {"network": "plain", "rotations": 1, "lifting": None, "change": [0.0, 0.5]}
+        >>> response(row).turns.tolist()
+        [0.0, 0.5]
+    """
+    spec = Spec(row["network"], row["rotations"], row["lifting"] or "rgb")
+    change = torch.tensor([row["change"]])
+    return HueResponse(spec, torch.arange(change.shape[1]) / change.shape[1], change)
 
 
 def plot(responses: Sequence[HueResponse], photo: Tensor) -> Figure:

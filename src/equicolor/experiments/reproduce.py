@@ -1,49 +1,28 @@
 """Run a ColorMNIST experiment from start to report, or draw one from its rows."""
 
 import collections
-import dataclasses
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch import nn
 
 from equicolor import _checks
 from equicolor._files import output_folder
-from equicolor.data import Digits, load_mnist
+from equicolor.data import load_mnist
 from equicolor.devices import choose_device
-from equicolor.experiments import colormnist, colormnist_report, demo
-from equicolor.results import read_results, write_results
+from equicolor.experiments import colormnist, colormnist_jobs, colormnist_report, demo
+from equicolor.experiments.jobs import Store
+from equicolor.experiments.launching import Launch, launch
+from equicolor.results import read_results, read_rows, write_results
 
-__all__ = ["EXPERIMENTS", "Reproduction", "from_results", "reproduce"]
+__all__ = ["Reproduction", "from_results", "reproduce"]
 
-# What `equicolor reproduce` knows: the place in the paper, and what it measures.
-EXPERIMENTS = {
-    "colormnist-longtailed": ("Fig. 2a", "30 classes of unequal size: shapes shared over colours"),
-    "colormnist-biased": ("Fig. 2b", "every digit has its own hue, with more or less spread"),
-    "classification": ("Tables 1, 3, Fig. 1b", "real images, original and with shifted hues"),
-}
 RESULTS = "results.json"
 _JOBS = "jobs"
+_NEEDED = ("dataset", "model", "augmentation", "weighted", "seed", "epochs", "digits")
 _CLASSES = 30  # of the long-tailed set
-
-
-class _Quick(NamedTuple):
-    """Settings for minutes on two cores; steps and batches are the demonstration's."""
-
-    models: tuple[str, ...]
-    seeds: int
-    epochs: int
-    sigmas: tuple[float, ...] = ()
-
-
-_QUICK = {
-    "colormnist-longtailed": _Quick(("z2cnn", "z2cnn-gray", "cecnn", "cecnn-pooled"), 2, 20),
-    "colormnist-biased": _Quick(("z2cnn", "cecnn", "cecnn-pooled"), 1, 20, (0.0, 36.0, 1e6)),
-}
 
 
 class Reproduction(NamedTuple):
@@ -67,6 +46,7 @@ def reproduce(
     models: Sequence[str] | None = None,
     quick: bool = False,
     device: str = "auto",
+    how: Launch | None = None,
     console: Console | None = None,
 ) -> Reproduction:
     """Train the networks of an experiment; write results, figures and a report.
@@ -81,6 +61,8 @@ def reproduce(
         models: only these, such as ``"cecnn"`` or ``"cecnn+jitter"``.
         quick: few models, seeds and epochs on the embedded digits, unless given.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        how: how to spread the work; one network after the other on the device by default. Of a
+            shard nothing but its part is trained, and rows come when all parts are there.
         console: shows the progress (default: stderr).
     """
     _checks.one_of("experiment", experiment, colormnist.EXPERIMENTS)
@@ -89,25 +71,38 @@ def reproduce(
             _checks.positive_int(name, value)
     where = choose_device(device)
     digits = load_mnist(embedded=True if quick else None)
-    count, listed = _plan(experiment, digits, seeds, epochs, models, quick)
+    count, listed = colormnist_jobs.plan(
+        experiment, digits, seeds=seeds, epochs=epochs, models=models, quick=quick
+    )
     output = output_folder(output)
     _refuse_others(experiment, output / RESULTS)
     console = Console(stderr=True) if console is None else console
+    cuda = where.type == "cuda"
+    jobs = colormnist_jobs.as_jobs(experiment, listed, range(count), side_by_side=cuda)
+    store = Store(output / _JOBS)
+    how = Launch(devices=(device,)) if how is None else how
     try:
-        rows = _run(listed, output / _JOBS, range(count), where, console)
+        launch([job for parts in jobs.values() for job in parts], store, how, console=console)
     except KeyboardInterrupt:
         console.print("The same command continues where this one stopped.")
         raise
+    found = [store.outcome(job) for parts in jobs.values() for job in parts]
+    rows = [row for outcome in found if outcome for row in outcome.rows]
+    if None in found:
+        message = f"{found.count(None)} of {len(found)} jobs are left to other shards"
+        console.print(f"{message}; the same command without --shard collects them")
+        return Reproduction(rows, [])
     facts: dict[str, Any] = {"experiment": experiment, "seeds": list(range(count))}
-    cuda = where.type == "cuda"
-    facts["seconds"] = colormnist.seconds(listed, output / _JOBS, range(count), side_by_side=cuda)
+    facts["seconds"] = {
+        model: round(sum(map(store.seconds, parts)), 1) for model, parts in jobs.items()
+    }
     results = write_results(output / RESULTS, rows, device=where, **facts)
     written = colormnist_report.write(
         experiment,
         rows,
         digits,
         output,
-        curves=_curves(experiment, listed, output / _JOBS),
+        curves=_curves(experiment, colormnist_jobs.networks(jobs, store), listed),
         provenance=_facts(read_results(results)),
     )
     return Reproduction(rows, [results, *written])
@@ -119,7 +114,7 @@ def _refuse_others(experiment: str, path: Path) -> None:
         return
     try:
         held = read_results(path).get("experiment")
-    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError):
+    except ValueError:
         held = None
     if held != experiment:
         what = "something else" if held is None else f"results of {held}"
@@ -150,110 +145,32 @@ def from_results(
 
 
 def _rows(experiment: str, source: Path | str) -> list[dict[str, Any]]:
-    try:
-        rows: list[dict[str, Any]] = read_results(source)["rows"]
-        found = {row["dataset"] for row in rows}
-    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{source} is not a file of results: {error!r}") from None
+    rows = read_rows(source, _NEEDED, ["original"])
+    found = {str(row["dataset"]) for row in rows}
     if found != {experiment}:
         held = ", ".join(map(repr, sorted(found))) or "no rows"
         raise ValueError(f"{source} holds {held}, not {experiment!r}")
-    needed = ("model", "augmentation", "weighted", "seed", "epochs", "original", "digits")
     for row in rows:
-        lacking = [name for name in needed if name not in row]
-        if lacking:
-            raise ValueError(f"{source} has a row without {', '.join(lacking)}")
-        if not isinstance(row["original"], (int, float)):
-            raise ValueError(f"{source} has the accuracy {row['original']!r}, not a number")
         classes = row.get("per_class", _CLASSES * [0.0])
         if len(classes) != _CLASSES:
             raise ValueError(f"{source} has {len(classes)} classes in a row, not {_CLASSES}")
     return rows
 
 
-def _plan(
-    experiment: str,
-    digits: Digits,
-    seeds: int | None,
-    epochs: int | None,
-    models: Sequence[str] | None,
-    quick: bool,
-) -> tuple[int, list[colormnist.Job]]:
-    """The number of seeds, and the jobs."""
-    if not quick:
-        listed = colormnist.jobs(experiment, digits, epochs=epochs, models=models)
-        return colormnist.SEEDS if seeds is None else seeds, listed
-    plan = _QUICK[experiment]
-    listed = colormnist.jobs(
-        experiment,
-        digits,
-        epochs=plan.epochs if epochs is None else epochs,
-        models=plan.models if models is None else models,
-        sigmas=plan.sigmas,
-    )
-    steps: dict[str, Any] = {"lr": demo.LEARNING_RATE, "batch_size": demo.BATCH_SIZE}
-    listed = [job._replace(recipe=dataclasses.replace(job.recipe, **steps)) for job in listed]
-    return plan.seeds if seeds is None else seeds, listed
-
-
-def _run(
-    listed: Sequence[colormnist.Job],
-    folder: Path,
-    seeds: Sequence[int],
-    device: torch.device,
-    console: Console,
-) -> list[dict[str, Any]]:
-    cuda = device.type == "cuda"
-    planned = colormnist.parts(listed, seeds, side_by_side=cuda)
-    labels, before = {}, {}  # what to show of each part, and the epochs that come before it
-    total = 0
-    for index, (job, _) in enumerate(planned, 1):
-        labels[job.name] = f"{job.name.partition('.')[0]} ({index} of {len(planned)})"
-        before[job.name] = total
-        total += job.recipe.epochs
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f} epochs {task.fields[loss]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-    ) as progress:
-        bar = progress.add_task(labels[planned[0][0].name], total=total, loss="")
-
-        def show(name: str, done: int, epochs: int, loss: float) -> None:
-            progress.update(
-                bar,
-                description=labels[name],
-                completed=before[name] + done,
-                loss=f"loss {loss:.3f}",
-            )
-
-        return colormnist.run(
-            listed,
-            folder,
-            seeds=seeds,
-            device=device,
-            progress=show,
-            side_by_side=cuda,
-            checkpoint_every=50 if cuda else 5,
-            networks=True,
-        )
-
-
 def _curves(
-    experiment: str, listed: Sequence[colormnist.Job], folder: Path
+    experiment: str, networks: Mapping[str, nn.Module], listed: Sequence[colormnist.Job]
 ) -> dict[str, list[float]] | None:
     """Hue curves of the plain and the equivariant network of the first seed."""
     if experiment != "colormnist-longtailed":
         return None
     curves = {}
     for job in listed:
-        if job.name in demo.MODELS:
-            for network, data in zip(colormnist.trained(job, folder), job.datasets, strict=False):
-                known = colormnist_report.best_known(data)
-                curve = colormnist_report.hue_curve(network, data, classes=known, per_class=30)
-                curves[job.name] = curve.tolist()
+        if job.name in demo.MODELS and job.name in networks:
+            (data,) = job.datasets
+            known = colormnist_report.best_known(data)
+            network = networks[job.name]
+            curve = colormnist_report.hue_curve(network, data, classes=known, per_class=30)
+            curves[job.name] = curve.tolist()
     return curves
 
 

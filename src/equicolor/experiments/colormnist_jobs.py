@@ -1,0 +1,131 @@
+"""The ColorMNIST experiments as jobs that can be spread, and what a quick run of them is."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from equicolor.data import Digits
+from equicolor.experiments import colormnist, demo
+from equicolor.experiments.jobs import Job, Store, digest
+from equicolor.models.z2cnn import Z2CNN
+
+__all__ = ["QUICK", "Quick", "as_jobs", "networks", "plan"]
+
+
+class Quick(NamedTuple):
+    """Settings for minutes on two cores; steps and batches are the demonstration's."""
+
+    models: tuple[str, ...]
+    seeds: int
+    epochs: int
+    sigmas: tuple[float, ...] = ()
+
+
+QUICK = {
+    "colormnist-longtailed": Quick(("z2cnn", "z2cnn-gray", "cecnn", "cecnn-pooled"), 1, 20),
+    "colormnist-biased": Quick(("z2cnn", "cecnn", "cecnn-pooled"), 1, 10, (0.0, 36.0, 1e6)),
+}
+
+
+def plan(
+    experiment: str,
+    digits: Digits,
+    *,
+    seeds: int | None = None,
+    epochs: int | None = None,
+    models: Sequence[str] | None = None,
+    quick: bool = False,
+) -> tuple[int, list[colormnist.Job]]:
+    """The number of seeds, and what to train on which data.
+
+    Args:
+        experiment: one of :data:`equicolor.experiments.colormnist.EXPERIMENTS`.
+        digits: what to colour.
+        seeds, epochs, models: instead of the paper's, or of :data:`QUICK`.
+        quick: as in :data:`QUICK`.
+
+    Example:
+        >>> from equicolor.data import load_mnist
+        >>> count, listed = plan("colormnist-biased", load_mnist(embedded=True), quick=True)
+        >>> count, [job.name for job in listed]
+        (1, ['z2cnn', 'cecnn', 'cecnn-pooled'])
+    """
+    if not quick:
+        listed = colormnist.jobs(experiment, digits, epochs=epochs, models=models)
+        return colormnist.SEEDS if seeds is None else seeds, listed
+    short = QUICK[experiment]
+    listed = colormnist.jobs(
+        experiment,
+        digits,
+        epochs=short.epochs if epochs is None else epochs,
+        models=short.models if models is None else models,
+        sigmas=short.sigmas,
+    )
+    steps: dict[str, Any] = {"lr": demo.LEARNING_RATE, "batch_size": demo.BATCH_SIZE}
+    listed = [job._replace(recipe=dataclasses.replace(job.recipe, **steps)) for job in listed]
+    return short.seeds if seeds is None else seeds, listed
+
+
+def as_jobs(
+    experiment: str,
+    listed: Sequence[colormnist.Job],
+    seeds: Sequence[int],
+    *,
+    side_by_side: bool,
+    prefix: str = "",
+) -> dict[str, list[Job]]:
+    """What :func:`plan` listed as jobs that can be spread.
+
+    Args:
+        experiment: which.
+        listed: of :func:`plan`.
+        seeds: one network each.
+        side_by_side: all networks of a model in one job, for a GPU; else each in its own.
+        prefix: of the jobs' names.
+
+    Returns:
+        The jobs of each model.
+    """
+    found: dict[str, list[Job]] = {}
+    for whole in listed:
+        jobs = []
+        for part, chosen in colormnist.parts([whole], seeds, side_by_side=side_by_side):
+            settings = {
+                "experiment": experiment,
+                "model": whole.name,
+                "recipe": dataclasses.asdict(whole.recipe),
+                "sigmas": [_sigma(data.name) for data in part.datasets],
+                "seeds": list(chosen),
+                "embedded": part.datasets[0].source != "MNIST, full",
+                "data": [data.checksum for data in part.datasets],
+            }
+            name = f"{prefix}{part.name}-{digest(settings, 8)}"
+            jobs.append(Job(name, "colormnist", settings))
+        found[whole.name] = jobs
+    return found
+
+
+def _sigma(name: str) -> float:
+    """Of a biased dataset; the long-tailed one has none, and none is looked for."""
+    sigma = name.removeprefix("colormnist-biased-")
+    return float(sigma) if sigma != name else 0.0
+
+
+def networks(jobs: Mapping[str, Sequence[Job]], store: Store, seed: int = 0) -> dict[str, Z2CNN]:
+    """The trained long-tailed networks of one seed.
+
+    Args:
+        jobs: of :func:`as_jobs`, finished.
+        store: where they ran.
+        seed: which.
+    """
+    from equicolor.experiments.job_kinds import colormnist_job
+
+    found = {}
+    for model, parts in jobs.items():
+        for part in parts:
+            if seed in part.settings["seeds"] and store.folder(part).is_dir():
+                kept = colormnist.trained(colormnist_job(part.settings), store.folder(part), seed)
+                if kept:
+                    found[model] = kept[0]
+    return found

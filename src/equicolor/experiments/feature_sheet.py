@@ -1,0 +1,128 @@
+"""Neuron features of a trained network as one picture (paper, Figure 5), and their hues."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from equicolor.analysis import (
+    NeuronFeatures,
+    find_layers,
+    hue_rows,
+    neuron_features,
+    selectivity,
+    stage_ends,
+    top_activations,
+)
+from equicolor.analysis.activations import Batches
+from equicolor.inspection.figures import photo_png, tiles
+from equicolor.inspection.inspect import SELECTIVE
+
+__all__ = ["measure_and_draw", "sheet"]
+
+Row = dict[str, Any]
+
+_MEASURED = 48  # channels of a layer whose hues are measured, the most selective ones
+_LIMIT = 128  # pixels of a frame at most, and those of the picture: late units see more
+
+
+def measure_and_draw(
+    network: nn.Module,
+    pictures: Batches,
+    *,
+    top: int = 50,
+    units: int = 2,
+    autocast: torch.dtype | None = None,
+) -> tuple[list[Row], bytes]:
+    """Draw the most colour-selective units of every stage, and measure the hues of their rows.
+
+    Args:
+        network: an equivariant network, on the pictures' device.
+        pictures: batches of one size, to go through several times.
+        top: pictures to average.
+        units: how many of a stage to draw.
+        autocast: compute with torch's autocast to this dtype.
+
+    Returns:
+        A row for each stage: how many channels are ``selective``, and ``hue_deviation``, by how
+        many degrees the hue of row k less that of row 0 differs from 360 k / n (the median over
+        selective channels and rows; None if there are none). And the sheet as PNG.
+    """
+    first = next(iter(pictures))
+    images = first if isinstance(first, Tensor) else first[0]
+    size = images.shape[-2], images.shape[-1]
+    layers = find_layers(network, size)
+    ends = [name for name in stage_ends(layers) if layers[name].rotations > 1]
+    if not ends:
+        raise ValueError("the network has no equivariant layers: rows need rotations")
+    found = top_activations(network, pictures, ends, top=top, autocast=autocast)
+    index = selectivity(network, pictures, found=found, autocast=autocast)
+    rows, drawn, scores = [], {}, {}
+    for name in ends:
+        score = scores[name] = index.layers[name].mean(1)  # over the rotations
+        alive = found[name].alive.any(1)
+        order = torch.where(alive, score, -torch.inf).argsort(descending=True).tolist()
+        selective = [channel for channel in order if alive[channel] and score[channel] >= SELECTIVE]
+        chosen = list(dict.fromkeys([*order[:units], *selective[:_MEASURED]]))
+        features = neuron_features(
+            network,
+            pictures,
+            name,
+            chosen,
+            found=found[name],
+            limit=min(_LIMIT, *size),
+            autocast=autocast,
+        )
+        measured = [chosen.index(channel) for channel in selective[:_MEASURED]]
+        deviation = hue_rows(features.features[measured]).median_deviation() if measured else None
+        rows.append(
+            {
+                "layer": name,
+                "units": len(score),
+                "selective": len(selective),
+                "selectivity": round(float(score.mean()), 4),
+                "hue_deviation": None if deviation is None else round(deviation, 2),
+                "hue_channels": len(measured),
+                "top": top,
+            }
+        )
+        parts = (part[:units] for part in (features.features, features.crops, features.values))
+        drawn[name] = NeuronFeatures(name, tuple(chosen[:units]), *parts)
+    return rows, photo_png(sheet(drawn, scores))
+
+
+def sheet(drawn: Mapping[str, NeuronFeatures], scores: Mapping[str, Tensor]) -> Figure:
+    """Neuron features with the crops that excite each unit most, a row for each rotation.
+
+    Args:
+        drawn: some channels of each layer.
+        scores: colour selectivity of all channels of each layer.
+
+    Returns:
+        A line of blocks for each layer; in a block, a row is a rotation: the feature, and
+        beside it the crops.
+
+    Example:
+        >>> features, crops = torch.rand(1, 3, 3, 8, 8), torch.rand(1, 3, 3, 3, 8, 8)
+        >>> unit = NeuronFeatures("relu", (4,), features, crops, torch.ones(1, 3, 3))
+        >>> len(sheet({"relu": unit}, {"relu": torch.rand(8)}).axes)
+        1
+    """
+    columns = max(len(features.channels) for features in drawn.values())
+    rotations = max(features.features.shape[1] for features in drawn.values())
+    figure = Figure(
+        figsize=(3.4 * columns, (0.66 * rotations + 0.4) * len(drawn)), layout="constrained"
+    )
+    grid = figure.subplots(len(drawn), columns, squeeze=False)
+    for line, (name, features) in zip(grid, drawn.items(), strict=True):
+        for place, axes in enumerate(line):
+            axes.axis("off")
+            if place < len(features.channels):
+                block = torch.cat((features.features[place, :, None], features.crops[place]), 1)
+                axes.imshow(tiles(block), interpolation="nearest")
+                channel = features.channels[place]
+                title = f"{name}, channel {channel}, selectivity {scores[name][channel]:.2f}"
+                axes.set_title(title, fontsize=8)
+    return figure

@@ -1,0 +1,353 @@
+"""The sections of the report: what each experiment found, beside what the paper found."""
+
+import itertools
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+
+from equicolor.data import load_mnist
+from equicolor.evaluation.figures import Curve, hue_panels
+from equicolor.evaluation.hue_sweep import hue_shifts
+from equicolor.experiments import (
+    ablation_figures,
+    ablations,
+    classification_figures,
+    classification_tables,
+    colormnist_report,
+    configurations,
+    equivariance,
+    selectivity_figures,
+)
+from equicolor.experiments.classification_variants import dataset_title, datasets_of
+from equicolor.experiments.quick_pictures import PICTURES
+from equicolor.experiments.registry import Experiment
+from equicolor.inspection.figures import selectivity_figure
+from equicolor.reporting.figures import png
+from equicolor.reporting.html import Section
+from equicolor.reporting.tables import MISSING, Table
+
+__all__ = ["Findings", "sections"]
+
+Row = Mapping[str, Any]
+
+
+class Findings:
+    """The rows of all experiments, and pictures that rows cannot hold.
+
+    Args:
+        rows: by the id of the experiment.
+        pictures: PNG files by name, such as ``"neuron-features-flowers102"``.
+
+    Example:
+        >>> row = {"dataset": "flowers102", "model": "resnet18", "seed": 0, "original": 66.0}
+        >>> both = Findings({"classification": [row], "ablation-jitter": [row]})
+        >>> len(both.trained)
+        1
+    """
+
+    def __init__(
+        self,
+        rows: Mapping[str, Sequence[Row]],
+        pictures: Mapping[str, bytes] | None = None,
+    ) -> None:
+        self.rows = {name: list(found) for name, found in rows.items()}
+        self.pictures = dict(pictures or {})
+
+    def of(self, experiment: str) -> list[Row]:
+        """The rows of one experiment."""
+        return self.rows.get(experiment, [])
+
+    @property
+    def trained(self) -> list[Row]:
+        """The rows of networks trained on pictures, each once, whoever asked for it."""
+        found: dict[tuple[str, ...], Row] = {}
+        for experiment in ("classification", *ablations.ABLATIONS, "selectivity"):
+            for row in self.of(experiment):
+                if "original" in row:
+                    key = tuple(repr(row.get(name)) for name in _IDENTITY)
+                    found[key] = {**found.get(key, {}), **row}
+        return list(found.values())
+
+
+_IDENTITY = (
+    "dataset", "model", "rotations", "lifting", "ce_stages", "width", "augmentation",
+    "coset_pool", "seed", "epochs", "batch_size", "lr", "size", "precision",
+)  # fmt: skip
+
+Parts = list[tuple[Section, str]]  # a section, and the name of its figure's file
+
+
+def sections(experiment: Experiment, found: Findings) -> Parts:
+    """What there is to show of an experiment.
+
+    Args:
+        experiment: which.
+        found: all rows.
+
+    Returns:
+        Sections, each with the name of the file of its figure (empty if it has none). One that
+        says so if there are no rows.
+
+    Example:
+        >>> from equicolor.experiments.registry import EXPERIMENTS
+        >>> (section, name), = sections(EXPERIMENTS["conversion"], Findings({}))
+        >>> section.title, "not run" in section.text
+        ('Conversion of a trained network', True)
+    """
+    made = _MAKERS[experiment.name](experiment.name, found)
+    place = f" ({experiment.paper})" if experiment.paper else ""
+    title = f"{experiment.title}{place}"
+    paper = f"The paper: {experiment.finding}" if experiment.paper else experiment.finding
+    if not made:
+        command = f"equicolor reproduce {experiment.name}"
+        return [(Section(title, f"{paper}\n\nIt was not run: {command}"), "")]
+    (first, name), *rest = made
+    text = f"{paper}\n\n{first.text}" if first.text else paper
+    head = Section(title, text, first.table, first.figure, first.caption)
+    return [(head, name), *rest]
+
+
+def _figure(figure: Figure | bytes) -> bytes:
+    return figure if isinstance(figure, bytes) else png(figure)
+
+
+def _equivariance(name: str, found: Findings) -> Parts:
+    rows = found.of(name)
+    if not rows or any("change" not in row for row in rows):
+        return []
+    responses = [equivariance.response(row) for row in rows]
+    lines = [
+        (
+            row["network"], f"{row['worst']:.1%}", f"{row['mean']:.1%}",
+            MISSING if row["at_group_angles"] is None else f"{row['at_group_angles']:.0e}",
+        )
+        for row in rows
+    ]  # fmt: skip
+    columns = ("network", "worst shift", "mean over the circle", "at the group's angles")
+    table = Table(columns, lines, "Ours: relative change of a random network's output")
+    figure = equivariance.plot(responses, equivariance.sample_photo())
+    caption = "Change of the pooled output of small random networks while a photo's hue shifts."
+    first, last = rows[0], rows[-1]
+    text = (
+        f"A hue shift changes the output by up to {first['worst']:.0%} ({first['network']}), "
+        f"against {last['worst']:.1%} ({last['network']}), and {last['at_group_angles'] or 0:.0e} "
+        "at the group's own angles."
+    )
+    return [(Section("", text, table, _figure(figure), caption), "equivariance")]
+
+
+def _colormnist(name: str, found: Findings) -> Parts:
+    rows = found.of(name)
+    if not rows:
+        return []
+    digits = load_mnist()
+    captions = colormnist_report.captions(name, rows, digits)
+    table = colormnist_report.summary_table(name, rows)
+    made: Parts = []
+    for file, figure in colormnist_report.draw(name, rows, digits).items():
+        title, caption = captions[file]
+        first = not made
+        text = colormnist_report.headline(name, rows) if first else ""
+        section = Section(title, text, table if first else None, _figure(figure), caption)
+        made.append((section, file))
+    return made
+
+
+def _classification(name: str, found: Findings) -> Parts:
+    rows = [row for row in found.of(name) if "original" in row]
+    made: Parts = []
+    for dataset in datasets_of(rows):
+        title = _title(dataset)
+        figure = classification_figures.figure_1b(rows, dataset)
+        table = classification_tables.table1(rows, dataset)
+        picture = None if figure is None else _figure(figure)
+        caption = "As the paper's Figure 1b: accuracy over the hue shift of the test pictures."
+        text = _made_up([dataset])
+        made.append((Section(title, text, table, picture, caption), f"{name}-{dataset}-fig1b"))
+        figure = classification_figures.hue_figure(rows, dataset)
+        table = classification_tables.table3(rows, dataset)
+        picture = None if figure is None else _figure(figure)
+        caption = "All networks, a panel for each augmentation (paper, appendix C)."
+        section = Section(f"{title}: all networks", "", table, picture, caption)
+        made.append((section, f"{name}-{dataset}"))
+    return made
+
+
+def _configurations(name: str, found: Findings) -> Parts:
+    rows = found.of(name)
+    if not rows:
+        return []
+    table = configurations.report_table(rows)
+    figure = configurations.plot(rows)
+    caption = "Multiply-accumulates executed for one image, against the plain network's."
+    return [(Section("", configurations.headline(rows), table, _figure(figure), caption), name)]
+
+
+def _ablation(name: str, found: Findings) -> Parts:
+    rows = [row for row in found.trained if row["dataset"] in _datasets(name, found)]
+    made: Parts = []
+    for dataset in datasets_of(rows):
+        drawn = ablation_figures.figures(name, rows, dataset)
+        table: Table | None = ablations.table(name, rows, dataset)
+        text = _made_up([dataset])
+        title = _title(dataset)
+        for file, figure in drawn.items():
+            suffix = "" if dataset == "flowers102" else f"-{dataset}"
+            caption = _CAPTIONS[file]
+            section = Section(title, text, table, _figure(figure), caption)
+            made.append((section, f"{file}{suffix}"))
+            table = ablations.peak_table(rows, dataset) if name == "ablation-rotations" else None
+            text, title = "", f"{_title(dataset)}: {_FURTHER.get(name, 'more')}"
+    return made
+
+
+def _datasets(name: str, found: Findings) -> set[str]:
+    """The datasets an ablation is shown for: those it ran on, else the paper's."""
+    own = {row["dataset"] for row in found.of(name)}
+    return own or {row["dataset"] for row in found.trained if row["dataset"] == "flowers102"}
+
+
+_FURTHER = {"ablation-rotations": "accuracy over the number of rotations, and heights of peaks"}
+_CAPTIONS = {
+    "ablation-rotations": "Accuracy over the hue shift, for both liftings and three kinds of hue "
+    "shift. Where a panel says exact, theory promises peaks of equal height.",
+    "ablation-rotations-accuracy": "Accuracy over the number of rotations at about equal "
+    "parameters.",
+    "ablation-jitter": "Accuracy over the hue shift, for training with hue jitter of different "
+    "strengths.",
+    "ablation-cosetpool": "Accuracy over the hue shift, for different ends of the equivariant "
+    "part.",
+}
+
+
+def _selectivity(name: str, found: Findings) -> Parts:
+    rows = [row for row in found.of(name) if "selectivity" in row]
+    if not rows:
+        return []
+    text = _made_up(datasets_of(rows))
+    made: Parts = []
+    gains = selectivity_figures.gain_figure(rows, found.trained)
+    table = selectivity_figures.table(rows, found.trained)
+    caption = (
+        "Accuracy gained over the plain network by equivariance up to a stage; colours say how "
+        "colour-selective the plain network's units are on average."
+    )
+    made.append((Section("", text, table, _figure(gains), caption), name))
+    for dataset in datasets_of(rows):
+        own = [row for row in rows if row["dataset"] == dataset and row["layer"] != "all"]
+        if not own:
+            continue
+        layers = {row["layer"]: torch.tensor(row["values"]) for row in own}
+        figure = selectivity_figure(layers, list(layers))
+        caption = (
+            "Colour selectivity of every unit of the plain network, layer by layer: a point is a "
+            "unit, the line in a box is the median and the diamond the mean."
+        )
+        title = f"Selectivity by layer, {_title(dataset)}"
+        suffix = "" if dataset == "flowers102" else f"-{dataset}"
+        section = Section(title, "", None, _figure(figure), caption)
+        made.append((section, f"{name}-layers{suffix}"))
+    return made
+
+
+def _features(name: str, found: Findings) -> Parts:
+    rows = found.of(name)
+    made: Parts = []
+    for file, picture in sorted(found.pictures.items()):
+        if not file.startswith(name):
+            continue
+        dataset = re.sub(rf"^{name}-?", "", file) or "flowers102"
+        own = [row for row in rows if row["dataset"] == dataset]
+        text = " ".join(filter(None, (_made_up([dataset]), _hue_sentence(own))))
+        caption = (
+            "Neuron features of the most colour-selective units of each stage, and the three "
+            "pictures that excite each most; a row for each rotation."
+        )
+        made.append((Section(_title(dataset), text, _hue_table(own), picture, caption), file))
+    return made
+
+
+def _hue_sentence(rows: Sequence[Row]) -> str:
+    deviations = [row["hue_deviation"] for row in rows if row.get("hue_deviation") is not None]
+    if not deviations:
+        return ""
+    return (
+        "From row to row the hue of a feature moves by 360°/n, give or take "
+        f"{statistics.median(deviations):.0f}° (median over stages of the median over units)."
+    )
+
+
+def _hue_table(rows: Sequence[Row]) -> Table | None:
+    if not rows:
+        return None
+    lines = [
+        (
+            row["layer"], str(row["units"]), str(row["selective"]),
+            MISSING if row.get("hue_deviation") is None else f"{row['hue_deviation']:.1f}°",
+        )
+        for row in rows
+    ]  # fmt: skip
+    title = "Hue of row k minus row 0, deviation from 360° k / n: median over selective units"
+    return Table(("layer", "units", "selective", "deviation"), lines, title)
+
+
+def _conversion(name: str, found: Findings) -> Parts:
+    rows = [row for row in found.of(name) if "original" in row]
+    made: Parts = []
+    for dataset in datasets_of(rows):
+        own = [row for row in rows if row["dataset"] == dataset]
+        lines = [
+            (_converted(row), f"{row['original']:.2f}", f"{row['hue_mean']:.2f}") for row in own
+        ]
+        title = f"{dataset_title(dataset)}: accuracy in percent (ours; the paper has none)"
+        table = Table(("network", "original", "hue-shifted"), lines, title)
+        curves = []
+        swept = [row for row in own if row.get("hue_curve")]
+        for row, color in zip(swept, itertools.cycle(_COLORS)):
+            shifts = hue_shifts(len(row["hue_curve"])).tolist()
+            curves.append(Curve(_converted(row), shifts, row["hue_curve"], style={"color": color}))
+        picture = _figure(hue_panels({_title(dataset): curves}, width=8.0)) if curves else None
+        caption = "Accuracy over the hue shift, before conversion and after."
+        section = Section(_title(dataset), _made_up([dataset]), table, picture, caption)
+        made.append((section, f"{name}-{dataset}"))
+    return made
+
+
+_COLORS = ("#d55e00", "#0072b2", "#56b4e9", "#009e73", "#cc79a7", "#e69f00")
+
+
+def _converted(row: Row) -> str:
+    return str(row.get("stage") or row.get("state") or row.get("model"))
+
+
+def _title(dataset: str) -> str:
+    return dataset_title(dataset)
+
+
+def _made_up(datasets: Sequence[str]) -> str:
+    """A sentence for pictures that are not the paper's."""
+    quick = [PICTURES[dataset] for dataset in datasets if dataset in PICTURES]
+    if not quick:
+        return ""
+    return (
+        f"A quick run, on made-up pictures: {', and '.join(each.title for each in quick)}; "
+        f"{quick[0].train} for training, with narrow networks and few epochs. It shows that "
+        "everything works and the direction of effects, not the paper's numbers."
+    )
+
+
+_MAKERS: dict[str, Callable[[str, Findings], Parts]] = {
+    "equivariance": _equivariance,
+    "colormnist-longtailed": _colormnist,
+    "colormnist-biased": _colormnist,
+    "classification": _classification,
+    "configurations": _configurations,
+    "selectivity": _selectivity,
+    "neuron-features": _features,
+    "conversion": _conversion,
+    **dict.fromkeys(ablations.ABLATIONS, _ablation),
+}

@@ -1,0 +1,108 @@
+"""One page for all experiments, from rows alone."""
+
+from pathlib import Path
+
+import pytest
+
+from equicolor.experiments import all_report
+from equicolor.experiments.registry import EXPERIMENTS
+from equicolor.experiments.sections import Findings, sections
+from equicolor.results import write_results
+
+ROOT = Path(__file__).parents[2]
+
+
+def trained(rotations: int = 1, **facts) -> dict:
+    ce = rotations > 1
+    return {
+        "model": "ce_resnet18" if ce else "resnet18", "rotations": rotations,
+        "lifting": "rgb" if ce else None, "ce_stages": 4 if ce else 0, "width": 64,
+        "dataset": "flowers102", "augmentation": "none", "seed": 0, "epochs": 200,
+        "original": 66.0, "hue_mean": 50.0, "hue_curve": [50.0] * 37, **facts,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def found() -> Findings:
+    """Rows of every experiment on pictures, and a picture that rows cannot hold."""
+    unit = {"dataset": "flowers102", "layer": "all", "selectivity": 0.7, "units": 2}
+    layer = unit | {"layer": "layers.0.relu", "values": [0.6, 0.8]}
+    feature = {"dataset": "flowers102", "layer": "layers.0.relu", "units": 8, "selective": 3}
+    converted = trained() | {"stage": "converted", "rotations": 6}
+    figure = next(iter(all_report.pictures(Findings({"conversion": [converted]})).values()))
+    return Findings(
+        {
+            "classification": [trained(), trained(3)],
+            "selectivity": [trained(), trained(3, ce_stages=2), unit, layer],
+            "neuron-features": [feature | {"hue_deviation": 12.34}],
+            "ablation-rotations": [trained(), trained(6, lifting="hsv")],
+            "ablation-jitter": [trained(), trained(augmentation="jitter 0.1")],
+            "ablation-cosetpool": [trained(3), trained(3, coset_pool="none")],
+            "conversion": [converted],
+        },
+        {"neuron-features": figure},
+    )
+
+
+def test_the_page_has_every_experiment_and_figure(found: Findings, tmp_path: Path) -> None:
+    made = all_report.write(found, tmp_path, failed={"colormnist-biased": "no digits"})
+    page = made.report.read_text()
+    for experiment in EXPERIMENTS.values():
+        assert experiment.name in page
+        assert f"<h2>{experiment.title}" in page
+    names = {path.stem for path in made.pictures}
+    assert names == {
+        "classification-flowers102", "classification-flowers102-fig1b", "selectivity",
+        "selectivity-layers", "neuron-features", "ablation-rotations",
+        "ablation-rotations-accuracy", "ablation-jitter", "ablation-cosetpool",
+        "conversion-flowers102",
+    }  # fmt: skip
+    assert page.count("<img") == len(names)
+    assert "Not complete: no digits" in page
+    assert "It was not run: equicolor reproduce colormnist-longtailed" in page
+    assert "12°" in page  # the measured hue of rows
+    assert "66.79 ± 0.89" in page  # the paper's
+    assert "<script" not in page
+    assert "http" not in page.replace('"image/png', "")
+
+
+def test_rows_that_experiments_share_count_once(found: Findings) -> None:
+    names = [(row["rotations"], row.get("coset_pool"), row["ce_stages"]) for row in found.trained]
+    assert sorted(names, key=str) == [
+        (1, None, 0), (1, None, 0), (3, "none", 4), (3, None, 2), (3, None, 4), (6, None, 4),
+    ]  # fmt: skip  # the second plain one has jitter
+
+
+def test_sweeps_of_one_experiment_serve_another() -> None:
+    swept = trained(3, rotate_curve=[40.0] * 37, rotate_mean=40.0)
+    both = Findings({"ablation-rotations": [swept], "classification": [trained(3)]})
+    assert both.trained == [swept]
+
+
+def test_committed_results_are_read(tmp_path: Path) -> None:
+    found = all_report.read([ROOT / "results"])
+    assert {"colormnist-longtailed", "colormnist-biased", "configurations"} <= set(found.rows)
+    made = all_report.write(found, tmp_path)
+    page = made.report.read_text()
+    assert "91.35 ± 0.40" in page  # the paper's CECNN
+    assert page.count("<img") == len(made.pictures) >= 6
+
+
+def test_files_of_other_things_are_passed_over(tmp_path: Path) -> None:
+    write_results(tmp_path / "bench.json", [{"ms": 1.0}], suite="layers")
+    with pytest.raises(ValueError, match="no results of any experiment in"):
+        all_report.read([tmp_path])
+    write_results(tmp_path / "mine.json", [trained()], experiment="classification")
+    assert list(all_report.read([tmp_path]).rows) == ["classification"]
+    (tmp_path / "notes.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"notes\.json is not a file of results"):
+        all_report.read([tmp_path])
+    with pytest.raises(FileNotFoundError):
+        all_report.read([tmp_path / "missing.json"])
+
+
+@pytest.mark.parametrize("name", list(EXPERIMENTS))
+def test_what_was_not_run_says_how_to_run_it(name: str) -> None:
+    ((section, file),) = sections(EXPERIMENTS[name], Findings({}))
+    assert file == ""
+    assert f"equicolor reproduce {name}" in section.text

@@ -1,0 +1,71 @@
+"""Jobs are known by what decides their outcome, run once, and by one process at a time."""
+
+from pathlib import Path
+
+import pytest
+from tests.experiments.toy_jobs import job, ran
+
+from equicolor.experiments import jobs
+from equicolor.experiments.jobs import Job, Store, run_job
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+def test_the_key_follows_from_what_decides_the_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Job("a", "training", {"lr": 0.1, "epochs": 2})
+    assert plain.key == Job("b", "training", {"epochs": 2, "lr": 0.1}, about={"x": 1}).key
+    first, second = Job("a", "training", {"lr": 1}), Job("a", "training", {"lr": 2})
+    others = [
+        Job("a", "training", {"lr": 0.2, "epochs": 2}),
+        Job("a", "sweep", {"lr": 0.1, "epochs": 2}),
+        Job("a", "training", {"lr": 0.1, "epochs": 2}, (first,)),
+        Job("a", "training", {"lr": 0.1, "epochs": 2}, (second,)),
+    ]
+    monkeypatch.setitem(jobs.KINDS, "training", (jobs.KINDS["training"][0], 99))
+    others.append(Job("a", "training", {"lr": 0.1, "epochs": 2}))
+    assert len({plain.key, *(other.key for other in others)}) == 6
+
+
+def test_a_finished_job_is_not_run_again(tmp_path: Path, log: Path) -> None:
+    store = Store(tmp_path / "jobs")
+    first = job("first", log)
+    second = job("second", log, first)
+    assert store.outcome(second) is None
+    assert run_job(second, store)
+    assert run_job(second, store)
+    assert ran(log) == ["first", "second"]  # what it needs came first
+    outcome = store.outcome(second)
+    assert outcome is not None
+    assert outcome.rows == [{"name": "second", "after": ["first"]}]
+    assert outcome.folder == tmp_path / "jobs" / "second"
+
+
+def test_records_of_other_jobs_and_damaged_ones_are_refused(tmp_path: Path, log: Path) -> None:
+    store = Store(tmp_path / "jobs")
+    run_job(job("a", log), store)
+    with pytest.raises(ValueError, match=r"a\.json holds results of another configuration"):
+        run_job(job("a", log, lr=0.1), store)
+    store.record(job("a", log)).write_text("{")
+    with pytest.raises(ValueError, match=r"a\.json is damaged; delete it"):
+        run_job(job("a", log), store)
+
+
+def test_a_failed_job_leaves_no_record(tmp_path: Path, log: Path) -> None:
+    store = Store(tmp_path / "jobs")
+    with pytest.raises(ValueError, match="no such thing"):
+        run_job(job("a", log, error="no such thing"), store)
+    assert store.outcome(job("a", log, error="no such thing")) is None
+
+
+def test_a_job_that_another_is_running_is_left_to_it(tmp_path: Path, log: Path) -> None:
+    store = Store(tmp_path / "jobs")
+    with Store(tmp_path / "jobs").locked(job("a", log), wait=False) as held:
+        assert held
+        assert not run_job(job("a", log), store, wait=False)
+        assert not run_job(job("b", log, job("a", log)), store, wait=False)  # which needs it
+        assert ran(log) == []
+    assert run_job(job("b", log, job("a", log)), store, wait=False)
+    assert ran(log) == ["a", "b"]
