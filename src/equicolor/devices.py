@@ -1,5 +1,6 @@
 """Devices by name, and what they are called."""
 
+import functools
 import platform
 from pathlib import Path
 
@@ -7,7 +8,10 @@ import torch
 
 from equicolor import _checks
 
-__all__ = ["choose_device", "device_name"]
+__all__ = ["choose_device", "device_name", "runs_triton"]
+
+_TRITON = (3, 6)  # the oldest version that our kernels are tested with
+_CAPABILITY = (8, 0)  # the first with bfloat16
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -43,3 +47,22 @@ def device_name(device: torch.device | str) -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return models[0] if models else platform.processor() or platform.machine()
+
+
+@functools.cache
+def runs_triton(device: torch.device) -> bool:
+    """Whether Triton is installed, recent enough, and compiles for a device.
+
+    Example:
+        >>> runs_triton(torch.device("meta"))
+        False
+    """
+    try:
+        import triton
+    except ImportError:
+        return False
+    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < _TRITON:
+        return False
+    if device.type != "cuda":  # its interpreter runs on the CPU
+        return device.type == "cpu" and bool(triton.knobs.runtime.interpret)
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= _CAPABILITY

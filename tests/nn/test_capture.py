@@ -21,29 +21,30 @@ def test_refuses_a_network_that_evaluates():
 
 
 @needs_gpu
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_gpu_steps_are_those_of_the_network(dtype):
+@pytest.mark.parametrize(("dtype", "tolerance"), [(None, 1e-2), (torch.bfloat16, 5e-2)])
+def test_gpu_steps_are_those_of_the_network(dtype, tolerance):
     ordinary = ce_resnet18(5, width=8).cuda().to(memory_format=torch.channels_last).train()
     recorded = copy.deepcopy(ordinary)
-    batches = torch.rand(4, 8, 3, 64, 64, device="cuda")
+    batches = torch.rand(2, 32, 3, 64, 64, device="cuda")
     step = capture(recorded, batches[0], dtype)
     for name, buffer in recorded.named_buffers():  # warming up left no trace
         torch.testing.assert_close(buffer, ordinary.get_buffer(name))
-    labels = torch.arange(8, device="cuda") % 5
-    optimizers = [torch.optim.SGD(net.parameters(), lr=0.01) for net in (ordinary, recorded)]
-    for images in batches:
-        losses = []
-        for call, optimizer in zip((ordinary, step), optimizers, strict=True):
-            optimizer.zero_grad()
+    labels = torch.arange(32, device="cuda") % 5
+    for images in batches:  # with the same weights: training would make rounding grow
+        gradients = []
+        for call, network in ((ordinary, ordinary), (step, recorded)):
+            network.zero_grad()
             with torch.autocast("cuda", torch.bfloat16, enabled=dtype is not None):
                 loss = F.cross_entropy(call(images).float(), labels)
             loss.backward()
-            optimizer.step()
-            losses.append(loss.detach())
-        torch.testing.assert_close(*losses, rtol=1e-2 if dtype else 1e-3, atol=1e-3)
-    for name, value in recorded.state_dict().items():
-        other = ordinary.state_dict()[name]
-        assert (value.double() - other.double()).norm() <= 0.02 * other.double().norm(), name
+            grads = [parameter.grad.flatten().double() for parameter in network.parameters()]
+            gradients.append(torch.cat(grads).clone())
+        difference = (gradients[1] - gradients[0]).norm() / gradients[0].norm()
+        assert difference < tolerance
+    for name, buffer in recorded.named_buffers():
+        torch.testing.assert_close(
+            buffer, ordinary.get_buffer(name), rtol=tolerance, atol=tolerance
+        )
 
 
 @needs_gpu

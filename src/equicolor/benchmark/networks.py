@@ -27,7 +27,7 @@ class Configuration(NamedTuple):
 
 
 # The first stage of ResNet-18 has 55 channels at n = 3 where the parameters are matched by the
-# paper's rule, 56 where that is rounded to what tensor cores like.
+# paper's rule, 64 where that is rounded to what tensor cores like.
 NETWORKS = {
     "plain": Configuration(1),
     "n3-fast": Configuration(3, "fast"),

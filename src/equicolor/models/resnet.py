@@ -306,7 +306,9 @@ def resolve_widths(
     if width is None:
         return matched_widths(depth, rotations, ce_stages, separable)
     if width == "fast":
-        return tuple(widths.rounded(matched_widths(depth, rotations, ce_stages, separable)))
+        matched = matched_widths(depth, rotations, ce_stages, separable)
+        how = rotations, ce_stages, separable
+        return tuple(widths.friendly(matched, lambda candidate: _count(depth, candidate, *how)))
     if isinstance(width, str):
         raise ValueError(f"width must be None, 'fast', an int or one int a stage; got {width!r}")
     if isinstance(width, Sequence):
@@ -404,7 +406,7 @@ _DOCUMENTATION = """ResNet-{depth}: plain for one rotation, colour-equivariant f
         coset_pool: ``"max"`` or ``"avg"`` over the hues where the equivariant stages end;
             None (full networks only) keeps the hues apart for the classifier.
         width: None matches the parameters of the plain network by the paper's rule,
-            ``"fast"`` rounds that to multiples of 8; an int is the width of the first
+            ``"fast"`` rounds that to what tensor cores like; an int is the width of the first
             stage, doubled from stage to stage; a sequence gives every stage.
         lifting: ``"rgb"`` (the paper) or ``"hsv"`` (exact for HSV hue shifts).
         normalize: take images in [0, 1] and normalise them inside.

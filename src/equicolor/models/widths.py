@@ -76,11 +76,26 @@ def nearest_scaled(
     return best
 
 
-def rounded(widths: Sequence[int], multiple: int = 8) -> list[int]:
-    """Widths rounded to the nearest multiple, which tensor cores reward.
+def friendly(widths: Sequence[int], count: Count) -> list[int]:
+    """Widths that tensor cores like, with about the parameters of others.
+
+    Convolutions of multiples of 16 channels are the fastest, and in the first stage, whose
+    large features make memory the limit, those of multiples of 32. Stages are rounded to
+    them; the last, which has most of the parameters, takes what keeps their number.
+
+    Args:
+        widths: one a stage.
+        count: parameters at some widths.
 
     Example:
-        >>> rounded([55, 110, 221, 443])
-        [56, 112, 224, 440]
+        >>> friendly([55, 110, 221, 443], lambda widths: sum(width**2 for width in widths))
+        [64, 112, 224, 432]
     """
-    return [max(multiple, multiple * round(width / multiple)) for width in widths]
+    *fixed, last = [_nearest(width, 16 if stage else 32) for stage, width in enumerate(widths)]
+    target = count(widths)
+    candidates = [[*fixed, last + 16 * step] for step in range(-4, 5) if last + 16 * step > 0]
+    return min(candidates, key=lambda candidate: abs(count(candidate) - target))
+
+
+def _nearest(width: int, multiple: int) -> int:
+    return max(multiple, multiple * round(width / multiple))

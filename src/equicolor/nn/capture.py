@@ -47,6 +47,9 @@ def capture(
     numbers = torch.cuda.get_rng_state(images.device)
     # A module of its own, since torch gives the one it records another forward method.
     recorded = _Calls(network)
+    # The nodes that take the gradients are those of the recording, and its stream is not that
+    # of the replays: torch waits where it must, and would warn that it does.
+    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
     with torch.autocast("cuda", dtype, enabled=dtype is not None, cache_enabled=False):
         # Warming up runs the network, more than once where cuDNN tries its algorithms.
         torch.cuda.make_graphed_callables(recorded, (images.clone(),), allow_unused_input=True)

@@ -255,6 +255,27 @@ def test_a_network_equals_the_ordinary_one(small_images, lifting, relative_error
         assert relative_error(actual[what], value) < 1e-4, what
 
 
+def test_a_stem_of_few_channels_and_many_pixels(relative_error):
+    # Rows of memory are neither counted by channels nor by columns, of which there are more.
+    conv = CELiftConv2d(3, 2, 3, padding=1, bias=False).to(DEVICE)
+    norm, pool = CEBatchNorm2d(2).to(DEVICE), CEMaxPool2d(3, 2, 1)
+    images = torch.rand(2, 3, 15, 14, device=DEVICE)
+    results = []
+    for double in (True, False):
+        layers = [copy.deepcopy(layer) for layer in (conv, norm)]
+        if double:
+            conv_, norm_ = (layer.double() for layer in layers)
+            out = pool(torch.relu(norm_(conv_(images.double()))))
+        else:
+            out = fused.stem(images, *layers, pool=True)
+        torch.manual_seed(1)
+        (out * torch.randn(out.shape, device=DEVICE)).sum().backward()
+        gradients = [p.grad for layer in layers for p in layer.parameters()]
+        results.append([out, *gradients])
+    for actual, expected in zip(results[1], results[0], strict=True):
+        assert relative_error(actual, expected) < 1e-3
+
+
 @pytest.mark.parametrize("learnable", [True, False])
 def test_gradients_reach_images_and_the_lifting(learnable, relative_error):
     conv = CELiftConv2d(3, 4, 3, bias=False, learnable=learnable).to(DEVICE)

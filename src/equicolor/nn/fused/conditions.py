@@ -1,13 +1,12 @@
 """Where the fused path of :mod:`equicolor.nn.fused` can be taken."""
 
-import functools
-
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as module_hooks
 
 from equicolor import _checks
+from equicolor.devices import runs_triton
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.norm import CEBatchNorm2d
 from equicolor.nn.pooling import CEMaxPool2d
@@ -17,8 +16,6 @@ __all__ = ["applies", "stem_applies"]
 # Kinds of devices on which networks take this path by themselves.
 DEVICES: tuple[str, ...] = ("cuda",)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_TRITON = (3, 6)  # the oldest version that the kernels are tested with
-_CAPABILITY = (8, 0)  # the first with bfloat16
 _HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 
 
@@ -79,7 +76,7 @@ def _fits(x: Tensor, dimensions: int) -> bool:
         and x.numel() > 0
         and x.dtype in _DTYPES
         and not _is_observed()
-        and _can_run(x.device)
+        and runs_triton(x.device)
     )
 
 
@@ -137,17 +134,3 @@ def _is_plain_conv(conv: CEConv2d | CELiftConv2d, x: Tensor) -> bool:
 
 def _first_conv(block: nn.Module) -> CEConv2d:
     return next(module for module in block.modules() if isinstance(module, CEConv2d))
-
-
-@functools.cache
-def _can_run(device: torch.device) -> bool:
-    """Whether Triton is there and compiles for a device."""
-    try:
-        import triton
-    except ImportError:
-        return False
-    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < _TRITON:
-        return False
-    if device.type != "cuda":
-        return True
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= _CAPABILITY

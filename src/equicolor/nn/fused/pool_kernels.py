@@ -215,7 +215,7 @@ def norm_pool_sums(
         training: whether the statistics are those of the activations.
     """
     shape = _shape(activations, vectors)
-    rows, count = gradients[..., 0].numel(), activations[:, 0].numel()
+    rows, count = taps[..., 0].numel(), activations[:, 0].numel()
     columns = triton.cdiv(activations.shape[1], _LANES)
     wanted = max(1, _PROGRAMS // columns)
     steps = triton.cdiv(triton.cdiv(rows, wanted), _ROWS)
@@ -232,7 +232,7 @@ def norm_pool_backward(
 ) -> Tensor:
     """The gradient of the activations, ``[N, P, H, W]`` in channels_last memory."""
     shape, out = _shape(activations, vectors), torch.empty_like(activations)
-    grid = _grid(gradients[..., 0].numel(), shape)
+    grid = _grid(taps[..., 0].numel(), shape)
     arguments = activations, gradients, taps, vectors, slopes, out, shape, _ROWS, _LANES
     _norm_pool_backward_kernel[grid](*arguments, num_warps=_WARPS)
     return out
