@@ -20,7 +20,7 @@ def invoke(*arguments: str | Path) -> Result:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with pictures of two classes and a network; the current one."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("EQUICOLOR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("COLUMNS", "100")
     rng = np.random.default_rng(0)
@@ -79,6 +79,16 @@ def test_a_users_own_network(place: Path) -> None:
     assert len(row["rotate_clip_curve"]) == 37
 
 
+def test_nothing_is_computed_for_an_output_that_cannot_be(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "note").touch()
+    monkeypatch.setattr("equicolor.evaluation.diagnose.diagnose", None)
+    result = invoke("net.safetensors", "--data", "fruit", "-o", "note")
+    assert result.exit_code == 1
+    assert result.stderr == "equicolor: results go to a folder, but note is a file\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "line"),
     [
@@ -96,10 +106,27 @@ def test_a_users_own_network(place: Path) -> None:
         (["net.safetensors", "--data", "fruit", "--device", "tpu"], 2, "device must be one of"),
         (["wide.safetensors", "--data", "fruit"], 2, "the network has 9 outputs, but fruit has 2"),
         (["net.safetensors", "--data", "broken"], 2, "0.png cannot be decoded"),
+        (["last.ckpt", "--data", "fruit"], 2, "its network will be model.safetensors when"),
+        (["net.safetensors", "--data", "fruit", "-o", "note"], 1, "but note is a file"),
+        (["net.safetensors", "--data", "fruit", "-o", "note/out"], 1, "but note is a file"),
+        (["mine.py:Dict", "--data", "fruit"], 2, "must give logits [2, classes] for pictures"),
+        (["named.safetensors", "--data", "fruit"], 2, "'pear' and 'banana'. If they are the same"),
     ],
 )
 def test_errors_are_one_line(place: Path, arguments: list[str], status: int, line: str) -> None:
     save_model(cecnn(9), place / "wide.safetensors")
+    named = cecnn(2)
+    named.class_names = ("apple", "pear")
+    save_model(named, place / "named.safetensors")
+    (place / "last.ckpt").touch()
+    (place / "note").touch()
+    if "mine.py:Dict" in arguments:
+        (place / "mine.py").write_text(
+            "import torch\n\n"
+            "class Dict(torch.nn.Module):\n"
+            "    def forward(self, images):\n"
+            "        return {'logits': images.mean((2, 3))}\n"
+        )
     for name in ("a", "b"):
         for split in ("train", "test"):
             (place / "broken" / split / name).mkdir(parents=True)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import typer
 from PIL import Image
+from tests.data import trees
 from typer.testing import CliRunner, Result
 
 from equicolor.cli import _Commands
@@ -32,7 +33,7 @@ def invoke(*arguments: str) -> Result:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a folder of class folders, which is split by the package."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("EQUICOLOR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     generator = np.random.default_rng(0)
     for label in range(2):
         place = tmp_path / "pets" / f"class{label}"
@@ -100,11 +101,50 @@ def test_options_reach_the_recipe(folder: Path) -> None:
             "rotations": 12, "lifting": "hsv", "ce_stages": 3, "width": [4, 8, 16, 32],
             "coset_pool": "avg",
         },
-        dataset="pets", split_seed=4, size=112, resize=128, jitter=0.25, gray=True, augmix=True,
-        js=True, epochs=7, batch_size=9, optimizer="sgd", lr=0.5, weight_decay=0.125,
-        schedule="cosine", label_smoothing=0.1, clip=2.0, ema=0.99, precision="bf16",
-        compile=True, seed=3,
+        dataset="pets", split_seed=4, size=112, resize=128, jitter=0.25, gray=True,
+        augmix="original", js=True, epochs=7, batch_size=9, optimizer="sgd", lr=0.5,
+        weight_decay=0.125, schedule="cosine", label_smoothing=0.1, clip=2.0, ema=0.99,
+        precision="bf16", compile=True, seed=3,
     )  # fmt: skip
+
+
+def test_operations_of_augmix(folder: Path) -> None:
+    for option, expected in (("--augmix", "original"), ("--augmix-full", "full")):
+        recipe = recipe_of(invoke("pets", option, "--device", "cpu", "--dry-run"))
+        assert recipe.augmix == expected
+
+
+def test_a_folder_called_like_a_dataset(folder: Path) -> None:
+    (folder / "pets").rename(folder / "cifar10")
+    result = invoke("./cifar10", *TINY, "--epochs", "1")
+    assert result.exit_code == 0, result.stderr
+    run = folder / "runs" / "folder-cifar10-ce_resnet44-n2-seed0"
+    (row,) = json.loads((run / "result.json").read_text())["rows"]
+    assert row["dataset"] == "folder:cifar10"
+
+
+def test_the_cache_goes_where_it_is_told(folder: Path) -> None:
+    result = invoke("pets", *TINY, "--epochs", "1", "--cache", "elsewhere")
+    assert result.exit_code == 0, result.stderr
+    assert len(list((folder / "elsewhere").glob("pets-t*/pixels.u8"))) == 2
+    assert not (folder / "cache").exists()
+
+
+def test_crops_larger_than_padded_pictures_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trees.cifar10(folder / "data")
+    monkeypatch.setenv("EQUICOLOR_DATA", str(folder / "data"))
+    options = ("--device", "cpu", "--model", "resnet44", "--width", "2", "--dry-run")
+    assert invoke("cifar10", *options, "--size", "40").exit_code == 0
+    for dry in (options, options[:-1]):
+        result = invoke("cifar10", *dry, "--size", "41")
+        assert result.exit_code == 2
+        assert result.stderr.startswith(
+            "equicolor: shifted crops of 41 pixels need pictures of at least 33 (4 are added on "
+            "every side), but one is 32 × 32"
+        )
+    assert not (folder / "runs").exists()
 
 
 def test_recipes_are_listed_and_used(folder: Path) -> None:
@@ -114,7 +154,7 @@ def test_recipes_are_listed_and_used(folder: Path) -> None:
     options = ("--width", "2", "--epochs", "3", "--device", "cpu", "--dry-run")
     recipe = recipe_of(invoke("./pets", "--recipe", "hsv-6+jitter", *options))
     assert recipe.options == {"rotations": 6, "lifting": "hsv", "width": 2}
-    assert (recipe.dataset, recipe.jitter, recipe.epochs) == ("./pets", 0.5, 3)
+    assert (recipe.dataset, recipe.jitter, recipe.epochs) == (str(folder / "pets"), 0.5, 3)
     assert recipe.precision == "32"
 
 
@@ -128,6 +168,7 @@ def test_recipes_are_listed_and_used(folder: Path) -> None:
         (["pets", "--lifting", "hue"], "lifting must be one of 'rgb', 'hsv'; got 'hue'"),
         (["pets", "--model", "z2cnn", "--rotations", "3"], "z2cnn has no option 'rotations'"),
         (["pets", "--epochs", "0"], "epochs must be at least 1, got 0"),
+        (["pets", "--seed", "-1"], "seed must be a whole number in [0, 4294967295], got -1"),
         (["pets", "--device", "tpu"], "device must be one of 'auto', 'cpu', 'cuda'; got 'tpu'"),
         (["pets", "--js"], "js, the Jensen-Shannon loss, compares views of AugMix: it needs"),
     ],

@@ -27,7 +27,14 @@ OPTIONAL = {
 
 # Changing a line here is changing the public interface.
 SURFACE = {
-    equicolor: {"HueGroup": "(order)"},
+    equicolor: {
+        "HueGroup": "(order)",
+        "convert": "(model, rotations=3, lifting='hsv', until=None, init='pretrained', "
+        "coset_pool='max', *, normalization='auto', takes='images', image_size=None, "
+        "match_parameters=False, source=None, check_range=True)",
+        "adapt": "(model, stem='auto', rotations=6, lifting='hsv', coset_pool='max', *, "
+        "normalization='auto', image_size=None, check_range=True)",
+    },
     equicolor.HueGroup: {"matrix": "(self, k)"},
     equicolor.color: {
         "rgb_to_hsv": "(images)",
@@ -77,7 +84,7 @@ SURFACE = {
         },
         "Cost": "(parameters, macs)",
         "cost": "(model, input_size=224)",
-        "create_model": "(name, **options)",
+        "create_model": "(name, *, gray=False, **options)",
         "list_models": "()",
         "load_model": "(path, *, device='cpu')",
         "load_reference": "(model, checkpoint)",

@@ -1,19 +1,27 @@
 """Files that appear whole or not at all."""
 
+import errno
 import os
+import platform
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+
+class LockedError(OSError):
+    """A lock that another process holds: which, and who."""
 
 
 @contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
     """A path to write to, renamed to ``path`` at the end, so that a crash never leaves half a file.
 
-    The folder is created. If the writing fails, what was at ``path`` stays.
+    The folder is created. If the writing fails, what was at ``path`` stays. Two processes that
+    write the same file do so apart; the last one's stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         yield partial
         # On the disk before it has its name, or a power cut could leave an empty file.
@@ -22,6 +30,37 @@ def written_aside(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path, doing: str) -> Iterator[None]:
+    """Holds a lock, which the system lets go of when the process ends, however it does.
+
+    Where a file system knows no locks, nothing is held. Processes forked within do not hold
+    it: workers that outlive a killed parent for a moment are in nobody's way.
+
+    Args:
+        path: the file of the lock; created, and left behind.
+        doing: what a second process is told that the first one does.
+
+    Raises:
+        LockedError: at once, if another process holds it.
+    """
+    with path.open("a+") as file:
+        if sys.platform != "win32":
+            import fcntl
+
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    file.seek(0)
+                    raise LockedError(f"{file.read().strip()} is {doing}") from None
+        file.seek(0)
+        file.truncate()
+        file.write(f"process {os.getpid()} on {platform.node()}\n")
+        file.flush()
+        yield
 
 
 def output_folder(path: Path | str) -> Path:
@@ -42,8 +81,13 @@ def output_folder(path: Path | str) -> Path:
         True
     """
     path = Path(path)
+    refuse_files(path)
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def refuse_files(path: Path) -> None:
+    """Raise NotADirectoryError if a folder for results, or a parent of it, is a file."""
     for place in (path, *path.parents):
         if place.exists() and not place.is_dir():
             raise NotADirectoryError(f"results go to a folder, but {place} is a file")
-    path.mkdir(parents=True, exist_ok=True)
-    return path

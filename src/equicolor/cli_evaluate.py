@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "slug"]
 
 console = Console()
 
@@ -61,6 +61,19 @@ def evaluate(
     skip_corrupt: Annotated[
         bool, typer.Option("--skip-corrupt", help="Leave out pictures that cannot be decoded.")
     ] = False,
+    classes_by_index: Annotated[
+        bool,
+        typer.Option(
+            "--classes-by-index",
+            help="The classes are the network's, in its order, whatever their names.",
+        ),
+    ] = False,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keeps decoded pictures.", show_default="equicolor/decoded in the user's cache"
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="The folder.", show_default="runs/evaluate/NETWORK"),
@@ -76,7 +89,7 @@ def evaluate(
     from equicolor.evaluation import report
     from equicolor.evaluation.diagnose import diagnose
 
-    output = Path("runs") / "evaluate" / _slug(network, data) if output is None else output
+    output = Path("runs") / "evaluate" / slug(network, data) if output is None else output
     report.refuse_existing(output, force)
     where = choose_device(device)
     found = diagnose(
@@ -94,6 +107,8 @@ def evaluate(
         device=where,
         precision=precision,
         skip_corrupt=skip_corrupt,
+        classes_by_index=classes_by_index,
+        cache=cache,
     )
     report.show(found, console)
     written = report.write(found, output, device=where, overwrite=force)
@@ -101,8 +116,8 @@ def evaluate(
     typer.echo(report.headline(found))
 
 
-def _slug(network: str, data: str | None) -> str:
-    """A name for the folder of an evaluation."""
+def slug(network: str, data: str | None) -> str:
+    """A name for what is written about a network."""
     path = Path(network)
     name = path.parent.name if path.name == "model.safetensors" else path.name
     parts = [name] if data is None else [name, Path(data).name]

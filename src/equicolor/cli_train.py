@@ -49,6 +49,13 @@ def train(
         str | None,
         typer.Option(help="Begin from a recipe, such as hsv-12+jitter; other options change it."),
     ] = None,
+    finetune: Annotated[
+        str | None,
+        typer.Option(
+            help="Begin from a checkpoint, plain or converted, or from the folder of a run.",
+            metavar="CHECKPOINT",
+        ),
+    ] = None,
     list_recipes: Annotated[
         bool, typer.Option("--list-recipes", help="List the recipes, of DATASET or of all.")
     ] = False,
@@ -69,6 +76,10 @@ def train(
     jitter: Annotated[float | None, _data("Hue jitter in turns; 0.5 is any hue.", "0")] = None,
     gray: Annotated[bool | None, _data("Train on grey.", False, "--gray")] = None,
     augmix: Annotated[bool | None, _data("Mix in AugMix.", False, "--augmix")] = None,
+    augmix_full: Annotated[
+        bool | None,
+        _data("AugMix with operations that change colour, too.", False, "--augmix-full"),
+    ] = None,
     js: Annotated[bool | None, _data("AugMix's Jensen-Shannon loss.", False, "--js")] = None,
     size: Annotated[
         int | None, _data("Height and width of the images.", "224; 32 for CIFAR")
@@ -79,10 +90,15 @@ def train(
     # how it learns
     epochs: Annotated[int | None, _training("Times through the pictures.", "200")] = None,
     batch_size: Annotated[int | None, _training("Of all devices together.", "256")] = None,
-    optimizer: Annotated[str | None, _training("adam, adamw or sgd.", "adam")] = None,
+    optimizer: Annotated[
+        str | None, _training("adam, adamw or sgd (Nesterov momentum, of 0.9).", "adam")
+    ] = None,
     lr: Annotated[float | None, _training("Highest learning rate.", "0.001")] = None,
     weight_decay: Annotated[float | None, _training("Of all parameters.", "1e-05")] = None,
-    schedule: Annotated[str | None, _training("onecycle, cosine or constant.", "onecycle")] = None,
+    schedule: Annotated[
+        str | None,
+        _training("onecycle (of the momentum, too), cosine or constant.", "onecycle"),
+    ] = None,
     label_smoothing: Annotated[
         float | None, _training("Probability spread over all classes.", "0")
     ] = None,
@@ -108,6 +124,9 @@ def train(
     skip_corrupt: Annotated[
         bool, _running("Leave corrupt pictures out.", False, "--skip-corrupt")
     ] = False,
+    cache: Annotated[
+        Path | None, _running("Keeps decoded pictures.", "equicolor/decoded in the user's cache")
+    ] = None,
     validate_every: Annotated[int, _running("Epochs between tests; 0: at the end.")] = 0,
     checkpoint_every: Annotated[
         float, _running("Seconds between checkpoints; 0: every epoch.")
@@ -129,6 +148,9 @@ def train(
 
     `equicolor train flowers102 --model ce_resnet18 --rotations 12 --lifting hsv`
 
+    `equicolor train flowers102 --finetune converted.safetensors` trains a network further, by
+    default for 20 epochs at a tenth of the learning rate.
+
     On several devices, or computers under torchrun or SLURM: `--devices 8 --num-nodes 4`.
     """
     from equicolor.training.run_options import RunOptions
@@ -140,7 +162,7 @@ def train(
         device=device, devices=devices, num_nodes=num_nodes, strategy=strategy,
         sync_norm=sync_norm, data_path=data_path, workers=workers, skip_corrupt=skip_corrupt,
         validate_every=validate_every, checkpoint_every=checkpoint_every, graphs=graphs,
-        wandb=wandb,
+        wandb=wandb, cache=cache,
     )  # fmt: skip
     network = _given(
         rotations=rotations, lifting=lifting, ce_stages=ce_stages,
@@ -149,13 +171,15 @@ def train(
     if coset_pool is not None:
         network["coset_pool"] = None if coset_pool == "none" else coset_pool
     changes = _given(
-        jitter=jitter, gray=gray, augmix=augmix, js=js, size=size, split_seed=split_seed,
+        jitter=jitter, gray=gray, js=js, size=size, split_seed=split_seed,
         epochs=epochs, batch_size=batch_size, optimizer=optimizer, lr=lr,
         weight_decay=weight_decay, schedule=schedule, label_smoothing=label_smoothing,
         clip=clip, ema=ema, precision=precision, compile=compile_, seed=seed,
     )  # fmt: skip
+    if augmix or augmix_full:
+        changes["augmix"] = "full" if augmix_full else "original"
     changes.setdefault("precision", "bf16" if options.accelerator == "cuda" else "32")
-    chosen = _choose(dataset, recipe, model, network, changes)
+    chosen = _choose(dataset, recipe, model, network, changes, finetune)
     folder = Path("runs") / _run_name(chosen) if output is None else output
     if dry_run:
         _describe(chosen, options, folder)
@@ -174,11 +198,21 @@ def _choose(
     model: str | None,
     network: dict[str, Any],
     changes: dict[str, Any],
+    finetune: str | None = None,
 ) -> "TrainingRecipe":
     """The recipe that the options describe."""
-    from equicolor.training.recipes import default_recipe, find_recipe
+    from equicolor.training.recipes import default_recipe, find_recipe, finetune_recipe
 
-    if recipe is not None:
+    if finetune is not None:
+        given = [*["model"] * bool(model), *["recipe"] * bool(recipe), *network]
+        if given:
+            raise ValueError(
+                f"--finetune takes the network of the checkpoint as it is, got {', '.join(given)}"
+            )
+        if dataset is None:
+            raise ValueError("--finetune needs a dataset: a name, or a folder of class folders")
+        chosen = finetune_recipe(dataset, finetune)
+    elif recipe is not None:
         chosen = find_recipe(recipe, dataset)
         if model is not None:
             chosen = dataclasses.replace(chosen, model=model)
@@ -195,7 +229,10 @@ def _run_name(recipe: "TrainingRecipe") -> str:
     """What a run's folder is called."""
     from equicolor.data.datasets import find_dataset
 
-    parts = [find_dataset(recipe.dataset).name, recipe.model]
+    parts = [find_dataset(recipe.dataset).name.replace(":", "-"), recipe.model]
+    if recipe.finetune is not None:
+        path = Path(recipe.finetune)
+        parts = [parts[0], "finetune", path.name if path.is_dir() else path.stem]
     forms = {"rotations": "n{}", "lifting": "{}", "ce_stages": "{}stages"}
     for name, form in forms.items():
         if name in recipe.options:
@@ -226,15 +263,19 @@ def _describe(recipe: "TrainingRecipe", options: "RunOptions", folder: Path) -> 
     from equicolor.data.datasets import load_dataset
     from equicolor.data.epochs import Epochs
     from equicolor.data.loaders import choose_data_path
+    from equicolor.training.picture_data import check_pictures
     from equicolor.training.run_folder import RunFolder
 
+    options.check_launcher()
     RunFolder(folder).check(recipe)
     pictures = load_dataset(recipe.dataset, "train", root=options.root, seed=recipe.split_seed)
+    check_pictures(recipe, pictures)
     network = recipe.build(len(pictures.class_names))
     count = sum(parameter.numel() for parameter in network.parameters())
     steps = len(Epochs(len(pictures), recipe.batch_size, shuffle=True))
+    side = recipe.short_side("train")
     path = choose_data_path(
-        pictures, options.accelerator, short_side=recipe.short_side, wanted=options.data_path
+        pictures, options.accelerator, short_side=side, wanted=options.data_path
     )
     typer.echo(recipe.to_json().rstrip())
     typer.echo(

@@ -1,5 +1,6 @@
 """Datasets by name and by folder, on made-up trees in the real layouts."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -11,8 +12,14 @@ import torch
 from tests.data import trees
 from tests.data.trees import TREES, Expected
 
-from equicolor.data import MissingDataError, data_root
-from equicolor.data.datasets import DATASETS, dataset_state, find_dataset, load_dataset
+from equicolor.data import MissingDataError, batches, data_root
+from equicolor.data.datasets import (
+    DATASETS,
+    canonical_dataset,
+    dataset_state,
+    find_dataset,
+    load_dataset,
+)
 from equicolor.data.pictures import Pictures
 
 
@@ -110,12 +117,55 @@ def test_state_of_a_complete_dataset(name: str, tmp_path: Path) -> None:
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert state.size == sum(path.stat().st_size for path in files)
     assert state.found
+    # Three class folders, or four pictures a batch, can be trained on, but are not the dataset.
     if name in ("caltech101", "imagenet"):
-        # Three class folders can be trained on, but are not the dataset.
         lacking = info.num_classes - 3
         assert str(state) == f"incomplete: no {lacking} of {info.num_classes} class folders"
+    elif name in ("cifar10", "cifar100", "stl10"):
+        assert str(state).startswith(f"incomplete: no whole {info.folders[0]}/")
     else:
         assert str(state) == "complete"
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize(("name", "count"), [("cifar10", 4), ("cifar100", None), ("stl10", None)])
+def test_truncated_batches_are_not_complete(
+    name: str, count: int | None, binary: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "stl10":
+        folder, record = tmp_path / "stl10_binary", 3 * 96 * 96
+        folder.mkdir()
+        layout = batches.Stl10()
+        sizes = {"train_X.bin": 5000 * record, "test_X.bin": 8000 * record}
+        for part, size in (sizes | {"train_y.bin": 5000, "test_y.bin": 8000}).items():
+            with (folder / part).open("wb") as file:
+                file.truncate(size)  # of which the disk keeps nothing
+        (folder / "class_names.txt").write_text("\n".join(trees.STL10))
+        victims = ["test_X.bin", "train_y.bin"]
+    else:
+        expected = (trees.cifar10 if count else trees.cifar100)(tmp_path, binary=binary)
+        layout = DATASETS[name].layout
+        held = {"train": len(expected.train), "test": len(expected.test)}
+        pictures = {batch: count or held[batch] for batch in layout.pictures}
+        layout = dataclasses.replace(layout, pictures=pictures)
+        folder = tmp_path / (layout.binaries if binary else layout.pickles)
+        victims = [f"{batch}{'.bin' * binary}" for batch in pictures]
+    info = dataclasses.replace(DATASETS[name], layout=layout)
+    assert str(dataset_state(info, tmp_path)) == "complete"
+    for victim in victims:
+        path = folder / victim
+        size = path.stat().st_size
+        whole = path.read_bytes() if name != "stl10" else b""
+        for kept in (0, size // 2, size - 1):
+            os.truncate(path, kept)
+            assert layout.truncated(tmp_path) == [f"{folder.name}/{victim}"]
+            assert (
+                str(dataset_state(info, tmp_path)) == f"incomplete: no whole {folder.name}/{victim}"
+            )
+        if whole:
+            path.write_bytes(whole)
+        else:
+            os.truncate(path, size)
 
 
 def test_state_of_a_damaged_dataset(tmp_path: Path) -> None:
@@ -214,6 +264,32 @@ def test_dataset_names_come_before_folders(tmp_path: Path, monkeypatch: pytest.M
         load_dataset("cifar10", "train", root=tmp_path)
     assert len(load_dataset("./cifar10", "train")) == 12
     assert len(load_dataset(Path("cifar10"), "train")) == 12
+
+
+def test_a_folder_called_like_a_dataset_is_none(tmp_path: Path) -> None:
+    trees.folder(tmp_path / "cifar10")
+    for spelling in (tmp_path / "cifar10", str(tmp_path / "cifar10")):
+        assert find_dataset(spelling).name == "folder:cifar10"
+        assert load_dataset(spelling, "train").name not in DATASETS
+    assert find_dataset("cifar10").name == "cifar10"
+
+
+def test_every_spelling_of_a_folder_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trees.folder(tmp_path / "pets")
+    (tmp_path / "cifar10").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "pets")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    place = str(tmp_path / "pets")
+    spellings = ["pets", "pets/", "./pets", "pets/../pets", "~/pets", "link", Path("pets"), place]
+    assert {canonical_dataset(spelling) for spelling in spellings} == {place}
+    monkeypatch.chdir("/")
+    assert canonical_dataset(place) == place
+    monkeypatch.chdir(tmp_path)
+    assert canonical_dataset("cifar10") == "cifar10"
+    assert canonical_dataset("./cifar10") == canonical_dataset(Path("cifar10")) != "cifar10"
+    assert canonical_dataset("flower") == "flower"  # neither: an error elsewhere
+    assert canonical_dataset("./gone") == str(tmp_path / "gone")
 
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:

@@ -273,9 +273,6 @@ def test_damaged_cache_is_named(pictures: Pictures, tmp_path: Path) -> None:
 
 
 def test_default_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EQUICOLOR_CACHE", str(tmp_path))
-    assert default_cache() == tmp_path
-    monkeypatch.delenv("EQUICOLOR_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_cache() == tmp_path / "equicolor" / "decoded"
 

@@ -209,6 +209,30 @@ def test_corrupt_pictures_are_named_or_skipped_on_request(
     assert epoch(testing)[1].tolist() == [0, 1, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_errors_of_workers_are_one_line(pictures: Pictures, workers: int, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no picture")
+    for path, error in ((broken, CorruptPictureError), (tmp_path / "gone.png", FileNotFoundError)):
+        damaged = dataclasses.replace(pictures, files=(PictureFile(path), *pictures.files[1:]))
+        loader = StreamingLoader(damaged, PLAIN.evaluation(), workers=workers, batch_size=4)
+        with pytest.raises(error) as caught:
+            list(loader)
+        assert path.name in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert "DataLoader" not in str(caught.value)
+
+
+def test_batches_without_any_whole_picture(pictures: Pictures, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no picture")
+    files = (*[PictureFile(broken)] * 4, *pictures.files[4:])
+    damaged = dataclasses.replace(pictures, files=files)
+    options = {"short_side": 32, "workers": 0, "batch_size": 4, "skip_corrupt": True}
+    testing = StreamingLoader(damaged, PLAIN.evaluation(), **options)
+    assert [labels.tolist() for _, labels in testing] == [[4, 5, 6]]
+
+
 def test_the_data_path_follows_the_memory(
     pictures: Pictures, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,8 @@
 import io
+import pickle
+import struct
 import tarfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +11,7 @@ import torch
 from PIL import Image
 from tests.data import trees
 
-from equicolor.data.pictures import CorruptPictureError, PictureFile, Pictures
+from equicolor.data.pictures import CorruptPictureError, PictureFile, PictureFiles, Pictures
 
 
 def member(folder: Path, contents: bytes) -> PictureFile:
@@ -41,6 +44,79 @@ def test_every_mode_becomes_rgb(mode: str, tmp_path: Path) -> None:
     assert (image.mode, image.size) == ("RGB", (6, 8))
 
 
+RAMP = np.linspace(0, 65535, 60).round().reshape(6, 10)
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffix"),
+    [("<u2", ".png"), ("<u2", ".tif"), (">u2", ".tif"), ("<i4", ".tif"), ("<u2", ".pgm")],
+)
+def test_sixteen_bits_become_eight(kind: str, suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a{suffix}"
+    Image.fromarray(RAMP.astype(kind)).save(path)
+    with Image.open(path) as stored:
+        assert stored.mode.startswith("I")
+    image = PictureFile(path).decode()
+    assert image.mode == "RGB"
+    expected = np.floor(RAMP / 256)
+    for channel in range(3):
+        assert np.array_equal(np.asarray(image)[..., channel], expected)
+
+
+def test_sixteen_bits_of_grey_and_of_colour_are_equally_bright(tmp_path: Path) -> None:
+    # A PNG of 16-bit colour by hand: Pillow reads such files, but does not write them.
+    values = RAMP.astype(">u2")
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        body = kind + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    rows = b"".join(b"\0" + np.repeat(row, 3).tobytes() for row in values)
+    header = struct.pack(">IIBBBBB", 10, 6, 16, 2, 0, 0, 0)
+    (tmp_path / "colour.png").write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )  # fmt: skip
+    Image.fromarray(RAMP.astype("<u2")).save(tmp_path / "grey.png")
+    colour, grey = (PictureFile(tmp_path / f"{n}.png").decode() for n in ("colour", "grey"))
+    assert np.array_equal(np.asarray(colour), np.asarray(grey))
+
+
+@pytest.mark.parametrize(
+    ("pixels", "reason"),
+    [
+        ((RAMP / 65535).astype(np.float32), "its pixels are fractions"),
+        (RAMP.astype(np.int32) - 1, "its grey values, -1 to 65534, do not fit into 16 bits"),
+        (RAMP.astype(np.int32) * 2, "its grey values, 0 to 131070, do not fit"),
+    ],
+)
+def test_numbers_nobody_can_read_are_refused(
+    pixels: np.ndarray, reason: str, tmp_path: Path
+) -> None:
+    Image.fromarray(pixels).save(tmp_path / "a.tif")
+    with pytest.raises(CorruptPictureError, match=rf"a.tif cannot be decoded: {reason}"):
+        PictureFile(tmp_path / "a.tif").decode()
+
+
+def test_orientation_is_ignored(tmp_path: Path) -> None:
+    image = Image.fromarray(trees.pixels(3, 8, 6))
+    exif = image.getexif()
+    exif[0x0112] = 6  # lying on its side
+    image.save(tmp_path / "a.jpg", exif=exif)
+    assert PictureFile(tmp_path / "a.jpg").decode().size == (6, 8)
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png"])
+def test_whole_pictures_are_verified(suffix: str, tmp_path: Path) -> None:
+    path, whole = tmp_path / f"a{suffix}", trees.encoded(1, suffix=suffix)
+    path.write_bytes(whole)
+    PictureFile(path).verify()
+    for kept in (0, 100, len(whole) // 2, len(whole) * 9 // 10):
+        path.write_bytes(whole[:kept])
+        with pytest.raises(CorruptPictureError, match=f"a{suffix} cannot be decoded"):
+            PictureFile(path).verify()
+
+
 def test_corrupt_pictures_are_named(tmp_path: Path) -> None:
     whole = trees.encoded(1)
     for contents in (b"", b"no picture", whole[:100], whole[: len(whole) // 2]):
@@ -61,6 +137,53 @@ def test_part_of_something_else_is_described_by_its_place(tmp_path: Path) -> Non
 def test_missing_file_is_no_corrupt_picture(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         PictureFile(tmp_path / "a.jpg").decode()
+
+
+class TestFiles:
+    def files(self) -> list[PictureFile]:
+        names = ("a/1.png", "a/2.png", "b/\udcff.png", "c.tar", "c.tar")
+        places = ((0, -1), (0, -1), (0, -1), (512, 7), (2**40, 2**33))
+        return [PictureFile(Path("x") / n, *p) for n, p in zip(names, places, strict=True)]
+
+    def test_they_are_a_sequence(self) -> None:
+        expected = self.files()
+        files = PictureFiles(expected)
+        assert len(files) == 5
+        assert list(files) == expected
+        assert files == expected
+        assert files[-1] == expected[-1]
+        assert list(files[1:4]) == expected[1:4]
+        assert list(files.select([4, 0])) == [expected[4], expected[0]]
+        assert files != expected[:4]
+        assert files != [*expected[:4], expected[0]]
+        with pytest.raises(IndexError):
+            files[5]
+        assert not PictureFiles()
+
+    def test_they_are_joined_and_pickled(self) -> None:
+        expected = self.files()
+        parts = [PictureFiles(expected[:1]), PictureFiles(), PictureFiles(expected[1:])]
+        files = PictureFiles.joined(parts)
+        assert files == expected
+        again = pickle.loads(pickle.dumps(files))
+        assert again == expected
+        assert hash(again) == hash(files)
+        assert len(PictureFiles.joined([])) == 0
+
+    def test_a_million_need_little_memory(self) -> None:
+        paths = [
+            f"/data/imagenet/train/n{s:08d}/n{s:08d}_{i}.JPEG"
+            for s in range(100)
+            for i in range(50)
+        ]
+        files = PictureFiles.from_paths(paths)
+        assert [str(file.path) for file in files[::999]] == paths[::999]
+        assert len(pickle.dumps(files)) < 60 * len(paths)
+        labels = torch.zeros(len(paths), dtype=torch.int64)
+        pictures = Pictures(
+            "toy", "train", labels, ("a",), tuple(PictureFile(Path(p)) for p in paths)
+        )
+        assert len(pickle.dumps(pictures.files)) < 60 * len(paths)
 
 
 IMAGES = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)

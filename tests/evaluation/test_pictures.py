@@ -1,6 +1,7 @@
 """Pictures as a network expects them, and the way from names to an evaluation."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,15 @@ from equicolor.data.datasets import load_dataset
 from equicolor.data.pictures import CorruptPictureError
 from equicolor.data.root import MissingDataError
 from equicolor.evaluation import ForeignNetwork, hue_sweep
-from equicolor.evaluation.diagnose import diagnose
+from equicolor.evaluation.diagnose import diagnose, load_subject
 from equicolor.evaluation.networks import GrayInput
 from equicolor.evaluation.pictures import (
     Preparation,
     check_outputs,
     choose_preparation,
+    count_outputs,
     load_batches,
+    match_classes,
     recipe_of_run,
 )
 from equicolor.models import resnet18, resnet44, save_model
@@ -65,7 +68,7 @@ def run_folder(tmp_path: Path, folder: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EQUICOLOR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 # --- preparation -------------------------------------------------------------------------------
@@ -128,6 +131,47 @@ def test_outputs_are_checked_first(folder: Path) -> None:
         check_outputs(resnet44(5, width=4), pictures, 32)
 
 
+@pytest.mark.parametrize(
+    ("answer", "came"),
+    [
+        (lambda images: {"logits": images.mean((2, 3))}, "a dict"),
+        (lambda images: (images.mean((2, 3)),), "a tuple"),
+        (lambda images: images.mean((1, 2, 3)), r"\[2\]"),
+        (lambda images: images, r"\[2, 3, 28, 28\]"),
+    ],
+)
+def test_networks_must_give_logits(answer, came: str) -> None:
+    class Strange(nn.Module):
+        def forward(self, images):
+            return answer(images)
+
+    expected = rf"must give logits \[2, classes\] for pictures \[2, 3, 28, 28\], got {came}"
+    with pytest.raises(ValueError, match=expected):
+        count_outputs(Strange(), 28)
+
+
+def test_classes_are_matched_by_their_names(folder: Path) -> None:
+    pictures = load_dataset(str(folder), "test")
+    network = resnet44(3, width=4)
+    assert match_classes(network, pictures) is pictures  # nobody knows
+    network.class_names = pictures.class_names
+    assert match_classes(network, pictures) is pictures
+    network.class_names = ("cedar", "ash", "birch")
+    for judge in (network, GrayInput(network)):
+        matched = match_classes(judge, pictures)
+        named = [matched.class_names[label] for label in matched.labels]
+        assert named == [pictures.class_names[label] for label in pictures.labels]
+        assert matched.class_names == network.class_names
+        assert matched.files == pictures.files
+    network.class_names = ("ash", "beech", "cedar")
+    message = "other classes than those of trees: 'beech' and 'birch'. If they .*--classes-by-index"
+    with pytest.raises(ValueError, match=message):
+        match_classes(network, pictures)
+    network.class_names = ("ash", "ash", "birch")
+    with pytest.raises(ValueError, match="'ash' and 'birch', 'birch' and 'cedar'"):
+        match_classes(network, pictures)
+
+
 def test_recipe_of_a_run(run_folder: Path, tmp_path: Path) -> None:
     for path in (run_folder, run_folder / "model.safetensors", str(run_folder)):
         recipe = recipe_of_run(path)
@@ -182,6 +226,73 @@ def test_grey_runs_are_judged_grey(run_folder: Path, folder: Path) -> None:
         run_folder, folder, gray=True, size=24, resize=28, shifts=5, actions=["hsv"], console=QUIET
     )
     assert torch.equal(again.sweeps["hsv"].correct, found.sweeps["hsv"].correct)
+
+
+def test_grey_networks_stay_grey_wherever_they_go(run_folder: Path, folder: Path) -> None:
+    network = resnet44(3, width=4).eval()
+    save_model(GrayInput(network), run_folder / "model.safetensors")
+    (run_folder / "recipe.json").unlink()
+    options = {"size": 24, "resize": 28, "shifts": 5, "actions": ["hsv"], "console": QUIET}
+    found = diagnose(run_folder, folder, **options)
+    assert found.facts["model"] == "resnet44-gray"
+    batches = load_batches(load_dataset(str(folder), "test"), Preparation(24, 28))
+    assert torch.equal(
+        found.sweeps["hsv"].correct, hue_sweep(GrayInput(network), batches, 5).correct
+    )
+    again = diagnose(run_folder, folder, gray=True, **options)  # once is enough
+    assert again.facts["model"] == "resnet44-gray"
+
+
+@pytest.mark.parametrize("spelling", ["shapes", "shapes/", "./shapes", "absolute", "Path"])
+def test_no_training_picture_is_tested_on(
+    spelling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("disc", "ring"):
+        (tmp_path / "shapes" / name).mkdir(parents=True)
+        for index in range(30):
+            pixels = rng.integers(0, 256, (30, 30, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "shapes" / name / f"{index}.png")
+    monkeypatch.chdir(tmp_path)
+    recipe = TrainingRecipe("resnet44", {"width": 4}, dataset="shapes", split_seed=5, size=24,
+                            resize=28)  # fmt: skip
+    save_model(recipe.build(2), tmp_path / "run" / "model.safetensors")
+    (tmp_path / "run" / "recipe.json").write_text(recipe.to_json())
+    trained_on = set(load_dataset("shapes", "train", seed=5).files)
+    data = {"absolute": str(tmp_path / "shapes"), "Path": Path("shapes")}.get(spelling, spelling)
+    subject = load_subject("run", data, console=QUIET)
+    assert len(subject.pictures) == 12
+    assert not {file.path for file in subject.pictures.files} & {file.path for file in trained_on}
+    assert subject.facts["split_seed"] == 5
+    assert load_subject("run", data, split_seed=1, console=QUIET).facts["split_seed"] == 1
+    monkeypatch.chdir("/")  # the run knows its data from everywhere
+    assert load_subject(tmp_path / "run", console=QUIET).facts["split_seed"] == 5
+
+
+def test_classes_of_the_training_are_those_judged(run_folder: Path, folder: Path) -> None:
+    network = resnet44(3, width=4).eval()
+    network.class_names = ("ash", "birch", "cedar")
+    save_model(network, run_folder / "model.safetensors")
+    options = {"actions": (), "console": QUIET}
+    before = diagnose(run_folder, **options)
+    # The same pictures under names that sort otherwise, in a folder elsewhere.
+    turned = folder.parent / "turned"
+    shutil.copytree(folder, turned)
+    network.class_names = ("cedar", "birch", "ash")
+    state = network.state_dict()
+    for key in ("linear.weight", "linear.bias"):
+        state[key].copy_(state[key].flip(0))
+    save_model(network, run_folder / "model.safetensors")
+    after = diagnose(run_folder, turned, **options)
+    assert after.original == before.original
+    assert after.class_names == ("cedar", "birch", "ash")
+    assert after.per_class.tolist() == before.per_class.flip(0).tolist()
+    for split in ("train", "test"):
+        (turned / split / "ash").rename(turned / split / "oak")
+    with pytest.raises(ValueError, match="other classes than those of turned: 'cedar' and 'birch'"):
+        diagnose(run_folder, turned, **options)
+    by_index = diagnose(run_folder, turned, classes_by_index=True, **options)
+    assert by_index.class_names == ("birch", "cedar", "oak")
 
 
 def test_other_data_than_the_run_was_trained_on(run_folder: Path, folder: Path) -> None:

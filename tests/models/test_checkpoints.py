@@ -12,6 +12,7 @@ from equicolor.models import (
     CheckpointError,
     cecnn,
     checkpoints,
+    create_model,
     load_model,
     load_reference,
     resnet18,
@@ -20,6 +21,8 @@ from equicolor.models import (
     save_model,
     z2cnn,
 )
+from equicolor.models.gray import GrayInput
+from equicolor.models.heads import with_classes
 
 NETWORKS = {
     "z2cnn": lambda: z2cnn(3, width=2),
@@ -378,3 +381,43 @@ def test_networks_from_the_meta_device_get_their_constants(assign):
 def test_normalisation_is_exact_in_float64():
     network = resnet44(10, width=4).bfloat16().double()
     assert network.normalize.mean.flatten().tolist() == [0.485, 0.456, 0.406]
+
+
+def test_class_names_travel_with_the_network(tmp_path):
+    network = z2cnn(2)
+    assert load_model(save_model(network, tmp_path / "a.safetensors")).class_names == ()
+    network.class_names = ("fleur-de-lys", "œillet")
+    assert load_model(save_model(network, tmp_path / "b.safetensors")).class_names == (
+        "fleur-de-lys",
+        "œillet",
+    )
+    # Files of others may have something else there.
+    for strange in ("{", "3", "null"):
+        tensors = {key: value.contiguous() for key, value in network.state_dict().items()}
+        header = {"format": "equicolor-1", "config": json.dumps(network.config)}
+        path = tmp_path / "c.safetensors"
+        safetensors.torch.save_file(tensors, path, header | {"class_names": strange})
+        assert load_model(path).class_names == ()
+
+
+@pytest.mark.parametrize("name", ["resnet18", "ce_resnet44", "z2cnn"])
+def test_grey_networks_round_trip(name, tmp_path):
+    options = {} if name == "z2cnn" else {"width": 4}
+    network = create_model(name, gray=True, num_classes=5, **options).eval()
+    assert isinstance(network, GrayInput)
+    assert network.config["gray"] is True
+    assert network.image_size == network.network.image_size
+    loaded = load_model(save_model(network, tmp_path / "grey.safetensors"))
+    images = torch.rand(2, 3, 32, 32) if name != "z2cnn" else torch.rand(2, 3, 28, 28)
+    grey = images.mean(1, keepdim=True).repeat(1, 3, 1, 1)
+    with torch.no_grad():
+        assert torch.equal(loaded(images), network(images))
+        torch.testing.assert_close(network(images), network.network(grey))
+    wider = with_classes(loaded, 7)
+    assert isinstance(wider, GrayInput)
+    assert wider(images).shape == (2, 7)
+
+
+def test_grey_networks_of_unknown_origin_cannot_be_saved(tmp_path):
+    with pytest.raises(TypeError, match="needs to know where this GrayInput comes from"):
+        save_model(GrayInput(nn.Flatten()), tmp_path / "grey.safetensors")

@@ -6,6 +6,7 @@ from torch import nn
 
 from equicolor.models import cecnn, export, resnet44
 from equicolor.models.export import FORMATS, ExportError
+from equicolor.models.gray import GrayInput
 from equicolor.nn import CELiftConv2d
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -61,6 +62,17 @@ def test_formats(to, network, tmp_path, blotches, relative_error):
         with torch.no_grad():
             assert relative_error(function(images), network(images)) <= 1e-4
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_grey_network_is_exported_grey(to, network, tmp_path, blotches, relative_error):
+    grey = GrayInput(network).eval()
+    path = tmp_path / f"network{SUFFIXES[to]}"
+    export.export(grey, path, to, input_size=28)
+    function, images = run(path, to), blotches(3, 28)
+    assert relative_error(function(images), grey(images)) <= 1e-4
+    assert relative_error(function(images.roll(1, 1)), grey(images)) <= 1e-4  # other colours
+    assert relative_error(function(images), network(images)) > 1e-2
 
 
 @pytest.mark.parametrize("form", ["dense", "cyclic"])

@@ -12,7 +12,7 @@ from equicolor.training.recipes import TrainingRecipe
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoded pictures of tests stay out of the user's cache."""
-    monkeypatch.setenv("EQUICOLOR_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 @pytest.fixture(scope="session")

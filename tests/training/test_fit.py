@@ -5,6 +5,8 @@ import dataclasses
 import json
 import os
 import pickle
+import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,13 +18,15 @@ import torch
 from PIL import Image
 from rich.console import Console
 
+from equicolor._files import LockedError
 from equicolor.evaluation import GrayInput
 from equicolor.models import CheckpointError, load_model
+from equicolor.models.export import find_model
 from equicolor.training import fit as fitting
 from equicolor.training import task as tasks
 from equicolor.training.fit import Fit, RunOptions, fit
 from equicolor.training.monitor import DivergedError, Metrics
-from equicolor.training.recipes import TrainingRecipe, find_recipe
+from equicolor.training.recipes import TrainingRecipe, find_recipe, finetune_recipe
 
 CPU = RunOptions(device="cpu", checkpoint_every=0)
 
@@ -40,7 +44,7 @@ def same(first: Path, second: Path) -> bool:
 def finished(toy_recipe: TrainingRecipe, tmp_path_factory: pytest.TempPathFactory) -> Fit:
     """An uninterrupted run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EQUICOLOR_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         folder = tmp_path_factory.mktemp("runs") / "whole"
         found = fit(dataclasses.replace(toy_recipe, ema=0.9), folder, CPU)
     assert found is not None
@@ -89,12 +93,21 @@ class TestFolder:
         assert row == finished.row
         expected = {
             "model": "ce_resnet18", "rotations": 3, "lifting": "rgb", "ce_stages": 2, "width": 2,
-            "dataset": "toy", "augmentation": "none", "seed": 0, "epochs": 3,
+            "dataset": "toy", "augmentation": "none", "seed": 0, "epochs": 3, "coset_pool": "max",
+            "size": 16, "resize": 18, "split_seed": 0, "skipped_train": 0, "skipped_test": 0,
         }  # fmt: skip
         assert expected.items() <= row.items()
         assert len(row["hue_curve"]) == 37
         assert 0 <= row["original"] <= 100
-        assert row["images_per_second"] > 0
+        # The same pictures in the same seconds as in the table, those that fill a batch too.
+        seconds = [float(line["seconds"]) for line in rows]
+        shown = [float(line["images_per_second"]) for line in rows]
+        rate = sum(a * b for a, b in zip(shown, seconds, strict=True)) / sum(seconds)
+        assert row["images_per_second"] == pytest.approx(rate, abs=0.1)
+        assert row["images_per_second"] == pytest.approx(3 * 36 / sum(seconds), rel=0.01)
+        names = ["class0", "class1", "class2"]
+        assert result["class_names"] == names
+        assert load_model(folder / "model.safetensors").class_names == tuple(names)
 
     def test_a_finished_run_is_not_trained_again(
         self, finished: Fit, monkeypatch: pytest.MonkeyPatch
@@ -143,6 +156,67 @@ class TestFolder:
         assert list(tmp_path.iterdir()) == []
 
 
+HOLD = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {src!r})
+from equicolor._files import locked
+with locked(Path({path!r}), "busy"):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+class TestLock:
+    def test_two_processes_do_not_train_in_one_folder(
+        self, toy_recipe: TrainingRecipe, tmp_path: Path
+    ) -> None:
+        run = tmp_path / "run"
+        run.mkdir()
+        source = str(Path(fitting.__file__).parents[2])
+        script = HOLD.format(src=source, path=str(run / ".lock"))
+        recipe = dataclasses.replace(toy_recipe, epochs=1)
+        with subprocess.Popen(
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+        ) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "held\n"
+            for overwrite in (False, True):
+                with pytest.raises(LockedError) as caught:
+                    fit(recipe, run, CPU, overwrite=overwrite)
+            assert str(caught.value) == (
+                f"process {other.pid} on {platform.node()} is training in {run}: wait for it, or "
+                "choose another folder"
+            )
+            assert [path.name for path in run.iterdir()] == [".lock"]
+            other.kill()
+        assert fit(recipe, run, CPU) is not None  # a killed process holds nothing
+
+    def test_what_another_process_did_meanwhile_counts(
+        self, toy_recipe: TrainingRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        recipe = dataclasses.replace(toy_recipe, epochs=1)
+        fit(recipe, tmp_path / "other", CPU)
+        task = fitting._task
+
+        def late(*arguments):
+            (tmp_path / "run").mkdir()
+            for path in (tmp_path / "other").iterdir():
+                if path.is_file():
+                    (tmp_path / "run" / path.name).write_bytes(path.read_bytes())
+            return task(*arguments)
+
+        monkeypatch.setattr(fitting, "_task", late)
+        monkeypatch.setattr(fitting, "_fit", None)
+        found = fit(recipe, tmp_path / "run", CPU)
+        assert found is not None
+        assert found.continued == 1
+        (tmp_path / "run" / "result.json").unlink()
+        monkeypatch.setattr(fitting, "_task", task)
+        with pytest.raises(ValueError, match="another recipe"):
+            fit(dataclasses.replace(recipe, seed=1), tmp_path / "run", CPU)
+
+
 class TestResume:
     @pytest.mark.parametrize("step", [2, 6])
     def test_killed_runs_end_with_equal_weights(
@@ -150,7 +224,7 @@ class TestResume:
     ) -> None:
         recipe = TrainingRecipe.from_json(finished.folder.recipe.read_text())
         killed(recipe, tmp_path, step)
-        (tmp_path / "last.ckpt.partial").write_bytes(b"half a checkpoint")
+        (tmp_path / "last.ckpt.123456.partial").write_bytes(b"half a checkpoint")
         with (tmp_path / "metrics.csv").open("a") as file:
             file.write("2,6,0.00")  # a row that was being written
         found = fit(recipe, tmp_path, CPU)
@@ -165,6 +239,7 @@ class TestResume:
             )
         ]
         assert columns[0] == columns[1]
+        assert not list(tmp_path.glob("*.partial"))
 
     def test_killed_while_judging(self, finished: Fit, tmp_path: Path) -> None:
         recipe = TrainingRecipe.from_json(finished.folder.recipe.read_text())
@@ -255,6 +330,32 @@ class TestFailure:
         assert found.continued == 1
         assert same(tmp_path, finished.folder.path)
 
+    def test_weights_that_are_not_finite_are_not_saved(
+        self, finished: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # The last step of the second epoch spoils a weight; every loss so far was finite.
+        recipe = TrainingRecipe.from_json(finished.folder.recipe.read_text())
+        update = tasks.ClassificationTask.optimizer_step
+
+        def spoiling(self, *arguments, **options):
+            update(self, *arguments, **options)
+            if self.global_step + 1 == 6:  # not counted yet
+                with torch.no_grad():
+                    next(self.network.parameters()).view(-1)[0] = float("inf")
+
+        monkeypatch.setattr(tasks.ClassificationTask, "optimizer_step", spoiling)
+        with pytest.raises(DivergedError) as caught:
+            fit(recipe, tmp_path, CPU)
+        monkeypatch.undo()
+        text = str(caught.value)
+        assert "the weights are no longer finite at step 6 (epoch 2, learning rate" in text
+        assert f"{tmp_path / 'last.ckpt'} keeps the state after epoch 1" in text
+        assert text.endswith("in another folder or with --force")
+        state = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
+        assert all(value.isfinite().all() for value in state.values())
+        assert fit(recipe, tmp_path, CPU) is not None
+        assert same(tmp_path, finished.folder.path)
+
     def test_diverging_at_once(self, toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
         recipe = dataclasses.replace(toy_recipe, lr=1e30, schedule="constant", optimizer="sgd")
         with pytest.raises(DivergedError, match=r"at step 2 .* it was too early for a checkpoint"):
@@ -268,15 +369,78 @@ class TestFailure:
             copy = data / path.relative_to(toy_folder)
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(path.read_bytes())
-        broken = data / "train" / "class1" / "4.png"
-        broken.write_bytes(broken.read_bytes()[:90])
+        for broken in ("train/class1/4.png", "test/class2/1.png"):
+            (data / broken).write_bytes((data / broken).read_bytes()[:90])
         recipe = dataclasses.replace(toy_recipe, dataset=str(data), epochs=1)
         for path in ("resident", "streaming"):
             options = dataclasses.replace(CPU, data_path=path, workers=0)
-            with pytest.raises(ValueError, match=r"class1/4\.png"):
+            with pytest.raises(ValueError, match=r"class[12]/[14]\.png cannot be decoded"):
                 fit(recipe, tmp_path / path, options)
             skipping = dataclasses.replace(options, skip_corrupt=True)
-            assert fit(recipe, tmp_path / path, skipping) is not None
+            with (tmp_path / f"{path}.log").open("w") as file:
+                found = fit(recipe, tmp_path / path, skipping, console=Console(file=file))
+            assert found is not None
+            assert (found.row["skipped_train"], found.row["skipped_test"]) == (1, 1)
+            assert found.row["pictures"] == 8
+            told = (tmp_path / f"{path}.log").read_text().replace("\n", " ")
+            for split, name in (("train", "class1/4.png"), ("test", "class2/1.png")):
+                start = f"left out 1 corrupt pictures of data ({split}), beginning with"
+                assert told.count(start) == 1
+                assert name in told.partition(start)[2]
+
+    @pytest.mark.parametrize("path", ["resident", "streaming"])
+    def test_corrupt_test_pictures_are_found_before_training(
+        self, toy_recipe: TrainingRecipe, toy_folder: Path, path: str, tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        shutil.copytree(toy_folder, tmp_path / "data")
+        broken = tmp_path / "data" / "test" / "class0" / "2.png"
+        broken.write_bytes(broken.read_bytes()[:-30])  # whose header is whole
+
+        def too_late(self, batch, index):
+            raise AssertionError("a step was trained")
+
+        monkeypatch.setattr(tasks.ClassificationTask, "training_step", too_late)
+        recipe = dataclasses.replace(toy_recipe, dataset=str(tmp_path / "data"))
+        options = dataclasses.replace(CPU, data_path=path, workers=0)
+        with pytest.raises(ValueError, match=r"test/class0/2\.png cannot be decoded"):
+            fit(recipe, tmp_path / "run", options)
+
+    def test_skipped_pictures_are_counted_over_interruptions(
+        self, toy_recipe: TrainingRecipe, toy_folder: Path, tmp_path: Path
+    ) -> None:
+        shutil.copytree(toy_folder, tmp_path / "data")
+        (tmp_path / "data" / "train" / "class0" / "2.png").write_bytes(b"no picture")
+        recipe = dataclasses.replace(toy_recipe, dataset=str(tmp_path / "data"), epochs=1)
+        options = dataclasses.replace(CPU, data_path="streaming", workers=0, skip_corrupt=True)
+        fit(recipe, tmp_path / "run", options)
+        (tmp_path / "run" / "result.json").unlink()  # killed while it was judged
+        found = fit(recipe, tmp_path / "run", options)
+        assert found is not None
+        assert (found.continued, found.row["skipped_train"]) == (1, 1)
+
+    @pytest.mark.parametrize(
+        ("started", "by"),
+        [
+            ({"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "4"}, "torchrun"),
+            ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_JOB_NAME": "mine"}, "SLURM"),
+        ],
+    )
+    def test_as_many_processes_as_were_started(
+        self, started: dict[str, str], by: str, toy_recipe: TrainingRecipe, tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        for name, value in started.items():
+            monkeypatch.setenv(name, value)
+        message = f"{by} started 4 processes, but --devices 2 times --num-nodes 1 makes 2"
+        with pytest.raises(ValueError, match=message):
+            fit(toy_recipe, tmp_path / "run", dataclasses.replace(CPU, devices=2))
+        assert not (tmp_path / "run").exists()
+        for options in ({"devices": 4}, {"devices": 2, "num_nodes": 2}):
+            dataclasses.replace(CPU, **options).check_launcher()
+        monkeypatch.setenv("SLURM_JOB_NAME", "interactive")
+        if by == "SLURM":
+            CPU.check_launcher()
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -319,6 +483,8 @@ def test_a_network_learns_colours_and_is_lost_when_they_shift(
 
 
 def test_both_data_paths_learn_the_same(toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
+    # They differ by one or two levels, which large steps of a tiny network make grow.
+    toy_recipe = dataclasses.replace(toy_recipe, lr=1e-4)
     found = []
     for path in ("resident", "streaming"):
         options = dataclasses.replace(CPU, data_path=path, workers=0)
@@ -377,6 +543,51 @@ def test_grey_networks_are_judged_on_shifted_colours(
     assert isinstance(network, GrayInput)
     # In colour: the hue is shifted first, and then it is grey.
     assert (batches[0].amax(1) - batches[0].amin(1)).max() > 0.1
+    # What is saved is what was judged.
+    saved, _ = find_model(str(tmp_path / "model.safetensors"))
+    grey = batches[0].mean(1, keepdim=True).expand_as(batches[0])
+    with torch.no_grad():
+        assert torch.equal(saved(batches[0]), network(batches[0]))
+        torch.testing.assert_close(saved(grey), saved(batches[0]))
+        assert not torch.allclose(saved.network(batches[0]), saved(batches[0]))
+    assert saved.class_names == ("class0", "class1", "class2")
+
+
+def test_grey_networks_are_trained_further(toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
+    fit(dataclasses.replace(toy_recipe, gray=True, epochs=1), tmp_path / "grey", CPU)
+    recipe = dataclasses.replace(
+        finetune_recipe(toy_recipe.dataset, tmp_path / "grey"), epochs=1, batch_size=12,
+        size=16, resize=18, precision="32",
+    )  # fmt: skip
+    found = fit(recipe, tmp_path / "more", CPU)
+    assert found is not None
+    assert found.row["model"] == "ce_resnet18-gray"
+    network = load_model(tmp_path / "more" / "model.safetensors")
+    assert isinstance(network, GrayInput)
+    assert not isinstance(network.network, GrayInput)
+
+
+def test_runs_of_other_class_names_are_not_continued(
+    toy_recipe: TrainingRecipe, toy_folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(toy_folder, tmp_path / "data")
+    recipe = dataclasses.replace(toy_recipe, dataset=str(tmp_path / "data"), epochs=1)
+    fit(recipe, tmp_path / "run", CPU)
+    (tmp_path / "run" / "result.json").unlink()
+    for split in ("train", "test"):
+        (tmp_path / "data" / split / "class0").rename(tmp_path / "data" / split / "zebra")
+    with pytest.raises(CheckpointError, match="belongs to another run: other class names"):
+        fit(recipe, tmp_path / "run", CPU)
+
+
+def test_small_pictures_of_a_folder_are_refused_for_large_shifted_crops(
+    toy_recipe: TrainingRecipe, tmp_path: Path
+) -> None:
+    recipe = dataclasses.replace(toy_recipe, crop="padded", size=31, resize=31)
+    for path in ("resident", "streaming"):
+        options = dataclasses.replace(CPU, data_path=path, workers=0)
+        with pytest.raises(ValueError, match=r"pictures of at least 23 .* but one is 22 × "):
+            fit(recipe, tmp_path / path, options)
 
 
 def test_nothing_is_said_that_nobody_can_mend(

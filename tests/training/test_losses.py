@@ -2,8 +2,9 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from equicolor.training.losses import jensen_shannon
+from equicolor.training.losses import cross_entropy, jensen_shannon
 
 
 def slow_jensen_shannon(views, weight):
@@ -65,3 +66,30 @@ def test_other_shapes_are_refused():
         jensen_shannon(torch.rand(2, 3), torch.rand(2, 3), torch.rand(2, 4))
     with pytest.raises(ValueError, match=r"got \[\[3\], \[3\], \[3\]\]"):
         jensen_shannon(*torch.rand(3, 3).unbind(0))
+
+
+def test_pictures_that_do_not_count_change_nothing():
+    views = [torch.randn(6, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    counted = torch.tensor([True, False, True, True, False, True])
+    some = jensen_shannon(*(view[counted] for view in views))
+    masked = jensen_shannon(*views, counted=counted)
+    assert masked.item() == pytest.approx(some.item(), rel=1e-12)
+    masked.backward()
+    assert all(view.grad[~counted].abs().max() == 0 for view in views)
+    assert jensen_shannon(*views, counted=torch.zeros(6, dtype=torch.bool)).item() == 0
+    everything = jensen_shannon(*views, counted=torch.ones(6, dtype=torch.bool))
+    assert torch.equal(everything, jensen_shannon(*views))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_over_what_counts(smoothing):
+    logits = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([0, -1, 3, 1, -1, 2])
+    kept = labels >= 0
+    found = cross_entropy(logits, labels, ignored=-1, label_smoothing=smoothing)
+    expected = F.cross_entropy(logits[kept], labels[kept], label_smoothing=smoothing)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-12)
+    nothing = cross_entropy(logits, labels.fill_(-1), ignored=-1, label_smoothing=smoothing)
+    assert nothing.item() == 0
+    nothing.backward()
+    assert logits.grad.abs().max() == 0

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -45,7 +46,7 @@ def test_recipes_follow_the_papers_protocol(name: str) -> None:
     assert (recipe.weight_decay, recipe.optimizer, recipe.schedule) == (1e-5, "adam", "onecycle")
     assert recipe.model.endswith("resnet44" if small else "resnet18")
     assert recipe.jitter == (0.5 if name.endswith("+jitter") else 0)
-    assert recipe.augmix == name.endswith("+augmix")
+    assert recipe.augmix == ("original" if name.endswith("+augmix") else "")
     train = recipe.augmentation
     assert (train.size, train.crop, train.flip) == (32 if small else 224, recipe.crop, True)
     assert recipe.crop == ("padded" if small else "resized")
@@ -78,13 +79,46 @@ def test_names_of_augmentations() -> None:
     names = {
         "none": {},
         "jitter 0.5": {"jitter": 0.5},
-        "augmix": {"augmix": True},
-        "jitter 0.1 + augmix": {"jitter": 0.1, "augmix": True},
-        "augmix + js": {"augmix": True, "js": True},
+        "augmix": {"augmix": "original"},
+        "augmix full": {"augmix": "full"},
+        "jitter 0.1 + augmix": {"jitter": 0.1, "augmix": "original"},
+        "augmix + js": {"augmix": "original", "js": True},
     }
     for expected, options in names.items():
         assert TrainingRecipe(**options).augmentation_name == expected
-    assert TrainingRecipe(augmix=True, js=True).augmentation.views == 3
+    assert TrainingRecipe(augmix="original", js=True).augmentation.views == 3
+
+
+def test_operations_of_augmix() -> None:
+    for augmix, full in (("original", False), ("full", True)):
+        mix = TrainingRecipe(augmix=augmix).augmentation.augmix
+        assert mix is not None
+        assert mix.full == full
+    assert TrainingRecipe().augmentation.augmix is None
+
+
+def test_older_recipes_are_read() -> None:
+    for older, now in ((True, "original"), (False, "")):
+        text = json.dumps({"model": "resnet18", "augmix": older})
+        recipe = TrainingRecipe.from_json(text)
+        assert recipe == TrainingRecipe(augmix=now)
+        assert recipe.differences(TrainingRecipe(augmix=now)) == []
+
+
+def test_folders_are_stored_by_their_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    spellings = ("pets", "pets/", "./pets", "../" + tmp_path.name + "/pets")
+    found = {TrainingRecipe(dataset=spelling).dataset for spelling in spellings}
+    assert found == {str(tmp_path / "pets")}
+    assert default_recipe("pets").dataset == find_recipe("ce-2", "./pets").dataset
+    recipe = TrainingRecipe(dataset="pets")
+    monkeypatch.chdir("/")
+    assert TrainingRecipe.from_json(recipe.to_json()) == recipe
+    assert TrainingRecipe(dataset="cifar10").dataset == "cifar10"
 
 
 def test_a_build_is_fixed_by_its_seed_alone() -> None:
@@ -134,6 +168,11 @@ def test_networks_of_small_images_get_them() -> None:
         ({"ema": 1.0}, r"ema must lie in \[0, 1\), got 1.0"),
         ({"jitter": 0.7}, r"jitter must lie in \[0, 0.5\]"),
         ({"js": True}, "needs augmix"),
+        ({"augmix": "colour"}, "augmix must be one of '', 'original', 'full'; got 'colour'"),
+        ({"seed": -1}, r"seed must be a whole number in \[0, 4294967295\], got -1"),
+        ({"seed": 2**32}, "seed must be a whole number"),
+        ({"seed": 1.5}, "seed must be a whole number"),
+        ({"split_seed": -3}, "split_seed must be a whole number"),
         ({"size": 300}, "resize must be at least size=300"),
         ({"crop": "centre"}, "crop must be one of 'resized', 'padded'; got 'centre'"),
         ({"options": {"num_classes": 3}}, "num_classes is the dataset's"),

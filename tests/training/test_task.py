@@ -4,6 +4,8 @@ import copy
 import dataclasses
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -26,14 +28,14 @@ CHANGES = {
     "sgd": {"optimizer": "sgd", "schedule": "cosine", "lr": 0.05, "label_smoothing": 0.1},
     "adamw": {"optimizer": "adamw", "schedule": "constant", "weight_decay": 0.1, "clip": 0.5},
     "ema": {"ema": 0.8, "jitter": 0.5, "seed": 3},
-    "js": {"augmix": True, "js": True},
+    "js": {"augmix": "original", "js": True},
 }
 
 
 def plain_training(recipe: TrainingRecipe) -> nn.Module:
     """The same training as a loop that anybody can read."""
     pictures = load_dataset(recipe.dataset, "train")
-    decoded = decode(pictures, short_side=recipe.resize)
+    decoded = decode(pictures, short_side=recipe.short_side("train"))
     loader = ResidentLoader(
         decoded, recipe.augmentation, batch_size=recipe.batch_size, seed=recipe.seed, shuffle=True
     )
@@ -95,12 +97,13 @@ def test_training_is_the_plain_loop(
 
 def test_augmentation_changes_what_is_learned(toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
     weights = []
-    for index, change in enumerate([{}, {"jitter": 0.5}, {"gray": True}, {"augmix": True}]):
+    changes = [{}, {"jitter": 0.5}, {"gray": True}, {"augmix": "original"}, {"augmix": "full"}]
+    for index, change in enumerate(changes):
         recipe = dataclasses.replace(toy_recipe, epochs=1, **change)
         fit(recipe, tmp_path / str(index), RunOptions(device="cpu"))
         model = load_model(tmp_path / str(index) / "model.safetensors")
-        weights.append(model.linear.weight.sum().item())
-    assert len(set(weights)) == 4
+        weights.append([*model.parameters()][-1].sum().item())
+    assert len(set(weights)) == 5
 
 
 def test_checkpoints_of_other_runs_are_refused(toy_recipe: TrainingRecipe) -> None:
@@ -113,6 +116,11 @@ def test_checkpoints_of_other_runs_are_refused(toy_recipe: TrainingRecipe) -> No
     other = dataclasses.replace(toy_recipe, lr=0.1)
     with pytest.raises(CheckpointError, match=r"lr 0\.1 instead of 0\.001"):
         ClassificationTask(other, network, {"pictures": 33}).on_load_checkpoint(saved)
+    named = ClassificationTask(toy_recipe, network, {"pictures": 33, "class names": "ab12"})
+    named.on_load_checkpoint(saved)  # which was written when nobody asked for the names
+    named.on_save_checkpoint(saved)
+    with pytest.raises(CheckpointError, match=r"another run: other class names$"):
+        ClassificationTask(toy_recipe, network, {"class names": "cd34"}).on_load_checkpoint(saved)
     with pytest.raises(CheckpointError, match="not written by equicolor"):
         ClassificationTask(toy_recipe, network).on_load_checkpoint({})
 
@@ -130,6 +138,24 @@ def test_dropout_is_keyed_to_the_epoch(toy_recipe: TrainingRecipe, tmp_path: Pat
         assert torch.equal(torch.get_rng_state(), state)
         weights.append(load_model(tmp_path / str(index) / "model.safetensors").state_dict())
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+def test_a_batch_of_nothing_but_corrupt_pictures_is_no_divergence(
+    toy_recipe: TrainingRecipe,
+) -> None:
+    for change in ({}, {"augmix": "original", "js": True, "label_smoothing": 0.1}):
+        recipe = dataclasses.replace(toy_recipe, **change)
+        task = ClassificationTask(recipe, recipe.build(3))
+        trainer = SimpleNamespace(optimizers=[torch.optim.SGD(task.parameters(), 0.1)])
+        task._trainer = cast("Any", trainer)
+        trainer.global_step = 0
+        shape = (3, 4, 3, 16, 16) if recipe.js else (4, 3, 16, 16)
+        loss = task.training_step((torch.rand(shape), torch.full((4,), -1)), 0)
+        assert loss.item() == 0
+        loss.backward()
+        assert all(p.grad is None or p.grad.abs().max() == 0 for p in task.parameters())
+        assert int(task.tally.diverged) == NEVER
+        assert task.tally.take().tolist() == [0, 0, 0]
 
 
 class TestTally:

@@ -182,11 +182,18 @@ class Augmentation:
         Returns:
             Images ``[B, 3, size, size]`` in [0, 1], or ``[3, B, 3, size, size]`` for three views.
         """
-        boxes, dtype = self.boxes(sizes, numbers), PRECISIONS[self.precision]
-        crops = resample(images, sizes, boxes, self.size, dtype=dtype)
-        if self.views == 3:
-            return self.mixed_views(crops, numbers)
-        return self.colour(crops, numbers)
+        boxes = self.boxes(sizes, numbers)
+        crops = resample(images, sizes, boxes, self.size, dtype=self.dtype)
+        return self.finish(crops, numbers)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the matrix products of the resampling."""
+        return PRECISIONS[self.precision]
+
+    def finish(self, crops: Tensor, numbers: Tensor) -> Tensor:
+        """What comes after cutting and resizing: :meth:`colour`, or :meth:`mixed_views`."""
+        return (self.mixed_views if self.views == 3 else self.colour)(crops, numbers)
 
     def _tint(self, images: Tensor, numbers: Tensor) -> Tensor:
         if self.jitter:

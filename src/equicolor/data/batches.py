@@ -2,7 +2,7 @@
 
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ class Cifar:
         names: the text file of class names beside the binary batches, if they are needed.
         class_names: where no file has them.
         label_bytes: before the pixels of a binary record; the last of them counts.
+        pictures: in each batch.
 
     Example:
         >>> Cifar.ten().missing(Path("/nowhere"))
@@ -49,20 +50,23 @@ class Cifar:
     names: str | None
     class_names: tuple[str, ...]
     label_bytes: int
+    pictures: Mapping[str, int]
 
     @staticmethod
     def ten() -> "Cifar":
         """CIFAR-10."""
+        train = tuple(f"data_batch_{index}" for index in range(1, 6))
         return Cifar(
             pickles="cifar-10-batches-py",
             binaries="cifar-10-batches-bin",
-            train=tuple(f"data_batch_{index}" for index in range(1, 6)),
+            train=train,
             test=("test_batch",),
             labels="labels",
             meta=("batches.meta", "label_names"),
             names=None,
             class_names=CIFAR10_CLASSES,
             label_bytes=1,
+            pictures=dict.fromkeys((*train, "test_batch"), 10_000),
         )
 
     @staticmethod
@@ -78,6 +82,7 @@ class Cifar:
             names="fine_label_names.txt",
             class_names=(),
             label_bytes=2,
+            pictures={"train": 50_000, "test": 10_000},
         )
 
     def _files(self, folder: str) -> list[str]:
@@ -99,16 +104,35 @@ class Cifar:
                 absent += lacking
         return absent or [f"{self.pickles}/ or {self.binaries}/"]
 
-    def read(self, root: Path, split: str, seed: int) -> Contents:
-        """Read one part; the split is the dataset's own, whatever the seed."""
-        batches = self.train if split == "train" else self.test
-        whole = [
+    def _found(self, root: Path) -> str:
+        """The first folder of which nothing is missing."""
+        return next(
             folder
             for folder in (self.pickles, self.binaries)
             if all((root / folder / name).is_file() for name in self._files(folder))
-        ]
-        folder = root / whole[0]
-        if whole[0] == self.pickles:
+        )
+
+    def truncated(self, root: Path) -> list[str]:
+        """The batches that are smaller than their pictures; none may be missing."""
+        folder = self._found(root)
+        binary = folder == self.binaries
+        suffix, record = (".bin", self.label_bytes + _PIXELS) if binary else ("", _PIXELS)
+        wanted = {f"{name}{suffix}": count * record for name, count in self.pictures.items()}
+        short = _shorter(root / folder, wanted)
+        if not binary:  # beside the pixels there are labels, names, and a full stop
+            short += [
+                name
+                for name in (*self.pictures, self.meta[0])
+                if name not in short and not _ends_with(root / folder / name, pickle.STOP)
+            ]
+        return [f"{folder}/{name}" for name in short]
+
+    def read(self, root: Path, split: str, seed: int) -> Contents:
+        """Read one part; the split is the dataset's own, whatever the seed."""
+        batches = self.train if split == "train" else self.test
+        found = self._found(root)
+        folder = root / found
+        if found == self.pickles:
             meta, key = folder / self.meta[0], self.meta[1]
             class_names = tuple(map(str, _entry(meta, restricted_unpickle(meta), key)))
             parts = [self._pickle(folder / name, len(class_names)) for name in batches]
@@ -161,6 +185,13 @@ class Stl10:
         names = [f"{self.folder}/{name}" for name in files]
         return [name for name in names if not (root / name).is_file()]
 
+    def truncated(self, root: Path) -> list[str]:
+        """The files that are smaller than their pictures or labels; none may be missing."""
+        counts, pixels = {"train": 5000, "test": 8000}, 3 * self.side**2
+        wanted = {f"{split}_X.bin": count * pixels for split, count in counts.items()}
+        wanted |= {f"{split}_y.bin": count for split, count in counts.items()}
+        return [f"{self.folder}/{name}" for name in _shorter(root / self.folder, wanted)]
+
     def read(self, root: Path, split: str, seed: int) -> Contents:
         """Read one part; the split is the dataset's own, whatever the seed."""
         folder = root / self.folder
@@ -179,6 +210,17 @@ class Stl10:
             class_names,
             pixels=columns.transpose(2, 3).contiguous(),
         )
+
+
+def _shorter(folder: Path, wanted: Mapping[str, int]) -> list[str]:
+    """The files that have fewer bytes than wanted."""
+    return [name for name, size in wanted.items() if (folder / name).stat().st_size < size]
+
+
+def _ends_with(path: Path, end: bytes) -> bool:
+    with path.open("rb") as file:
+        file.seek(-min(len(end), path.stat().st_size), io.SEEK_END)
+        return file.read() == end
 
 
 def _records(path: Path, size: int) -> np.ndarray:

@@ -18,6 +18,7 @@ __all__ = [
     "DATASETS",
     "DatasetInfo",
     "DatasetState",
+    "canonical_dataset",
     "dataset_state",
     "find_dataset",
     "load_dataset",
@@ -158,7 +159,8 @@ def find_dataset(name: str | Path) -> DatasetInfo:
 
     Args:
         name: one of :data:`DATASETS`, or a path. A folder of the same name as a dataset is
-            meant by ``./name``.
+            meant by ``./name``, and is called ``folder:name``: its numbers are not to be
+            compared with the dataset's.
 
     Raises:
         MissingDataError: if a path is no folder.
@@ -175,13 +177,40 @@ def find_dataset(name: str | Path) -> DatasetInfo:
         folder = Folder(path)
         title = f"the pictures in {path}"
         by_hand = "give the path of a folder with a folder of pictures for every class"
+        called = path.resolve().name
         return DatasetInfo(
-            path.resolve().name, title, len(folder.classes()), "large", 0, (), 0, "", None,
-            by_hand, folder,
+            f"folder:{called}" if called in DATASETS else called, title, len(folder.classes()),
+            "large", 0, (), 0, "", None, by_hand, folder,
         )  # fmt: skip
-    if isinstance(name, Path) or os.sep in name or name.startswith((".", "~")):
+    if _is_path(name):
         raise MissingDataError(f"no folder of pictures at {path}")
-    raise unknown_dataset(name, DATASETS)
+    raise unknown_dataset(str(name), DATASETS)
+
+
+def canonical_dataset(name: str | Path) -> str:
+    """The one spelling of a dataset, the same in every working directory.
+
+    Args:
+        name: of a dataset, or a path.
+
+    Returns:
+        The name; or the path, absolute and without links.
+
+    Example:
+        >>> canonical_dataset("cifar10")
+        'cifar10'
+        >>> canonical_dataset("/data/pets/../cars/")
+        '/data/cars'
+    """
+    if str(name) in DATASETS and not isinstance(name, Path):
+        return str(name)
+    path = Path(name).expanduser()
+    # A word that is neither: whoever reads the data says so.
+    return str(path.resolve()) if _is_path(name) or path.is_dir() else str(name)
+
+
+def _is_path(name: str | Path) -> bool:
+    return isinstance(name, Path) or os.sep in name or name.startswith((".", "~"))
 
 
 def unknown_dataset(name: str, known: Iterable[str]) -> ValueError:
@@ -293,6 +322,8 @@ def dataset_state(info: DatasetInfo, root: Path | str | None = None) -> DatasetS
         absent = info.layout.missing(place)
     except ValueError as error:
         return DatasetState(info.folders, size, True, str(error))
+    if not absent and isinstance(info.layout, (Cifar, Stl10)):
+        absent = [f"whole {name}" for name in info.layout.truncated(place)]
     if not absent and isinstance(info.layout, (Caltech101, ImageNet)):
         # A part of the classes can be trained on, but is not the dataset.
         found = len(info.layout.classes(place))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from equicolor import _checks
+from equicolor.data.crops import resample
 from equicolor.data.decoding import (
     Decoder,
     Progress,
@@ -18,6 +19,7 @@ from equicolor.data.decoding import (
     final_size,
 )
 from equicolor.data.pictures import CorruptPictureError, Pictures
+from equicolor.devices import runs_triton
 
 __all__ = ["Decoded", "decode", "default_cache", "estimated_bytes"]
 
@@ -123,17 +125,48 @@ class Decoded:
         gathered = torch.where(keep, runs[starts], 0)
         return gathered.unflatten(2, (self.width, 3)).permute(0, 3, 1, 2), sizes
 
+    def crops(
+        self, indices: Tensor, boxes: Tensor, size: int, *, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """Cut boxes out of pictures and resize them, without waiting for the device.
+
+        On a GPU that Triton compiles for, a kernel reads what the boxes need; elsewhere whole
+        pictures are gathered for :func:`equicolor.data.crops.resample`.
+
+        Args:
+            indices: int64 ``[B]``, on the device of the pictures.
+            boxes: left, top, right and bottom ``[B, 4]``, see :func:`.crops.resample`.
+            size: height and width of the result.
+            dtype: of matrix products, where they are taken.
+
+        Returns:
+            float32 ``[B, 3, size, size]`` in [0, 1].
+
+        Example:
+            >>> images = torch.full((1, 3, 4, 4), 51, dtype=torch.uint8)
+            >>> toy = Pictures("toy", "train", torch.tensor([0]), ("a",), pixels=images)
+            >>> box = torch.tensor([[1.0, 1, 3, 3]])
+            >>> (10 * Decoded.from_pixels(toy).crops(torch.tensor([0]), box, 2)[0, 0]).tolist()
+            [[2.0, 2.0], [2.0, 2.0]]
+        """
+        if self.pixels.is_cuda and runs_triton(self.pixels.device):
+            # Not at the top: Triton takes long to import and is not there everywhere.
+            from equicolor.data import resample_kernels
+
+            packed = self.pixels, self.offsets, self.sizes
+            with torch.cuda.device(self.pixels.device):
+                return resample_kernels.crops(*packed, indices, boxes, size)
+        pictures, sizes = self.batch(indices)
+        return resample(pictures, sizes, boxes, size, dtype=dtype)
+
 
 def default_cache() -> Path:
-    """Where decoded pictures are kept: ``EQUICOLOR_CACHE``, else the user's cache folder.
+    """Where decoded pictures are kept unless somebody says otherwise: in the user's cache folder.
 
     Example:
         >>> isinstance(default_cache(), Path)
         True
     """
-    named = os.environ.get("EQUICOLOR_CACHE")
-    if named:
-        return Path(named).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(cache).expanduser() / "equicolor" / "decoded"
 

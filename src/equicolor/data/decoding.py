@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Decoder", "Packed", "decode_in_memory", "decode_on_disk", "final_size"]
 
 SHARD = 64  # pictures
-_FORMAT = 1  # of the files of the cache
+_FORMAT = 2  # of the files of the cache, and of what is in them
 _PIXELS, _JOURNAL, _INDEX = "pixels.u8", "journal.jsonl", "index.npz"
 
 Progress = Callable[[int, int], None]
@@ -281,7 +281,7 @@ def _folder_name(pictures: Pictures, short_side: int | None) -> str:
         facts = str(file.path.absolute()), file.offset, file.size, *known[file.path]
         digest.update(repr(facts).encode())
     side = "full" if short_side is None else short_side
-    return f"{pictures.name}-{pictures.split}-{side}-{digest.hexdigest()[:16]}"
+    return f"{pictures.name.replace(':', '-')}-{pictures.split}-{side}-{digest.hexdigest()[:16]}"
 
 
 @contextmanager

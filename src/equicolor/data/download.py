@@ -4,8 +4,8 @@ import hashlib
 import importlib
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +52,7 @@ class KnownFiles:
         folder: below the data root, in torchvision's layout.
         files: md5 and bytes of every file.
         mirrors: addresses to which a file's name is added.
+        plain: bytes of files once they are unpacked, under their names without ``.gz``.
     """
 
     name: str
@@ -59,6 +60,7 @@ class KnownFiles:
     folder: str
     files: dict[str, tuple[str, int]]
     mirrors: tuple[str, ...]
+    plain: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -66,20 +68,16 @@ class KnownFiles:
         return sum(size for _, size in self.files.values())
 
 
-_MNIST_BYTES = (9_912_422, 28_881, 1_648_877, 4_542)
-
 MNIST = KnownFiles(
     "mnist",
     "MNIST, 70,000 handwritten digits",
     mnist.FOLDER,
-    {
-        f"{name}.gz": (packed, size)
-        for (name, (packed, _)), size in zip(mnist.FILES.items(), _MNIST_BYTES, strict=True)
-    },
+    {f"{name}.gz": (packed, mnist.BYTES[name][0]) for name, (packed, _) in mnist.FILES.items()},
     (
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
     ),
+    {name: plain for name, (_, plain) in mnist.BYTES.items()},
 )
 
 
@@ -146,7 +144,7 @@ def _amount(size: int) -> str:
 
 
 def missing_files(dataset: KnownFiles, root: Path | str | None = None) -> list[str]:
-    """The files of a dataset that are not there, neither packed nor unpacked.
+    """The files of a dataset that are not there in their full length, packed or unpacked.
 
     Args:
         dataset: which.
@@ -159,9 +157,15 @@ def missing_files(dataset: KnownFiles, root: Path | str | None = None) -> list[s
     folder = Path(data_root() if root is None else root) / dataset.folder
     return [
         name
-        for name in dataset.files
-        if not (folder / name).is_file() and not (folder / name.removesuffix(".gz")).is_file()
+        for name, (_, size) in dataset.files.items()
+        if not _is_whole(folder / name, size)
+        and not _is_whole(folder / (plain := name.removesuffix(".gz")), dataset.plain.get(plain))
     ]
+
+
+def _is_whole(path: Path, size: int | None) -> bool:
+    """Whether a file is there, with so many bytes where they are known."""
+    return path.is_file() and size in (None, path.stat().st_size)
 
 
 def download(

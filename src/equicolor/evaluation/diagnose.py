@@ -7,25 +7,126 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
 
 from equicolor import _checks
-from equicolor.data.datasets import find_dataset, load_dataset
+from equicolor.data.datasets import canonical_dataset, find_dataset, load_dataset
 from equicolor.data.decoded import default_cache
+from equicolor.data.pictures import Pictures
 from equicolor.evaluation.evaluate import Evaluation, evaluate
-from equicolor.evaluation.hue_sweep import ACTIONS, hue_shifts
+from equicolor.evaluation.hue_sweep import ACTIONS, Batches, hue_shifts
 from equicolor.evaluation.networks import GrayInput, load_network
 from equicolor.evaluation.pictures import (
     check_outputs,
     choose_preparation,
     load_batches,
+    match_classes,
     recipe_of_run,
+    some_pictures,
 )
 from equicolor.reporting.progress import counting
 
-__all__ = ["PRECISIONS", "diagnose"]
+__all__ = ["PRECISIONS", "Subject", "diagnose", "judge", "load_subject"]
 
 PRECISIONS = ("auto", "float32", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Subject:
+    """A network and the pictures to judge it on.
+
+    Attributes:
+        network: in eval mode, on its device.
+        pictures: what is looked at.
+        batches: the pictures as the network expects them.
+        facts: which dataset and split it is and, of a training run, how it was trained.
+        autocast: the dtype to compute in, if not that of the network.
+    """
+
+    network: nn.Module
+    pictures: Pictures
+    batches: Batches
+    facts: dict[str, Any]
+    autocast: torch.dtype | None
+
+
+def load_subject(
+    network: str | Path,
+    data: str | Path | None = None,
+    *,
+    split: str = "test",
+    split_seed: int | None = None,
+    limit: int | None = None,
+    size: int | None = None,
+    resize: int | None = None,
+    gray: bool = False,
+    pretrained: bool = True,
+    batch_size: int = 256,
+    device: torch.device | str = "cpu",
+    precision: str = "auto",
+    skip_corrupt: bool = False,
+    any_classes: bool = False,
+    classes_by_index: bool = False,
+    cache: Path | None = None,
+    console: Console | None = None,
+) -> Subject:
+    """Load a network and pictures by their names.
+
+    What can be known to be wrong is found out before pictures are decoded.
+
+    Args:
+        network, data, split, split_seed, size, resize, gray, pretrained, batch_size, device,
+            precision, skip_corrupt, classes_by_index, cache, console: see :func:`diagnose`.
+        limit: take no more pictures than this, evenly from all of them.
+        any_classes: also take a network whose outputs are not the classes of the pictures.
+    """
+    _checks.positive_int("batch_size", batch_size)
+    _checks.one_of("precision", precision, PRECISIONS)
+    if limit is not None:
+        _checks.positive_int("limit", limit)
+    device = torch.device(device)
+    console = Console(stderr=True) if console is None else console
+
+    recipe = recipe_of_run(network)
+    facts: dict[str, Any] = {}
+    if recipe is not None:
+        facts |= {"augmentation": recipe.augmentation_name, "epochs": recipe.epochs}
+        facts |= {"seed": recipe.seed, "trained_on": Path(recipe.dataset).name}
+        gray = gray or recipe.gray
+        if data is None or canonical_dataset(data) == recipe.dataset:
+            data = recipe.dataset
+            split_seed = recipe.split_seed if split_seed is None else split_seed
+    if data is None:
+        raise ValueError(f"{network} is not the folder of a training run: say which data (--data)")
+    info = find_dataset(data)
+    model = load_network(network, pretrained=pretrained, device=device)
+    preparation = choose_preparation(model, info.kind, recipe=recipe, size=size, resize=resize)
+    if gray and not isinstance(model, GrayInput):
+        model = GrayInput(model)
+    if device.type == "cuda":
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    pictures = load_dataset(data, split, seed=split_seed or 0)
+    place: Path | None = default_cache() if cache is None else cache
+    if limit is not None and limit < len(pictures):
+        pictures, place = some_pictures(pictures, limit), None
+    if not any_classes:
+        check_outputs(model, pictures, preparation.size)
+        pictures = pictures if classes_by_index else match_classes(model, pictures)
+    with counting(console, f"decoding {info.name}") as decoding:
+        batches = load_batches(
+            pictures,
+            preparation,
+            batch_size=batch_size,
+            device=device,
+            skip_corrupt=skip_corrupt,
+            cache=place,
+            progress=decoding,
+        )
+    half = device.type == "cuda" if precision == "auto" else precision == "bfloat16"
+    facts |= {"dataset": info.name, "split": split, "split_seed": split_seed or 0}
+    facts |= preparation._asdict()
+    facts["precision"] = "bfloat16" if half else "float32"
+    return Subject(model, pictures, batches, facts, torch.bfloat16 if half else None)
 
 
 def diagnose(
@@ -44,6 +145,8 @@ def diagnose(
     device: torch.device | str = "cpu",
     precision: str = "auto",
     skip_corrupt: bool = False,
+    classes_by_index: bool = False,
+    cache: Path | None = None,
     console: Console | None = None,
 ) -> Evaluation:
     """Load a network and pictures, and judge the one on the other.
@@ -64,6 +167,9 @@ def diagnose(
         device: where to compute.
         precision: ``"float32"``, ``"bfloat16"`` (autocast), or ``"auto"``: bfloat16 on a GPU.
         skip_corrupt: leave out pictures that cannot be decoded.
+        classes_by_index: do not compare the names of the classes with those the network was
+            trained on; see :func:`equicolor.evaluation.pictures.match_classes`.
+        cache: where decoded pictures are kept (default: :func:`equicolor.data.default_cache`).
         console: shows progress (default: stderr).
 
     Returns:
@@ -73,56 +179,54 @@ def diagnose(
     for action in actions:
         _checks.one_of("action", action, ACTIONS)
     turns = hue_shifts(shifts)
-    _checks.positive_int("batch_size", batch_size)
-    _checks.one_of("precision", precision, PRECISIONS)
-    device = torch.device(device)
     console = Console(stderr=True) if console is None else console
+    subject = load_subject(
+        network,
+        data,
+        split=split,
+        split_seed=split_seed,
+        size=size,
+        resize=resize,
+        gray=gray,
+        pretrained=pretrained,
+        batch_size=batch_size,
+        device=device,
+        precision=precision,
+        skip_corrupt=skip_corrupt,
+        classes_by_index=classes_by_index,
+        cache=cache,
+        console=console,
+    )
+    return judge(subject, actions=actions, shifts=turns, console=console)
 
-    recipe = recipe_of_run(network)
-    facts: dict[str, Any] = {}
-    if recipe is not None:
-        facts |= {"augmentation": recipe.augmentation_name, "epochs": recipe.epochs}
-        facts |= {"seed": recipe.seed, "trained_on": Path(recipe.dataset).name}
-        gray = gray or recipe.gray
-        if data is None or str(data) == recipe.dataset:
-            data = recipe.dataset
-            split_seed = recipe.split_seed if split_seed is None else split_seed
-    if data is None:
-        raise ValueError(f"{network} is not the folder of a training run: say which data (--data)")
-    info = find_dataset(data)
-    model = load_network(network, pretrained=pretrained, device=device)
-    preparation = choose_preparation(model, info.kind, recipe=recipe, size=size, resize=resize)
-    if gray:
-        model = GrayInput(model)
-    if device.type == "cuda":
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    pictures = load_dataset(data, split, seed=split_seed or 0)
-    check_outputs(model, pictures, preparation.size)
-    with counting(console, f"decoding {info.name}") as decoding:
-        batches = load_batches(
-            pictures,
-            preparation,
-            batch_size=batch_size,
-            device=device,
-            skip_corrupt=skip_corrupt,
-            cache=default_cache(),
-            progress=decoding,
-        )
-    half = device.type == "cuda" if precision == "auto" else precision == "bfloat16"
-    facts |= {"dataset": info.name, "split": split, **preparation._asdict()}
-    facts["precision"] = "bfloat16" if half else "float32"
+
+def judge(
+    subject: Subject,
+    *,
+    actions: Sequence[str] = ACTIONS,
+    shifts: int | Sequence[float] | Tensor = 37,
+    console: Console | None = None,
+) -> Evaluation:
+    """Judge a network on its pictures.
+
+    Args:
+        subject: of :func:`load_subject`.
+        actions, shifts: see :func:`equicolor.evaluation.evaluate`.
+        console: shows progress; None shows nothing.
+    """
+    pictures = subject.pictures
     with counting(console, f"judging {len(pictures)} pictures") as judging:
         found = evaluate(
-            model,
-            batches,
+            subject.network,
+            subject.batches,
             class_names=pictures.class_names,
             actions=actions,
-            shifts=turns,
-            autocast=torch.bfloat16 if half else None,
+            shifts=shifts,
+            autocast=subject.autocast,
             progress=judging,
-            facts=facts,
+            facts=subject.facts,
         )
     skipped = len(pictures) - found.pictures
-    if skipped:
+    if skipped and console is not None:
         console.print(f"left out {skipped} corrupt pictures of {len(pictures)}", highlight=False)
     return dataclasses.replace(found, facts={**found.facts, "skipped": skipped})

@@ -1,11 +1,12 @@
 """The pictures to judge a network on, prepared as it expects them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from equicolor.data.augment import Augmentation
 from equicolor.data.decoded import decode
@@ -13,11 +14,23 @@ from equicolor.data.loaders import ResidentLoader, StreamingLoader, choose_data_
 from equicolor.data.pictures import Pictures
 from equicolor.evaluation.hue_sweep import Batches
 from equicolor.evaluation.networks import ForeignNetwork
+from equicolor.models import Network
 
 if TYPE_CHECKING:
     from equicolor.training.recipes import TrainingRecipe
 
-__all__ = ["Preparation", "check_outputs", "choose_preparation", "load_batches", "recipe_of_run"]
+__all__ = [
+    "Preparation",
+    "check_outputs",
+    "choose_preparation",
+    "count_outputs",
+    "load_batches",
+    "match_classes",
+    "recipe_of_run",
+    "some_pictures",
+]
+
+_SHOWN = 3  # how many names an error shows
 
 
 class Preparation(NamedTuple):
@@ -93,6 +106,31 @@ def choose_preparation(
     return Preparation(size, resize)
 
 
+def count_outputs(network: nn.Module, size: int) -> int:
+    """How many classes a network tells apart.
+
+    Args:
+        network: in eval mode.
+        size: height and width of the images.
+
+    Example:
+        >>> from equicolor.models import z2cnn
+        >>> count_outputs(z2cnn(30).eval(), 28)
+        30
+    """
+    tensor = next(network.parameters(), torch.empty(0))
+    images = torch.zeros(2, 3, size, size, device=tensor.device, dtype=tensor.dtype)
+    with torch.no_grad():
+        logits: object = network(images)
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(images):
+        came = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+        raise ValueError(
+            f"the network must give logits [{len(images)}, classes] for pictures "
+            f"{list(images.shape)}, got {came}"
+        )
+    return logits.shape[1]
+
+
 def check_outputs(network: nn.Module, pictures: Pictures, size: int) -> None:
     """Refuse a network whose outputs are not the classes of the pictures, before they are decoded.
 
@@ -101,15 +139,77 @@ def check_outputs(network: nn.Module, pictures: Pictures, size: int) -> None:
         pictures: what it shall be judged on.
         size: height and width of the images.
     """
-    tensor = next(network.parameters(), torch.empty(0))
-    images = torch.zeros(2, 3, size, size, device=tensor.device, dtype=tensor.dtype)
-    with torch.no_grad():
-        outputs = network(images).shape[-1]
+    outputs = count_outputs(network, size)
     if outputs != len(pictures.class_names):
         raise ValueError(
             f"the network has {outputs} outputs, but {pictures.name} has "
             f"{len(pictures.class_names)} classes: it was trained on something else"
         )
+
+
+def match_classes(network: nn.Module, pictures: Pictures) -> Pictures:
+    """Pictures whose labels count the classes as the network does.
+
+    Args:
+        network: it may know the names of its classes; if not, the order is taken on trust.
+        pictures: of as many classes.
+
+    Returns:
+        The pictures, their labels renumbered if the names are the same in another order.
+
+    Raises:
+        ValueError: if the names are others, with the first that differ.
+
+    Example:
+        >>> from equicolor.models import z2cnn
+        >>> network = z2cnn(2)
+        >>> network.class_names = ("cat", "dog")
+        >>> pixels = torch.zeros(3, 3, 8, 8, dtype=torch.uint8)
+        >>> toy = Pictures("toy", "test", torch.tensor([0, 0, 1]), ("dog", "cat"), pixels=pixels)
+        >>> match_classes(network, toy).labels.tolist()
+        [1, 1, 0]
+    """
+    own = network.class_names if isinstance(network, Network) else ()
+    theirs = pictures.class_names
+    if not own or own == theirs:
+        return pictures
+    if sorted(own) != sorted(theirs) or len(set(own)) != len(own):
+        pairs = [(a, b) for a, b in zip(own, theirs, strict=False) if a != b]
+        shown = ", ".join(f"{a!r} and {b!r}" for a, b in pairs[:_SHOWN])
+        raise ValueError(
+            f"the network was trained on other classes than those of {pictures.name}: {shown}"
+            f"{', …' if len(pairs) > _SHOWN else ''}. If they are the same under other names, in "
+            "the same order, go on with --classes-by-index"
+        )
+    number = torch.tensor([own.index(name) for name in theirs])
+    return replace(pictures, labels=number[pictures.labels], class_names=own)
+
+
+def some_pictures(pictures: Pictures, count: int) -> Pictures:
+    """So many pictures, evenly from every class, in their order.
+
+    Args:
+        pictures: at least as many.
+        count: how many.
+
+    Example:
+        >>> pixels = torch.zeros(6, 3, 8, 8, dtype=torch.uint8)
+        >>> labels = torch.tensor([0, 0, 0, 0, 1, 1])
+        >>> toy = Pictures("toy", "test", labels, ("a", "b"), pixels=pixels)
+        >>> some_pictures(toy, 3).labels.tolist()
+        [0, 0, 1]
+    """
+    if not 1 <= count <= len(pictures):
+        raise ValueError(f"count must lie between 1 and {len(pictures)}, got {count}")
+    by_class = pictures.labels.argsort(stable=True)
+    places = (torch.arange(count) * len(pictures) + len(pictures) // 2) // count
+    chosen = by_class[places].sort().values
+    return replace(
+        pictures,
+        labels=pictures.labels[chosen],
+        files=tuple(pictures.files[index] for index in chosen.tolist()) if pictures.files else (),
+        pixels=None if pictures.pixels is None else pictures.pixels[chosen],
+    )
 
 
 def load_batches(

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from equicolor._files import output_folder
+from equicolor._files import output_folder, refuse_files
 from equicolor.evaluation.evaluate import PREFIX, Evaluation
 from equicolor.evaluation.figures import ACTION_NAMES, evaluation_figure
 from equicolor.reporting.figures import png
@@ -149,7 +149,13 @@ def write(
 
 
 def refuse_existing(output: Path | str, overwrite: bool) -> None:
-    """Raise FileExistsError if an earlier evaluation would be lost."""
+    """Refuse an output that cannot be written, before any work.
+
+    Raises:
+        FileExistsError: if an earlier evaluation would be lost.
+        NotADirectoryError: if the output, or a parent of it, is a file.
+    """
+    refuse_files(Path(output))
     there = [] if overwrite else existing(output)
     if there:
         raise FileExistsError(f"{there[0]} exists; --force replaces it, --output goes elsewhere")

@@ -19,11 +19,13 @@ from equicolor._files import written_aside
 from equicolor.groups import HueGroup
 from equicolor.models.registry import Network, create_model
 
-__all__ = ["CheckpointError", "load_model", "load_reference", "save_model"]
+__all__ = ["CheckpointError", "load_model", "load_reference", "read_config", "save_model"]
 
 N = TypeVar("N", bound=nn.Module)
 
+WEIGHTS = "model.safetensors"  # in the folder of a training run
 _FORMAT = "equicolor-1"
+_CLASSES = "class_names"  # in the header, where they are known
 _MATRIX = "transformation_matrix"
 _SHOWN = 3  # how many mismatches an error names
 
@@ -33,10 +35,11 @@ class CheckpointError(ValueError):
 
 
 def save_model(model: nn.Module, path: str | Path) -> Path:
-    """Save a network with its configuration as one safetensors file.
+    """Save a network with its configuration and class names as one safetensors file.
 
     Args:
-        model: a network made by a builder of :mod:`equicolor.models`.
+        model: a network made by a builder of :mod:`equicolor.models`, or a converted one of
+            known source.
         path: the file to write, usually ``*.safetensors``; its folder is created.
 
     Returns:
@@ -56,9 +59,13 @@ def save_model(model: nn.Module, path: str | Path) -> Path:
             f"save_model needs a network built by equicolor.models, which knows its "
             f"configuration; got {type(model).__name__}"
         )
+    if not model.config:
+        raise TypeError(
+            f"save_model needs to know where this {type(model).__name__} comes from: convert it "
+            "with source='torchvision:NAME' or 'timm:NAME', or keep its state_dict() yourself"
+        )
     own = {key: value.shape for key, value in model.state_dict().items()}
-    with torch.device("meta"):
-        built = {k: v.shape for k, v in build_from_config(model.config).state_dict().items()}
+    built = {key: value.shape for key, value in _empty(model.config).state_dict().items()}
     changed = sorted(key for key in own | built if own.get(key) != built.get(key))
     if changed:
         raise CheckpointError(
@@ -67,8 +74,11 @@ def save_model(model: nn.Module, path: str | Path) -> Path:
         )
     path = Path(path)
     tensors = {key: value.detach().contiguous() for key, value in model.state_dict().items()}
+    header = {"format": _FORMAT}
+    if model.class_names:
+        header[_CLASSES] = json.dumps(model.class_names)
     with written_aside(path) as partial:
-        save_file(tensors, partial, {"format": _FORMAT, "config": json.dumps(model.config)})
+        save_file(tensors, partial, {**header, "config": json.dumps(model.config)})
     return path
 
 
@@ -82,24 +92,8 @@ def load_model(path: str | Path, *, device: torch.device | str = "cpu") -> Netwo
     Returns:
         The network.
     """
-    from safetensors import SafetensorError, safe_open
-
     path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"no checkpoint at {path}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path} is not a complete safetensors file saved by equicolor ({_one_line(error)})"
-        ) from None
-    if header.get("format") != _FORMAT:
-        raise CheckpointError(
-            f"{path} is a safetensors file without equicolor's configuration "
-            f"(expected format {_FORMAT!r} in its header, got {header.get('format')!r})"
-        )
+    header, tensors = _open(path, weights=True)
     try:
         model = build_from_config(json.loads(header["config"]))
     except (KeyError, TypeError, ValueError) as error:
@@ -110,7 +104,63 @@ def load_model(path: str | Path, *, device: torch.device | str = "cpu") -> Netwo
     if len(dtypes) == 1:
         model.to(dtypes.pop())
     load_strict(model, tensors, str(path))
+    model.class_names = _class_names(header)
     return model.to(device).eval()
+
+
+def _class_names(header: Mapping[str, str]) -> tuple[str, ...]:
+    try:
+        return tuple(map(str, json.loads(header.get(_CLASSES, "[]"))))
+    except (TypeError, ValueError):  # somebody else's idea of class names
+        return ()
+
+
+def _open(path: Path, *, weights: bool = False) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The header of a file of ours, and its tensors if they are wanted."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise FileNotFoundError(f"no checkpoint at {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            keys = list(file.keys()) if weights else []
+            tensors = {key: file.get_tensor(key) for key in keys}
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} is not a complete safetensors file saved by equicolor ({_one_line(error)})"
+        ) from None
+    if header.get("format") != _FORMAT:
+        raise CheckpointError(
+            f"{path} is a safetensors file without equicolor's configuration "
+            f"(expected format {_FORMAT!r} in its header, got {header.get('format')!r})"
+        )
+    return header, tensors
+
+
+def checkpoint_file(path: str | Path) -> Path:
+    """The file a path means: itself, or the network in the folder of a training run.
+
+    Example:
+        >>> checkpoint_file("net.safetensors")
+        PosixPath('net.safetensors')
+    """
+    path = Path(path)
+    return path / WEIGHTS if path.is_dir() else path
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """The configuration in a file of :func:`save_model`, without its weights.
+
+    Example:
+        >>> import tempfile
+        >>> from equicolor.models import z2cnn
+        >>> path = save_model(z2cnn(30), Path(tempfile.mkdtemp()) / "z2cnn.safetensors")
+        >>> read_config(path)["model"]
+        'z2cnn'
+    """
+    config: dict[str, Any] = json.loads(_open(Path(path))[0]["config"])
+    return config
 
 
 def load_reference(model: N, checkpoint: str | Path | Mapping[str, Any]) -> N:
@@ -159,6 +209,15 @@ def build_from_config(config: Mapping[str, Any]) -> Network:
     return create_model(options.pop("model"), **options)
 
 
+def _empty(config: Mapping[str, Any]) -> Network:
+    """The network of a configuration, without weights if its builder can do without."""
+    try:
+        with torch.device("meta"):
+            return build_from_config(config)
+    except NotImplementedError:  # other libraries compute widths with tensors
+        return build_from_config(config)
+
+
 def load_strict(model: Network, state: Mapping[str, Tensor], source: str) -> None:
     """Load a state dict whose keys and shapes must be the network's own."""
     own = model.state_dict()
@@ -196,7 +255,7 @@ def _listed(what: str, items: Iterable[str]) -> list[str]:
 
 def _describe(model: Network) -> str:
     config = model.config
-    name = config.get("model", type(model).__name__)
+    name = config.get("source", config.get("model", type(model).__name__))
     shown = ("num_classes", "rotations", "ce_stages", "ce_layers", "width")
     return f"{name}({', '.join(f'{key}={config[key]}' for key in shown if key in config)})"
 

@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
@@ -20,11 +21,13 @@ class Network(nn.Module):
         config: the builder's name under ``"model"`` and every argument, defaults included.
         resolved: arguments the network settled itself, such as a matched width.
         image_size: the height and width of the images it was designed for.
+        class_names: what its outputs mean, where it was trained and that is known.
     """
 
     config: dict[str, Any]
     resolved: dict[str, Any]
     image_size: int = 224
+    class_names: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,6 +42,9 @@ P = ParamSpec("P")
 M = TypeVar("M", bound=Network)
 
 _BUILDERS: dict[str, Callable[..., Network]] = {}
+# Builders that need more than a name, so that they are not listed: made by other parts of the
+# package, which are imported when a checkpoint asks for them.
+_ELSEWHERE = {"converted": "equicolor.conversion.rebuilding"}
 
 
 def register_model(builder: Callable[P, M]) -> Callable[P, M]:
@@ -75,6 +81,9 @@ def get_builder(name: str) -> Callable[..., Network]:
         >>> get_builder("z2cnn")(30).config["num_classes"]
         30
     """
+    if name in _ELSEWHERE:
+        elsewhere: Callable[..., Network] = getattr(importlib.import_module(_ELSEWHERE[name]), name)
+        return elsewhere
     if name not in _BUILDERS:
         near = difflib.get_close_matches(name.lower().replace("-", "_"), _BUILDERS, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "see list_models()"
@@ -82,11 +91,13 @@ def get_builder(name: str) -> Callable[..., Network]:
     return _BUILDERS[name]
 
 
-def create_model(name: str, **options: Any) -> Network:
+def create_model(name: str, *, gray: bool = False, **options: Any) -> Network:
     """Build a network by name.
 
     Args:
         name: one of :func:`list_models`.
+        gray: let it see the mean of the channels alone, as
+            :class:`equicolor.models.gray.GrayInput`.
         options: the builder's arguments.
 
     Raises:
@@ -106,4 +117,9 @@ def create_model(name: str, **options: Any) -> Network:
             raise OptionError(
                 f"{name} has no option {option!r}{hint}; it takes {', '.join(accepted)}"
             )
-    return builder(**options)
+    network = builder(**options)
+    if not gray:
+        return network
+    from equicolor.models.gray import GrayInput
+
+    return GrayInput(network)

@@ -2,7 +2,9 @@
 
 import contextlib
 import gc
+import hashlib
 import importlib.util
+import json
 import logging
 import signal
 import warnings
@@ -23,7 +25,7 @@ from torch import nn
 
 from equicolor.data.epochs import Epochs
 from equicolor.evaluation import GrayInput, evaluate
-from equicolor.models import save_model
+from equicolor.models import Network, save_model
 from equicolor.reporting.progress import counting
 from equicolor.results import read_results, write_results
 from equicolor.training.checkpoint import EpochCheckpoint, SafeCheckpointIO
@@ -39,8 +41,8 @@ __all__ = ["Fit", "RunOptions", "fit"]
 
 # What a row says of the recipe, beside the network and the augmentation.
 _TOLD = (
-    "seed", "epochs", "batch_size", "optimizer", "lr", "weight_decay", "schedule",
-    "label_smoothing", "clip", "ema", "precision",
+    "seed", "split_seed", "size", "resize", "epochs", "batch_size", "optimizer", "lr",
+    "weight_decay", "schedule", "label_smoothing", "clip", "ema", "precision",
 )  # fmt: skip
 _PRECISIONS = {"bf16": "bf16-mixed", "32": "32-true"}
 
@@ -101,8 +103,11 @@ def fit(
         What was found; None in all processes but the first.
 
     Raises:
-        ValueError: if the folder holds a run of another recipe.
-        DivergedError: if the loss is no longer finite; the last good checkpoint is kept.
+        ValueError: if the folder holds a run of another recipe, or another number of processes
+            was started than the options say.
+        LockedError: if another process trains in the folder.
+        DivergedError: if the loss, or a weight, is no longer finite; the last good checkpoint
+            is kept.
 
     Example:
         >>> import tempfile
@@ -119,6 +124,7 @@ def fit(
         2
     """
     options = RunOptions() if options is None else options
+    options.check_launcher()
     folder = RunFolder(Path(output))
     first = getattr(rank_zero_only, "rank", 0) == 0
     console = console if first else None
@@ -136,35 +142,73 @@ def fit(
         workers=options.workers,
         skip_corrupt=options.skip_corrupt,
         root=options.root,
+        cache=options.cache,
         console=console,
     )
     task = _task(recipe, data, options)
-    if first:  # now that nothing can be wrong with the recipe
+    if console is not None and recipe.replaces_head(len(data.train.class_names)):
+        console.print(
+            f"{recipe.finetune} has another number of classes: its classifier is drawn anew, with "
+            f"{len(data.train.class_names)} outputs"
+        )
+    if not first:
+        _fit(task, data, folder, options, None, first=False)
+        return None
+    with folder.locked():  # now that nothing can be wrong with the recipe
+        if not anew:  # meanwhile another process may have trained here
+            folder.check(recipe)
+            if folder.result.is_file():
+                return _finished(folder)
         folder.begin(recipe, anew=anew)
+        begun = _fit(task, data, folder, options, console, first=True)
+        network = _trained_network(task, data)
+        save_model(network, folder.model)
+        row = _judge(network, data, recipe, folder, options, console)
+        facts = {"recipe": asdict(recipe), "class_names": data.train.class_names}
+        write_results(folder.result, [row], device=options.accelerator, **facts)
+    return Fit(folder, row, begun)
+
+
+def _fit(
+    task: ClassificationTask,
+    data: PictureData,
+    folder: RunFolder,
+    options: RunOptions,
+    console: Console | None,
+    *,
+    first: bool,
+) -> int:
+    """Train, watched; the number of epochs that had been trained before."""
     saves = EpochCheckpoint(folder.checkpoint, every=options.checkpoint_every)
     monitor = Monitor(
         Metrics(folder.metrics),
         console=console,
-        loggers=lambda step: _loggers(folder, recipe, options, step),
+        loggers=lambda step: _loggers(folder, task.recipe, options, step),
         last_good=lambda: _last_good(folder, saves),
     )
-    saves.before = monitor.ask
+    saves.before = monitor.before_saving
     try:
         begun = _train(task, data, folder, options, [monitor, saves], console)
     except DivergedError:
         if first:
             raise
         raise SystemExit(2) from None  # every process finds it; one says it
-    if not first:
-        return None
-    # As it will be loaded: neither compiled nor tied to other processes.
-    network = recipe.build(len(data.train.class_names))
+    if data.skips_while_training:
+        data.say_skipped("train")
+    return begun
+
+
+def _trained_network(task: ClassificationTask, data: PictureData) -> Network:
+    """What was trained, as it will be loaded: neither compiled nor tied to other processes.
+
+    It turns pictures grey itself where training did.
+    """
+    network = task.recipe.build(len(data.train.class_names))
     network.load_state_dict(task.trained.state_dict(), assign=True)
-    save_model(network.eval(), folder.model)
-    row = _judge(network, data, recipe, folder, options, console)
-    facts: dict[str, Any] = {"recipe": asdict(recipe)}
-    write_results(folder.result, [row], device=options.accelerator, **facts)
-    return Fit(folder, row, begun)
+    network.class_names = data.train.class_names
+    if task.recipe.gray and not isinstance(network, GrayInput):
+        network = GrayInput(network)
+    return network.eval()
 
 
 def _check_alone(folder: RunFolder, options: RunOptions) -> None:
@@ -188,10 +232,16 @@ def _task(recipe: TrainingRecipe, data: PictureData, options: RunOptions) -> Cla
         sync_batch_norm(network)
     # Asked before any process is started: can they share a batch?
     Epochs(len(data.train), recipe.batch_size, world_size=options.processes)
-    facts = {"pictures": len(data.train), "classes": len(data.train.class_names)}
+    names = data.train.class_names
+    facts: dict[str, int | str] = {"pictures": len(data.train), "classes": len(names)}
+    facts["class names"] = _digest(names)
     # Other processes' gradients are asked for while the backward pass runs.
     graphs = options.graphs and options.processes == 1 and options.strategy != "ddp"
     return ClassificationTask(recipe, network, facts, graphs=graphs and not recipe.compile)
+
+
+def _digest(names: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps(names).encode()).hexdigest()[:16]
 
 
 def _train(
@@ -314,19 +364,21 @@ def _judge(
 ) -> dict[str, Any]:
     """The row of a trained network: accuracy on the test set, as it is and under hue shifts."""
     device = torch.device(options.accelerator)
-    judged = GrayInput(network) if recipe.gray else network
     epochs = Metrics(folder.metrics).read()
     seconds = sum(float(row["seconds"]) for row in epochs)
+    shown = sum(float(row["images_per_second"]) * float(row["seconds"]) for row in epochs)
     facts = {
         "dataset": data.test.name,
         "augmentation": recipe.augmentation_name,
         **{name: getattr(recipe, name) for name in _TOLD},
+        **({} if recipe.finetune is None else {"finetuned": Path(recipe.finetune).name}),
         "train_seconds": round(seconds, 1),
-        "images_per_second": round(len(data.train) * len(epochs) / max(seconds, 1e-9), 1),
+        "images_per_second": round(shown / max(seconds, 1e-9), 1),
+        **{f"skipped_{split}": len(data.skipped(split)) for split in ("train", "test")},
     }
     with counting(console, "judging under hue shifts") as progress:
         found = evaluate(
-            judged.to(device),
+            network.to(device),
             data.test_pictures(device),
             class_names=data.test.class_names,
             actions=("hsv",),

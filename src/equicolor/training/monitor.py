@@ -173,12 +173,7 @@ class Monitor(Callback):
         counts = [Counts.of(totals) for totals in sums.tolist()]
         diverged = int(reduce(task.tally.diverged, reduce_op="min"))
         if diverged != NEVER:
-            raise DivergedError(
-                f"the loss is no longer finite at step {diverged} (epoch "
-                f"{_epoch_of(diverged, trainer)}, learning rate "
-                f"{task.learning_rates[diverged]:.3g}); {self.last_good()}. A lower --lr or "
-                "--clip 1 may help"
-            )
+            raise self._diverged("loss is", diverged, task.learning_rates[diverged], trainer)
         task.learning_rates.clear()
         now = time.monotonic()
         seconds = (now - self._asked) / len(counts)
@@ -190,6 +185,27 @@ class Monitor(Callback):
         self._waiting, self._asked = [], now
         if self._progress is not None:
             self._publish(rows, trainer, self._progress)
+
+    def before_saving(self, trainer: pl.Trainer) -> None:
+        """The same, and stop if the weights have diverged, which the next loss would tell.
+
+        Raises:
+            DivergedError: if a loss, or a weight, was not finite.
+        """
+        self.ask(trainer)
+        values = trainer.lightning_module.state_dict().values()
+        finite = [value.isfinite().all() for value in values if value.is_floating_point()]
+        all_finite = torch.stack(finite).all().long()
+        if not int(trainer.strategy.reduce(all_finite, reduce_op="min")):
+            lr = trainer.optimizers[0].param_groups[0]["lr"]
+            raise self._diverged("weights are", trainer.global_step, lr, trainer)
+
+    def _diverged(self, what: str, step: int, lr: float, trainer: pl.Trainer) -> DivergedError:
+        return DivergedError(
+            f"the {what} no longer finite at step {step} (epoch {_epoch_of(step, trainer)}, "
+            f"learning rate {lr:.3g}); {self.last_good()}. A lower --lr or --clip 1 may help, in "
+            "another folder or with --force"
+        )
 
     def _publish(self, rows: list[dict[str, Any]], trainer: pl.Trainer, progress: Progress) -> None:
         self.metrics.append(rows)

@@ -1,22 +1,42 @@
 """The pictures of a recipe, as loaders for training and testing."""
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
+import torch.distributed
 from lightning.fabric.utilities import suggested_max_num_workers
 from rich.console import Console
 
 from equicolor.data.augment import Augmentation
 from equicolor.data.datasets import load_dataset
 from equicolor.data.decoded import Decoded, decode, default_cache
-from equicolor.data.loaders import Loader, ResidentLoader, StreamingLoader, choose_data_path
+from equicolor.data.loaders import (
+    Loader,
+    ResidentLoader,
+    StreamingLoader,
+    check_sizes,
+    choose_data_path,
+)
 from equicolor.data.pictures import Pictures
+from equicolor.data.verifying import find_corrupt
 from equicolor.reporting.progress import counting
 from equicolor.training.recipes import TrainingRecipe
 
-__all__ = ["PictureData"]
+__all__ = ["PictureData", "check_pictures"]
+
+
+def check_pictures(recipe: TrainingRecipe, pictures: Pictures) -> None:
+    """Refuse pictures that a recipe cannot train on, as far as they are known undecoded.
+
+    Raises:
+        ValueError: if they are too small for its crops.
+    """
+    if pictures.pixels is not None:
+        check_sizes(recipe.augmentation, torch.tensor([pictures.pixels.shape[2:]]))
 
 
 class PictureData(pl.LightningDataModule):
@@ -30,6 +50,7 @@ class PictureData(pl.LightningDataModule):
             processor's cores among the devices.
         skip_corrupt: leave corrupt pictures out instead of stopping at them.
         root: the data folder (default: :func:`equicolor.data.data_root`).
+        cache: where decoded pictures are kept (default: :func:`equicolor.data.default_cache`).
         console: shows progress; None shows nothing.
 
     Attributes:
@@ -44,6 +65,7 @@ class PictureData(pl.LightningDataModule):
         workers: int | None = None,
         skip_corrupt: bool = False,
         root: Path | str | None = None,
+        cache: Path | None = None,
         console: Console | None = None,
     ) -> None:
         super().__init__()
@@ -53,13 +75,58 @@ class PictureData(pl.LightningDataModule):
             load_dataset(recipe.dataset, split, root=root, seed=recipe.split_seed)
             for split in ("train", "test")
         )
+        check_pictures(recipe, self.train)
+        self.cache = default_cache() if cache is None else cache
         self._decoded: dict[str, Decoded] = {}
+        self._skipped: dict[str, set[str]] = {"train": set(), "test": set()}
+        self._streamed: StreamingLoader | None = None  # what is trained on
 
     def prepare_data(self) -> None:
-        """Decode what will be resident, in one process of each computer."""
+        """Decode what will be resident, in one process of each computer.
+
+        Test pictures that will be streamed are read, too: a corrupt one shall not be found
+        after all the training. One of those to train on is found in the first epoch.
+        """
         assert self.trainer is not None
-        if self._path(self.train, self._device) == "resident":
-            self._decode(self.train)
+        for pictures in (self.train, self.test):
+            if self._path(pictures, self._device) == "resident":
+                self._decode(pictures)
+        if self._path(self.test, self._device) == "streaming":
+            self._verify(self.test)
+
+    def skipped(self, split: str) -> tuple[str, ...]:
+        """What is wrong with the corrupt pictures that were left out, as far as they were met."""
+        if split == "train" and self._streamed is not None:
+            self._skipped["train"] |= self._streamed.skipped
+        return tuple(sorted(self._skipped[split]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run has to know: the corrupt pictures that any process met streaming."""
+        if self._streamed is None or not self.skip_corrupt:
+            return {}
+        self._skipped["train"].update(_gathered(self.skipped("train")))
+        return {"skipped": list(self.skipped("train"))}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue to count."""
+        self._skipped["train"].update(state_dict["skipped"])
+
+    @property
+    def skips_while_training(self) -> bool:
+        """Whether corrupt pictures are met, and left out, only in training."""
+        return self._streamed is not None
+
+    def say_skipped(self, split: str) -> None:
+        """Print how many corrupt pictures were left out, if any were."""
+        pictures = {"train": self.train, "test": self.test}[split]
+        found = self.skipped(split)
+        if found and self.console is not None:
+            self.console.print(
+                f"left out {len(found)} corrupt pictures of {pictures.name} ({split}), beginning "
+                f"with {found[0]}",
+                highlight=False,
+                soft_wrap=True,
+            )
 
     def train_dataloader(self) -> Loader:
         """This process's part of shuffled and augmented training pictures."""
@@ -95,7 +162,7 @@ class PictureData(pl.LightningDataModule):
         return self.trainer.strategy.root_device
 
     def _path(self, pictures: Pictures, device: torch.device) -> str:
-        short_side = self.recipe.short_side
+        short_side = self.recipe.short_side(pictures.split)
         return choose_data_path(pictures, device, short_side=short_side, wanted=self.data_path)
 
     def _loader(
@@ -122,10 +189,10 @@ class PictureData(pl.LightningDataModule):
                 world_size=world_size,
                 device=device,
             )
-        return StreamingLoader(
+        streamed = StreamingLoader(
             pictures,
             augmentation,
-            short_side=recipe.short_side,
+            short_side=recipe.short_side(pictures.split),
             workers=self._workers(world_size),
             skip_corrupt=self.skip_corrupt,
             batch_size=recipe.batch_size,
@@ -135,6 +202,9 @@ class PictureData(pl.LightningDataModule):
             world_size=world_size,
             device=device,
         )
+        if shuffle:
+            self._streamed = streamed
+        return streamed
 
     def _workers(self, world_size: int) -> int:
         if self.workers is not None:
@@ -148,16 +218,33 @@ class PictureData(pl.LightningDataModule):
             with counting(self.console, title) as progress:
                 decoded = decode(
                     pictures,
-                    short_side=self.recipe.short_side,
-                    cache=default_cache(),
+                    short_side=self.recipe.short_side(pictures.split),
+                    cache=self.cache,
                     progress=progress,
                     on_corrupt="skip" if self.skip_corrupt else "error",
                 )
-            if decoded.skipped and self.console is not None:
-                self.console.print(
-                    f"left out {len(decoded.skipped)} corrupt pictures of {pictures.name}, "
-                    f"beginning with {decoded.skipped[0]}",
-                    highlight=False,
-                )
+            self._skipped[pictures.split].update(decoded.skipped)
+            self.say_skipped(pictures.split)
             self._decoded[pictures.split] = decoded
         return self._decoded[pictures.split]
+
+    def _verify(self, pictures: Pictures) -> None:
+        title = f"reading {pictures.name} ({pictures.split})"
+        with counting(self.console, title) as progress:
+            found = find_corrupt(
+                pictures,
+                workers=max(self._workers(1), 1),
+                on_corrupt="skip" if self.skip_corrupt else "error",
+                progress=progress,
+            )
+        self._skipped[pictures.split].update(found)
+        self.say_skipped(pictures.split)
+
+
+def _gathered(names: tuple[str, ...]) -> Iterable[str]:
+    """The names that all processes know."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return names
+    found: list[tuple[str, ...]] = [() for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather_object(found, names)
+    return (name for each in found for name in each)

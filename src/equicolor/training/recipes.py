@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,14 +20,18 @@ import torch
 from equicolor import _checks
 from equicolor.data.augment import Augmentation
 from equicolor.data.augmix import AugMix
-from equicolor.data.datasets import DATASETS, find_dataset
+from equicolor.data.datasets import DATASETS, canonical_dataset, find_dataset
+from equicolor.models.checkpoints import checkpoint_file, load_model, read_config
+from equicolor.models.heads import classes_of, with_classes
 from equicolor.models.registry import Network, create_model, get_builder
 
-__all__ = ["TrainingRecipe", "default_recipe", "find_recipe", "recipes"]
+__all__ = ["TrainingRecipe", "default_recipe", "find_recipe", "finetune_recipe", "recipes"]
 
 OPTIMIZERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("onecycle", "cosine", "constant")
 PRECISIONS = ("bf16", "32")
+AUGMIXES = ("", "original", "full")
+SEEDS = 2**32 - 1  # the largest: random numbers are a function of 32 bits of it
 JITTER = 0.5  # turns: the whole circle, as in the paper
 
 
@@ -37,7 +42,7 @@ class TrainingRecipe:
     Attributes:
         model: a name of :func:`equicolor.models.list_models`.
         options: the builder's arguments beside ``num_classes``.
-        dataset: a name, or the path of a folder of class folders.
+        dataset: a name, or the path of a folder of class folders, which is made absolute.
         split_seed: of the split, for datasets that come without one.
         size: height and width of the images.
         crop: ``"resized"`` (random area and ratio) or ``"padded"`` (shifted, for small images).
@@ -46,10 +51,14 @@ class TrainingRecipe:
         flip: mirror half of the images.
         jitter: hue jitter in turns, drawn per image from ±jitter.
         gray: feed the mean of the channels.
-        augmix: AugMix with its authors' settings.
+        augmix: AugMix with its authors' settings: ``"original"`` with their operations, ``"full"``
+            also with those that change colour, contrast, brightness and sharpness; or ``""``.
+            True is ``"original"``, as in older recipes.
         js: with AugMix, the Jensen-Shannon loss over three views.
         epochs, batch_size: of training; the batch is that of all processes together.
-        optimizer: ``"adam"``, ``"adamw"`` or ``"sgd"`` (Nesterov momentum 0.9).
+        optimizer: ``"adam"``, ``"adamw"`` or ``"sgd"`` (Nesterov momentum 0.9). With
+            ``"onecycle"`` torch's default also moves the momentum, and Adam's first beta, from
+            0.95 down to 0.85 while the learning rate rises, and back.
         lr, weight_decay: of the optimizer; ``lr`` is the highest of the schedule.
         schedule: ``"onecycle"``, ``"cosine"`` or ``"constant"``, updated every step.
         label_smoothing: probability spread over all classes.
@@ -59,6 +68,8 @@ class TrainingRecipe:
         precision: ``"bf16"`` (mixed) or ``"32"``.
         compile: use ``torch.compile``.
         seed: of initialisation, order and augmentation.
+        finetune: the checkpoint to begin from, or the folder of a run; None draws the network.
+            ``model`` is then the checkpoint's, and there are no options.
 
     Example:
         >>> recipe = TrainingRecipe("ce_resnet18", {"rotations": 12, "lifting": "hsv"}, jitter=0.5)
@@ -76,7 +87,7 @@ class TrainingRecipe:
     flip: bool = True
     jitter: float = 0.0
     gray: bool = False
-    augmix: bool = False
+    augmix: str = ""
     js: bool = False
     epochs: int = 200
     batch_size: int = 256
@@ -90,15 +101,29 @@ class TrainingRecipe:
     precision: str = "bf16"
     compile: bool = False
     seed: int = 0
+    finetune: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained, before anything is loaded."""
+        object.__setattr__(self, "dataset", canonical_dataset(self.dataset))
+        older: dict[object, str] = {True: "original", False: ""}
+        object.__setattr__(self, "augmix", older.get(self.augmix, self.augmix))
         get_builder(self.model)
         if "num_classes" in self.options:
             raise ValueError("num_classes is the dataset's: it does not belong into the options")
+        if self.finetune is not None and self.options:
+            raise ValueError(
+                f"a checkpoint comes with its options: finetune takes none, got "
+                f"{', '.join(self.options)}"
+            )
         for name in ("epochs", "batch_size"):
             _checks.positive_int(name, getattr(self, name))
+        for name in ("seed", "split_seed"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= SEEDS:
+                raise ValueError(f"{name} must be a whole number in [0, {SEEDS}], got {value!r}")
         _checks.one_of("crop", self.crop, ("resized", "padded"))
+        _checks.one_of("augmix", self.augmix, AUGMIXES)
         _checks.one_of("optimizer", self.optimizer, OPTIMIZERS)
         _checks.one_of("schedule", self.schedule, SCHEDULES)
         _checks.one_of("precision", self.precision, PRECISIONS)
@@ -127,27 +152,45 @@ class TrainingRecipe:
             flip=self.flip,
             jitter=self.jitter,
             gray=self.gray,
-            augmix=AugMix() if self.augmix else None,
+            augmix=AugMix(full=self.augmix == "full") if self.augmix else None,
             views=3 if self.js else 1,
         )
 
-    @property
-    def short_side(self) -> int | None:
-        """What decoded pictures are made small to, if at all."""
-        return None if self.crop == "padded" else self.resize
+    def short_side(self, split: str) -> int | None:
+        """What decoded pictures are made small to, if at all.
+
+        Test pictures get the size that their centre is cut from. Training pictures keep twice
+        that where they have it: crops of a small part stay sharp, and large photographs do not
+        fill the memory.
+        """
+        if self.crop == "padded":
+            return None
+        return self.resize if split == "test" else 2 * self.resize
 
     @property
     def augmentation_name(self) -> str:
         """The colour augmentation in the words of result rows."""
         parts = [f"jitter {self.jitter:g}"] * bool(self.jitter)
-        parts += ["augmix + js" if self.js else "augmix"] * self.augmix
+        parts += ["augmix full" if self.augmix == "full" else "augmix"] * bool(self.augmix)
+        parts += ["js"] * self.js
         return " + ".join(parts) or "none"
 
     def build(self, num_classes: int) -> Network:
-        """The network, freshly drawn from the seed; torch's own generator stays as it was."""
+        """The network, freshly drawn from the seed; torch's own generator stays as it was.
+
+        One that is fine-tuned is loaded; its classifier is drawn anew if the classes differ.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
+            if self.finetune is not None:
+                return with_classes(load_model(checkpoint_file(self.finetune)), num_classes).train()
             return create_model(self.model, num_classes=num_classes, **self.options)
+
+    def replaces_head(self, num_classes: int) -> bool:
+        """Whether the classifier of the checkpoint is drawn anew."""
+        if self.finetune is None:
+            return False
+        return classes_of(read_config(checkpoint_file(self.finetune))) != num_classes
 
     def to_json(self) -> str:
         """The recipe as text that :meth:`from_json` reads."""
@@ -211,6 +254,34 @@ def default_recipe(dataset: str, model: str | None = None) -> TrainingRecipe:
     return TrainingRecipe(model, dataset=dataset, size=size, resize=size * 8 // 7)
 
 
+def finetune_recipe(dataset: str, checkpoint: str | Path) -> TrainingRecipe:
+    """A short training of a network that was trained, or converted, before.
+
+    Args:
+        dataset: a name, or the path of a folder of class folders.
+        checkpoint: a file of :func:`equicolor.models.save_model`, or the folder of a run.
+
+    Returns:
+        The default recipe with a tenth of its learning rate and epochs.
+
+    Example:
+        >>> import tempfile
+        >>> from equicolor.models import resnet18, save_model
+        >>> path = save_model(resnet18(10, width=4), Path(tempfile.mkdtemp()) / "net.safetensors")
+        >>> recipe = finetune_recipe("flowers102", path)
+        >>> recipe.model, recipe.epochs, recipe.lr
+        ('resnet18', 20, 0.0001)
+    """
+    config = read_config(checkpoint_file(checkpoint))
+    name = config["model"]
+    plain = default_recipe(dataset, None if "image_size" in config else name)
+    changes: dict[str, Any] = {"model": name, "options": {}, "finetune": str(checkpoint)}
+    if plain.crop == "resized":
+        size = config.get("image_size", plain.size)
+        changes |= {"size": size, "resize": size * 8 // 7}
+    return dataclasses.replace(plain, epochs=20, lr=1e-4, **changes)
+
+
 @functools.cache
 def _image_size(model: str) -> int:
     """The images a network was designed for."""
@@ -253,7 +324,7 @@ def _of_dataset(dataset: str) -> dict[str, TrainingRecipe]:
 _AUGMENTATIONS: dict[str, Mapping[str, Any]] = {
     "": {},
     "+jitter": {"jitter": JITTER},
-    "+augmix": {"augmix": True},
+    "+augmix": {"augmix": "original"},
 }
 _NO_AUGMIX = ("ciconv-w", "gray")  # the paper mixes only the baseline and equivariant networks
 

@@ -1,9 +1,10 @@
 """The folder of a training run."""
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from equicolor._files import written_aside
+from equicolor._files import locked, written_aside
 from equicolor.training.recipes import TrainingRecipe
 
 __all__ = ["RunFolder"]
@@ -48,6 +49,19 @@ class RunFolder:
         """How the trained network was judged; written last."""
         return self.path / "result.json"
 
+    @property
+    def _lock(self) -> Path:
+        return self.path / ".lock"
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Hold the folder, which is created, against other processes.
+
+        Raises:
+            LockedError: at once, if another one trains in it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        return locked(self._lock, f"training in {self.path}: wait for it, or choose another folder")
+
     def check(self, recipe: TrainingRecipe) -> None:
         """Refuse a folder that holds something else than a run of this recipe.
 
@@ -56,7 +70,7 @@ class RunFolder:
             FileExistsError: if it holds something that is no run.
         """
         if not self.recipe.is_file():
-            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            if self.path.exists() and (not self.path.is_dir() or self._strangers()):
                 raise FileExistsError(
                     f"{self.path} exists and is not the folder of a training run (it has no "
                     f"{self.recipe.name}); choose another one"
@@ -73,13 +87,21 @@ class RunFolder:
                 "another folder, or --force to delete that run"
             )
 
+    def _strangers(self) -> bool:
+        """Whether there is anything that a run which was killed at once does not leave."""
+        own = {self._lock.name}
+        return any(p.name not in own and p.suffix != ".partial" for p in self.path.iterdir())
+
     def begin(self, recipe: TrainingRecipe, *, anew: bool = False) -> None:
-        """Create the folder with its recipe, unless it is there.
+        """Create the folder with its recipe, unless it is there; no other process may train in it.
 
         Args:
             recipe: what the run trains.
             anew: delete what an earlier run left, and nothing else.
         """
+        for path in (self.recipe, self.result, self.model, self.checkpoint, self.metrics):
+            for half in self.path.glob(f"{path.name}.*partial"):  # of a process that was killed
+                half.unlink(missing_ok=True)
         if anew:
             logs = (self.path / "tensorboard").glob("events.out.tfevents.*")
             for path in (self.result, self.model, self.checkpoint, self.metrics, *logs):

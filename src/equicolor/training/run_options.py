@@ -1,8 +1,10 @@
 """Where and how a recipe runs."""
 
 import importlib.util
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -11,6 +13,23 @@ from equicolor.data.loaders import DATA_PATHS
 from equicolor.devices import choose_device
 
 __all__ = ["RunOptions"]
+
+
+class _Started(NamedTuple):
+    by: str
+    processes: int
+
+
+def _started() -> _Started | None:
+    """How many processes were started from outside; None if this one is alone."""
+    environment = os.environ
+    if "TORCHELASTIC_RUN_ID" in environment and "WORLD_SIZE" in environment:
+        return _Started("torchrun", int(environment["WORLD_SIZE"]))
+    # Only srun sets it, not sbatch, whose script may well run one process.
+    tasks = environment.get("SLURM_STEP_NUM_TASKS")
+    if tasks is not None and environment.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        return _Started("SLURM", int(tasks))
+    return None
 
 
 @dataclass(frozen=True)
@@ -33,6 +52,7 @@ class RunOptions:
             not compile.
         wandb: also log to Weights & Biases.
         root: the data folder; None for :func:`equicolor.data.data_root`.
+        cache: where decoded pictures are kept; None for :func:`equicolor.data.default_cache`.
 
     Example:
         >>> RunOptions(device="cpu", devices=8, num_nodes=4).processes
@@ -52,6 +72,7 @@ class RunOptions:
     graphs: bool = True
     wandb: bool = False
     root: Path | None = None
+    cache: Path | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot run here."""
@@ -74,6 +95,19 @@ class RunOptions:
     def accelerator(self) -> str:
         """``"cuda"`` or ``"cpu"``."""
         return choose_device(self.device).type
+
+    def check_launcher(self) -> None:
+        """Refuse a number of processes that torchrun or SLURM did not start.
+
+        Raises:
+            ValueError: with both numbers.
+        """
+        started = _started()
+        if started is not None and started.processes != self.processes:
+            raise ValueError(
+                f"{started.by} started {started.processes} processes, but --devices {self.devices} "
+                f"times --num-nodes {self.num_nodes} makes {self.processes}: both must agree"
+            )
 
     @property
     def processes(self) -> int:

@@ -5,7 +5,7 @@ Nothing here waits for the device: losses and hits are added up there, and
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
@@ -21,7 +21,7 @@ from equicolor.models.checkpoints import CheckpointError
 from equicolor.models.registry import Network
 from equicolor.nn import capture
 from equicolor.training.average import WeightAverage
-from equicolor.training.losses import jensen_shannon
+from equicolor.training.losses import cross_entropy, jensen_shannon
 from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.tally import Counts, Tally
 
@@ -37,8 +37,8 @@ class ClassificationTask(pl.LightningModule):
     Args:
         recipe: how.
         network: images ``[B, 3, s, s]`` in [0, 1] to logits ``[B, C]``.
-        facts: what a checkpoint must agree on to be continued, beside the recipe; the number
-            of pictures, for one.
+        facts: what a checkpoint must agree on to be continued, beside the recipe: numbers, such
+            as that of the pictures, and words.
         graphs: record the network as CUDA graphs where it trains on a GPU, see
             :func:`equicolor.nn.capture`.
 
@@ -60,14 +60,14 @@ class ClassificationTask(pl.LightningModule):
         self,
         recipe: TrainingRecipe,
         network: Network,
-        facts: dict[str, int] | None = None,
+        facts: Mapping[str, int | str] | None = None,
         *,
         graphs: bool = False,
     ) -> None:
         super().__init__()
         self._graphs = graphs
         self._recorded: Callable[[Tensor], Tensor] | None = None
-        self.recipe, self.facts, self.network = recipe, facts or {}, network
+        self.recipe, self.facts, self.network = recipe, dict(facts or {}), network
         self.average = WeightAverage(network, recipe.ema) if recipe.ema else None
         self.tally, self.learning_rates = Tally(), dict[int, float]()
         self.validation: Counts | None = None
@@ -103,7 +103,8 @@ class ClassificationTask(pl.LightningModule):
         if images.ndim == 5:  # three views of every image
             views = self._logits(images.flatten(0, 1)).float().unflatten(0, images.shape[:2])
             logits = views[0]
-            loss = self._loss(logits, labels) + jensen_shannon(*views)
+            loss = self._loss(logits, labels)
+            loss = loss + jensen_shannon(*views, counted=labels != SKIPPED)
         else:
             logits = self._logits(images).float()
             loss = self._loss(logits, labels)
@@ -126,7 +127,7 @@ class ClassificationTask(pl.LightningModule):
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         smoothing = self.recipe.label_smoothing
-        return F.cross_entropy(logits, labels, ignore_index=SKIPPED, label_smoothing=smoothing)
+        return cross_entropy(logits, labels, ignored=SKIPPED, label_smoothing=smoothing)
 
     def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
         """Clip the gradient, with torch's function: Lightning's refuses fused optimizers."""
@@ -186,9 +187,11 @@ class ClassificationTask(pl.LightningModule):
             raise CheckpointError("the checkpoint was not written by equicolor's training")
         changed = TrainingRecipe.from_json(owner["recipe"]).differences(self.recipe)
         changed += [
-            f"{value} {name} instead of {owner.get(name)}"
+            f"{value} {name} instead of {owner[name]}"
+            if isinstance(value, int)
+            else f"other {name}"
             for name, value in self.facts.items()
-            if value != owner.get(name)
+            if name in owner and value != owner[name]  # older ones say less
         ]
         if changed:
             raise CheckpointError(f"the checkpoint belongs to another run: {', '.join(changed)}")

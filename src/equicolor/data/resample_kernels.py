@@ -1,0 +1,134 @@
+"""Crops of packed pictures as one Triton kernel: cut, resized and scaled in a single pass.
+
+What :func:`equicolor.data.crops.resample` does with matrix products over whole pictures, for
+GPUs: every image takes as many taps as its box needs, straight from the bytes of its picture.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["crops"]
+
+_HEIGHT, _WIDTH, _WARPS = 8, 32, 4
+
+
+class _Pictures(NamedTuple):
+    """Packed pictures, and those of a batch among them."""
+
+    pixels: Tensor  # uint8, H × W × 3 each
+    offsets: Tensor  # int64 [N]
+    sizes: Tensor  # int64 [N, 2]
+    indices: Tensor  # int64 [B]
+
+
+@triton.jit
+def _axis(start, stop, place, size):
+    """First pixel, its distance to the centre of the filter, and the filter's support.
+
+    Places far right in a large picture need float64; what is left near the centre does not.
+    """
+    scale = tl.abs(stop - start) / size
+    # The mirrored place, not the mirrored formula: flips are exact to the last bit.
+    place = tl.where(start > stop, size - 1 - place, place)
+    centre = tl.minimum(start, stop) + (place.to(tl.float64) + 0.5) * scale
+    support = tl.maximum(scale, 1.0)
+    first = tl.floor(centre - support - 0.5) + 1
+    return first.to(tl.int32), (first + 0.5 - centre).to(tl.float32), support.to(tl.float32)
+
+
+@triton.jit
+def _weight(first, distance, support, tap, extent):
+    weight = tl.maximum(1 - tl.abs(distance + tap) / support, 0.0)
+    return tl.where((first + tap >= 0) & (first + tap < extent), weight, 0.0)
+
+
+@triton.jit
+def _total(first, distance, support, taps, extent):
+    total = tl.zeros_like(distance)
+    for tap in range(taps):
+        total += _weight(first, distance, support, tap, extent)
+    return tl.where(total > 0, total, 1.0)
+
+
+@triton.jit
+def _crop_kernel(
+    pictures,
+    boxes,
+    out,
+    size,
+    limit,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    image = tl.program_id(2)
+    index = tl.load(pictures.indices + image)
+    base = pictures.pixels + tl.load(pictures.offsets + index)
+    height = tl.load(pictures.sizes + 2 * index).to(tl.int32)
+    width = tl.load(pictures.sizes + 2 * index + 1).to(tl.int32)
+    left, top = tl.load(boxes + 4 * image), tl.load(boxes + 4 * image + 1)
+    right, bottom = tl.load(boxes + 4 * image + 2), tl.load(boxes + 4 * image + 3)
+    y = tl.program_id(1) * HEIGHT + tl.arange(0, HEIGHT)
+    x = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    row, above, tall = _axis(top, bottom, y, size)
+    column, beside, wide = _axis(left, right, x, size)
+    if limit is None:
+        down, across = tl.ceil(2 * tall).to(tl.int32), tl.ceil(2 * wide).to(tl.int32)
+    else:
+        down, across = limit, limit
+    red = tl.zeros([HEIGHT, WIDTH], tl.float32)
+    green = tl.zeros([HEIGHT, WIDTH], tl.float32)
+    blue = tl.zeros([HEIGHT, WIDTH], tl.float32)
+    for tap in range(down):
+        vertical = _weight(row, above, tall, tap, height)
+        start = (row + tap) * width
+        for other in range(across):
+            horizontal = _weight(column, beside, wide, other, width)
+            weight = vertical[:, None] * horizontal[None, :]
+            place = (start[:, None] + (column + other)[None, :]) * 3
+            used = weight > 0
+            red += weight * tl.load(base + place, used, 0).to(tl.float32)
+            green += weight * tl.load(base + place + 1, used, 0).to(tl.float32)
+            blue += weight * tl.load(base + place + 2, used, 0).to(tl.float32)
+    scale = _total(row, above, tall, down, height)[:, None]
+    scale = 255 * scale * _total(column, beside, wide, across, width)[None, :]
+    target = out + ((image.to(tl.int64) * size + y[:, None]) * size + x[None, :]) * 3
+    inside = (y < size)[:, None] & (x < size)[None, :]
+    tl.store(target, red / scale, inside)
+    tl.store(target + 1, green / scale, inside)
+    tl.store(target + 2, blue / scale, inside)
+
+
+def crops(
+    pixels: Tensor, offsets: Tensor, sizes: Tensor, indices: Tensor, boxes: Tensor, size: int
+) -> Tensor:
+    """Cut boxes out of packed pictures and resize them, as :func:`.crops.resample` does.
+
+    Args:
+        pixels: uint8 ``[bytes]``, each picture as H × W × 3.
+        offsets: int64 ``[N]``, where each picture begins.
+        sizes: int64 ``[N, 2]``, height and width of each.
+        indices: int64 ``[B]``, which pictures.
+        boxes: float64 ``[B, 4]``: left, top, right and bottom.
+        size: height and width of the result.
+
+    Returns:
+        float32 ``[B, 3, size, size]`` in [0, 1], in channels_last memory.
+    """
+    boxes = boxes.double().contiguous()
+    batch = len(indices)
+    out = torch.empty(batch, size, size, 3, device=pixels.device)
+    pictures = _Pictures(pixels, offsets, sizes.contiguous(), indices)
+    # Triton's interpreter takes no loop whose length is known on the device alone.
+    limit = tl.constexpr(_most_taps(boxes, size)) if triton.knobs.runtime.interpret else None
+    grid = triton.cdiv(size, _WIDTH), triton.cdiv(size, _HEIGHT), batch
+    _crop_kernel[grid](pictures, boxes, out, size, limit, _HEIGHT, _WIDTH, num_warps=_WARPS)
+    return out.permute(0, 3, 1, 2)
+
+
+def _most_taps(boxes: Tensor, size: int) -> int:
+    scale = (boxes[:, 2:] - boxes[:, :2]).abs().amax() / size
+    return int((2 * scale.clamp(min=1)).ceil())
