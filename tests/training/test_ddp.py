@@ -82,7 +82,8 @@ def test_two_processes_learn_what_one_learns(
     for key, expected in one.items():
         moved = (expected - start[key]).double().norm()
         assert moved > 0, key
-        tolerance = 1e-5 if name == "float32" else 1e-9
+        # In float64 sums in another order differ by 3e-14 after a step; SGD makes that grow.
+        tolerance = 1e-5 if name == "float32" else 1e-8
         assert (two[key] - expected).double().norm() <= tolerance * (moved + 1), key
     mine, other = (Metrics(folder / "metrics.csv").read() for folder in folders)
     columns = ("epoch", "step", "lr", "loss", "accuracy", "test_loss", "test_accuracy")

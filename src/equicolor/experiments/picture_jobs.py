@@ -200,7 +200,9 @@ def _options(options: RunOptions | None) -> Row:
     fields = [field.name for field in dataclasses.fields(options) if field.name != "device"]
     given = {name: getattr(options, name) for name in fields}
     changed = {name: value for name, value in given.items() if value != getattr(usual, name)}
-    return {name: str(value) if name == "root" else value for name, value in changed.items()}
+    return {
+        name: str(value) if isinstance(value, Path) else value for name, value in changed.items()
+    }
 
 
 def _fingerprint(dataset: str) -> str:
