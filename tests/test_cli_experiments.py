@@ -1,6 +1,7 @@
 """``equicolor reproduce`` and ``equicolor datasets`` as a user sees them."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,9 @@ def test_datasets_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "incomplete" in invoke("datasets").stdout
     for name in names:
         (folder / name).touch()
+    assert "complete" not in invoke("datasets").stdout.replace("incomplete", "")
+    for name in names:
+        os.truncate(folder / name, download.MNIST.files[name][1])
     assert "complete" in invoke("datasets").stdout.replace("incomplete", "")
 
 

@@ -11,7 +11,16 @@ import equicolor
 from equicolor.color import shift_hue
 from equicolor.conversion import ConversionError, Source, convert
 from equicolor.conversion.cost_report import cost_report, cost_rows
-from equicolor.models import ce_resnet18, cost, load_model, resnet18, resnet44, save_model, z2cnn
+from equicolor.models import (
+    ce_resnet18,
+    cost,
+    create_model,
+    load_model,
+    resnet18,
+    resnet44,
+    save_model,
+    z2cnn,
+)
 from equicolor.models.export import export
 from equicolor.models.heads import with_classes
 from equicolor.nn import fold
@@ -316,6 +325,16 @@ def test_whole_graphs_compile_with_inductor(images):
     with torch.no_grad():
         x = images.float()
         torch.testing.assert_close(compiled(x), network(x), rtol=1e-4, atol=1e-5)
+
+
+def test_class_names_and_grey_are_kept(tmp_path):
+    plain = create_model("resnet44", gray=True, num_classes=3, width=4).eval()
+    plain.class_names = ("ash", "birch", "cedar")
+    loaded = load_model(save_model(convert(plain, image_size=32), tmp_path / "new.safetensors"))
+    assert loaded.class_names == plain.class_names
+    images = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(images.flip(1)), plain(images), atol=1e-5, rtol=1e-5)
 
 
 def test_the_package_offers_it():

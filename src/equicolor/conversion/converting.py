@@ -16,6 +16,7 @@ from equicolor.conversion.supported import ConversionError, refuse
 from equicolor.conversion.widths import match_parameters as match
 from equicolor.conversion.widths import scale_channels
 from equicolor.models.foreign import ForeignNetwork
+from equicolor.models.registry import Network
 from equicolor.nn.batched import COSET_POOLS, TAKES, BatchedCosetPool, HueLift
 from equicolor.nn.functional import LIFTINGS
 
@@ -114,6 +115,8 @@ def convert(
     if init == "random":
         _draw(network)
     network.image_size = size
+    if isinstance(model, Network):
+        network.class_names = model.class_names
     known = source_of(model, source, run, plan.exit)
     if known is not None:
         network.config = _config(known, numbers, options | {"image_size": size}, init, channels)
