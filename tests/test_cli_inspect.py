@@ -117,6 +117,24 @@ def test_a_user_s_network_with_other_classes(place: Path) -> None:
     assert [row["layer"] for row in data["rows"]] == ["network.1", "network.3"]
 
 
+def test_classes_go_by_their_names(place: Path) -> None:
+    network = cecnn(2, width=4, coset_pool="max")
+    accuracies = []
+    for names in (("apple", "banana"), ("banana", "apple"), ("cat", "dog")):
+        network.class_names = names
+        save_model(network, place / "named.safetensors")
+        options = ("--data", "fruit", "--sheets", "blocks.0.2", "-o", "page.html", "--force")
+        result = invoke("named.safetensors", *options, *QUICK)
+        assert result.exit_code == 0, result.stderr
+        data = json.loads((place / "page.json").read_text())
+        accuracies.append(data["network"].get("original"))
+    assert accuracies[0] + accuracies[1] == pytest.approx(100)  # all labels are the other ones
+    assert accuracies[2] is None
+    page = (place / "page.html").read_text()
+    assert "trained on other classes than those of fruit" in page
+    assert "--classes-by-index" not in page
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

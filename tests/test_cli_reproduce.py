@@ -112,6 +112,8 @@ def test_quick_runs_have_a_folder_of_their_own(calls: list[tuple[Any, ...]]) -> 
         (["--shard", "2"], "shard must be I/N with I from 0 to N - 1, such as 0/4; got '2'"),
         (["--launcher-option", "gpu"], "--launcher-option must be NAME=VALUE, got 'gpu'"),
         (["--pictures", "docs"], "--pictures needs --from: a run has them in its figures/"),
+        (["--only", "configurations", "--seeds", "2"], "configurations does not take --seeds"),
+        (["--only", "equivariance", "--datasets", "a"], "equivariance does not take datasets"),
         (["--from", "results", "--quick"], "--from shows the rows that are there"),
     ],
 )
@@ -136,6 +138,28 @@ def test_results_are_shown_without_training(tmp_path: Path) -> None:
     result = invoke("reproduce", "all", "--from", source, "--pictures", str(docs))
     assert result.exit_code == 0
     assert [path.name for path in docs.iterdir()] == ["configurations.png"]
+
+
+def test_a_run_keeps_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = str(ROOT / "results" / "configurations.json")
+    (tmp_path / "run" / "jobs").mkdir(parents=True)
+    result = invoke("reproduce", "all", "--from", source, "-o", str(tmp_path / "run"))
+    assert result.exit_code == 2
+    assert "is the folder of a run, with its own report: choose another" in result.stderr
+    monkeypatch.chdir(tmp_path)
+    assert invoke("reproduce", "configurations", "--from", source).exit_code == 0
+    assert (tmp_path / "runs" / "report-from" / "report.html").is_file()
+
+
+def test_a_shard_that_failed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake(scope, names, how, *, console) -> reproduce_all.Reproduced:
+        failed = {"conversion": "it broke"}
+        return reproduce_all.Reproduced(Path("report.html"), [], 3, 2, failed, True)
+
+    monkeypatch.setattr(reproduce_all, "reproduce_all", fake)
+    result = invoke("reproduce", "conversion", "--quick", "--device", "cpu", "--shard", "0/2")
+    assert result.exit_code == 1
+    assert "conversion: it broke" in result.stderr
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

@@ -49,7 +49,9 @@ Output = Annotated[
 Sources = Annotated[
     list[Path] | None,
     typer.Option(
-        "--from", help="Only draw the figures of this file of results; repeatable.", metavar="FILE"
+        "--from",
+        help="Only draw the figures of this file of results, or folder of files; repeatable.",
+        metavar="PATH",
     ),
 ]
 
@@ -113,16 +115,18 @@ def _colormnist(
     output: Path | None,
     sources: list[Path] | None,
 ) -> None:
-    from equicolor.experiments import colormnist_report
+    from equicolor.experiments import all_report, colormnist_report
     from equicolor.experiments import reproduce as experiments
     from equicolor.experiments.launching import Launch
 
     if output is None:
-        output = Path("runs") / (experiment + ("-quick" if quick else ""))
+        suffix = "-from" if sources else "-quick" if quick else ""  # a run keeps its figures
+        output = Path("runs") / (experiment + suffix)
     if sources:
         if quick or (seeds, epochs, models, how) != (None, None, None, Launch()):
             raise ValueError("--from draws the rows that are there: it takes --output alone")
-        made = experiments.from_results(experiment, sources, output)
+        files = all_report.files_of(experiment, sources)
+        made = experiments.from_results(experiment, files, output)
         typer.echo(colormnist_report.summary_table(experiment, made.rows).markdown())
     else:
         made = experiments.reproduce(
@@ -179,6 +183,7 @@ def classification(
     Trains every network in a run folder of its own; an interrupted run is continued by the
     same command. All networks of a dataset are for a GPU.
     """
+    from equicolor.experiments import all_report
     from equicolor.experiments import classification as experiment
     from equicolor.experiments.classification_report import headline
     from equicolor.experiments.classification_variants import datasets_of
@@ -194,12 +199,14 @@ def classification(
             datasets=dataset, epochs=epochs,
         )  # fmt: skip
         return
-    output = Path("runs/classification") if output is None else output
+    if output is None:  # a run keeps its figures
+        output = Path("runs") / ("classification-from" if sources else "classification")
     if sources:
+        sources = all_report.files_of("classification", sources)
         written = experiment.from_results(sources, output)
     else:
         if dataset is None:
-            raise ValueError("name a dataset, such as flowers102, or give rows with --from FILE")
+            raise ValueError("name a dataset, such as flowers102, or give rows with --from PATH")
         wanted = None if networks is None else [name.strip() for name in networks.split(",")]
         options = RunOptions(device=how.devices[0])
         precision = "bf16" if options.accelerator == "cuda" else "32"

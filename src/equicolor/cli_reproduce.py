@@ -60,7 +60,12 @@ LauncherOptions = Annotated[
 ]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="The folder.", show_default="runs/reproduce, or -quick"),
+    typer.Option(
+        "--output",
+        "-o",
+        help="The folder.",
+        show_default="runs/reproduce, or -quick; runs/report-from",
+    ),
 ]
 Sources = Annotated[
     list[Path] | None,
@@ -238,7 +243,8 @@ def run_experiments(
     for name in names or []:
         find_experiment(name)
     if output is None:
-        output = Path("runs") / ("reproduce-quick" if quick else "reproduce")
+        usual = "report-from" if sources else "reproduce-quick" if quick else "reproduce"
+        output = Path("runs") / usual
     chosen = {name: value for name, value in given.items() if value is not None}
     if sources:
         if quick or datasets or chosen:
@@ -250,9 +256,14 @@ def run_experiments(
     if pictures is not None:
         raise ValueError("--pictures needs --from: a run has them in its figures/")
     from equicolor import _checks
-    from equicolor.experiments.plans import Scope
+    from equicolor.experiments.plans import Scope, options_of
     from equicolor.experiments.reproduce_all import reproduce_all as run_all
 
+    if names is not None and len(names) == 1:  # of several, each takes what it has
+        for name in (*(["datasets"] if datasets else []), *chosen):
+            if name not in options_of(names[0]):
+                what = "datasets" if name == "datasets" else f"--{name}"
+                raise ValueError(f"{names[0]} does not take {what}")
     for name, value in chosen.items():
         _checks.positive_int(name, value)
     listed = () if datasets is None else tuple(name.strip() for name in datasets.split(","))
@@ -267,7 +278,7 @@ def run_experiments(
     for path in found.results:
         typer.echo(f"wrote {path}")
     typer.echo(f"wrote {found.report}, with figures in {output / all_report.FIGURES}")
-    if found.failed and how.shard is None:
+    if found.broken or (found.failed and how.shard is None):
         raise typer.Exit(1)
 
 
@@ -277,6 +288,8 @@ def _show(
     from equicolor._files import output_folder
     from equicolor.experiments import all_report
 
+    if pictures is None and (output / "jobs").is_dir():
+        raise ValueError(f"{output} is the folder of a run, with its own report: choose another")
     found = all_report.read(sources)
     if pictures is not None:
         folder = output_folder(pictures)

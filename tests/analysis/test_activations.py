@@ -79,6 +79,15 @@ def test_fewer_pictures_than_asked_for(network, images):
     assert found.pictures.sort(-1).values.unique(dim=0).shape[0] == 1  # each picture once
 
 
+def test_nan_and_other_sizes_are_refused(network, images):
+    with pytest.raises(ValueError, match=r"one size, \[.*\] as the first, got \[8, 8\]"):
+        top_activations(network, [images, images[..., :8, :8]])
+    broken = images.clone()
+    broken[-1, 0, 0, 0] = torch.nan
+    with pytest.raises(ValueError, match="gives NaN for some pictures"):
+        top_activations(network, [broken])
+
+
 def test_selectivity_is_that_of_greyed_receptive_fields(network, images):
     """Literally: the crop of every unit in every one of its pictures is made grey."""
     found = selectivity(network, [images[:6], images[6:]], top=4)

@@ -47,6 +47,13 @@ class Excite(nn.Module):
         return x * x.mean((2, 3), keepdim=True).sigmoid()
 
 
+class Windows(nn.Module):
+    """Pooling written as a reduction: local, though all results together see everything."""
+
+    def forward(self, x):
+        return x.unflatten(3, (-1, 3)).unflatten(2, (-1, 3)).mean((3, 5))
+
+
 class ChannelsLast(nn.Module):
     """What works on ``[B, H, W, C]``, as in ConvNeXt."""
 
@@ -93,6 +100,7 @@ NETWORKS = {
     "branches": (nn.Sequential(Branches(), nn.Softplus()), "1"),
     "channels last": (nn.Sequential(conv(3, 4, 4, stride=4), ChannelsLast()), "1"),
     "excite": (nn.Sequential(conv(3, 4, 3, padding=1), Excite(), conv(4, 4, 3, padding=1)), "2"),
+    "windows": (nn.Sequential(conv(3, 4, 3, padding=1), Windows(), conv(4, 4, 2)), "2"),
     "instance norm": (nn.Sequential(conv(3, 4, 3), nn.InstanceNorm2d(4)), "1"),
     "group norm": (nn.Sequential(conv(3, 4, 3), nn.GroupNorm(2, 4)), "1"),
     "in place": (nn.Sequential(conv(3, 4, 3), nn.SELU(inplace=True), Sliced(), conv(4, 4, 2)), "3"),
@@ -179,6 +187,13 @@ def test_our_networks_against_gradients(rotations, settle):
             assert (bottom, right) >= seen[2:]
             if name != "layers.2.6.relu#1":  # the rim of a large field fades to zero
                 assert layer.field.box(0, position) == seen
+
+
+def test_local_reductions_do_not_count_as_global_pooling():
+    network = nn.Sequential(nn.Conv2d(3, 2, 3, padding=1), Windows())
+    field = receptive_fields(network, SIZE, ["1"])["1"]
+    assert field.size() == (5, 5)
+    assert field.frame(0, 0) == (-1, -1, 4, 4)
 
 
 def test_frames_go_on_where_the_picture_ends():

@@ -59,7 +59,7 @@ def test_the_page_has_every_experiment_and_figure(found: Findings, tmp_path: Pat
     }  # fmt: skip
     assert page.count("<img") == len(names)
     assert "Not complete: no digits" in page
-    assert "It was not run: equicolor reproduce colormnist-longtailed" in page
+    assert "It was not run: equicolor reproduce all --only colormnist-longtailed" in page
     assert "12°" in page  # the measured hue of rows
     assert "66.79 ± 0.89" in page  # the paper's
     assert "<script" not in page
@@ -105,4 +105,52 @@ def test_files_of_other_things_are_passed_over(tmp_path: Path) -> None:
 def test_what_was_not_run_says_how_to_run_it(name: str) -> None:
     ((section, file),) = sections(EXPERIMENTS[name], Findings({}))
     assert file == ""
-    assert f"equicolor reproduce {name}" in section.text
+    assert section.text.endswith(f"equicolor reproduce all --only {name}")
+    ((section, _),) = sections(EXPERIMENTS[name], Findings({}, quick=True))
+    assert section.text.endswith(f"equicolor reproduce all --only {name} --quick")
+
+
+def test_rows_come_once_and_do_not_contradict(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_results(tmp_path / f"{name}.json", [trained()], experiment="classification")
+    found = all_report.read([tmp_path])
+    assert len(found.of("classification")) == 1
+    assert not found.quick
+    other = [trained(original=67.0)]
+    write_results(tmp_path / "c.json", other, experiment="classification", quick=True)
+    with pytest.raises(ValueError, match=r"dataset flowers102, .* different values of original"):
+        all_report.read([tmp_path])
+    found = all_report.read([tmp_path / "c.json"])
+    page = all_report.write(found, tmp_path / "out").report.read_text()
+    assert "This is a quick run" in page
+
+
+def test_an_ablation_of_a_reduced_setting_is_in_its_own_section() -> None:
+    reduced = {"epochs": 30, "size": 112, "precision": "32"}
+    own = [trained(**reduced), trained(3, coset_pool="avg", **reduced)]
+    tables = [trained(seed=seed) for seed in range(5)] + [trained(3, seed=seed) for seed in (0, 1)]
+    same = trained(3, **reduced)
+    found = Findings({"ablation-cosetpool": own, "classification": [*tables, same]})
+    ((section, _),) = sections(EXPERIMENTS["ablation-cosetpool"], found)
+    assert section.table is not None
+    assert [row[0] for row in section.table.rows] == [
+        "ResNet-18", "CE-ResNet-18", "CE-ResNet-18 (average pooling)",
+    ]  # fmt: skip
+    assert {row[-1] for row in section.table.rows} == {"1"}
+    assert "30 epochs" in section.table.title
+
+
+def test_rows_of_two_precisions_have_lines_of_their_own() -> None:
+    rows = [trained(precision="bf16"), trained(precision="32"), trained(3, precision="bf16")]
+    made = sections(EXPERIMENTS["classification"], Findings({"classification": rows}))
+    table = made[1][0].table
+    assert table is not None
+    assert any("precision 32" in row[0] for row in table.rows)
+
+
+def test_files_of_an_experiment_are_found_in_folders(tmp_path: Path) -> None:
+    write_results(tmp_path / "a.json", [trained()], experiment="classification")
+    write_results(tmp_path / "b.json", [trained()], experiment="ablation-jitter")
+    assert all_report.files_of("classification", [tmp_path]) == [tmp_path / "a.json"]
+    with pytest.raises(ValueError, match="no results of conversion in"):
+        all_report.files_of("conversion", [tmp_path])

@@ -87,6 +87,20 @@ def test_other_actions_are_swept_without_training_again(pictures: str, tmp_path:
     assert {key: swept[key] for key in row} == row
 
 
+def test_other_pictures_in_the_same_place_are_trained_on_anew(
+    pictures: str, tmp_path: Path
+) -> None:
+    runs = small(pictures, ["baseline"])
+    classification.reproduce(runs, tmp_path / "out", CPU)
+    (Path(pictures) / "train" / "cat" / "0.png").unlink()
+    results, *_ = classification.reproduce(runs, tmp_path / "out", CPU, actions=["rotate"])
+    trained = sorted(path.parent.name for path in (tmp_path / "out").glob("runs/*/result.json"))
+    assert len(trained) == 2
+    assert trained[1].startswith("baseline-seed0-")
+    (row,) = read_results(results)["rows"]  # of the new pictures alone
+    assert len(row["rotate_curve"]) == 37
+
+
 def test_another_recipe_of_the_same_name_gets_a_folder_of_its_own(tmp_path: Path) -> None:
     (run,) = classification.plan("flowers102", ["hsv-6"])
     folder = RunFolder(tmp_path / run.name)

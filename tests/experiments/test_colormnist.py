@@ -251,6 +251,17 @@ def test_biased_table_has_a_column_for_each_sigma(biased_rows: list[dict[str, An
     assert table.rows[0][1] == "90.50 ± 0.71"
 
 
+def test_headline_of_the_biased_set_counts_where_it_leads() -> None:
+    usual = {"augmentation": "none", "weighted": False, "seed": 0}
+    rows = [
+        usual | {"model": model, "sigma": sigma, "original": accuracy}
+        for model, accuracies in (("cecnn", (90.0, 80.0, 70.0)), ("z2cnn", (60.0, 81.0, 69.0)))
+        for sigma, accuracy in zip((0.0, 12.0, 24.0), accuracies, strict=True)
+    ]
+    said = colormnist_report.headline("colormnist-biased", rows)
+    assert "(mean over σ; ahead at 2 of 3): 10.0 points more" in said
+
+
 def test_headline_compares_the_two(longtailed_rows: list[dict[str, Any]]) -> None:
     said = colormnist_report.headline("colormnist-longtailed", longtailed_rows)
     assert said.startswith("CECNN 91.5 % against Z2CNN 71.5 %: 20.0 points more")

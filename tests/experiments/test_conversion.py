@@ -37,11 +37,15 @@ def test_rows_before_after_and_fine_tuned(pictures: Path, tmp_path: Path) -> Non
     fit(recipe, tmp_path / "run", options)
     how = {"rotations": 3, "output": tmp_path / "out", "device": "cpu"}
     found = rows(tmp_path / "run", finetune_epochs=1, coset_pools=("max",), **how)
-    before, converted, tuned = found
-    assert [row["rotations"] for row in found] == [1, 3, 3]
-    assert [row["stage"].split(",")[0] for row in found] == [
-        "before conversion", "converted", "converted and fine-tuned for 1 epochs",
+    before, converted, tuned, plain, jittered = found
+    assert [row["rotations"] for row in found] == [1, 3, 3, 1, 1]
+    assert [row["stage"] for row in found] == [
+        "before conversion", "converted, max over 3 hues",
+        "converted and fine-tuned for 1 epochs, max", "plain, fine-tuned for 1 epochs",
+        "plain, fine-tuned with jitter for 1 epochs",
     ]  # fmt: skip
+    assert plain["augmentation"] == "none"
+    assert jittered["augmentation"] == "jitter 0.5"
     # colours are the classes: the plain network knows them, an invariant one cannot
     assert before["original"] > 60
     assert before["hue_mean"] < before["original"] - 15
@@ -53,6 +57,10 @@ def test_rows_before_after_and_fine_tuned(pictures: Path, tmp_path: Path) -> Non
     # a second time finds the fine-tuned run finished
     again = rows(tmp_path / "run", finetune_epochs=1, coset_pools=("max",), **how)
     assert again[2]["original"] == tuned["original"]
+    # but not with another network under the same path
+    save_model(z2cnn(3, width=8, dropout=0.0), tmp_path / "run" / "model.safetensors")
+    with pytest.raises(ValueError, match=r"another recipe: finetune_digest \w+ instead of \w+"):
+        rows(tmp_path / "run", finetune_epochs=1, coset_pools=("max",), **how)
 
 
 def test_a_checkpoint_alone_needs_its_data_said(tmp_path: Path) -> None:

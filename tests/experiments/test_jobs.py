@@ -43,11 +43,23 @@ def test_a_finished_job_is_not_run_again(tmp_path: Path, log: Path) -> None:
     assert outcome.folder == tmp_path / "jobs" / "second"
 
 
-def test_records_of_other_jobs_and_damaged_ones_are_refused(tmp_path: Path, log: Path) -> None:
+def test_another_job_of_the_same_name_is_kept_beside_it(tmp_path: Path, log: Path) -> None:
+    store = Store(tmp_path / "jobs")
+    old, new = job("sets/a", log), job("sets/a", log, data="changed")
+    run_job(old, store)
+    assert store.outcome(new) is None
+    assert run_job(new, store)
+    assert run_job(old, store)  # still there
+    assert ran(log) == ["sets/a", "sets/a"]
+    outcome = store.outcome(new)
+    assert outcome is not None
+    assert outcome.folder == tmp_path / "jobs" / "sets" / f"a-{new.key[:8]}"
+    assert store.folder(old) == tmp_path / "jobs" / "sets" / "a"
+
+
+def test_damaged_records_are_refused(tmp_path: Path, log: Path) -> None:
     store = Store(tmp_path / "jobs")
     run_job(job("a", log), store)
-    with pytest.raises(ValueError, match=r"a\.json holds results of another configuration"):
-        run_job(job("a", log, lr=0.1), store)
     store.record(job("a", log)).write_text("{")
     with pytest.raises(ValueError, match=r"a\.json is damaged; delete it"):
         run_job(job("a", log), store)

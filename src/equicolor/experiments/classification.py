@@ -5,6 +5,7 @@ interrupted experiment goes on where it stopped, and a run is there to evaluate 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from equicolor._files import output_folder
 from equicolor.experiments import classification_report
 from equicolor.experiments.jobs import Store
 from equicolor.experiments.launching import Launch, launch
-from equicolor.experiments.picture_jobs import Run, parts_of, plan, row_facts, settle
+from equicolor.experiments.picture_jobs import Part, Run, parts_of, plan, row_facts, settle
 from equicolor.results import read_results, read_rows, write_results
 from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.run_folder import RunFolder
@@ -59,7 +60,7 @@ def reproduce(
     written: list[Path] = []
 
     def show() -> None:  # after every run: what is known so far can be looked at
-        written[:] = collect(runs, output, device=options.accelerator)
+        written[:] = collect(runs, output, device=options.accelerator, parts=parts)
 
     try:
         jobs = [job for part in parts for job in part.jobs]
@@ -70,7 +71,13 @@ def reproduce(
     return written
 
 
-def collect(runs: Sequence[Run], output: Path | str, *, device: str = "cpu") -> list[Path]:
+def collect(
+    runs: Sequence[Run],
+    output: Path | str,
+    *,
+    device: str = "cpu",
+    parts: Sequence[Part] = (),
+) -> list[Path]:
     """Write results, tables and figures of the runs that are finished.
 
     Those that earlier calls trained in the same folder come after, so that no call takes away
@@ -80,18 +87,31 @@ def collect(runs: Sequence[Run], output: Path | str, *, device: str = "cpu") -> 
         runs: of :func:`plan`.
         output: the folder they were trained in.
         device: what they were trained on.
+        parts: of the runs, where it is known; else rows are read from the runs' folders.
     """
     output = Path(output)
     store = Store(output / _RUNS)
     names = [run.name for run in settle(runs, store.root)]
-    finished = sorted(path.parent.name for path in store.root.glob("*/result.json"))
+    finished = _finished(store.root)
+    known = {store.folder(part.job).name: part.rows(store) for part in parts}
     rows = [
-        _row(RunFolder(store.root / name))
+        row
         for name in [*names, *(name for name in finished if name not in names)]
         if name in finished
+        for row in known.get(name) or [_row(RunFolder(store.root / name))]
     ]
     results = write_results(output / RESULTS, rows, device=device, experiment="classification")
     return [results, *classification_report.write(rows, output)]
+
+
+def _finished(root: Path) -> list[str]:
+    """The names of finished runs; of those with one recipe, on other pictures, the newest."""
+    newest: dict[str, str] = {}
+    for path in sorted(root.glob("*/result.json"), key=lambda path: path.stat().st_mtime_ns):
+        folder = RunFolder(path.parent)
+        recipe = TrainingRecipe.from_json(folder.recipe.read_text())
+        newest[repr(replace(recipe, dataset=Path(recipe.dataset).name))] = folder.path.name
+    return sorted(newest.values())
 
 
 def _row(folder: RunFolder) -> dict[str, Any]:

@@ -18,7 +18,7 @@ AUGMENTATIONS = ("none", "jitter 0.5", "augmix")  # the paper's, in its order
 # gets a line of its own. Rows that do not say are taken to follow the paper.
 _SETTINGS = (
     "epochs", "batch_size", "optimizer", "lr", "weight_decay", "schedule", "label_smoothing",
-    "ema", "clip", "size", "split_seed",
+    "ema", "clip", "size", "split_seed", "precision",
 )  # fmt: skip
 _USUAL = {name: getattr(TrainingRecipe(), name) for name in _SETTINGS}
 _POOL_NAMES = {"max": [], "avg": ["average pooling"], "none": ["flattened"]}

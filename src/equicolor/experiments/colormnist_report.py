@@ -137,11 +137,23 @@ def headline(experiment: str, rows: Sequence[Row]) -> str:
             return f"{len(rows)} networks trained."
         means.append(statistics.fmean(found))
     gap = means[0] - means[1]
-    over = "" if experiment == "colormnist-longtailed" else " (mean over σ)"
+    over = "" if experiment == "colormnist-longtailed" else f" (mean over σ; {_leads(rows)})"
     return (
         f"CECNN {means[0]:.1f} % against Z2CNN {means[1]:.1f} %{over}: {abs(gap):.1f} points "
         f"{'more' if gap >= 0 else 'less'} with as many parameters."
     )
+
+
+def _leads(rows: Sequence[Row]) -> str:
+    """At how many spreads of the hue CECNN is above Z2CNN."""
+    means: dict[Any, dict[str, float]] = {}
+    for model in ("cecnn", "z2cnn"):
+        group = figures.by_variant(rows).get(figures.Variant(model, "none", False), [])
+        for sigma in {row.get("sigma") for row in group}:
+            values = [row["original"] for row in group if row.get("sigma") == sigma]
+            means.setdefault(sigma, {})[model] = statistics.fmean(values)
+    both = [found for found in means.values() if len(found) == 2]
+    return f"ahead at {sum(f['cecnn'] > f['z2cnn'] for f in both)} of {len(both)}"
 
 
 @torch.no_grad()

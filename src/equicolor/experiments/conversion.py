@@ -14,7 +14,7 @@ from equicolor.evaluation.diagnose import diagnose
 from equicolor.evaluation.pictures import recipe_of_run
 from equicolor.models.checkpoints import checkpoint_file, load_model, save_model
 from equicolor.training.fit import fit
-from equicolor.training.recipes import TrainingRecipe, finetune_recipe
+from equicolor.training.recipes import JITTER, TrainingRecipe, finetune_recipe
 from equicolor.training.run_options import RunOptions
 
 __all__ = ["rows"]
@@ -39,6 +39,9 @@ def rows(
     console: Console | None = None,
 ) -> list[Row]:
     """Judge a network before conversion, after it without training, and after a fine-tune.
+
+    The plain network is fine-tuned as long, without and with hue jitter: what more training, or
+    the usual remedy, does by itself.
 
     Args:
         checkpoint: a plain network of :func:`equicolor.models.save_model`, or the folder of its
@@ -72,6 +75,11 @@ def rows(
         found = diagnose(path, data, actions=("hsv",), device=where, console=quiet, **cut)
         return found.rows()[0] | {"stage": stage, **facts}
 
+    def tune(recipe: TrainingRecipe, name: str, stage: str) -> Row:
+        found = fit(recipe, output / name, RunOptions(device=where.type), console=console)
+        assert found is not None
+        return found.row | {"stage": stage}
+
     made = [judge(checkpoint, "before conversion")]
     for pool in coset_pools:
         path = output / f"converted-{pool}.safetensors"
@@ -82,18 +90,21 @@ def rows(
         made.append(judge(path, f"converted, {pool} over {rotations} hues", **facts))
         if finetune_epochs:
             recipe = _finetune(data, path, trained, finetune_epochs, lr, where.type)
-            options = RunOptions(device=where.type)
-            found = fit(recipe, output / f"finetuned-{pool}", options, console=console)
-            assert found is not None
             stage = f"converted and fine-tuned for {finetune_epochs} epochs, {pool}"
-            made.append(found.row | {"stage": stage, **facts})
+            made.append(tune(recipe, f"finetuned-{pool}", stage) | facts)
+    for name, jitter in (("plain", 0.0), ("plain-jitter", JITTER)) if finetune_epochs else ():
+        recipe = _finetune(data, checkpoint, trained, finetune_epochs, lr, where.type)
+        stage = f"plain, fine-tuned{' with jitter' if jitter else ''}"
+        recipe = dataclasses.replace(recipe, jitter=jitter)
+        made.append(tune(recipe, f"finetuned-{name}", f"{stage} for {finetune_epochs} epochs"))
     return made
 
 
 def _finetune(
-    data: str, path: Path, trained: TrainingRecipe | None, epochs: int, lr: float, device: str
+    data: str, path: str | Path, trained: TrainingRecipe | None, epochs: int, lr: float, device: str
 ) -> TrainingRecipe:
     recipe = finetune_recipe(data, path)
     same = {} if trained is None else {name: getattr(trained, name) for name in _LIKE_BEFORE}
-    precision = "bf16" if device == "cuda" else "32"
+    half = device == "cuda" and (trained is None or trained.precision == "bf16")
+    precision = "bf16" if half else "32"
     return dataclasses.replace(recipe, **same, epochs=epochs, lr=lr, precision=precision)

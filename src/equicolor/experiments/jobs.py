@@ -127,17 +127,28 @@ class Store:
 
     def folder(self, job: Job) -> Path:
         """Where a job keeps its files."""
-        return self.root / job.name
+        path = self.root / job.name
+        return path.with_name(path.name + self._suffix(job))
 
     def record(self, job: Job) -> Path:
         """The file with a finished job's rows."""
-        return self.root / f"{job.name}.json"
+        path = self.root / job.name
+        return path.with_name(f"{path.name}{self._suffix(job)}.json")
+
+    def _suffix(self, job: Job) -> str:
+        """Tells a job from one of the same name that was finished with other data, say."""
+        path = self.root / job.name
+        try:
+            held = read_results(path.with_name(f"{path.name}.json"))["key"]
+        except (OSError, ValueError, KeyError):  # none, or damaged
+            return ""
+        return "" if held == job.key else f"-{job.key[:8]}"
 
     def outcome(self, job: Job) -> Outcome | None:
         """What a job found; None if it is not finished.
 
         Raises:
-            ValueError: if the record is damaged, or another job's.
+            ValueError: if the record is damaged.
         """
         path = self.record(job)
         try:
@@ -148,10 +159,14 @@ class Store:
         except (ValueError, KeyError):
             raise ValueError(f"{path} is damaged; delete it to run that job anew") from None
         if key != job.key:
-            raise ValueError(
-                f"{path} holds results of another configuration; delete it or choose another folder"
-            )
+            return None
         return Outcome(rows, self.folder(job))
+
+    def provenance(self, job: Job) -> dict[str, Any]:
+        """When, where and with what a finished job was computed."""
+        kept = read_results(self.record(job))
+        names = ("date", "device", "python", "versions", "seconds")
+        return {"job": job.name, **{name: kept[name] for name in names if name in kept}}
 
     def seconds(self, job: Job) -> float:
         """How long a finished job took, from start or resumption."""

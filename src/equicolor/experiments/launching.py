@@ -6,12 +6,15 @@ computer, a SLURM array through submitit, or the same command typed on several c
 share a folder. Where a file system knows no locks, shards divide the list beforehand.
 """
 
+import functools
 import importlib
 import multiprocessing
 import os
 import queue
 import re
+import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +39,15 @@ Failures = dict[str, Exception]
 
 
 class JobsFailedError(ChildProcessError):
-    """Some jobs failed; the others are finished."""
+    """Some jobs failed; the others are finished.
+
+    Attributes:
+        failures: why, by the names of the jobs.
+    """
+
+    def __init__(self, message: str, failures: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.failures = dict(failures or {})
 
 
 @dataclass(frozen=True)
@@ -143,36 +154,59 @@ def launch(
         on_done: called now and then when further jobs have finished.
 
     Raises:
-        JobsFailedError: if several failed, after all others are finished; the error itself if
-            it was one.
+        JobsFailedError: if any failed, after all others are finished.
 
     Example:
         >>> import tempfile
         >>> launch([], Store(tempfile.mkdtemp()))
     """
     how = Launch() if how is None else how
-    chosen: list[Job] = list(jobs) if how.shard is None else how.shard.of(jobs)
+    chosen = list(jobs) if how.shard is None else _part(jobs, how.shard)
     chosen = [job for job in chosen if store.outcome(job) is None]
     if not chosen:
         return
     places = how.places()
-    if how.launcher != "processes":
-        failed = _with_submitit(chosen, store, how, places, console)
-    elif len(places) == 1 and places[0] in ("cpu", "cuda", "cuda:0"):
-        failed = _here(chosen, store, places[0], console, on_done)
-    else:
-        failed = _in_processes(chosen, store, places[: len(chosen)], console, on_done)
+    if how.launcher == "processes" and len(places) == 1 and places[0] in ("cpu", "cuda", "cuda:0"):
+        _raise(_here(chosen, store, places[0], console, on_done))
+        return
+    store.root.mkdir(parents=True, exist_ok=True)
+    notes = Path(tempfile.mkdtemp(prefix=".failed-", dir=store.root.resolve()))
+    try:
+        if how.launcher != "processes":
+            failed = _with_submitit(chosen, store, how, places, notes, console)
+        else:
+            places = places[: len(chosen)]
+            failed = _in_processes(chosen, store, places, notes, console, on_done)
+    finally:
+        shutil.rmtree(notes, ignore_errors=True)
     _raise(failed)
 
 
+def _part(jobs: Sequence[Job], shard: Shard) -> list[Job]:
+    """A shard's jobs; what needs another stays with it, or two shards would run that one."""
+    families: dict[str, list[Job]] = {}
+    for job in jobs:
+        first = job
+        while first.after:
+            first = first.after[0]
+        families.setdefault(first.name, []).append(job)
+    return [job for family in shard.of(list(families.values())) for job in family]
+
+
 def _raise(failed: Failures) -> None:
-    if len(failed) == 1:
-        raise next(iter(failed.values()))
-    if failed:
-        several = "; ".join(
-            f"{name}: {str(error) or type(error).__name__}" for name, error in failed.items()
-        )
-        raise JobsFailedError(f"{len(failed)} jobs failed: {several}")
+    if not failed:
+        return
+    why = {name: _said(error) for name, error in failed.items()}
+    count = "1 job failed" if len(why) == 1 else f"{len(why)} jobs failed"
+    several = "; ".join(f"{name}: {reason}" for name, reason in why.items())
+    raise JobsFailedError(f"{count}: {several}", why) from next(iter(failed.values()))
+
+
+def _said(error: Exception) -> str:
+    """What an error says, with its name where that says more."""
+    if isinstance(error, (OSError, ValueError)) and str(error):
+        return str(error)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _here(
@@ -200,6 +234,7 @@ def work(
     device: str,
     report: Report | None = None,
     *,
+    notes: Path | None = None,
     console: Console | None = None,
 ) -> Failures:
     """Run what nobody else is running until all jobs are finished or have failed.
@@ -209,6 +244,7 @@ def work(
         root: of the store.
         device: where to compute.
         report: is told what was ``"done"`` or ``"failed"``.
+        notes: a folder in which workers tell each other what failed, so that it fails once.
         console: shows progress; None shows nothing.
 
     Returns:
@@ -222,10 +258,13 @@ def work(
             news = _DONE
             try:
                 _refuse_hopeless(job, failed)
+                _refuse_noted(job, notes)
                 if not run_job(job, store, where, wait=False):
                     continue
             except Exception as error:
                 failed[job.name], news = error, _FAILED
+                if notes is not None and notes.is_dir():
+                    _note(job, notes).write_text(_said(error))
             waiting.remove(job)
             if report is not None:
                 report(job.name, news)
@@ -242,10 +281,25 @@ def _refuse_hopeless(job: Job, failed: Failures) -> None:
             raise failed[needed.name]
 
 
+def _refuse_noted(job: Job, notes: Path | None) -> None:
+    """Raise what a job, or one that it needs, has failed with in another worker."""
+    if notes is None:
+        return
+    for needed in job.after:
+        _refuse_noted(needed, notes)
+    if _note(job, notes).is_file():
+        raise JobsFailedError(_note(job, notes).read_text())
+
+
+def _note(job: Job, notes: Path) -> Path:
+    return notes / job.name.replace("/", ".")
+
+
 def _in_processes(
     jobs: Sequence[Job],
     store: Store,
     places: Sequence[str],
+    notes: Path,
     console: Console | None,
     on_done: Callable[[], None] | None,
 ) -> Failures:
@@ -254,7 +308,7 @@ def _in_processes(
     messages: Any = context.Queue()
     threads = max(1, (os.cpu_count() or 1) // len(places))
     workers = [
-        context.Process(target=_worker, args=(jobs, store.root, place, threads, messages))
+        context.Process(target=_worker, args=(jobs, store.root, place, threads, notes, messages))
         for place in places
     ]
     failed = Failures()
@@ -295,7 +349,7 @@ def _in_processes(
 
 
 def _worker(
-    jobs: Sequence[Job], root: Path, place: str, threads: int, messages: Any
+    jobs: Sequence[Job], root: Path, place: str, threads: int, notes: Path, messages: Any
 ) -> None:  # pragma: no cover (runs in a process of its own)
     """Work in a process of its own, on its own device, and report to the one that started it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # that one stops its workers
@@ -309,7 +363,7 @@ def _worker(
         if news == _DONE:
             messages.put((name, news, None))
 
-    failed = work(jobs, root, kind, report)
+    failed = work(jobs, root, kind, report, notes=notes)
     for name, error in failed.items():
         messages.put((name, _FAILED, _portable(error)))
 
@@ -342,6 +396,7 @@ def _with_submitit(
     store: Store,
     how: Launch,
     places: Sequence[str],
+    notes: Path,
     console: Console | None,
 ) -> Failures:
     """Run jobs in tasks of a SLURM array, or in processes that submitit starts here."""
@@ -352,7 +407,8 @@ def _with_submitit(
     executor.update_parameters(**options)
     count = min(len(places), len(jobs))
     root = store.root.resolve()
-    tasks = executor.map_array(work, [list(jobs)] * count, [root] * count, list(places[:count]))
+    worker = functools.partial(work, notes=notes)
+    tasks = executor.map_array(worker, [list(jobs)] * count, [root] * count, list(places[:count]))
     if console is not None:
         numbers = ", ".join(str(task.job_id) for task in tasks)
         console.print(

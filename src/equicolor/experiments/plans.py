@@ -19,7 +19,7 @@ from equicolor.experiments.registry import find_experiment
 from equicolor.training.recipes import default_recipe
 from equicolor.training.run_options import RunOptions
 
-__all__ = ["Scope", "parts"]
+__all__ = ["Scope", "options_of", "parts"]
 
 MAIN = "flowers102"  # the dataset of the paper's ablations
 QUICK_MAIN = "coloured-digits"
@@ -146,6 +146,21 @@ def _conversion(experiment: str, scope: Scope) -> list[Part]:
     return found
 
 
+def options_of(experiment: str) -> tuple[str, ...]:
+    """The settings of a :class:`Scope` that make a difference to an experiment.
+
+    Example:
+        >>> options_of("colormnist-biased"), options_of("configurations")
+        (('seeds', 'epochs'), ())
+    """
+    if find_experiment(experiment).name in ("equivariance", "configurations"):
+        return ()
+    if experiment.startswith("colormnist"):
+        return "seeds", "epochs"
+    one = experiment in ("neuron-features", "conversion")  # of one seed
+    return ("datasets", "epochs", "size") if one else ("datasets", "seeds", "epochs", "size")
+
+
 _PLANS: dict[str, Callable[[str, Scope], list[Part]]] = {
     "equivariance": _alone,
     "configurations": _alone,
@@ -179,8 +194,8 @@ def _runs(
     load_dataset(place, "test")  # which says what is missing, before anything is trained
     name = find_dataset(place).name
     runs = plan(place, networks, seeds=scope.seeds or 1)
-    changes: dict[str, Any] = dict(_QUICK_RECIPE) if scope.quick else {}
-    changes["precision"] = "bf16" if scope.cuda else "32"
+    precision = "bf16" if scope.cuda else "32"
+    changes: dict[str, Any] = dict(_QUICK_RECIPE) if scope.quick else {"precision": precision}
     if scope.epochs is not None:
         changes["epochs"] = scope.epochs
     if scope.size is not None:

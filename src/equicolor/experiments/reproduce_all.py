@@ -14,13 +14,15 @@ from rich.console import Console
 
 from equicolor._files import output_folder
 from equicolor.experiments import all_report
+from equicolor.experiments.ablations import ABLATIONS
 from equicolor.experiments.jobs import Job, Store
 from equicolor.experiments.launching import JobsFailedError, Launch, launch
 from equicolor.experiments.picture_jobs import Part
 from equicolor.experiments.plans import Scope, parts
 from equicolor.experiments.registry import EXPERIMENTS, find_experiment
+from equicolor.experiments.rows import merged
 from equicolor.experiments.sections import Findings
-from equicolor.results import provenance, write_results
+from equicolor.results import provenance, read_results, write_results
 
 __all__ = ["Reproduced", "reproduce_all", "state"]
 
@@ -35,6 +37,7 @@ class Reproduced(NamedTuple):
         results: the files of rows.
         jobs, finished: how many there are, and how many of them are done.
         failed: why experiments could not run or finish, by their ids.
+        broken: whether anything failed, rather than being left to other shards.
     """
 
     report: Path
@@ -42,6 +45,7 @@ class Reproduced(NamedTuple):
     jobs: int
     finished: int
     failed: Mapping[str, str]
+    broken: bool = False
 
 
 def reproduce_all(
@@ -84,20 +88,40 @@ def reproduce_all(
         if console is not None:
             console.print("The same command continues where this one stopped.")
         raise
-    except Exception as error:
-        if len(chosen) == 1 or not isinstance(error, (OSError, ValueError, JobsFailedError)):
-            raise
-        problem = str(error) or type(error).__name__
+    except JobsFailedError as error:
+        problems = error.failures
     else:
-        problem = ""
-    sharded = how is not None and how.shard is not None
+        problems = {}
+    broken = bool(failed or problems)
     for name, listed in planned.items():
-        left = sum(store.outcome(job) is None for part in listed for job in part.jobs)
+        left = [job for job in _jobs({name: listed}) if store.outcome(job) is None]
         if left:
-            why = "they belong to other shards" if sharded else problem
-            failed[name] = f"{left} jobs are not finished: {why}"
+            own = {job.name: problems[job.name] for job in left if job.name in problems}
+            reasons = [f"{job}: {why}" for job, why in own.items()]
+            if len(own) < len(left):
+                sharded = how is not None and how.shard is not None
+                why = "left to other shards" if sharded else "not run"
+                reasons.append(f"{len(left) - len(own)} {why}")
+            unfinished = "1 job is" if len(left) == 1 else f"{len(left)} jobs are"
+            failed[name] = f"{unfinished} not finished: {'; '.join(reasons)}"
+    planned |= _finished(scope, store, without=chosen)
     with FileLock(output / ".report.lock"):  # other shards may end at the same time
-        return _write(planned, store, scope, jobs, failed)
+        return _write(planned, store, scope, jobs, failed, broken)
+
+
+def _finished(scope: Scope, store: Store, *, without: Sequence[str]) -> dict[str, list[Part]]:
+    """The other experiments whose jobs are all there, be it because these have them in common."""
+    found = {}
+    for name in EXPERIMENTS:
+        if name in without:
+            continue
+        try:
+            listed = parts(name, scope)
+        except (OSError, ValueError):  # its data are missing
+            continue
+        if all(store.outcome(job) is not None for part in listed for job in part.jobs):
+            found[name] = listed
+    return found
 
 
 def _write(
@@ -106,6 +130,7 @@ def _write(
     scope: Scope,
     jobs: Sequence[Job],
     failed: Mapping[str, str],
+    broken: bool,
 ) -> Reproduced:
     """Write rows and report."""
     output = scope.output
@@ -113,11 +138,16 @@ def _write(
     finished = sum(store.outcome(job) is not None for job in jobs)
     facts = {**provenance("cuda" if scope.cuda else "cpu"), "jobs": f"{finished} of {len(jobs)}"}
     seconds = sum(store.seconds(job) for job in jobs if store.outcome(job) is not None)
+    made = [store.provenance(job) for job in jobs if store.outcome(job) is not None]
+    if made:  # elsewhere, maybe
+        facts["device"] = ", ".join(sorted({str(job["device"]) for job in made}))
     facts["computed for"] = f"{seconds / 60:.1f} minutes in all"
     # Also what earlier calls found of other experiments.
-    found = all_report.read([output / all_report.RESULTS]) if results else Findings({})
+    known = any((output / all_report.RESULTS).glob("*.json"))
+    nothing = Findings({}, quick=scope.quick)
+    found = all_report.read([output / all_report.RESULTS]) if known else nothing
     written = all_report.write(found, output, quick=scope.quick, failed=failed, provenance=facts)
-    return Reproduced(written.report, results, len(jobs), finished, failed)
+    return Reproduced(written.report, results, len(jobs), finished, failed, broken)
 
 
 def _jobs(planned: Mapping[str, Sequence[Part]]) -> list[Job]:
@@ -133,20 +163,42 @@ def _jobs(planned: Mapping[str, Sequence[Part]]) -> list[Job]:
 def _write_results(
     planned: Mapping[str, Sequence[Part]], store: Store, output: Path, scope: Scope
 ) -> list[Path]:
-    """A file of rows for each experiment that has any, and the pictures of its jobs."""
+    """A file of rows for each experiment that has any, and the pictures of its jobs.
+
+    Rows that a file has of other seeds or settings stay.
+    """
     written = []
     folder = output / all_report.RESULTS
     for name, listed in planned.items():
-        rows = [row for part in listed for row in part.rows(store) or []]
+        rows: list[Mapping[str, Any]] = [row for part in listed for row in part.rows(store) or []]
         if not rows:
             continue
         device = "cuda" if scope.cuda else "cpu"
+        done = [job for job in _jobs({name: listed}) if store.outcome(job) is not None]
         facts: dict[str, Any] = {"experiment": name, "quick": scope.quick}
-        written.append(write_results(folder / f"{name}.json", rows, device=device, **facts))
+        facts["jobs"] = [store.provenance(job) for job in done]
+        path = folder / f"{name}.json"
+        if path.is_file():
+            kept = read_results(path)
+            if kept.get("quick") == scope.quick:
+                names = {made["job"] for made in facts["jobs"]}
+                earlier = [made for made in kept.get("jobs", []) if made["job"] not in names]
+                facts["jobs"] += earlier
+                rows = merged(rows, [row for row in kept["rows"] if _fits(name, row, rows)])
+        written.append(write_results(path, rows, device=device, **facts))
         for part in listed:
             for picture in sorted(store.folder(part.job).glob(f"{name}*.png")):
                 (folder / picture.name).write_bytes(picture.read_bytes())
     return written
+
+
+def _fits(name: str, old: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether an experiment shows an old row beside new ones, if it is about something else."""
+    if name == "classification" or name in ABLATIONS:  # which tell settings apart
+        return True
+    if name.startswith("colormnist"):
+        return all(old.get(key) == rows[0].get(key) for key in ("epochs", "digits"))
+    return all(old.get("dataset") != row.get("dataset") for row in rows)
 
 
 def state(name: str, scope: Scope) -> str:
@@ -167,7 +219,10 @@ def state(name: str, scope: Scope) -> str:
     except (OSError, ValueError):  # its data are missing
         return "not run"
     store = Store(scope.output / _JOBS)
-    done = sum(store.outcome(job) is not None for job in jobs)
+    try:
+        done = sum(store.outcome(job) is not None for job in jobs)
+    except ValueError as error:
+        return str(error)
     if done == len(jobs):
         return "done"
     return f"{done} of {len(jobs)} jobs" if done else "not run"

@@ -3,6 +3,7 @@
 import itertools
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,10 +26,12 @@ from equicolor.experiments import (
 from equicolor.experiments.classification_variants import dataset_title, datasets_of
 from equicolor.experiments.quick_pictures import PICTURES
 from equicolor.experiments.registry import Experiment
+from equicolor.experiments.rows import identity
 from equicolor.inspection.figures import selectivity_figure
 from equicolor.reporting.figures import png
 from equicolor.reporting.html import Section
 from equicolor.reporting.tables import MISSING, Table
+from equicolor.training.recipes import TrainingRecipe
 
 __all__ = ["Findings", "sections"]
 
@@ -41,6 +44,7 @@ class Findings:
     Args:
         rows: by the id of the experiment.
         pictures: PNG files by name, such as ``"neuron-features-flowers102"``.
+        quick: whether any are of a quick run.
 
     Example:
         >>> row = {"dataset": "flowers102", "model": "resnet18", "seed": 0, "original": 66.0}
@@ -53,9 +57,12 @@ class Findings:
         self,
         rows: Mapping[str, Sequence[Row]],
         pictures: Mapping[str, bytes] | None = None,
+        *,
+        quick: bool = False,
     ) -> None:
         self.rows = {name: list(found) for name, found in rows.items()}
         self.pictures = dict(pictures or {})
+        self.quick = quick
 
     def of(self, experiment: str) -> list[Row]:
         """The rows of one experiment."""
@@ -68,15 +75,10 @@ class Findings:
         for experiment in ("classification", *ablations.ABLATIONS, "selectivity"):
             for row in self.of(experiment):
                 if "original" in row:
-                    key = tuple(repr(row.get(name)) for name in _IDENTITY)
+                    key = identity(row)
                     found[key] = {**found.get(key, {}), **row}
         return list(found.values())
 
-
-_IDENTITY = (
-    "dataset", "model", "rotations", "lifting", "ce_stages", "width", "augmentation",
-    "coset_pool", "seed", "epochs", "batch_size", "lr", "size", "precision",
-)  # fmt: skip
 
 Parts = list[tuple[Section, str]]  # a section, and the name of its figure's file
 
@@ -103,7 +105,9 @@ def sections(experiment: Experiment, found: Findings) -> Parts:
     title = f"{experiment.title}{place}"
     paper = f"The paper: {experiment.finding}" if experiment.paper else experiment.finding
     if not made:
-        command = f"equicolor reproduce {experiment.name}"
+        # Unlike the experiment's own command, this adds to the folder of the report.
+        command = f"equicolor reproduce all --only {experiment.name}"
+        command += " --quick" if found.quick else ""
         return [(Section(title, f"{paper}\n\nIt was not run: {command}"), "")]
     (first, name), *rest = made
     text = f"{paper}\n\n{first.text}" if first.text else paper
@@ -188,9 +192,9 @@ def _configurations(name: str, found: Findings) -> Parts:
 
 
 def _ablation(name: str, found: Findings) -> Parts:
-    rows = [row for row in found.trained if row["dataset"] in _datasets(name, found)]
     made: Parts = []
-    for dataset in datasets_of(rows):
+    for dataset in datasets_of([{"dataset": dataset} for dataset in _datasets(name, found)]):
+        rows = _comparable(name, found, dataset)
         drawn = ablation_figures.figures(name, rows, dataset)
         table: Table | None = ablations.table(name, rows, dataset)
         text = _made_up([dataset])
@@ -209,6 +213,23 @@ def _datasets(name: str, found: Findings) -> set[str]:
     """The datasets an ablation is shown for: those it ran on, else the paper's."""
     own = {row["dataset"] for row in found.of(name)}
     return own or {row["dataset"] for row in found.trained if row["dataset"] == "flowers102"}
+
+
+def _comparable(name: str, found: Findings, dataset: str) -> list[Row]:
+    """An ablation's own rows, and those of other experiments that were trained like most."""
+    everything = [row for row in found.trained if row["dataset"] == dataset]
+    own = {identity(row) for row in found.of(name) if row["dataset"] == dataset}
+    if not own:
+        return everything
+    counted = Counter(map(_training, (row for row in everything if identity(row) in own)))
+    ((usual, _),) = counted.most_common(1)
+    return [row for row in everything if identity(row) in own or _training(row) == usual]
+
+
+def _training(row: Row) -> tuple[Any, ...]:
+    """What must be equal for accuracies to be compared; rows that do not say are the paper's."""
+    names = ("epochs", "size", "batch_size", "lr", "precision")
+    return tuple(row.get(name, getattr(TrainingRecipe, name)) for name in names)
 
 
 _FURTHER = {"ablation-rotations": "accuracy over the number of rotations, and heights of peaks"}
@@ -336,7 +357,7 @@ def _made_up(datasets: Sequence[str]) -> str:
     return (
         f"A quick run, on made-up pictures: {', and '.join(each.title for each in quick)}; "
         f"{quick[0].train} for training, with narrow networks and few epochs. It shows that "
-        "everything works and the direction of effects, not the paper's numbers."
+        "everything runs; differences of a few points mean nothing."
     )
 
 

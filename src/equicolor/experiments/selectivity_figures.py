@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
+from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 
 from equicolor.experiments.classification_variants import by_variant, dataset_title, datasets_of
@@ -99,7 +100,8 @@ def gain_figure(rows: Sequence[Row], trained: Sequence[Row]) -> Figure:
     """
     scores = {dataset: score(rows, dataset) for dataset in datasets_of(rows)}
     span = Normalize(min(0.0, *scores.values()), max(1.0, *scores.values()))
-    colors = matplotlib.colormaps["plasma"]
+    # Without its end, which is too bright for lines.
+    colors = ListedColormap(matplotlib.colormaps["plasma"](np.linspace(0, 0.9, 256)))
     figure = Figure(figsize=(8, 4.2), layout="constrained")
     axes = figure.subplots()
     most = 1
@@ -109,7 +111,7 @@ def gain_figure(rows: Sequence[Row], trained: Sequence[Row]) -> Figure:
         label = f"{dataset_title(dataset)}, selectivity {scores[dataset]:.2f}"
         axes.plot(
             list(gain), list(gain.values()), marker=_MARKERS[index % len(_MARKERS)],
-            color=colors(0.9 * span(scores[dataset])), linewidth=1.8, label=label,
+            color=colors(float(span(scores[dataset]))), linewidth=1.8, label=label,
         )  # fmt: skip
     axes.axhline(0, color="#999999", linewidth=0.8, linestyle=":")
     axes.set_xticks(range(most + 1))

@@ -1,8 +1,9 @@
 """Everything a page about a network shows, measured."""
 
+import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,7 @@ from equicolor.analysis.selectivity import GREYS
 from equicolor.evaluation.diagnose import Subject, judge
 from equicolor.evaluation.evaluate import Evaluation
 from equicolor.evaluation.networks import network_facts
-from equicolor.evaluation.pictures import count_outputs
+from equicolor.evaluation.pictures import count_outputs, match_classes
 from equicolor.reporting.progress import counting
 
 __all__ = ["SELECTIVE", "Inspection", "Sheet", "inspect"]
@@ -85,6 +86,7 @@ class Inspection:
         action: which hue shifts, ``"hsv"`` or ``"rgb"``.
         pictures: how many were looked at.
         seconds: how long it took.
+        unjudged: why there is no evaluation, in words.
     """
 
     facts: dict[str, Any]
@@ -97,6 +99,7 @@ class Inspection:
     action: str
     pictures: int
     seconds: float
+    unjudged: str = ""
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a layer, for a result file.
@@ -180,6 +183,38 @@ def _median(measured: Sequence[HueRows | None]) -> float:
     return float(torch.cat(parts).nanmedian()) if parts else math.nan
 
 
+def _matched(subject: Subject) -> tuple[Subject | None, str]:
+    """A subject whose labels count the classes as its network does, or why there is none."""
+    network, pictures = subject.network, subject.pictures
+    outputs, classes = count_outputs(network, subject.facts["size"]), len(pictures.class_names)
+    if outputs != classes:
+        return None, f"the network has {outputs} outputs, {pictures.name} has {classes} classes"
+    try:
+        matched = match_classes(network, pictures)
+    except ValueError as error:
+        return None, str(error).partition(". If")[0]  # what follows is about another command
+    if matched.class_names == pictures.class_names:
+        return subject, ""
+    number = torch.tensor([matched.class_names.index(name) for name in pictures.class_names])
+    batches = _Renumbered(subject.batches, number)
+    return dataclasses.replace(subject, pictures=matched, batches=batches), ""
+
+
+@dataclass(frozen=True, eq=False)
+class _Renumbered:
+    """Batches of pictures and labels, with other numbers for the labels."""
+
+    batches: Any
+    number: Tensor
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for images, labels in self.batches:
+            yield images, self.number.to(labels.device)[labels]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
 def inspect(
     subject: Subject,
     *,
@@ -214,8 +249,9 @@ def inspect(
     drawn = stage_ends(known)[-_SHEETS:] if sheet_layers is None else list(sheet_layers)
     wanted = list(known | find_layers(network, subject.facts["size"], drawn))
     judged = None
-    if count_outputs(network, subject.facts["size"]) == len(subject.pictures.class_names):
-        judged = judge(subject, actions=["hsv"], shifts=shifts, console=console)
+    matched, unjudged = _matched(subject)
+    if matched is not None:
+        judged = judge(matched, actions=["hsv"], shifts=shifts, console=console)
     with counting(console, "looking for what excites units") as progress:
         found = top_activations(
             network, subject.batches, wanted, top=top, autocast=autocast, progress=progress
@@ -258,6 +294,7 @@ def inspect(
         action=action,
         pictures=len(subject.pictures),
         seconds=time.perf_counter() - start,
+        unjudged=unjudged,
     )
 
 

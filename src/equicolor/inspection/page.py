@@ -106,9 +106,10 @@ def sections(found: Inspection) -> list[Section]:
 def _accuracy_sections(found: Inspection) -> list[Section]:
     judged = found.evaluation
     if judged is None:
+        reason = f" ({found.unjudged})" if found.unjudged else ""
         why = (
-            "The network's outputs are not the classes of these pictures, so there is no accuracy "
-            "to measure: neither under hue shifts nor class by class."
+            f"The network's outputs are not the classes of these pictures{reason}, so there is no "
+            "accuracy to measure: neither under hue shifts nor class by class."
         )
         return [Section("Hue curve", why), Section("Colour sensitivity of classes", why)]
     changes = judged.class_changes("hsv")
