@@ -42,7 +42,10 @@ def test_from_conversion_to_fine_tuning(place: Path) -> None:
         "-o", "converted.safetensors", "--data", "fruit", "--device", "cpu",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
-    for words in ("before", "converted: 4 hues, hsv", "parameters", "MACs", "ms (", "original"):
+    for words in (
+        "before", "converted: 4 hues, hsv", "converted, folded", "parameters", "MACs", "ms (",
+        "original", "shifted by 30°",
+    ):  # fmt: skip
         assert words in result.stdout
     assert "wrote converted.safetensors" in result.stdout
     assert "on average over hue shifts" in result.stdout.splitlines()[-1]
@@ -95,6 +98,7 @@ def test_another_number_of_classes_is_said(place: Path) -> None:
         (["convert", "gone.safetensors", "-o", "a"], 1, "no network at gone.safetensors"),
         (["convert", "net.safetensors", "-o", "a", "--until", "xyz"], 2, "'xyz'; it has "),
         (["convert", "net.safetensors", "-o", "a", "--match-parameters"], 2, "needs init='random'"),
+        (["convert", "net.safetensors", "-o", "a", "--coset-pool", "none"], 2, "is max or avg; in"),
         (["convert", "mine.py:build", "-o", "a"], 2, "could not be built again from a checkpoint"),
         (["train", "--finetune", "net.safetensors"], 2, "--finetune needs a dataset"),
         (["train", "fruit", "--finetune", "net.safetensors", "--rotations", "3"], 2, "it is, got"),

@@ -63,6 +63,11 @@ def convert(
     from equicolor.devices import choose_device
     from equicolor.reporting.tables import Table
 
+    if coset_pool.lower() == "none":
+        raise ValueError(
+            "a checkpoint gives one answer an image, so --coset-pool is max or avg; in Python, "
+            "equicolor.convert(coset_pool=None) keeps the hues apart"
+        )
     if output.exists() and not force:
         raise FileExistsError(f"{output} exists; --force replaces it")
     where = choose_device(device)

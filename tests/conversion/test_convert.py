@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from equicolor.color import shift_hue
 from equicolor.conversion import ConversionError, Source, convert
 from equicolor.conversion.cost_report import cost_report, cost_rows
 from equicolor.models import (
+    CheckpointError,
     ce_resnet18,
     cost,
     create_model,
@@ -115,10 +117,12 @@ def test_weights_are_drawn_anew(images):
     torch.manual_seed(1)
     network = convert(original, 3, init="random")
     layer = network.network.layers[0][0].conv1
-    bound = (4 * 3 * 9) ** -0.5
     assert not layer.is_identity()
-    assert layer.weight.abs().max() <= bound
-    assert layer.pointwise_weight.abs().max() <= bound
+    assert layer.weight.abs().max() <= (4 * 9) ** -0.5  # as the plain layer is drawn
+    drawn = torch.cat(
+        [m.pointwise_weight.flatten() for m in network.modules() if isinstance(m, BatchedCEConv2d)]
+    )
+    assert abs(drawn.square().mean().item() - 1 / 3) < 0.02
     assert not torch.equal(network.network.conv1.weight, original.conv1.weight)
     assert not torch.equal(network.network.linear.head.weight, original.linear.weight)
 
@@ -159,6 +163,108 @@ def test_devices_dtypes_modes_and_frozen_weights_carry_over():
     assert all(parameter.is_meta for parameter in ghost.parameters())
 
 
+def test_random_networks_without_norms_see_their_images():
+    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.ReLU()]
+    for _ in range(7):
+        layers += [nn.Conv2d(16, 16, 3, padding=1), nn.ReLU()]
+    plain = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5))
+    torch.manual_seed(0)
+    plain.requires_grad_(False)
+    network = convert(plain, N, init="random", normalization=None, image_size=32)
+    assert all(parameter.requires_grad for parameter in network.parameters())
+    images = torch.rand(8, 3, 1, 1).expand(8, 3, 32, 32)
+    features = network.network[:-1](network.lift(images)).unflatten(0, (N, 8)).amax(0)
+    assert features.std(0).mean() > 0.1 * features.mean()
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.gamma = nn.Conv2d(4, 4, 3), nn.Parameter(torch.ones(4, 1, 1))
+
+    def forward(self, x):
+        return self.conv(x) * self.gamma
+
+
+def test_parameters_that_are_not_drawn_are_named(recwarn):
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), Scaled(), nn.BatchNorm2d(4))
+    convert(plain, 3, init="random", normalization=None, image_size=16)
+    assert not [w for w in recwarn if "stay as they are" in str(w.message)]
+    nn.init.normal_(plain[1].gamma)  # as if trained
+    with pytest.warns(UserWarning, match=r"stay as they are: network\.1\.gamma"):
+        convert(plain, 3, init="random", normalization=None, image_size=16)
+
+
+def test_modes_of_modules_are_kept():
+    plain = resnet18(5, width=4).train()
+    plain.linear.eval()
+    plain.layers[0].eval()
+    network = convert(plain, 3)
+    assert network.training
+    for path, module in plain.named_modules():
+        if path in dict(network.network.named_modules()):
+            assert network.network.get_submodule(path).training == module.training, path
+
+
+class ChannelAttention(nn.Module):
+    """A convolution over neighbouring channels, as ECA-Net has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, 1, 3, padding=1)
+
+    def forward(self, x):
+        gate = self.conv(x.mean((2, 3)).unsqueeze(1)).sigmoid()
+        return x * gate.squeeze(1)[:, :, None, None]
+
+
+def test_convolutions_over_channels_stay(images, relative_error):
+    layers = nn.Conv2d(3, 8, 3), ChannelAttention(), nn.ReLU(), nn.Conv2d(8, 4, 3)
+    network = convert(nn.Sequential(*layers).double(), N, normalization=None, image_size=32)
+    assert type(network.network[1].conv) is nn.Conv1d
+    with torch.no_grad():
+        found = mixed(network)(images)
+        assert relative_error(network(shift_hue(images, 1 / N)), found) < 1e-10
+
+
+class TwoHeads(Own):
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(16, 2)
+
+    def forward(self, images):
+        features = F.relu(self.right(self.stem(images))).mean((2, 3)).repeat(1, 2)
+        return {"many": self.head(features), "two": self.other(features)}
+
+
+def test_two_heads_are_pooled_at_their_outputs(images, relative_error):
+    plain = TwoHeads().double().eval()
+    for unused in ("left", "gate", "drop", "norm"):
+        delattr(plain, unused)
+    network = mixed(convert(plain, N, normalization=None, image_size=32))
+    with torch.no_grad():
+        found, shifted = network(images), network(shift_hue(images, 1 / N))
+    assert (found["many"].shape, found["two"].shape) == ((2, 5), (2, 2))
+    assert relative_error(shifted["two"], found["two"]) < 1e-10
+    with pytest.raises(ValueError, match="does not end in one linear classifier"):
+        network.reset_classifier(4)
+
+
+def test_another_classifier(images, tmp_path):
+    network = convert(resnet18(5, width=4).eval(), 3)
+    network.reset_classifier(7)
+    x = images.float()
+    assert network(x).shape == (2, 7)
+    loaded = load_model(save_model(network, tmp_path / "seven.safetensors"))
+    assert torch.equal(loaded(x), network(x))
+    hybrid = convert(resnet18(5, width=4), 3, until="layers.1")
+    hybrid.reset_classifier(7)
+    assert hybrid(x).shape == (2, 7)
+    network.network.linear = nn.Linear(32, 7)
+    with pytest.raises(RuntimeError, match=r"an output is \[6, 7\]: .*reset_classifier"):
+        network(x)
+
+
 # --- what it refuses -----------------------------------------------------------------------------
 
 
@@ -187,6 +293,29 @@ class Shared(nn.Module):
         return self.twice(self.middle(self.twice(self.stem(images))))
 
 
+def _two_convolutions(*more):
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), *more)
+
+
+def _hooked():
+    model = _two_convolutions()
+    model[1].register_forward_hook(lambda module, args, output: 2 * output)
+    return model
+
+
+def _tied():
+    model = _two_convolutions(nn.Conv2d(4, 4, 3))
+    model[2].weight = model[1].weight
+    return model
+
+
+def _spectral():
+    model = _two_convolutions()
+    nn.utils.spectral_norm(model[1])
+    model(torch.rand(1, 3, 8, 8))  # from now on it cannot be copied
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
@@ -201,9 +330,14 @@ class Shared(nn.Module):
         (Shared(), {"until": "middle"}, r"twice: Conv2d: it is used before and after the hues"),
         (Shared(), {"until": "twice"}, r"the network calls it 2 times"),
         (resnet18(3, width=4), {"until": "layers"}, r"never calls it; its parts are layers.0, lay"),
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.RReLU()), {}, r"1: RReLU: it draws random numbers"),
+        (_hooked(), {}, r"1: Conv2d: it has hooks"),
+        (_tied(), {}, r"2: Conv2d: its weight is also '1.weight': tied"),
+        (_spectral(), {}, r"1: Conv2d: its weight is computed by a hook"),
         (nn.Sequential(nn.Conv2d(3, 4, 40)), {}, r"does not take images \[2, 3, 32, 32\]: .*'0'"),
     ],
 )  # fmt: skip
+@pytest.mark.filterwarnings("ignore:no layer of Own gets a filter")  # until="stem"
 def test_what_cannot_be_converted_is_named(model, options, message):
     how = {"normalization": None, "image_size": 32, **options}
     if message is None:
@@ -228,6 +362,9 @@ def test_what_cannot_be_converted_is_named(model, options, message):
         ),
         ({"normalization": 3}, "normalization must be 'imagenet', a pair"),
         ({"normalization": ((0.5,), (0.0,))}, "std must be positive"),
+        ({"normalization": ((124, 116, 104), (58, 57, 57))}, "divide those of 8-bit images by 255"),
+        ({"normalization": int}, "must be a member of int, such as int.DEFAULT; got the class"),
+        ({"normalization": ("a", "b")}, "mean and std must be numbers, got 'a'"),
         ({"takes": "normalized"}, "takes='normalized' needs the mean and std"),
         ({"source": "nowhere:net"}, "source must be equicolor:NAME, torchvision:NAME or timm:NAME"),
     ],
@@ -236,6 +373,19 @@ def test_bad_options(options, message):
     how = {"normalization": None, "image_size": 32, **options}
     with pytest.raises(ValueError, match=message):
         convert(Own(), **how)
+
+
+def test_normalisation_comes_as_tensors_and_arrays_too():
+    for kind in (torch.tensor, np.array):
+        given = kind([0.25, 0.5, 0.75]), kind([0.5, 0.5, 0.25])
+        network = convert(Own(), 3, normalization=given, image_size=32)
+        assert network.lift.numbers == {"mean": (0.25, 0.5, 0.75), "std": (0.5, 0.5, 0.25)}
+
+
+def test_networks_that_cannot_mix_are_warned_of():
+    layers = nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    with pytest.warns(UserWarning, match="no layer of Sequential gets a filter over the hues"):
+        convert(nn.Sequential(*layers), 3, normalization=None, image_size=16)
 
 
 def test_wrong_images_are_refused():
@@ -296,6 +446,23 @@ def test_checkpoints_and_other_heads(images, settle, tmp_path):
     with pytest.raises(TypeError, match="needs to know where this ConvertedNetwork comes from"):
         save_model(foreign, tmp_path / "own.safetensors")
     assert convert(z2cnn(3), source=Source("equicolor:z2cnn", {"num_classes": 3})).config
+
+
+def test_networks_that_would_be_built_differently_are_not_saved(tmp_path):
+    plain = resnet44(3, width=4)
+    plain.layers[1][0].conv1.dilation = plain.layers[1][0].conv1.padding = (2, 2)
+    network = convert(plain, 3)
+    with pytest.raises(CheckpointError, match=r"was changed after it was built.*Source\(spec"):
+        save_model(network, tmp_path / "other.safetensors")
+
+
+def test_dictionaries_are_not_exported(tmp_path):
+    plain = TwoHeads().eval()
+    for unused in ("left", "gate", "drop", "norm"):
+        delattr(plain, unused)
+    network = convert(plain, 3, normalization=None, image_size=32)
+    with pytest.raises(ValueError, match="returns a dict: wrap it in a module"):
+        export(network, tmp_path / "two.onnx", input_size=32)
 
 
 @pytest.mark.parametrize("to", ["onnx", "exported-program", "torchscript"])

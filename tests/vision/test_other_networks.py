@@ -13,9 +13,12 @@ from equicolor.color import shift_hue
 from equicolor.conversion import ConversionError, ConvertedNetwork, Source, adapt, convert
 from equicolor.evaluation import ForeignNetwork, load_network
 from equicolor.evaluation.networks import network_facts
+from equicolor.evaluation.pictures import choose_preparation
 from equicolor.models import CheckpointError, load_model, save_model
 from equicolor.models.heads import with_classes
+from equicolor.nn import fold
 from equicolor.nn.batched import BatchedCEConv2d
+from equicolor.training.recipes import finetune_recipe
 
 torchvision = pytest.importorskip(
     "torchvision", reason="torchvision is not installed; 'make vision' has it"
@@ -89,6 +92,32 @@ def test_detectors_get_an_equivariant_backbone(images, relative_error):
         turned, _ = detector.transform([shift_hue(image, 1 / N) for image in batch])
         for name, tensor in detector.backbone(turned.tensors).items():
             assert relative_error(tensor, detector.backbone(seen.tensors)[name]) < 1e-10
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"normalization": "imagenet"},
+        {"takes": "normalized"},
+        {"match_parameters": True, "init": "random"},
+        {"source": "torchvision:ssdlite320_mobilenet_v3_large"},
+    ],
+)
+def test_detectors_refuse_what_they_would_pass_over(option):
+    model = detection.ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None)
+    with pytest.raises(ValueError, match=f"{next(iter(option))} cannot be given"):
+        convert(model, 2, **option)
+
+
+def test_dictionaries_of_features_can_end_the_equivariant_part(images, relative_error):
+    model = segmentation.fcn_resnet50(weights=None, weights_backbone=None, num_classes=3)
+    network = convert(model.eval(), 2, until="backbone", normalization="imagenet", image_size=32)
+    x = images[:1, :, :32, :32].float()
+    with torch.no_grad():
+        found = network(x)["out"]
+        assert found.shape == (1, 3, *x.shape[-2:])
+        assert relative_error(network(shift_hue(x, 0.5))["out"], found) < 1e-3
+        assert relative_error(fold(network)(x)["out"], found) < 1e-3
 
 
 def test_ssd_backbones_convert_whole():
@@ -175,6 +204,12 @@ def test_normalisation_comes_from_metadata():
     assert lift.numbers == {"mean": MEAN, "std": STD}
     with pytest.raises(ConversionError, match=r"nothing says how ResNet expects its images"):
         convert(model, N)
+
+
+def test_a_class_of_weights_is_no_member():
+    weights = torchvision.models.ResNet18_Weights
+    with pytest.raises(ConversionError, match=r"such as ResNet18_Weights.DEFAULT; got the class"):
+        convert(torchvision.models.resnet18(), 2, normalization=weights, image_size=64)
 
 
 def test_auxiliary_heads_of_training_are_named():
@@ -281,6 +316,33 @@ def test_sources_are_given_where_nobody_knows_them(tmp_path):
     narrow = torchvision.models.mobilenet_v2(weights=None, num_classes=3, width_mult=0.25)
     source = Source("torchvision:mobilenet_v2", {"num_classes": 3, "width_mult": 0.25})
     save_model(convert(narrow, N, normalization=None, source=source), tmp_path / "d.safetensors")
+
+
+@pytest.mark.parametrize("options", [{"global_pool": "max"}, {"output_stride": 8}])
+def test_options_without_weights_must_be_said(options, tmp_path, relative_error):
+    plain = timm.create_model("resnet18", num_classes=4, **options).eval()
+    how = {"rotations": 2, "image_size": 64}
+    with pytest.raises(
+        CheckpointError, match=r"computes something else\. It was taken for timm:re"
+    ):
+        save_model(convert(plain, **how), tmp_path / "net.safetensors")
+    source = Source("timm:resnet18", {"num_classes": 4, **options})
+    network = convert(plain, **how, source=source)
+    loaded = load_model(save_model(network, tmp_path / "net.safetensors"))
+    x = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        assert relative_error(loaded(x), network(x)) < 1e-6
+
+
+def test_pictures_are_cut_as_before(tmp_path):
+    foreign = load_network("timm:resnet18.a1_in1k", pretrained=False)
+    assert foreign.resize != 256 * foreign.image_size // 224
+    network = convert(foreign, 2)
+    assert choose_preparation(network) == choose_preparation(foreign)
+    path = save_model(network, tmp_path / "net.safetensors")
+    assert choose_preparation(load_model(path)) == choose_preparation(foreign)
+    assert finetune_recipe("flowers102", path).resize == foreign.resize
+    assert convert(foreign.network, 2).resize == foreign.resize
 
 
 def test_matched_networks_have_checkpoints_too(tmp_path):

@@ -1,5 +1,6 @@
 """From the name of a network to a converted checkpoint, and to what that gained."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from equicolor.evaluation.evaluate import Evaluation
 from equicolor.evaluation.networks import load_network
 from equicolor.models.checkpoints import save_model
 from equicolor.models.registry import Network
+from equicolor.nn import fold
 from equicolor.reporting.tables import Table
 
 __all__ = ["convert_source", "hue_table"]
@@ -49,7 +51,7 @@ def convert_source(
         >>> _ = save_model(z2cnn(10), folder / "plain.safetensors")
         >>> rows = convert_source(folder / "plain.safetensors", folder / "new.safetensors")
         >>> [row[1] for row in rows]
-        ['25,570', '32,770 (1.28×)']
+        ['25,570', '32,770 (1.28×)', '25,290 (0.99×)']
     """
     network = load_network(source, pretrained=pretrained)
     converted = convert(network, image_size=size, **options)
@@ -60,8 +62,10 @@ def convert_source(
         )
     save_model(converted, output)
     how = f"{converted.rotations} hues, {converted.config['lifting']}"
-    both = {"before": network, f"converted: {how}": converted}
-    return cost_rows(cost_report(both, converted.image_size, device=device))
+    networks = {"before": network, f"converted: {how}": converted}
+    with contextlib.suppress(ValueError):  # not every network can be folded
+        networks["converted, folded"] = fold(converted)
+    return cost_rows(cost_report(networks, converted.image_size, device=device))
 
 
 def hue_table(
@@ -79,8 +83,9 @@ def hue_table(
     )
     after = diagnose(output, data, actions=["hsv"], size=size, device=device)
     degrees = before.sweeps["hsv"].shifts.mul(360).round().int().tolist()[::_EVERY]
-    rows = [_row("before", before), _row("converted", after)]
-    columns = ("accuracy in %", "original", "mean", *(f"{angle}°" for angle in degrees))
+    names = ["original", "mean over hue shifts", *(f"shifted by {angle}°" for angle in degrees)]
+    rows = list(zip(names, _column(before), _column(after), strict=True))
+    columns = ("accuracy in %", "before", "converted")
     headline = (
         f"{before.original:.2f} % before and {after.original:.2f} % after conversion on "
         f"{before.facts['dataset']}; {before.sweeps['hsv'].mean:.2f} % and "
@@ -89,7 +94,7 @@ def hue_table(
     return Table(columns, rows), headline
 
 
-def _row(name: str, found: Evaluation) -> tuple[str, ...]:
+def _column(found: Evaluation) -> list[str]:
     sweep = found.sweeps["hsv"]
-    curve = (f"{value:.0f}" for value in sweep.accuracy.tolist()[::_EVERY])
-    return (name, f"{found.original:.2f}", f"{sweep.mean:.2f}", *curve)
+    numbers = [found.original, sweep.mean, *sweep.accuracy.tolist()[::_EVERY]]
+    return [f"{value:.2f}" for value in numbers]

@@ -1,26 +1,25 @@
 """Make any convolutional network colour-equivariant, its weights included."""
 
 import copy
+import warnings
 from typing import Any
 
 from torch import nn
 
 from equicolor import _checks
-from equicolor.conversion.dry_run import BATCH, DryRun, dry_run
-from equicolor.conversion.network import ConvertedNetwork
+from equicolor.conversion.building import build, plan_for
+from equicolor.conversion.drawing import draw
+from equicolor.conversion.dry_run import dry_run
 from equicolor.conversion.normalization import Normalization, find_normalization
-from equicolor.conversion.plan import Exit, Plan, make_plan
-from equicolor.conversion.replacing import end_with, replace, replacement
 from equicolor.conversion.sources import Source, source_of
-from equicolor.conversion.supported import ConversionError, refuse
+from equicolor.conversion.supported import check_weights, refuse
 from equicolor.conversion.widths import match_parameters as match
-from equicolor.conversion.widths import scale_channels
 from equicolor.models.foreign import ForeignNetwork
 from equicolor.models.registry import Network
-from equicolor.nn.batched import COSET_POOLS, TAKES, BatchedCosetPool, HueLift
+from equicolor.nn.batched import COSET_POOLS, TAKES
 from equicolor.nn.functional import LIFTINGS
 
-__all__ = ["INITS", "build", "choose_image_size", "convert"]
+__all__ = ["INITS", "choose_image_size", "convert"]
 
 INITS = ("pretrained", "random")
 
@@ -102,102 +101,34 @@ def convert(
     options: dict[str, Any] = {"rotations": rotations, "lifting": lifting, "until": until}
     options |= {"coset_pool": coset_pool, "takes": takes, "check_range": check_range}
     if _is_detector(model):
+        _check_detector_options(normalization, takes, match_parameters, source)
         return _convert_detector(model, init, image_size, options)
     numbers = find_normalization(model, normalization)
     original, size = _unwrap(model), choose_image_size(model, image_size)
+    refuse(original, check_weights(original))  # first: such networks cannot even be copied
     run = dry_run(original, size)
-    plan = make_plan(original, run, until)
-    refuse(original, plan.problems)
+    plan = plan_for(original, run, until)
     channels = None
     if match_parameters:
         channels = match(original, plan, rotations, size)
     network = build(original, plan, run, size, numbers, channels=channels, **options)
     if init == "random":
-        _draw(network)
-    network.image_size = size
+        draw(network)
+    if not plan.mixes:
+        warnings.warn(
+            f"no layer of {type(original).__name__} gets a filter over the hues (convolutions "
+            "and linear layers between the first convolution and the pool do): the result is "
+            "invariant, but training cannot make it compare hues",
+            stacklevel=2,
+        )
+    network.image_size, network.resize = size, _choose_resize(model, size)
     if isinstance(model, Network):
         network.class_names = model.class_names
     known = source_of(model, source, run, plan.exit)
     if known is not None:
-        network.config = _config(known, numbers, options | {"image_size": size}, init, channels)
+        options |= {"image_size": size, "resize": network.resize}
+        network.config = _config(known, numbers, options, init, channels)
     return network
-
-
-def build(
-    original: nn.Module,
-    plan: Plan,
-    run: DryRun,
-    size: int,
-    numbers: Normalization,
-    *,
-    rotations: int,
-    lifting: str,
-    until: str | None,
-    coset_pool: str | None,
-    takes: str = "images",
-    check_range: bool = True,
-    padded: bool = False,
-    channels: dict[int, int] | None = None,
-) -> ConvertedNetwork:
-    """Carry out a plan on a copy of a network; the new hue filters are the identity."""
-    network = copy.deepcopy(original)
-    if channels is not None:
-        scale_channels(network, plan, channels)
-    modules = dict(network.named_modules())
-    for path, kind in plan.replaced.items():
-        replace(network, modules[path], replacement(modules[path], kind, rotations))
-    pool: BatchedCosetPool | nn.Identity = BatchedCosetPool(rotations, coset_pool)
-    exit_ = plan.exit
-    if exit_.where == "before" and coset_pool is None:
-        exit_ = Exit("output")  # the classifier sees every hue
-    if exit_.where != "output":
-        end_with(network, exit_, pool)
-        pool = nn.Identity()
-    lift = HueLift(
-        rotations,
-        lifting,
-        mean=numbers.mean,
-        std=numbers.std,
-        takes=takes,
-        padded=padded,
-        check_range=check_range,
-    )
-    tensor = next(original.parameters())
-    converted = ConvertedNetwork(lift.to(tensor.device, tensor.dtype), network, pool)
-    converted.train(original.training)
-    _verify(converted, run, size, until, coset_pool, rotations)
-    return converted
-
-
-def _verify(
-    converted: ConvertedNetwork,
-    run: DryRun,
-    size: int,
-    until: str | None,
-    coset_pool: str | None,
-    rotations: int,
-) -> None:
-    """Run the result: it must return what the original returns, with or without its hues."""
-    expected = run.outputs
-    if coset_pool is None:
-        expected = [[BATCH, rotations, *shape[1:]] for shape in run.outputs]
-    outputs: object
-    try:
-        outputs = dry_run(converted, size).outputs
-    except ValueError as error:
-        outputs = str(error)
-    if outputs == expected:
-        return
-    if until is not None:
-        raise ConversionError(
-            f"until={until!r} cannot end the equivariant part: data flows past it, so plain and "
-            f"equivariant features would meet. Name a module that everything passes, such as a "
-            f"whole stage ({outputs})"
-        )
-    raise ConversionError(
-        f"{type(converted.network).__name__} does something to the batch that conversion does not "
-        f"know: expected outputs {expected}, got {outputs}"
-    )
 
 
 def _unwrap(model: nn.Module) -> nn.Module:
@@ -217,12 +148,15 @@ def choose_image_size(model: nn.Module, given: int | None) -> int:
     return 224
 
 
-def _draw(network: nn.Module) -> None:
-    """Draw all weights anew; parameters outside of layers stay."""
-    for module in network.modules():
-        reset = getattr(module, "reset_parameters", None)
-        if callable(reset):
-            reset()
+def _choose_resize(model: nn.Module, size: int) -> int | None:
+    """The short side before the centre is cropped, in the proportion a network was judged with."""
+    if isinstance(model, (ForeignNetwork, Network)):
+        own = model.resize
+        return None if own is None else round(own * size / model.image_size)
+    config = getattr(model, "pretrained_cfg", None)
+    if isinstance(config, dict) and config.get("crop_pct"):
+        return round(size / float(config["crop_pct"]))
+    return None
 
 
 def _config(
@@ -251,6 +185,25 @@ def _is_detector(model: nn.Module) -> bool:
     )
 
 
+def _check_detector_options(
+    normalization: Any, takes: str, match_parameters: bool, source: str | Source | None
+) -> None:
+    """Refuse what would be passed over in silence."""
+    given = {
+        "normalization": not (isinstance(normalization, str) and normalization == "auto"),
+        "takes": takes != "images",
+        "match_parameters": match_parameters,
+        "source": source is not None,
+    }
+    refused = [name for name, there in given.items() if there]
+    if refused:
+        raise ValueError(
+            f"a detector normalises its images itself, keeps its widths and is kept by its "
+            f"state_dict(): {' and '.join(refused)} cannot be given. Convert its backbone by "
+            "itself for that"
+        )
+
+
 def _convert_detector(
     model: nn.Module, init: str, image_size: int | None, options: dict[str, Any]
 ) -> nn.Module:
@@ -267,13 +220,13 @@ def _convert_detector(
     if size is None:
         sizes = getattr(transform, "min_size", (224,))
         size = int(sizes[0] if isinstance(sizes, (tuple, list)) else sizes)
+    refuse(body, check_weights(body))
     run = dry_run(body, size)
-    plan = make_plan(body, run, options["until"])
-    refuse(body, plan.problems)
+    plan = plan_for(body, run, options["until"])
     chosen = options | {"takes": "normalized", "padded": True}
     converted = build(body, plan, run, size, numbers, **chosen)
     if init == "random":
-        _draw(converted)
+        draw(converted)
     detector: Any = copy.deepcopy(model)
     if body is backbone:
         vars(converted)["out_channels"] = getattr(backbone, "out_channels", None)

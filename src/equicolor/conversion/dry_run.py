@@ -124,7 +124,7 @@ def _follow(model: nn.Module, images: Tensor) -> DryRun:
             reason = str(error).partition("\n")[0]
             raise ValueError(
                 f"{type(model).__name__} does not take images {list(images.shape)}: "
-                f"{reason}{where}; image_size says another size"
+                f"{reason}{where}; if it needs another size, pass image_size"
             ) from error
     watch.run.outputs = [list(tensor.shape) for tensor in tensors_of(outputs)]
     return watch.run

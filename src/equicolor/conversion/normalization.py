@@ -1,8 +1,8 @@
 """Which mean and standard deviation a network expects of its images."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from equicolor.conversion.supported import ConversionError
@@ -41,6 +41,17 @@ def find_normalization(model: nn.Module, given: Any = "auto") -> Normalization:
         >>> find_normalization(nn.Identity(), None)
         Normalization(mean=None, std=None)
     """
+    numbers = _find(model, given)
+    mean, std = numbers.mean or (0.0,), numbers.std or (1.0,)
+    if not 0 <= min(mean) <= max(mean) <= 1 or max(std) > 1:
+        raise ConversionError(
+            f"the normalisation of images in [0, 1] has a mean in [0, 1] and a std of at most 1, "
+            f"got mean {list(mean)} and std {list(std)}: divide those of 8-bit images by 255"
+        )
+    return numbers
+
+
+def _find(model: nn.Module, given: Any) -> Normalization:
     if given is None:
         return _NONE
     if isinstance(given, str):
@@ -48,13 +59,17 @@ def find_normalization(model: nn.Module, given: Any = "auto") -> Normalization:
             return Normalization(IMAGENET_MEAN, IMAGENET_STD)
         if given == "auto":
             return _from_metadata(model)
+    elif isinstance(given, type):
+        raise ConversionError(
+            f"normalization must be a member of {given.__name__}, such as "
+            f"{given.__name__}.DEFAULT; got the class itself"
+        )
     elif hasattr(given, "transforms"):
         preset = given.transforms()
         if hasattr(preset, "mean") and hasattr(preset, "std"):
             return Normalization(tuple(preset.mean), tuple(preset.std))
     elif isinstance(given, (tuple, list)) and len(given) == 2:
-        mean, std = (tuple(v) if isinstance(v, Sequence) else (float(v),) for v in given)
-        return Normalization(mean, std)
+        return Normalization(*(tuple(_numbers(each)) for each in given))
     raise ConversionError(f"normalization must be {_FORMS}; got {given!r}")
 
 
@@ -62,6 +77,17 @@ _FORMS = (
     "'imagenet', a pair (mean, std), a member of a torchvision weights enum such as "
     "ResNet18_Weights.DEFAULT, or None for a network that takes images in [0, 1] as they are"
 )
+
+
+def _numbers(given: Any) -> list[float]:
+    """The numbers of a sequence, a tensor, an array, or one alone."""
+    try:
+        values: list[float] = (
+            torch.as_tensor(given, dtype=torch.float64, device="cpu").flatten().tolist()
+        )
+    except (TypeError, ValueError, RuntimeError):
+        raise ConversionError(f"mean and std must be numbers, got {given!r}") from None
+    return values
 
 
 def _from_metadata(model: nn.Module) -> Normalization:

@@ -36,21 +36,31 @@ class Plan:
         replaced: what becomes of which path: ``"conv"``, ``"linear"``, ``"dropout"``, ``"depth"``.
         exit: where the hues are pooled.
         problems: what cannot be converted.
+        head: the path of the classifier; empty if there is none, or more than one.
     """
 
     first: str
     replaced: dict[str, str]
     exit: Exit
     problems: tuple[Problem, ...]
+    head: str = ""
+
+    @property
+    def mixes(self) -> bool:
+        """Whether any layer gets a filter over the hues."""
+        return any(kind in ("conv", "linear") for kind in self.replaced.values())
 
 
-def make_plan(model: nn.Module, run: DryRun, until: str | None = None) -> Plan:
+def make_plan(
+    model: nn.Module, run: DryRun, until: str | None = None, exit_: Exit | None = None
+) -> Plan:
     """Plan a conversion.
 
     Args:
         model: the network.
         run: a pass through it.
         until: the module that the equivariant part ends with; None for all but the classifier.
+        exit_: where to pool the hues, if that is not to be found out.
 
     Example:
         >>> from equicolor.conversion.dry_run import dry_run
@@ -61,7 +71,9 @@ def make_plan(model: nn.Module, run: DryRun, until: str | None = None) -> Plan:
         ('0', {'2': 'conv'}, Exit(where='before', path='4'))
     """
     modules = dict(model.named_modules())
-    exit_ = _find_head(modules, run) if until is None else _find_until(modules, run, until)
+    classifier = Exit("output") if exit_ is not None else _find_head(modules, run)
+    if exit_ is None:
+        exit_ = classifier if until is None else _find_until(modules, run, until)
     inside = _inside(run, exit_)
     replaced, problems = {}, list(_function_problems(modules, run, inside))
     hopeless = {problem.path for problem in problems}
@@ -82,11 +94,13 @@ def make_plan(model: nn.Module, run: DryRun, until: str | None = None) -> Plan:
     convolutions = [path for path, kind in replaced.items() if kind == "conv"]
     if not convolutions:
         where = "the network" if until is None else f"what comes before the end of {until!r}"
-        problems.append(Problem("", type(model).__name__, f"{where} has no convolution to convert"))
+        if not problems:  # else this is a consequence of them
+            reason = f"{where} has no convolution to convert"
+            problems.append(Problem("", type(model).__name__, reason))
         return Plan("", {}, exit_, tuple(problems))
     first = min(convolutions, key=lambda path: run.calls[path][0].start)
     del replaced[first]
-    return Plan(first, replaced, exit_, tuple(problems))
+    return Plan(first, replaced, exit_, tuple(problems), classifier.path)
 
 
 def _find_head(modules: dict[str, nn.Module], run: DryRun) -> Exit:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from equicolor.conversion.network import PoolEach
 from equicolor.conversion.plan import Exit
 from equicolor.conversion.supported import drops_channels, pads_to_stride
 from equicolor.nn.batched import (
@@ -55,9 +56,11 @@ def end_with(network: nn.Module, exit_: Exit, pool: nn.Module) -> None:
     """Pool the hues before or after a module."""
     module = network.get_submodule(exit_.path)
     parts = {"pool": pool, "head": module} if exit_.where == "before" else {
-        "body": module, "pool": pool,
+        "body": module, "pool": PoolEach(pool),
     }  # fmt: skip
-    replace(network, module, nn.Sequential(OrderedDict(parts)).train(module.training))
+    both = nn.Sequential(OrderedDict(parts))
+    both.training = module.training  # not train(), which would change what is inside
+    replace(network, module, both)
 
 
 def _convolution(module: nn.Module, rotations: int) -> nn.Module:

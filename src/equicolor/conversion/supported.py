@@ -1,23 +1,27 @@
 """What a module becomes in an equivariant network, or why it cannot become anything."""
 
 import re
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from equicolor.nn.batched import HueLift
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 
-__all__ = ["ConversionError", "Problem", "kind_of", "refuse"]
+__all__ = ["ConversionError", "Problem", "check_weights", "kind_of", "refuse"]
 
 # Parameters outside of layers that are one number per channel, by the names networks use.
 _PER_CHANNEL = ("layer_scale", "gamma", "beta", "weight", "bias", "scale", "scale_weight", "alpha")
 # One scale and shift per channel, or none: the same for every rotation.
-_KEPT = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.PReLU, nn.ConvTranspose2d)
+_KEPT = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.PReLU, nn.ConvTranspose2d, nn.Conv1d)
 _CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+# Draw random numbers in training, other ones for every hue.
+_RANDOM = (nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _SHOWN = 6
 
 
@@ -72,6 +76,11 @@ def kind_of(module: nn.Module) -> str:
         raise ConversionError("there is no version of this dropout with shared masks")
     if type(module).__name__ in ("StochasticDepth", "DropPath"):
         return "depth"
+    if _is_random(module):
+        raise ConversionError(
+            "it draws random numbers in training, which would differ between the hues; build the "
+            "network without it"
+        )
     if isinstance(module, nn.Embedding):
         raise ConversionError("embeddings know nothing of hue")
     if isinstance(module, nn.RNNBase):
@@ -79,6 +88,45 @@ def kind_of(module: nn.Module) -> str:
     if not isinstance(module, _KEPT):
         _check_parameters(module)
     return "keep"
+
+
+def check_weights(model: nn.Module) -> Iterator[Problem]:
+    """What a replacement would lose: computed weights, hooks and tied weights.
+
+    Example:
+        >>> first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+        >>> second.weight = first.weight
+        >>> [problem.reason for problem in check_weights(nn.Sequential(first, second))]
+        ["its weight is also '0.weight': tied weights would come apart"]
+    """
+    owners: dict[int, str] = {}
+    for path, module in model.named_modules():
+        computed = isinstance(module, (_ConvNd, nn.Linear)) and "weight" not in module._parameters
+        if computed and not parametrize.is_parametrized(module):
+            reason = (
+                "its weight is computed by a hook (spectral_norm, weight_norm or prune); remove "
+                "that first: torch.nn.utils.remove_spectral_norm, remove_weight_norm, prune.remove"
+            )
+            yield Problem(path, type(module).__name__, reason)
+            continue
+        try:
+            if kind_of(module) == "keep":
+                continue
+        except ConversionError:  # named later, if it is in the equivariant part
+            continue
+        if any(getattr(module, name) for name in _HOOKS):
+            reason = (
+                "it has hooks, which a replacement would lose; remove them, and register them "
+                "on the converted network"
+            )
+            yield Problem(path, type(module).__name__, reason)
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            owner = owners.setdefault(id(parameter), f"{path}.{name}")
+            if owner != f"{path}.{name}":
+                reason = f"its {name} is also {owner!r}: tied weights would come apart"
+                yield Problem(path, type(module).__name__, reason)
 
 
 def pads_to_stride(module: nn.Module) -> bool:
@@ -126,6 +174,15 @@ def _advice(problems: list[Problem]) -> str:
     return (
         "What works: until='NAME' ends the equivariant part before these; or equicolor.adapt(model)"
     )
+
+
+def _is_random(module: nn.Module) -> bool:
+    settings: Any = module
+    if re.match(r"DropBlock", type(module).__name__):  # torchvision's p, timm's drop_prob
+        return bool(getattr(module, "p", getattr(module, "drop_prob", 1.0)))
+    if isinstance(module, nn.RReLU):
+        return bool(settings.lower != settings.upper)
+    return isinstance(module, _RANDOM)
 
 
 def _is_attention(module: nn.Module) -> bool:

@@ -48,6 +48,8 @@ def match_parameters(model: nn.Module, plan: Plan, rotations: int, size: int) ->
         >>> match_parameters(model, plan, rotations=6, size=8)
         {64: 50}
     """
+    if plan.exit.where == "after":
+        raise ConversionError("match_parameters makes all layers narrower: it does not take until")
     if plan.exit.where != "before":
         raise ConversionError(
             "match_parameters keeps the outputs of a classifier, but this network ends in none"

@@ -99,7 +99,7 @@ def choose_preparation(
         return Preparation(trained.size, trained.resize if resize is None else resize)
     if size is None:
         size = getattr(network, "image_size", 224)
-        if resize is None and isinstance(network, ForeignNetwork) and kind != "small":
+        if resize is None and isinstance(network, (ForeignNetwork, Network)) and kind != "small":
             resize = network.resize
     if resize is None:
         resize = size if kind == "small" else round(size * 256 / 224)

@@ -5,6 +5,7 @@ configuration in the header; the authors' ``.pth`` files go through torch's weig
 loader. Whatever is wrong with a file is said in one line.
 """
 
+import hashlib
 import json
 import pickle
 import warnings
@@ -64,14 +65,7 @@ def save_model(model: nn.Module, path: str | Path) -> Path:
             f"save_model needs to know where this {type(model).__name__} comes from: convert it "
             "with source='torchvision:NAME' or 'timm:NAME', or keep its state_dict() yourself"
         )
-    own = {key: value.shape for key, value in model.state_dict().items()}
-    built = {key: value.shape for key, value in _empty(model.config).state_dict().items()}
-    changed = sorted(key for key in own | built if own.get(key) != built.get(key))
-    if changed:
-        raise CheckpointError(
-            f"{_describe(model)} was changed after it was built, so its file could not be loaded: "
-            f"{'; '.join(_listed('differ', changed))}. Build it with the options it should have"
-        )
+    _check_rebuilt(model)
     path = Path(path)
     tensors = {key: value.detach().contiguous() for key, value in model.state_dict().items()}
     header = {"format": _FORMAT}
@@ -80,6 +74,33 @@ def save_model(model: nn.Module, path: str | Path) -> Path:
     with written_aside(path) as partial:
         save_file(tensors, partial, {**header, "config": json.dumps(model.config)})
     return path
+
+
+def _check_rebuilt(model: Network) -> None:
+    """Refuse a network that its configuration would not build again."""
+    converted = model.config["model"] == "converted"
+    rebuilt = build_from_config(model.config) if converted else _empty(model.config)
+    own = {key: value.shape for key, value in model.state_dict().items()}
+    built = {key: value.shape for key, value in rebuilt.state_dict().items()}
+    changed = sorted(key for key in own | built if own.get(key) != built.get(key))
+    problem, hint = "", "Build it with the options it should have"
+    if changed:
+        problem = "; ".join(_listed("differ", changed))
+    if converted:
+        from equicolor.conversion.rebuilding import same_outputs
+
+        options = model.config["source_options"]
+        hint = (
+            f"It was taken for {model.config['source']} with {options or 'no options'}: name "
+            "every option it was built with, source=Source(spec, {options}) in equicolor.convert"
+        )
+        if not changed and not same_outputs(model, rebuilt):  # type: ignore[arg-type]
+            problem = "with the same weights, the file's network computes something else"
+    if problem:
+        raise CheckpointError(
+            f"{_describe(model)} was changed after it was built, so its file could not be loaded: "
+            f"{problem}. {hint}"
+        )
 
 
 def load_model(path: str | Path, *, device: torch.device | str = "cpu") -> Network:
@@ -161,6 +182,26 @@ def read_config(path: str | Path) -> dict[str, Any]:
     """
     config: dict[str, Any] = json.loads(_open(Path(path))[0]["config"])
     return config
+
+
+def weights_digest(path: str | Path) -> str:
+    """A digest of the configuration and weights in a file of :func:`save_model`.
+
+    Unlike that of the file's bytes, it is the same for the same network saved twice.
+
+    Example:
+        >>> import tempfile
+        >>> from equicolor.models import z2cnn
+        >>> path = save_model(z2cnn(30), Path(tempfile.mkdtemp()) / "z2cnn.safetensors")
+        >>> len(weights_digest(path))
+        16
+    """
+    header, tensors = _open(Path(path), weights=True)
+    found = hashlib.sha256(header["config"].encode())
+    for key, value in sorted(tensors.items()):
+        found.update(f"{key} {value.dtype} {list(value.shape)}".encode())
+        found.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()[:16]
 
 
 def load_reference(model: N, checkpoint: str | Path | Mapping[str, Any]) -> N:

@@ -88,12 +88,17 @@ def export(
     generator = torch.Generator().manual_seed(0)
     example = torch.rand(_EXAMPLE_BATCH, 3, *size, generator=generator, device="cpu")
     try:
-        folded(example)
+        outputs: object = folded(example)
     except RuntimeError as mismatch:  # torch's way to say that shapes do not fit
         reason = str(mismatch).partition("\n")[0]
         raise ValueError(
             f"{type(model).__name__} does not take images {list(example.shape)}: {reason}"
         ) from mismatch
+    if not isinstance(outputs, Tensor):
+        raise ValueError(
+            f"export writes networks that return one tensor, but {type(model).__name__} returns a "
+            f"{type(outputs).__name__}: wrap it in a module that returns the one you want"
+        )
     # Written aside under its own name, since large ONNX files refer to the weights beside them.
     with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as aside:
         with _quiet():

@@ -21,12 +21,14 @@ class Network(nn.Module):
         config: the builder's name under ``"model"`` and every argument, defaults included.
         resolved: arguments the network settled itself, such as a matched width.
         image_size: the height and width of the images it was designed for.
+        resize: the short side of a picture before its centre is cropped, where that is known.
         class_names: what its outputs mean, where it was trained and that is known.
     """
 
     config: dict[str, Any]
     resolved: dict[str, Any]
     image_size: int = 224
+    resize: int | None = None
     class_names: tuple[str, ...] = ()
 
     def __init__(self) -> None:

@@ -69,6 +69,23 @@ class BatchedCEConv2d(CEConv2d):
         super().__init__(*args, **kwargs)
         self.pad_to_stride = pad_to_stride
 
+    def reset_parameters(self) -> None:
+        """Draw the spatial filters as the plain layer does, and let mixing hues keep the scale.
+
+        The paper draws filters over hues from U(±1/sqrt(fan-in)) as well, which makes every
+        layer's outputs smaller by a factor; the paper's networks have norms that undo it, but
+        networks without any would go blind. Of variance :math:`1/n` they keep it.
+        """
+        super().reset_parameters()
+        if self.pointwise_weight is None:
+            return
+        bound = (self.in_channels // self.groups * math.prod(self.kernel_size)) ** -0.5
+        for parameter in (self.weight, self.bias):
+            if parameter is not None:
+                nn.init.uniform_(parameter, -bound, bound)
+        bound = math.sqrt(3 / self.rotations)
+        nn.init.uniform_(self.pointwise_weight, -bound, bound)
+
     def set_identity(self) -> None:
         """Make every rotation see itself alone, which is the plain convolution."""
         assert self.pointwise_weight is not None

@@ -21,7 +21,12 @@ from equicolor import _checks
 from equicolor.data.augment import Augmentation
 from equicolor.data.augmix import AugMix
 from equicolor.data.datasets import DATASETS, canonical_dataset, find_dataset
-from equicolor.models.checkpoints import checkpoint_file, load_model, read_config
+from equicolor.models.checkpoints import (
+    checkpoint_file,
+    load_model,
+    read_config,
+    weights_digest,
+)
 from equicolor.models.heads import classes_of, with_classes
 from equicolor.models.registry import Network, create_model, get_builder
 
@@ -70,6 +75,8 @@ class TrainingRecipe:
         seed: of initialisation, order and augmentation.
         finetune: the checkpoint to begin from, or the folder of a run; None draws the network.
             ``model`` is then the checkpoint's, and there are no options.
+        finetune_digest: of the network in that checkpoint, so that another one under the same
+            path is noticed; empty for any.
 
     Example:
         >>> recipe = TrainingRecipe("ce_resnet18", {"rotations": 12, "lifting": "hsv"}, jitter=0.5)
@@ -102,6 +109,7 @@ class TrainingRecipe:
     compile: bool = False
     seed: int = 0
     finetune: str | None = None
+    finetune_digest: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained, before anything is loaded."""
@@ -183,8 +191,17 @@ class TrainingRecipe:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             if self.finetune is not None:
+                self._check_checkpoint(self.finetune)
                 return with_classes(load_model(checkpoint_file(self.finetune)), num_classes).train()
             return create_model(self.model, num_classes=num_classes, **self.options)
+
+    def _check_checkpoint(self, path: str) -> None:
+        found = weights_digest(checkpoint_file(path)) if self.finetune_digest else ""
+        if found != self.finetune_digest:
+            raise ValueError(
+                f"{path} is not the network that the run began with: its digest is {found}, but "
+                f"that of the recipe is {self.finetune_digest}"
+            )
 
     def replaces_head(self, num_classes: int) -> bool:
         """Whether the classifier of the checkpoint is drawn anew."""
@@ -221,6 +238,8 @@ class TrainingRecipe:
         """
         # Through JSON, which has no tuples.
         mine, theirs = json.loads(self.to_json()), json.loads(other.to_json())
+        if not self.finetune_digest:  # a run from before there were any
+            del mine["finetune_digest"]
         return [
             f"{key} {theirs[key]} instead of {mine[key]}"
             for key in mine
@@ -276,9 +295,10 @@ def finetune_recipe(dataset: str, checkpoint: str | Path) -> TrainingRecipe:
     name = config["model"]
     plain = default_recipe(dataset, None if "image_size" in config else name)
     changes: dict[str, Any] = {"model": name, "options": {}, "finetune": str(checkpoint)}
+    changes["finetune_digest"] = weights_digest(checkpoint_file(checkpoint))
     if plain.crop == "resized":
         size = config.get("image_size", plain.size)
-        changes |= {"size": size, "resize": size * 8 // 7}
+        changes |= {"size": size, "resize": config.get("resize") or size * 8 // 7}
     return dataclasses.replace(plain, epochs=20, lr=1e-4, **changes)
 
 
