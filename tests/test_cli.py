@@ -163,7 +163,7 @@ def test_cost_of_a_hybrid() -> None:
     assert "parameters: 11,382,895" in result.stdout
 
 
-@pytest.mark.parametrize(("text", "first"), [("fast", 24), ("8", 8)])
+@pytest.mark.parametrize(("text", "first"), [("fast", 32), ("8", 8)])
 def test_cost_takes_widths_by_name_and_number(text: str, first: int, tmp_path: Path) -> None:
     file = tmp_path / "cost.json"
     invoke("cost", "ce_resnet44", "--width", text, "--input-size", "8", "--output", str(file))

@@ -57,10 +57,10 @@ def test_networks_are_the_ones_that_were_promised():
     widths = {name: case.facts["width"] for name, case in found.items()}
     assert widths == {
         "plain": 64,
-        "n3-fast": 56,
+        "n3-fast": 64,
         "n3-matched": 55,
-        "n3-fast-hsv": 56,
-        "n12-fast": 40,
+        "n3-fast-hsv": 64,
+        "n12-fast": 32,
         "n12-matched": 41,
     }
     assert found["n3-fast-hsv"].facts["lifting"] == "hsv"

@@ -19,7 +19,7 @@ from equicolor.training.recipes import TrainingRecipe
 # 10 % in ten steps. So the long runs are in float64, and that in float32 is short.
 CHANGES = {
     "adam": {"jitter": 0.5, "ema": 0.9, "clip": 1.0},
-    "sgd": {"optimizer": "sgd", "lr": 0.01, "model": "resnet18", "options": {"width": 2}},
+    "sgd": {"optimizer": "sgd", "lr": 0.001, "model": "resnet18", "options": {"width": 4}},
     "float32": {"epochs": 1, "options": {"width": 8, "rotations": 2}},
 }
 OPTIONS = {"device": "cpu", "checkpoint_every": 0, "validate_every": 2}
