@@ -177,7 +177,9 @@ class BatchedCosetPool(nn.Module):
         parts = split_rotations("BatchedCosetPool", x, self.rotations)
         if self.kind is None:
             return parts.transpose(0, 1)
-        return parts.amax(0) if self.kind == "max" else parts.mean(0)
+        # A copy, since the gradient of the maximum needs it as it was: what follows in somebody
+        # else's network, dropout or ReLU, may well work in place.
+        return parts.amax(0).clone() if self.kind == "max" else parts.mean(0)
 
     def extra_repr(self) -> str:
         """The options."""
