@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from equicolor.cli_options import Device, names
+
 if TYPE_CHECKING:
     from equicolor.benchmark.suites import Options, Run
 
@@ -19,7 +21,6 @@ bench = typer.Typer(
     help="Measure speed, memory and precision, as ratios within one run.",
 )
 
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Batch = Annotated[int | None, typer.Option(help="Images at a time.", show_default="by device")]
 Size = Annotated[
     int | None, typer.Option(help="Height and width of the images.", show_default="224")
@@ -99,10 +100,10 @@ def layers(
     _finish(
         suites.layers(
             options,
-            models=_names(models),
+            models=names(models),
             rotations=_orders(rotations),
-            modes=_names(modes),
-            variants=_names(variants),
+            modes=names(modes),
+            variants=names(variants),
         )
     )
 
@@ -142,10 +143,10 @@ def networks(
     _finish(
         suites.networks(
             options,
-            models=_names(models),
+            models=names(models),
             rotations=_orders(rotations),
-            modes=_names(modes),
-            variants=_names(variants),
+            modes=names(modes),
+            variants=names(variants),
             architecture=architecture,
         )
     )
@@ -188,10 +189,10 @@ def over_rotations(
     _finish(
         suites.rotations(
             options,
-            models=_names(models) or [],
+            models=names(models) or [],
             rotations=_orders(rotations),
-            modes=_names(modes),
-            variants=_names(variants),
+            modes=names(modes),
+            variants=names(variants),
             width=width,
         )
     )
@@ -231,7 +232,7 @@ def of_training(
         suites.precision(
             options,
             rotations=rotations,
-            variants=_names(variants),
+            variants=names(variants),
             architecture=architecture,
             lifting=lifting,
             steps=steps,
@@ -279,11 +280,6 @@ def _finish(run: "Run") -> None:
     typer.echo(f"wrote {', '.join(map(str, run.written))}")
     if run.failed:
         raise typer.Exit(1)
-
-
-def _names(text: str | None) -> list[str] | None:
-    """Names that are separated by commas."""
-    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _orders(text: str | None) -> list[int] | None:

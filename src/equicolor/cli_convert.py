@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from equicolor.cli_options import Device, Pretrained, Size
+
 __all__ = ["convert"]
 
 console = Console()
@@ -37,18 +39,13 @@ def convert(
         ),
     ] = False,
     coset_pool: Annotated[str, typer.Option(help="Over the hues: max or avg.")] = "max",
-    pretrained: Annotated[
-        bool, typer.Option(help="Load the weights that timm or torchvision offer.")
-    ] = True,
+    pretrained: Pretrained = True,
     data: Annotated[
         str | None,
         typer.Option(help="Judge both networks on this dataset, or folder of class folders."),
     ] = None,
-    size: Annotated[
-        int | None,
-        typer.Option(help="Height and width of the images.", show_default="the network's"),
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    size: Size = None,
+    device: Device = "auto",
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Make a network colour-equivariant, its weights included, and say what that costs.

@@ -1,66 +1,50 @@
 """The command ``equicolor evaluate``."""
 
-import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-__all__ = ["evaluate", "slug"]
+from equicolor.cli_options import (
+    Data,
+    Device,
+    Gray,
+    NetworkName,
+    Pretrained,
+    Resize,
+    Size,
+    SkipCorrupt,
+    Split,
+    SplitSeed,
+    names,
+    slug,
+)
+
+__all__ = ["evaluate"]
 
 console = Console()
 
 
 def evaluate(
-    network: Annotated[
-        str,
-        typer.Argument(
-            help="A checkpoint, the folder of a training run, timm:NAME, torchvision:NAME, or "
-            "path/to/file.py:function.",
-        ),
-    ],
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="A name of 'equicolor datasets', or a folder of class folders.",
-            show_default="what the run was trained on",
-        ),
-    ] = None,
-    split: Annotated[str, typer.Option(help="test or train.")] = "test",
-    split_seed: Annotated[
-        int | None,
-        typer.Option(help="Of datasets without a split.", show_default="the run's, or 0"),
-    ] = None,
+    network: NetworkName,
+    data: Data = None,
+    split: Split = "test",
+    split_seed: SplitSeed = None,
     actions: Annotated[
         str, typer.Option(help="Which hue shifts, separated by commas.", metavar="A,B")
     ] = "hsv,rotate,rotate-clip",
     shifts: Annotated[int, typer.Option(help="How many, over the whole circle.")] = 37,
-    size: Annotated[
-        int | None,
-        typer.Option(help="Height and width of the images.", show_default="the network's"),
-    ] = None,
-    resize: Annotated[
-        int | None,
-        typer.Option(
-            help="The short side of a picture before its centre is cropped.",
-            show_default="the network's",
-        ),
-    ] = None,
-    gray: Annotated[
-        bool, typer.Option("--gray", help="Feed the mean of the channels; a run knows it itself.")
-    ] = False,
-    pretrained: Annotated[
-        bool, typer.Option(help="Load the weights that timm or torchvision offer.")
-    ] = True,
+    size: Size = None,
+    resize: Resize = None,
+    gray: Gray = False,
+    pretrained: Pretrained = True,
     batch_size: Annotated[int, typer.Option(help="Pictures in a batch.")] = 256,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     precision: Annotated[
         str, typer.Option(help="float32, bfloat16, or auto: bfloat16 on a GPU.")
     ] = "auto",
-    skip_corrupt: Annotated[
-        bool, typer.Option("--skip-corrupt", help="Leave out pictures that cannot be decoded.")
-    ] = False,
+    skip_corrupt: SkipCorrupt = False,
     classes_by_index: Annotated[
         bool,
         typer.Option(
@@ -97,7 +81,7 @@ def evaluate(
         data,
         split=split,
         split_seed=split_seed,
-        actions=[name.strip() for name in actions.split(",") if name.strip()],
+        actions=names(actions) or [],
         shifts=shifts,
         size=size,
         resize=resize,
@@ -114,11 +98,3 @@ def evaluate(
     written = report.write(found, output, device=where, overwrite=force)
     typer.echo(f"wrote {', '.join(map(str, written))} in {found.seconds:.1f} s")
     typer.echo(report.headline(found))
-
-
-def slug(network: str, data: str | None) -> str:
-    """A name for what is written about a network."""
-    path = Path(network)
-    name = path.parent.name if path.name == "model.safetensors" else path.name
-    parts = [name] if data is None else [name, Path(data).name]
-    return re.sub(r"[^\w.+-]+", "_", "-".join(parts))

@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from equicolor.cli_reproduce import (
+    Epochs,
     LauncherName,
     LauncherOptions,
     ShardName,
@@ -31,7 +32,6 @@ datasets = typer.Typer(help="List the datasets, or get one.")
 Seeds = Annotated[
     int | None, typer.Option(help="How many seeds, counted from 0.", show_default="10")
 ]
-Epochs = Annotated[int | None, typer.Option(help="Epochs.", show_default="as in the paper")]
 Quick = Annotated[
     bool, typer.Option("--quick", help="Few models, seeds and epochs on the embedded digits.")
 ]

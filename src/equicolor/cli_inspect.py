@@ -6,31 +6,29 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from equicolor.cli_evaluate import slug
+from equicolor.cli_options import (
+    Data,
+    Device,
+    Gray,
+    NetworkName,
+    Pretrained,
+    Resize,
+    Size,
+    SkipCorrupt,
+    Split,
+    SplitSeed,
+    names,
+    slug,
+)
 
 __all__ = ["inspect"]
 
 
 def inspect(
-    network: Annotated[
-        str,
-        typer.Argument(
-            help="A checkpoint, the folder of a training run, timm:NAME, torchvision:NAME, or "
-            "path/to/file.py:function.",
-        ),
-    ],
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="A name of 'equicolor datasets', or a folder of class folders.",
-            show_default="what the run was trained on",
-        ),
-    ] = None,
-    split: Annotated[str, typer.Option(help="test or train.")] = "test",
-    split_seed: Annotated[
-        int | None,
-        typer.Option(help="Of datasets without a split.", show_default="the run's, or 0"),
-    ] = None,
+    network: NetworkName,
+    data: Data = None,
+    split: Split = "test",
+    split_seed: SplitSeed = None,
     limit_images: Annotated[
         int | None,
         typer.Option(
@@ -61,29 +59,14 @@ def inspect(
         str, typer.Option(help="What grey is: luma, or opponent (first principal component).")
     ] = "luma",
     shifts: Annotated[int, typer.Option(help="Hue shifts over the whole circle.")] = 37,
-    size: Annotated[
-        int | None,
-        typer.Option(help="Height and width of the images.", show_default="the network's"),
-    ] = None,
-    resize: Annotated[
-        int | None,
-        typer.Option(
-            help="The short side of a picture before its centre is cropped.",
-            show_default="the network's",
-        ),
-    ] = None,
-    gray: Annotated[
-        bool, typer.Option("--gray", help="Feed the mean of the channels; a run knows it itself.")
-    ] = False,
-    pretrained: Annotated[
-        bool, typer.Option(help="Load the weights that timm or torchvision offer.")
-    ] = True,
+    size: Size = None,
+    resize: Resize = None,
+    gray: Gray = False,
+    pretrained: Pretrained = True,
     batch_size: Annotated[int, typer.Option(help="Pictures in a batch.")] = 64,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     precision: Annotated[str, typer.Option(help="float32, bfloat16 or auto.")] = "float32",
-    skip_corrupt: Annotated[
-        bool, typer.Option("--skip-corrupt", help="Leave out pictures that cannot be decoded.")
-    ] = False,
+    skip_corrupt: SkipCorrupt = False,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="The page.", show_default="runs/inspect/NETWORK.html"),
@@ -126,8 +109,8 @@ def inspect(
     )
     found = look(
         subject,
-        layers=_names(layers),
-        sheet_layers=_names(sheets),
+        layers=names(layers),
+        sheet_layers=names(sheets),
         top=top,
         units=units,
         grey=grey,
@@ -138,7 +121,3 @@ def inspect(
     Console().print(page.layer_table(found, page.BRIEF).rich())
     typer.echo(f"wrote {' and '.join(map(str, written))} in {found.seconds:.1f} s")
     typer.echo(page.headline(found))
-
-
-def _names(text: str | None) -> list[str] | None:
-    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]

@@ -10,8 +10,8 @@ from rich.console import Console
 if TYPE_CHECKING:
     from equicolor.experiments.launching import Launch
 
-__all__ = ["Devices", "LauncherName", "LauncherOptions", "ShardName", "Workers", "launch_options",
-           "register", "run_experiments"]  # fmt: skip
+__all__ = ["Devices", "Epochs", "LauncherName", "LauncherOptions", "ShardName", "Workers",
+           "launch_options", "register", "run_experiments"]  # fmt: skip
 
 # Commands of their own, with options of their own, have these.
 OWN = ("colormnist-longtailed", "colormnist-biased", "classification")

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from rich.console import Console
@@ -50,6 +50,23 @@ class Subject:
     autocast: torch.dtype | None
 
 
+class _Loading(TypedDict, total=False):
+    """What :func:`load_subject` and :func:`diagnose` may be told besides network and data."""
+
+    split: str
+    split_seed: int | None
+    size: int | None
+    resize: int | None
+    gray: bool
+    pretrained: bool
+    batch_size: int
+    device: torch.device | str
+    precision: str
+    skip_corrupt: bool
+    classes_by_index: bool
+    cache: Path | None
+
+
 def load_subject(
     network: str | Path,
     data: str | Path | None = None,
@@ -75,10 +92,24 @@ def load_subject(
     What can be known to be wrong is found out before pictures are decoded.
 
     Args:
-        network, data, split, split_seed, size, resize, gray, pretrained, batch_size, device,
-            precision, skip_corrupt, classes_by_index, cache, console: see :func:`diagnose`.
+        network: see :func:`equicolor.evaluation.load_network`.
+        data: a name of :data:`equicolor.data.datasets.DATASETS` or a folder of class folders;
+            by default what the run was trained on, if the network is a training run.
+        split: ``"test"`` or ``"train"``.
+        split_seed: of datasets without a split of their own; the run's by default.
+        size, resize: see :func:`equicolor.evaluation.pictures.choose_preparation`.
+        gray: feed the network the mean of the channels; a run that was trained so says it.
+        pretrained: load the weights that timm or torchvision offer.
+        batch_size: pictures in a batch.
+        device: where to compute.
+        precision: ``"float32"``, ``"bfloat16"`` (autocast), or ``"auto"``: bfloat16 on a GPU.
+        skip_corrupt: leave out pictures that cannot be decoded.
+        classes_by_index: do not compare the names of the classes with those the network was
+            trained on; see :func:`equicolor.evaluation.pictures.match_classes`.
+        cache: where decoded pictures are kept (default: :func:`equicolor.data.default_cache`).
         limit: take no more pictures than this, evenly from all of them.
         any_classes: also take a network whose outputs are not the classes of the pictures.
+        console: shows progress (default: stderr).
     """
     _checks.positive_int("batch_size", batch_size)
     _checks.one_of("precision", precision, PRECISIONS)
@@ -133,44 +164,20 @@ def diagnose(
     network: str | Path,
     data: str | Path | None = None,
     *,
-    split: str = "test",
-    split_seed: int | None = None,
     actions: Sequence[str] = ACTIONS,
     shifts: int | Sequence[float] | Tensor = 37,
-    size: int | None = None,
-    resize: int | None = None,
-    gray: bool = False,
-    pretrained: bool = True,
-    batch_size: int = 256,
-    device: torch.device | str = "cpu",
-    precision: str = "auto",
-    skip_corrupt: bool = False,
-    classes_by_index: bool = False,
-    cache: Path | None = None,
     console: Console | None = None,
+    **loading: Unpack[_Loading],
 ) -> Evaluation:
     """Load a network and pictures, and judge the one on the other.
 
     What can be known to be wrong is found out before pictures are decoded.
 
     Args:
-        network: see :func:`equicolor.evaluation.load_network`.
-        data: a name of :data:`equicolor.data.datasets.DATASETS` or a folder of class folders;
-            by default what the run was trained on, if the network is a training run.
-        split: ``"test"`` or ``"train"``.
-        split_seed: of datasets without a split of their own; the run's by default.
+        network, data: see :func:`load_subject`.
         actions, shifts: see :func:`equicolor.evaluation.evaluate`.
-        size, resize: see :func:`equicolor.evaluation.pictures.choose_preparation`.
-        gray: feed the network the mean of the channels; a run that was trained so says it.
-        pretrained: load the weights that timm or torchvision offer.
-        batch_size: pictures in a batch.
-        device: where to compute.
-        precision: ``"float32"``, ``"bfloat16"`` (autocast), or ``"auto"``: bfloat16 on a GPU.
-        skip_corrupt: leave out pictures that cannot be decoded.
-        classes_by_index: do not compare the names of the classes with those the network was
-            trained on; see :func:`equicolor.evaluation.pictures.match_classes`.
-        cache: where decoded pictures are kept (default: :func:`equicolor.data.default_cache`).
         console: shows progress (default: stderr).
+        loading: everything else that :func:`load_subject` takes, with its defaults.
 
     Returns:
         The evaluation. Its facts say which dataset and split it was and, of a training run,
@@ -180,23 +187,7 @@ def diagnose(
         _checks.one_of("action", action, ACTIONS)
     turns = hue_shifts(shifts)
     console = Console(stderr=True) if console is None else console
-    subject = load_subject(
-        network,
-        data,
-        split=split,
-        split_seed=split_seed,
-        size=size,
-        resize=resize,
-        gray=gray,
-        pretrained=pretrained,
-        batch_size=batch_size,
-        device=device,
-        precision=precision,
-        skip_corrupt=skip_corrupt,
-        classes_by_index=classes_by_index,
-        cache=cache,
-        console=console,
-    )
+    subject = load_subject(network, data, console=console, **loading)
     return judge(subject, actions=actions, shifts=turns, console=console)
 
 

@@ -1,0 +1,75 @@
+"""Options that several commands have in common, and how their texts are read."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = [
+    "Data", "Device", "Gray", "NetworkName", "Pretrained", "Resize", "Size", "SkipCorrupt",
+    "Split", "SplitSeed", "names", "slug",
+]  # fmt: skip
+
+# A network and pictures to judge it on, as equicolor.evaluation.diagnose.load_subject takes them.
+NetworkName = Annotated[
+    str,
+    typer.Argument(
+        help="A checkpoint, the folder of a training run, timm:NAME, torchvision:NAME, or "
+        "path/to/file.py:function.",
+    ),
+]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help="A name of 'equicolor datasets', or a folder of class folders.",
+        show_default="what the run was trained on",
+    ),
+]
+Split = Annotated[str, typer.Option(help="test or train.")]
+SplitSeed = Annotated[
+    int | None,
+    typer.Option(help="Of datasets without a split.", show_default="the run's, or 0"),
+]
+Size = Annotated[
+    int | None,
+    typer.Option(help="Height and width of the images.", show_default="the network's"),
+]
+Resize = Annotated[
+    int | None,
+    typer.Option(
+        help="The short side of a picture before its centre is cropped.",
+        show_default="the network's",
+    ),
+]
+Gray = Annotated[
+    bool, typer.Option("--gray", help="Feed the mean of the channels; a run knows it itself.")
+]
+Pretrained = Annotated[bool, typer.Option(help="Load the weights that timm or torchvision offer.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+SkipCorrupt = Annotated[
+    bool, typer.Option("--skip-corrupt", help="Leave out pictures that cannot be decoded.")
+]
+
+
+def names(text: str | None) -> list[str] | None:
+    """Names that are separated by commas.
+
+    Example:
+        >>> names("hsv, rotate,"), names(None)
+        (['hsv', 'rotate'], None)
+    """
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def slug(network: str, data: str | None) -> str:
+    """A name for what is written about a network.
+
+    Example:
+        >>> slug("runs/first/model.safetensors", "my pictures")
+        'first-my_pictures'
+    """
+    path = Path(network)
+    name = path.parent.name if path.name == "model.safetensors" else path.name
+    parts = [name] if data is None else [name, Path(data).name]
+    return re.sub(r"[^\w.+-]+", "_", "-".join(parts))
