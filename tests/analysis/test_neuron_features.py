@@ -18,7 +18,7 @@ from equicolor.analysis import (
     top_activations,
 )
 from equicolor.analysis.activations import chosen_pictures
-from equicolor.analysis.hue_rows import chroma
+from equicolor.analysis.hue_rows import chroma, mean_colour
 from equicolor.color import rotate_hue, shift_hue
 from equicolor.models import cecnn, resnet44
 from equicolor.nn import CELiftConv2d
@@ -166,7 +166,23 @@ def test_hues_count_by_chroma():
     assert float(measured.hues[0, 0]) == pytest.approx(angle, abs=1e-3)
     clean = hue_rows(picture, background=torch.tensor([0.25, 0.25, 0.275]))
     assert float(clean.hues[0, 0]) == pytest.approx(0, abs=1e-3)
-    assert float(clean.deviations[0, 1]) == pytest.approx(120 - 180, abs=1e-3)
+
+
+def test_rows_are_compared_pixel_by_pixel():
+    """The mean colour of a red spot on cyan is grey, and that of pictures on grass is green."""
+    shape = torch.zeros(2, 3, 4, 4)
+    shape[0, 0, 1:3, 1:3], shape[0, 1:, 0] = 0.5, 0.5
+    shape[1] = 0.3 * torch.rand(3, 4, 4)
+    rows = torch.stack([rotate_hue(shape, k / 3) for k in range(3)], 1)
+    grass = torch.tensor([0.0, 0.4, 0.1])
+    on_grass = rows + grass.view(3, 1, 1)
+    assert hue_rows(on_grass).median_deviation() > 30
+    assert hue_rows(on_grass, background=grass).median_deviation() < 0.01
+    # What all rows have in common is what they are on.
+    assert hue_rows(on_grass, background=mean_colour(on_grass)).median_deviation() < 0.01
+    mirrored = hue_rows(rows.flip(1).roll(1, 1))
+    torch.testing.assert_close(mirrored.differences[:, 1:], torch.tensor([[-120.0, 120]] * 2))
+    assert mirrored.median_deviation() == pytest.approx(120, abs=1e-3)
 
 
 def test_rotating_colours_turns_chroma():

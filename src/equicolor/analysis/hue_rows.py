@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["HueRows", "chroma", "hue_rows"]
+__all__ = ["HueRows", "chroma", "hue_rows", "mean_colour"]
 
 
 def chroma(images: Tensor) -> Tensor:
@@ -35,6 +35,19 @@ def chroma(images: Tensor) -> Tensor:
     return red * roots[0] + green * roots[1] + blue * roots[2]
 
 
+def mean_colour(features: Tensor) -> Tensor:
+    """The mean colour of neuron features :math:`[U, n, 3, h, w]`, :math:`[3]`.
+
+    Of all the units of a layer it is the colour of what they are seen on: the hues that units
+    look for cancel, as every unit has all rotations.
+
+    Example:
+        >>> mean_colour(torch.full((4, 2, 3, 5, 5), 0.5)).tolist()
+        [0.5, 0.5, 0.5]
+    """
+    return features.float().mean((0, 1, 3, 4))
+
+
 @dataclass(frozen=True, eq=False)
 class HueRows:
     """The hues of the rows of neuron features.
@@ -44,7 +57,8 @@ class HueRows:
             colourful pixels count more. NaN for a row without colour, such as that of a
             rotation that is never active, here and below.
         chroma: the length of the mean colour :math:`[U, n]`, 0 for grey to 1.
-        differences: hue of row k less that of row 0, in degrees, between -180 and 180.
+        differences: by how much row 0 has to be turned to be like row k, pixel for pixel, in
+            degrees, between -180 and 180.
         deviations: how far that is from the expected :math:`360 k / n`, between -180 and 180.
     """
 
@@ -72,7 +86,7 @@ def hue_rows(features: Tensor, background: Tensor | None = None) -> HueRows:
     Args:
         features: :math:`[U, n, 3, h, w]`, of :func:`equicolor.analysis.neuron_features`.
         background: a colour that all pictures share, :math:`[3]`, which is subtracted before
-            hues are measured, such as the mean of the data; none by default.
+            hues are measured, such as the mean over many units; none by default.
 
     Example:
         >>> from equicolor.color import rotate_hue
@@ -88,11 +102,12 @@ def hue_rows(features: Tensor, background: Tensor | None = None) -> HueRows:
         raise ValueError(
             f"hue_rows expects neuron features [U, n, 3, h, w], got {list(features.shape)}"
         )
-    means = chroma(features).mean((-2, -1))
+    colours = chroma(features)
     if background is not None:
-        means = means - chroma(background.view(3, 1, 1).to(features)).squeeze()
-    # Angles of quotients, so that nothing has to be unwrapped.
-    turned = means * means[:, :1].conj()
+        colours = colours - chroma(background.view(3, 1, 1).to(features))
+    means = colours.mean((-2, -1))
+    # The angle whose turn leaves the least squares, from quotients: nothing is to be unwrapped.
+    turned = (colours * colours[:, :1].conj()).mean((-2, -1))
     expected = torch.arange(features.shape[1], device=features.device) / features.shape[1]
     straight = turned * torch.polar(torch.ones_like(expected), -2 * math.pi * expected)
     return HueRows(_degrees(means) % 360, means.abs(), _degrees(turned), _degrees(straight))

@@ -1,6 +1,6 @@
 """Neuron features of a trained network as one picture (paper, Figure 5), and their hues."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from equicolor.analysis import (
     NeuronFeatures,
+    RandomHues,
     find_layers,
     hue_rows,
     neuron_features,
@@ -17,6 +18,7 @@ from equicolor.analysis import (
     top_activations,
 )
 from equicolor.analysis.activations import Batches
+from equicolor.analysis.hue_rows import mean_colour
 from equicolor.inspection.figures import photo_png, tiles
 from equicolor.inspection.inspect import SELECTIVE
 
@@ -46,9 +48,11 @@ def measure_and_draw(
         autocast: compute with torch's autocast to this dtype.
 
     Returns:
-        A row for each stage: how many channels are ``selective``, and ``hue_deviation``, by how
-        many degrees the hue of row k less that of row 0 differs from 360 k / n (the median over
-        selective channels and rows; None if there are none). And the sheet as PNG.
+        A row for each stage: how many channels are ``selective``, and by how many degrees the hue
+        of row k less that of row 0 differs from 360 k / n, the median over selective channels and
+        rows (None if there are none): ``hue_deviation`` among pictures in random hues, where every
+        rotation finds what it looks for, ``hue_deviation_data`` among the pictures as they are.
+        And the sheet as PNG.
     """
     first = next(iter(pictures))
     images = first if isinstance(first, Tensor) else first[0]
@@ -57,72 +61,96 @@ def measure_and_draw(
     ends = [name for name in stage_ends(layers) if layers[name].rotations > 1]
     if not ends:
         raise ValueError("the network has no equivariant layers: rows need rotations")
-    found = top_activations(network, pictures, ends, top=top, autocast=autocast)
-    index = selectivity(network, pictures, found=found, autocast=autocast)
+    sources: dict[str, Batches] = {"": pictures, "random hues": RandomHues(pictures)}
+    found = {
+        which: top_activations(network, source, ends, top=top, autocast=autocast)
+        for which, source in sources.items()
+    }
+    index = selectivity(network, pictures, found=found[""], autocast=autocast)
     rows, drawn, scores = [], {}, {}
     for name in ends:
         score = scores[name] = index.layers[name].mean(1)  # over the rotations
-        alive = found[name].alive.any(1)
+        alive = found[""][name].alive.any(1)
         order = torch.where(alive, score, -torch.inf).argsort(descending=True).tolist()
         selective = [channel for channel in order if alive[channel] and score[channel] >= SELECTIVE]
         chosen = list(dict.fromkeys([*order[:units], *selective[:_MEASURED]]))
-        features = neuron_features(
-            network,
-            pictures,
-            name,
-            chosen,
-            found=found[name],
-            limit=min(_LIMIT, *size),
-            autocast=autocast,
-        )
+        features = {
+            which: neuron_features(
+                network,
+                source,
+                name,
+                chosen,
+                found=found[which][name],
+                limit=min(_LIMIT, *size),
+                autocast=autocast,
+            )
+            for which, source in sources.items()
+        }
         measured = [chosen.index(channel) for channel in selective[:_MEASURED]]
-        deviation = hue_rows(features.features[measured]).median_deviation() if measured else None
         rows.append(
             {
                 "layer": name,
                 "units": len(score),
                 "selective": len(selective),
                 "selectivity": round(float(score.mean()), 4),
-                "hue_deviation": None if deviation is None else round(deviation, 2),
+                "hue_deviation": _deviation(features["random hues"], measured),
+                "hue_deviation_data": _deviation(features[""], measured),
                 "hue_channels": len(measured),
                 "top": top,
             }
         )
-        parts = (part[:units] for part in (features.features, features.crops, features.values))
-        drawn[name] = NeuronFeatures(name, tuple(chosen[:units]), *parts)
+        drawn[name] = {which: _first(one, units) for which, one in features.items()}
     return rows, photo_png(sheet(drawn, scores))
 
 
-def sheet(drawn: Mapping[str, NeuronFeatures], scores: Mapping[str, Tensor]) -> Figure:
+def _deviation(features: NeuronFeatures, channels: Sequence[int]) -> float | None:
+    if not channels:
+        return None
+    background = mean_colour(features.features)
+    rows = hue_rows(features.features[channels], background)
+    return round(rows.median_deviation(), 2)
+
+
+def _first(features: NeuronFeatures, units: int) -> NeuronFeatures:
+    parts = (part[:units] for part in (features.features, features.crops, features.values))
+    return NeuronFeatures(features.layer, features.channels[:units], *parts)
+
+
+def sheet(
+    drawn: Mapping[str, Mapping[str, NeuronFeatures]], scores: Mapping[str, Tensor]
+) -> Figure:
     """Neuron features with the crops that excite each unit most, a row for each rotation.
 
     Args:
-        drawn: some channels of each layer.
+        drawn: the same channels of each layer among some pictures, by a word for those (empty
+            for the data as they are).
         scores: colour selectivity of all channels of each layer.
 
     Returns:
-        A line of blocks for each layer; in a block, a row is a rotation: the feature, and
-        beside it the crops.
+        A line of blocks for each layer, a channel's next to each other; in a block, a row is a
+        rotation: the feature, and beside it the crops.
 
     Example:
         >>> features, crops = torch.rand(1, 3, 3, 8, 8), torch.rand(1, 3, 3, 3, 8, 8)
         >>> unit = NeuronFeatures("relu", (4,), features, crops, torch.ones(1, 3, 3))
-        >>> len(sheet({"relu": unit}, {"relu": torch.rand(8)}).axes)
-        1
+        >>> len(sheet({"relu": {"": unit, "random hues": unit}}, {"relu": torch.rand(8)}).axes)
+        2
     """
-    columns = max(len(features.channels) for features in drawn.values())
-    rotations = max(features.features.shape[1] for features in drawn.values())
+    everything = [features for sources in drawn.values() for features in sources.values()]
+    columns = max(len(s) * len(next(iter(s.values())).channels) for s in drawn.values())
+    rotations = max(features.features.shape[1] for features in everything)
     figure = Figure(
         figsize=(3.4 * columns, (0.66 * rotations + 0.4) * len(drawn)), layout="constrained"
     )
     grid = figure.subplots(len(drawn), columns, squeeze=False)
-    for line, (name, features) in zip(grid, drawn.items(), strict=True):
-        for place, axes in enumerate(line):
-            axes.axis("off")
-            if place < len(features.channels):
+    for axes in grid.flat:
+        axes.axis("off")
+    for line, (name, sources) in zip(grid, drawn.items(), strict=True):
+        for number, (which, features) in enumerate(sources.items()):
+            for place, channel in enumerate(features.channels):
+                axes = line[place * len(sources) + number]
                 block = torch.cat((features.features[place, :, None], features.crops[place]), 1)
                 axes.imshow(tiles(block), interpolation="nearest")
-                channel = features.channels[place]
-                title = f"{name}, channel {channel}, selectivity {scores[name][channel]:.2f}"
-                axes.set_title(title, fontsize=8)
+                about = which or f"selectivity {scores[name][channel]:.2f}"
+                axes.set_title(f"{name}, channel {channel}, {about}", fontsize=8)
     return figure

@@ -286,7 +286,8 @@ def _features(name: str, found: Findings) -> Parts:
         text = " ".join(filter(None, (_made_up([dataset]), _hue_sentence(own))))
         caption = (
             "Neuron features of the most colour-selective units of each stage, and the three "
-            "pictures that excite each most; a row for each rotation."
+            "pictures that excite each most; a row for each rotation. Left among the pictures as "
+            "they are, right among the same in random hues."
         )
         made.append((Section(_title(dataset), text, _hue_table(own), picture, caption), file))
     return made
@@ -298,22 +299,28 @@ def _hue_sentence(rows: Sequence[Row]) -> str:
         return ""
     return (
         "From row to row the hue of a feature moves by 360°/n, give or take "
-        f"{statistics.median(deviations):.0f}° (median over stages of the median over units)."
+        f"{statistics.median(deviations):.0f}° (median over stages of the median over units) where "
+        "pictures come in all hues."
     )
 
 
 def _hue_table(rows: Sequence[Row]) -> Table | None:
     if not rows:
         return None
+
+    def degrees(value: float | None) -> str:
+        return MISSING if value is None else f"{value:.1f}°"
+
     lines = [
         (
             row["layer"], str(row["units"]), str(row["selective"]),
-            MISSING if row.get("hue_deviation") is None else f"{row['hue_deviation']:.1f}°",
+            degrees(row.get("hue_deviation")), degrees(row.get("hue_deviation_data")),
         )
         for row in rows
     ]  # fmt: skip
     title = "Hue of row k minus row 0, deviation from 360° k / n: median over selective units"
-    return Table(("layer", "units", "selective", "deviation"), lines, title)
+    columns = "layer", "units", "selective", "in random hues", "in the data's hues"
+    return Table(columns, lines, title)
 
 
 def _conversion(name: str, found: Findings) -> Parts:

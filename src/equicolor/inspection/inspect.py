@@ -30,6 +30,7 @@ from equicolor.analysis import (
     top_activations,
 )
 from equicolor.analysis.activations import Batches
+from equicolor.analysis.hue_rows import mean_colour
 from equicolor.analysis.selectivity import GREYS
 from equicolor.evaluation.diagnose import Subject, judge
 from equicolor.evaluation.evaluate import Evaluation
@@ -336,10 +337,16 @@ def _sheet(
         drawn.only(most),
         drawn.only(least),
         indices,
-        hue_rows(drawn.only(selective).features) if selective else None,
+        _hues(drawn, selective),
         drawn_turned.only(most),
-        hue_rows(drawn_turned.only(selective).features) if selective else None,
+        _hues(drawn_turned, selective),
     )
+
+
+def _hues(drawn: "_Drawn", selective: list[int]) -> HueRows | None:
+    if not selective:
+        return None
+    return hue_rows(drawn.only(selective).features, mean_colour(drawn.drawn.features))
 
 
 @dataclass(frozen=True, eq=False)
