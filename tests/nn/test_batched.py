@@ -14,7 +14,7 @@ from equicolor.nn.batched import (
     BatchedStochasticDepth,
     HueLift,
 )
-from equicolor.nn.layout import to_features, to_images
+from equicolor.nn.layout import from_pixels, to_features, to_images, to_pixels
 
 N = 5
 
@@ -28,6 +28,19 @@ def test_convolution_is_the_one_on_features(groups, algorithm, slow_conv, relati
     weights = layer.weight, layer.pointwise_weight, layer.bias
     expected = slow_conv(to_features(x, N), *weights, **options)
     assert relative_error(to_features(layer(x), N), expected) < 1e-12
+
+
+def test_copies_around_the_dense_algorithm_keep_channels_last():
+    """Which is what happens on a GPU, in the gradients too."""
+    x = torch.rand(N * 2, 4, 7, 7).to(memory_format=torch.channels_last).requires_grad_()
+    features = from_pixels(x, N)
+    assert torch.equal(features, to_features(x, N))
+    layer = CEConv2d(4, 8, 3, rotations=N, algorithm="dense")
+    y = to_pixels(layer(features))
+    assert torch.equal(y, to_images(layer(features)))
+    y.square().sum().backward()
+    for tensor in (y, x.grad):
+        assert tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_parameters_are_those_of_the_layer_on_features():

@@ -99,6 +99,11 @@ class TestConv:
         kept = ce_conv2d(x, weight, algorithm="cyclic", tables=cyclic_algorithm(5))
         assert torch.equal(kept, ce_conv2d(x, weight, algorithm="cyclic"))
 
+    def test_tables_are_made_where_the_features_are(self):
+        x, filters = torch.empty(2, 4, 6, 5, 5, device="meta"), torch.empty(3, 4, 6, 1, 1)
+        y = ce_conv2d(x, filters.to("meta"), algorithm="cyclic")
+        assert (y.device.type, y.shape) == ("meta", (2, 3, 6, 5, 5))
+
 
 class TestAlgorithm:
     """The option must choose what is computed, not only how it is called."""

@@ -20,7 +20,7 @@ from equicolor.groups import HueGroup
 from equicolor.nn import functional
 from equicolor.nn.constants import DerivedConstants
 from equicolor.nn.conv import CEConv2d
-from equicolor.nn.layout import to_images
+from equicolor.nn.layout import from_pixels, to_images, to_pixels
 
 __all__ = [
     "BatchedCEConv2d",
@@ -105,6 +105,10 @@ class BatchedCEConv2d(CEConv2d):
         if self.pad_to_stride:
             x = pad_to_stride(x, self.kernel_size, self.stride, self.dilation)
         parts = split_rotations(type(self).__name__, x, self.rotations)
+        if x.is_cuda:
+            # The dense algorithm has to copy, also gradients. The layers around it, somebody
+            # else's, would go on in whatever memory it leaves, and here one is fast.
+            return to_pixels(super().forward(from_pixels(x, self.rotations)))
         return to_images(super().forward(parts.permute(1, 2, 0, 3, 4)))
 
 

@@ -13,7 +13,7 @@ from equicolor.color import shift_hue_orbit
 from equicolor.groups import CyclicAlgorithm, HueGroup, cyclic_algorithm
 from equicolor.nn.algorithm import ALGORITHMS, choose_algorithm
 from equicolor.nn.layout import channels_last, to_features
-from equicolor.nn.mixing import exact_matmul, mix_rotations
+from equicolor.nn.mixing import exact_matmul, mix_apart, mix_together
 
 __all__ = [
     "ce_conv2d",
@@ -156,7 +156,8 @@ def ce_conv2d(
     if n == 1 or algorithm == "dense":
         y = _dense_conv2d(x, weight, pointwise_weight, *options)
     else:
-        tables = cyclic_algorithm(n) if tables is None else tables
+        if tables is None:
+            tables = CyclicAlgorithm(*(matrix.to(x.device) for matrix in cyclic_algorithm(n)))
         y = _cyclic_conv2d(x, weight, pointwise_weight, *options, tables)
     return y if bias is None else y + bias.to(y.dtype).view(-1, 1, 1, 1)
 
@@ -217,6 +218,19 @@ def cyclic_filters(
     return mixed.to(weight.dtype)
 
 
+def packed(filters: Tensor) -> Tensor:
+    """Filters ``[r, O, C/g, kh, kw]`` as convolutions of r products want them.
+
+    In autocast's dtype and channels_last memory, all at once: left to the convolutions it is two
+    small kernels for each of them, and again for the gradients.
+    """
+    dtype = filters.dtype
+    if _checks.autocasting(filters.device) and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(filters.device.type)
+    pixels = filters.permute(0, 1, 3, 4, 2).to(dtype, memory_format=torch.contiguous_format)
+    return pixels.contiguous().permute(0, 1, 4, 2, 3)
+
+
 def _dense_conv2d(
     x: Tensor,
     weight: Tensor,
@@ -256,13 +270,14 @@ def _cyclic_conv2d(
 ) -> Tensor:
     r"""One convolution of C channels for each product: :math:`y = C^\top ((A x) \circ (B w))`."""
     filters = cyclic_filters(weight, pointwise_weight, tables)
-    mixed = mix_rotations(tables.analysis, x.permute(2, 0, 1, 3, 4))
+    if x.is_cuda and not torch.compiler.is_compiling():
+        filters = packed(filters)
+    parts = mix_apart(tables.analysis, x.permute(2, 0, 1, 3, 4))
     products = [
         F.conv2d(part, kernel, None, stride, padding, dilation, groups)
-        for part, kernel in zip(mixed.unbind(0), filters, strict=True)
+        for part, kernel in zip(parts, filters, strict=True)
     ]
-    by_product: Tensor = torch.cat(products).unflatten(0, (tables.products, -1))
-    return mix_rotations(tables.synthesis.T, by_product).permute(1, 2, 0, 3, 4)
+    return mix_together(tables.synthesis.T, products).permute(1, 2, 0, 3, 4)
 
 
 def _check_filters(

@@ -24,6 +24,17 @@ def to_features(images: Tensor, rotations: int) -> Tensor:
     return by_rotation.permute(1, 2, 0, 3, 4)
 
 
+def to_pixels(x: Tensor) -> Tensor:
+    """:func:`to_images` whose copies, where it needs any, are in channels_last memory."""
+    return x.permute(2, 0, 3, 4, 1).flatten(0, 1).permute(0, 3, 1, 2)
+
+
+def from_pixels(images: Tensor, rotations: int) -> Tensor:
+    """The inverse of :func:`to_pixels`, and so are its gradient's copies."""
+    by_rotation: Tensor = images.permute(0, 2, 3, 1).unflatten(0, (rotations, -1))
+    return by_rotation.permute(1, 4, 0, 2, 3)
+
+
 def channels_last(images: Tensor) -> Tensor:
     """Images in channels_last memory; unlike ``.contiguous(memory_format=...)`` under vmap too."""
     return images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)

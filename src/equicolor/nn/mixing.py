@@ -3,12 +3,62 @@
 The matrices of the cyclic algorithm are real numbers such as cosines. Rounding them, or
 sums made with them, to bfloat16 would double the error of the layer, so the mixing upcasts
 half-precision operands and steps outside autocast; only its result is rounded.
+
+On a GPU, outside of whatever records or transforms operations, the mixing before and after the
+convolutions is one kernel of :mod:`equicolor.nn.mix_kernels` each; elsewhere it is a matrix
+product. The results are the same to rounding, derivatives of any order included.
 """
 
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from equicolor import _checks
+from equicolor.devices import runs_triton
+
+# Kinds of devices on which the mixing is a kernel.
+DEVICES: tuple[str, ...] = ("cuda",)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_LARGEST = 24  # products of a kernel, whose numbers are kept in registers: up to 16 rotations
+
+
+def mix_apart(matrix: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    """Mix rotations ``[n, B, C, H, W]`` by ``matrix [m, n]`` into m tensors ``[B, C, H, W]``.
+
+    Each is in channels_last memory, for a convolution of its own.
+
+    Example:
+        >>> parts = mix_apart(torch.ones(3, 2), torch.rand(2, 5, 4, 6, 6))
+        >>> len(parts), parts[0].shape
+        (3, torch.Size([5, 4, 6, 6]))
+    """
+    if not _is_one_kernel(matrix, (x,)):
+        return mix_rotations(matrix, x).unbind(0)
+    parts: tuple[Tensor, ...] = _apply(_Apart, matrix, x)
+    return parts
+
+
+def mix_together(matrix: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """Mix n tensors ``[B, C, H, W]`` by ``matrix [m, n]`` into ``[m, B, C, H, W]``.
+
+    The result lies in memory as ``[m, B, H, W, C]``.
+
+    Example:
+        >>> parts = torch.rand(5, 4, 6, 6), torch.rand(5, 4, 6, 6)
+        >>> mix_together(torch.ones(3, 2), parts).shape
+        torch.Size([3, 5, 4, 6, 6])
+    """
+    if not _is_one_kernel(matrix, parts):
+        stacked: Tensor = torch.cat(tuple(parts)).unflatten(0, (len(parts), -1))
+        return mix_rotations(matrix, stacked)
+    # Permuted here: what comes out of the function itself must be no view, or whoever writes
+    # into it (a ReLU in place) would be refused.
+    mixed: Tensor = _apply(_Together, matrix, *parts)
+    return mixed.permute(0, 1, 4, 2, 3)
 
 
 def mix_rotations(matrix: Tensor, x: Tensor) -> Tensor:
@@ -30,3 +80,77 @@ def exact_matmul(matrix: Tensor, x: Tensor) -> Tensor:
         return matrix @ x
     with torch.autocast(x.device.type, enabled=False):
         return matrix @ x
+
+
+class _Apart(torch.autograd.Function):
+    """One tensor ``[n, B, C, H, W]`` to m tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(matrix)
+        pixels = x.permute(0, 1, 3, 4, 2).contiguous()
+        mixed: Tensor = _kernels().mix(matrix, pixels.unbind(0))
+        return mixed.permute(0, 1, 4, 2, 3).unbind(0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+        (matrix,) = ctx.saved_tensors
+        if _is_one_kernel(matrix.T, gradients):
+            return None, mix_together(matrix.T, gradients)
+        # The gradient of taking a tensor apart, which can be had for many at once.
+        return None, mix_rotations(matrix.T, torch.stack(gradients))
+
+
+class _Together(torch.autograd.Function):
+    """The other way round: n tensors to one, as it lies in memory, ``[m, B, H, W, C]``."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, *parts: Tensor) -> Tensor:
+        ctx.save_for_backward(matrix)
+        pixels = [part.permute(0, 2, 3, 1).contiguous() for part in parts]
+        mixed: Tensor = _kernels().mix(matrix, pixels)
+        return mixed
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (matrix,) = ctx.saved_tensors
+        return None, *mix_apart(matrix.T, gradients[0].permute(0, 1, 4, 2, 3))
+
+
+def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    return function.apply(*arguments)
+
+
+def _is_one_kernel(matrix: Tensor, tensors: Sequence[Tensor]) -> bool:
+    """Whether the mixing of some tensors can be a kernel, where it is to be one at all."""
+    first = tensors[0]
+    return (
+        # First, as compilers read no further.
+        not torch.compiler.is_compiling()
+        and all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
+        and first.device.type in DEVICES
+        and not _is_observed(tensors)
+        and first.device == matrix.device
+        and first.numel() > 0
+        and first.dtype in _DTYPES
+        and max(matrix.shape) <= _LARGEST
+        and not matrix.requires_grad
+        and runs_triton(first.device)
+    )
+
+
+def _is_observed(tensors: Sequence[Tensor]) -> bool:
+    """Whether operations are recorded or transformed."""
+    return (
+        torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or forward_ad._current_level >= 0
+        # Many gradients at once, torch.autograd.grad(..., is_grads_batched=True).
+        or any(map(torch._C._functorch.is_legacy_batchedtensor, tensors))
+    )
+
+
+def _kernels() -> Any:
+    # Not imported at the top: Triton takes long to import and is not there everywhere.
+    return importlib.import_module("equicolor.nn.mix_kernels")
