@@ -75,15 +75,13 @@ def test_what_matters_most_comes_first():
     assert variants == ["plain", *["fused"] * 5, *["auto"] * 5, *["dense"] * 5]
 
 
-def test_folded_networks_are_not_fused():
-    training, folded = network_groups(modes=["training", "folded"], variants=["auto", "fused"])
-    assert {case.variant for case in training} == {"plain", "auto", "fused"}
-    assert {case.variant for case in folded} == {"plain", "auto"}
-    training, folded = rotation_groups(
-        models=["resnet18"], rotations=[3], modes=["training", "folded"], variants=["fused"]
+def test_networks_are_fused_folded_or_not():
+    for group in network_groups(variants=["auto", "fused"]):
+        assert {case.variant for case in group} == {"plain", "auto", "fused"}
+    (folded,) = rotation_groups(
+        models=["resnet18"], rotations=[3], modes=["folded"], variants=["fused", "auto", "cyclic"]
     )
-    assert [case.variant for case in training] == ["plain", "fused"]
-    assert [case.variant for case in folded] == ["plain"]
+    assert [case.form for case in folded] == ["auto", "fused", "auto", "cyclic"]
 
 
 def test_filters_of_networks():

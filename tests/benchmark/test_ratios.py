@@ -90,11 +90,15 @@ def test_goals_of_networks():
     assert [goal.met for goal in goals] == [True, True, False, False, True, True]
     assert "(auto)" in goals[0].what
     assert all(goal.met is None for goal in network_goals([]))
-    # training by the fused path, if that is faster; folding has none
+    # by the fused path, if that is faster: of training and folded inference each
     fused = [network("n3-fast", "training", [9.0, 18.0], 2.8, 2.1, "fused")]
     goals = network_goals(rows + fused)
     assert [goal.value for goal in goals] == [2.8, None, 3.5, None, 2.1, None]
-    assert "(fused)" in goals[0].what
+    assert ["(fused)" in goals[place].what for place in (0, 2)] == [True, False]
+    fused = [network("n3-fast", "folded", [9.0, 18.0], 2.7, variant="fused")]
+    goals = network_goals(rows + fused)
+    assert [goal.value for goal in goals] == [3.1, 4.0, 2.7, 4.0, 2.4, 1.04]
+    assert ["(fused)" in goals[place].what for place in (0, 2)] == [False, True]
 
 
 def test_goals_of_layers_leave_other_shapes_aside():

@@ -90,6 +90,16 @@ def test_table_fits_a_terminal():
     assert lines[4].startswith("left out: time limit: stage2, n = 12 auto training")
 
 
+def test_tables_say_what_was_compiled_and_what_recorded():
+    compiled = timed("auto", 3, 4.0, "folded", recorded=False)
+    fused = timed("fused", 3, 3.0, "folded", compiled=False, recorded=True)
+    start = "folded inference, batch 8, bf16, compiled"
+    assert report.mode_table([compiled], "folded").title == start
+    assert report.mode_table([compiled, fused], "folded").title == f"{start} (fused recorded)"
+    fused["recorded"] = False
+    assert report.mode_table([compiled, fused], "folded").title == f"{start} (fused not)"
+
+
 def test_problems_are_gathered():
     rows = [
         {**timed("dense", 12, None), "problem": "out of memory"},

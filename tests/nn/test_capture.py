@@ -7,17 +7,15 @@ import torch
 import torch.nn.functional as F
 
 from equicolor.models import ce_resnet18
-from equicolor.nn import capture
+from equicolor.nn import capture, fold
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def test_refuses_a_network_that_evaluates():
-    if not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
-    images = torch.rand(2, 3, 32, 32, device="cuda")
-    with pytest.raises(ValueError, match="expected network"):
-        capture(ce_resnet18(5, width=8).cuda().eval(), images)
+@pytest.mark.parametrize("training", [True, False])
+def test_refuses_images_elsewhere(training):
+    with pytest.raises(ValueError, match="images on a GPU, got a tensor on cpu"):
+        capture(ce_resnet18(5, width=8).train(training), torch.rand(2, 3, 32, 32))
 
 
 @needs_gpu
@@ -61,4 +59,54 @@ def test_gpu_other_calls_go_to_the_network():
         step(images)
     network.eval()
     step(images)
+    assert len(seen) == 3
+
+
+# Inference
+
+
+@needs_gpu
+@pytest.mark.parametrize("folded", [True, False])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(None, 1e-3), (torch.bfloat16, 3e-2)])
+def test_gpu_inference_is_that_of_the_network(folded, dtype, tolerance, relative_error):
+    network = ce_resnet18(5, width=8).cuda().to(memory_format=torch.channels_last).eval()
+    batches = torch.rand(2, 16, 3, 64, 64, device="cuda")
+    predict = capture(fold(network) if folded else network, batches[0], dtype)
+    results = [predict(images) for images in batches]  # fresh ones: the first stays
+    smaller = predict(batches[0, :3])  # by the network itself, in the same dtype
+    assert not results[0].requires_grad
+    assert results[0].dtype == smaller.dtype == (dtype or torch.float32)
+    with torch.no_grad():
+        for images, result in zip((*batches, batches[0, :3]), (*results, smaller), strict=True):
+            assert relative_error(result, network(images)) < tolerance
+
+
+@needs_gpu
+def test_gpu_recorded_inference_outlives_changes_of_the_network(relative_error):
+    network = ce_resnet18(5, width=8).cuda().eval()
+    images = torch.rand(4, 3, 64, 64, device="cuda")
+    folded = fold(network)
+    with torch.inference_mode():
+        predict = capture(folded, images, torch.bfloat16)
+        before = predict(images)
+    folded(images)  # in another dtype, so other filters are made
+    folded.double()
+    noise = [torch.randn(1 << 20, device="cuda") for _ in range(50)]  # in memory that was freed
+    assert relative_error(predict(images), before) == 0
+    assert len(noise) == 50
+
+
+@needs_gpu
+def test_gpu_what_was_not_recorded_for_inference_goes_to_the_network():
+    network = ce_resnet18(5, width=8).cuda().eval()
+    images = torch.rand(4, 3, 64, 64, device="cuda")
+    predict = capture(network, images)
+    seen = []
+    network.register_forward_hook(lambda *_: seen.append(True))
+    predict(images)
+    assert not seen
+    predict(images[:2])
+    assert predict(images.clone().requires_grad_()).requires_grad
+    network.train()
+    predict(images)
     assert len(seen) == 3

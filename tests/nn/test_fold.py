@@ -1,5 +1,7 @@
 """Folded networks compute the same with nothing but torch's own modules."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -30,6 +32,7 @@ NETWORKS = {
     "cecnn hybrid avg": lambda: cecnn(5, width=3, rotations=5, ce_layers=3, coset_pool="avg"),
     "resnet18": lambda: resnet18(5, width=3),
     "resnet18 n=3": lambda: resnet18(5, rotations=3, width=3),
+    "resnet18 n=3 hsv": lambda: resnet18(5, rotations=3, width=3, lifting="hsv"),
     "resnet18 hsv avg": lambda: resnet18(5, rotations=4, lifting="hsv", coset_pool="avg", width=3),
     "resnet18 hybrid": lambda: resnet18(5, rotations=3, ce_stages=2, width=3),
     "resnet18 full filters": lambda: resnet18(5, rotations=3, separable=False, width=3),
@@ -188,6 +191,93 @@ def test_hidden_layers(options, form, check):
 def test_lifting_layers(options, lifting, form, check):
     lift = CELiftConv2d(3, 4, 3, rotations=5, lifting=lifting, **options)
     check(Head(nn.Sequential(lift, CEBatchNorm2d(4), nn.ReLU()), channels=4), form)
+
+
+COLORS = [(0, 0, 0), (1, 1, 1), (0.3, 0.3, 0.3), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0)]
+
+
+@each_form
+@pytest.mark.parametrize("rotations", [1, 3])
+def test_shifts_by_thirds_of_a_turn_go_into_the_filters(rotations, form, relative_error):
+    images = torch.rand(2, 3, 9, 8, dtype=torch.float64) * 2 - 0.5
+    images[0, :, 0, : len(COLORS)] = torch.tensor(COLORS, dtype=torch.float64).T
+    lift = CELiftConv2d(3, 4, 3, rotations=rotations, lifting="hsv").double()
+    network = nn.Sequential(lift, CosetFlatten())
+    folded = fold(network, form)
+    assert count(folded, nn.Conv2d) == 1
+    assert folded.get_submodule("0_conv").weight.shape == (4 * rotations, 3, 3, 3)
+    assert not any("amax" in str(node.target) for node in folded.graph.nodes)
+    with torch.no_grad():
+        assert relative_error(folded(images), network(images)) < 1e-13
+
+
+@pytest.mark.parametrize(
+    ("form", "lifting", "shape"),
+    [
+        ("dense", "rgb", (16, 3, 3, 3)),
+        ("cyclic", "rgb", (16, 3, 3, 3)),
+        ("dense", "hsv", (16, 12, 3, 3)),  # every hue and its own filters
+        ("cyclic", "hsv", (4, 3, 3, 3)),  # all hues in the batch
+    ],
+)
+def test_lifting_is_one_convolution(form, lifting, shape, check):
+    lift = CELiftConv2d(3, 4, 3, rotations=4, lifting=lifting)
+    folded = check(Head(lift, channels=4), form, dtype=torch.float64, bound=1e-12)
+    assert count(folded, nn.Conv2d) == 1
+    assert folded.get_submodule("features_conv").weight.shape == shape
+
+
+class Layouts(fx.Interpreter):
+    """Runs a network; the convolutions whose input is not in channels_last memory."""
+
+    def __init__(self, module):
+        super().__init__(module)
+        self.copied = []
+
+    def call_module(self, target, args, kwargs):
+        if isinstance(self.fetch_attr(target), nn.Conv2d) and not args[0].is_contiguous(
+            memory_format=torch.channels_last
+        ):
+            self.copied.append(target)
+        return super().call_module(target, args, kwargs)
+
+
+@each_form
+@pytest.mark.parametrize("lifting", ["rgb", "hsv"])
+def test_channels_last_stays(lifting, form):
+    network = cecnn(5, width=3, rotations=4, lifting=lifting)
+    folded = fold(network, form).to(memory_format=torch.channels_last)
+    images = torch.rand(2, 3, 28, 28).to(memory_format=torch.channels_last)
+    layouts = Layouts(folded)
+    layouts.run(images)
+    # Hues are stacked beside the colours: a copy of the images, not of the features.
+    expected = ["blocks.0.0_conv"] if (form, lifting) == ("dense", "hsv") else []
+    assert layouts.copied == expected
+
+
+@pytest.mark.parametrize(("rotations", "lifting"), [(6, "hsv"), (7, "hsv"), (12, "rgb")])
+def test_half_precision_networks_mix_as_exactly_as_the_layers(rotations, lifting):
+    network = nn.Sequential(
+        CELiftConv2d(3, 16, 3, rotations=rotations, lifting=lifting, bias=False),
+        nn.ReLU(),
+        CEConv2d(16, 16, 3, rotations=rotations, algorithm="cyclic", bias=False),
+        CosetFlatten(),
+    ).bfloat16()
+    images = torch.rand(4, 3, 12, 12).bfloat16()
+    exact = copy.deepcopy(network).double()(images.double())
+    error = (network(images) - exact).norm()
+    assert (fold(network, "cyclic")(images) - exact).norm() < 1.1 * error
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_gpu_autocast_mixes_as_exactly_as_the_layers(relative_error):
+    network = resnet18(5, rotations=12, width=8).cuda().eval()
+    images = torch.rand(8, 3, 64, 64, device="cuda")
+    exact = copy.deepcopy(network).double()(images.double())
+    folded = fold(network, "cyclic")
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        error = relative_error(network(images), exact)
+        assert relative_error(folded(images), exact) < 1.5 * error
 
 
 @each_form
@@ -450,7 +540,5 @@ def test_hidden_layers_on_images_are_refused():
 
 
 def test_unknown_forms_are_refused():
-    with pytest.raises(
-        ValueError, match=r"form must be one of 'auto', 'dense', 'cyclic'; got 'fft'"
-    ):
+    with pytest.raises(ValueError, match=r"form must be one of 'auto', .*'fused'; got 'fft'"):
         fold(z2cnn(3, width=2), "fft")

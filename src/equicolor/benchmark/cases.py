@@ -100,7 +100,7 @@ class Case:
     @property
     def form(self) -> str:
         """How :func:`equicolor.nn.fold` writes it."""
-        return self.variant if self.variant in ("dense", "cyclic") else "auto"
+        return "auto" if self.variant == "plain" else self.variant
 
 
 def chosen_from(name: str, chosen: Sequence[str] | None, known: Sequence[str]) -> tuple[str, ...]:

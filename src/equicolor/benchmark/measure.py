@@ -93,9 +93,8 @@ class _Runner:
         if self.problem is not None:
             return {**row, "ms": None, "problem": self.problem}
         ms = statistics.median(times)
-        training = self.case.mode == "training"
         row["fused"] = self.fused
-        row["recorded"] = is_recorded(self.case.variant, settings, training=training)
+        row["recorded"] = is_recorded(self.case.variant, settings)
         row |= {
             "ms": _figures(ms),
             "ms_min": _figures(min(times)),

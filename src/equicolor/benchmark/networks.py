@@ -105,7 +105,7 @@ def network_groups(
     """The suite of networks: a group for every mode.
 
     What a time limit cuts off comes last: first the plain network, then every other as users
-    get it, then the other variants. Folded networks have no fused layers.
+    get it, then the other variants.
 
     Args:
         models: of :data:`NETWORKS`; all by default.
@@ -145,7 +145,7 @@ def network_groups(
             make(name, configuration, variant=variant)
             for variant in wanted
             for name, configuration in configurations.items()
-            if name != "plain" and not (mode == "folded" and variant == "fused")
+            if name != "plain"
         ]
         groups.append(group)
     return groups

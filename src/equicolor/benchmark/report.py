@@ -135,7 +135,9 @@ def mode_table(rows: Sequence[Row], mode: str) -> Table:
     if own and "precision" in own[0]:
         title += f", batch {own[0]['batch']}, {own[0]['precision']}"
         kinds = {row["compiled"] for row in own}
-        title += ", compiled" * (True in kinds) + " (fused not)" * (len(kinds) == 2)
+        recorded = any(row.get("recorded") for row in own)
+        title += ", compiled" * (True in kinds)
+        title += f" (fused {'recorded' if recorded else 'not'})" * (len(kinds) == 2)
     return Table(columns, lines, title, text_columns=3)
 
 

@@ -36,7 +36,7 @@ def rotation_groups(
         rotations: orders of the group; 1 comes by itself.
         modes: all that a layer or network has, by default.
         variants: of :data:`~equicolor.benchmark.variants.VARIANTS`; by default all that a
-            layer has. Layers and folded networks are not fused.
+            layer has. Layers are not fused.
         batch, image_size: of the images.
         width: channels of the first stage; 56 by default.
         device: the device type.
@@ -85,7 +85,6 @@ def rotation_groups(
                         image_size=image_size,
                     )
                     for variant in own
-                    if not (mode == "folded" and variant == "fused")
                 ]
             groups.append(group)
     if not groups:

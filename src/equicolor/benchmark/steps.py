@@ -7,10 +7,12 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from equicolor.benchmark.cases import Case, Settings
-from equicolor.benchmark.variants import apply_variant, fusing
+from equicolor.benchmark.variants import apply_variant
 from equicolor.nn import capture, fold
+from equicolor.nn.fused.frozen import made_by
 
 __all__ = [
     "Call", "Prepared", "Step", "adam", "called", "is_recorded", "loss_of", "placed", "prepare",
@@ -55,7 +57,7 @@ def prepare(case: Case, settings: Settings) -> Prepared:
         module = case.build()
         inputs = _inputs(case.shape).to(settings.device)
     if case.mode == "folded":
-        module = fold(module.eval(), case.form)
+        module = fold(module.eval(), case.form)  # on the CPU, where "auto" is never fused
     else:
         module = apply_variant(module, case.variant)
     module = placed(module, settings).train(case.mode == "training")
@@ -63,7 +65,8 @@ def prepare(case: Case, settings: Settings) -> Prepared:
     eager = called(module, case.variant, replace(settings, compile=False))
 
     def resident() -> int:
-        return _bytes([inputs, *module.parameters(), *module.buffers()])
+        made = tree_leaves(made_by(module))
+        return _bytes([inputs, *module.parameters(), *module.buffers(), *made])
 
     if case.mode != "training":
         return Prepared(
@@ -108,37 +111,34 @@ def placed(module: nn.Module, settings: Settings) -> nn.Module:
 
 
 def called(module: nn.Module, variant: str, settings: Settings) -> Call:
-    """What is called instead of a module: itself, or compiled; or with the fused path open.
+    """What is called instead of a module: itself, compiled, or recorded when it is called first.
 
-    Our own kernels are not compiled but, where others are, recorded for training.
+    Our own kernels are not compiled but, where others are, recorded.
     """
-    if variant == "fused":
-        records = is_recorded(variant, settings, training=module.training)
+    if is_recorded(variant, settings):
+        dtype = torch.bfloat16 if settings.precision == "bf16" else None
         recorded: Call | None = None
 
-        def fused(images: Tensor) -> Tensor:
+        def replayed(images: Tensor) -> Tensor:
             nonlocal recorded
-            with fusing(settings.device):
-                if records and recorded is None:
-                    dtype = torch.bfloat16 if settings.precision == "bf16" else None
-                    recorded = capture(module, images, dtype)
-                outputs: Tensor = (recorded or module)(images)
-            return outputs
+            if recorded is None:
+                recorded = capture(module, images, dtype)
+            return recorded(images)
 
-        return fused
+        return replayed
     # dynamic=False: the shapes of one case must not make those of the next symbolic.
-    return torch.compile(module, dynamic=False) if settings.compile else module
+    compiles = settings.compile and variant != "fused"
+    return torch.compile(module, dynamic=False) if compiles else module
 
 
-def is_recorded(variant: str, settings: Settings, *, training: bool) -> bool:
+def is_recorded(variant: str, settings: Settings) -> bool:
     """Whether a case is recorded as CUDA graphs, see :func:`equicolor.nn.capture`.
 
     Example:
-        >>> is_recorded("fused", Settings(torch.device("cuda"), compile=True), training=True)
+        >>> is_recorded("fused", Settings(torch.device("cuda"), compile=True))
         True
     """
-    cuda = settings.device.type == "cuda"
-    return variant == "fused" and settings.compile and training and cuda
+    return variant == "fused" and settings.compile and settings.device.type == "cuda"
 
 
 def adam(module: nn.Module, settings: Settings, lr: float = 1e-3) -> torch.optim.Adam:

@@ -2,19 +2,19 @@
 
 ``"plain"`` has no such layers, ``"dense"`` is the paper's construction, ``"cyclic"`` the fast
 algorithm written with ordinary operations, ``"fused"`` the same with everything but the
-convolutions in kernels of :mod:`equicolor.nn.fused`, and ``"auto"`` what a user gets.
+convolutions in kernels of :mod:`equicolor.nn.fused`, and ``"auto"`` what a user gets. Of folded
+networks they are the forms; ``"auto"`` is then that of plain torch modules, for torch to compile.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from equicolor import _checks
-from equicolor.nn import CEConv2d, CELiftConv2d, fused, set_algorithm
-from equicolor.nn.fused import conditions
+from equicolor.nn import CEConv2d, CELiftConv2d, set_algorithm
+from equicolor.nn.fused import blocks, conditions
 
 __all__ = [
     "LAYER_VARIANTS",
@@ -22,20 +22,16 @@ __all__ = [
     "apply_variant",
     "can_fuse",
     "check_variants",
-    "fusing",
     "takes_fused_path",
 ]
 
 VARIANTS = ("plain", "fused", "auto", "dense", "cyclic")
-_FUSED_DEVICES = ("cuda",)  # kinds that Triton compiles for
 # Whole residual blocks are fused, not single layers.
 LAYER_VARIANTS = tuple(variant for variant in VARIANTS if variant != "fused")
 
 
 def apply_variant(module: nn.Module, variant: str) -> nn.Module:
     """Make the equivariant layers of a module compute in one way; returns the module.
-
-    ``"fused"`` also needs :func:`fusing` around its calls.
 
     Example:
         >>> apply_variant(CEConv2d(4, 4, 3), "dense").algorithm
@@ -57,22 +53,6 @@ def _look(module: nn.Module, inputs: Any, output: Any) -> None:
     """Do nothing."""
 
 
-@contextlib.contextmanager
-def fusing(device: torch.device) -> Iterator[None]:
-    """Let networks on a device take the fused path, whether they would by themselves or not.
-
-    Example:
-        >>> with fusing(torch.device("cuda")):
-        ...     conditions.DEVICES
-        ('cuda',)
-    """
-    kept, conditions.DEVICES = conditions.DEVICES, (device.type,)
-    try:
-        yield
-    finally:
-        conditions.DEVICES = kept
-
-
 def can_fuse(device: torch.device) -> bool:
     """Whether a device is of a kind that has the fused path.
 
@@ -80,29 +60,29 @@ def can_fuse(device: torch.device) -> bool:
         >>> can_fuse(torch.device("cpu"))
         False
     """
-    return device.type in _FUSED_DEVICES
+    return device.type in conditions.DEVICES
 
 
 def takes_fused_path(step: Callable[[], object]) -> bool:
-    """Whether a step calls :func:`equicolor.nn.fused.residual_block`.
+    """Whether a step runs residual blocks of :mod:`equicolor.nn.fused`, folded or not.
 
     Example:
         >>> from equicolor.models import ce_resnet18
         >>> takes_fused_path(lambda: ce_resnet18(5, width=4)(torch.rand(2, 3, 32, 32)))  # CPU
         False
     """
-    calls, original = 0, fused.residual_block
+    calls, original = 0, blocks.block_of
 
     def counted(*arguments: Any, **options: Any) -> torch.Tensor:
         nonlocal calls
         calls += 1
         return original(*arguments, **options)
 
-    fused.residual_block = counted
+    blocks.block_of = counted
     try:
         step()
     finally:
-        fused.residual_block = original
+        blocks.block_of = original
     return calls > 0
 
 
@@ -116,5 +96,5 @@ def check_variants(variants: tuple[str, ...], device: torch.device) -> None:
         ValueError: variant 'fused' needs a device of kind cuda, got cpu
     """
     if "fused" in variants and not can_fuse(device):
-        kinds = " or ".join(_FUSED_DEVICES)
+        kinds = " or ".join(conditions.DEVICES)
         raise ValueError(f"variant 'fused' needs a device of kind {kinds}, got {device.type}")

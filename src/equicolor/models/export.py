@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from equicolor import _checks
 from equicolor.models.checkpoints import load_model
 from equicolor.models.registry import Network, create_model, list_models
-from equicolor.nn.fold import fold
+from equicolor.nn.fold import PLAIN_FORMS, fold
 
 __all__ = ["FORMATS", "ExportError", "ExportReport", "export", "find_model"]
 
@@ -60,7 +60,8 @@ def export(
         path: the file to write.
         to: ``"onnx"``, ``"torchscript"`` or ``"exported-program"``.
         input_size: height and width of the images.
-        form: how equivariant layers are written; see :func:`equicolor.nn.fold`.
+        form: how equivariant layers are written, one of the plain forms of
+            :func:`equicolor.nn.fold`.
         tolerance: the largest relative difference of the logits allowed.
         overwrite: replace an existing file.
 
@@ -76,6 +77,7 @@ def export(
         True
     """
     _checks.one_of("to", to, FORMATS)
+    _checks.one_of("form", form, PLAIN_FORMS)
     size = _checks.int_pair("input_size", input_size, minimum=1)
     path = Path(path)
     if path.is_dir():

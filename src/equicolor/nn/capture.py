@@ -1,39 +1,54 @@
-"""Training without launching kernels one by one: a network recorded as CUDA graphs."""
+"""Networks recorded as CUDA graphs: no kernel is launched by itself, in training or inference."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from equicolor.nn.fused.frozen import made_by
+
 __all__ = ["capture"]
+
+_WARM_UP = 3  # calls: kernels are compiled, and cuDNN tries its algorithms
 
 
 def capture(
     network: nn.Module, images: Tensor, dtype: torch.dtype | None = None
 ) -> Callable[[Tensor], Tensor]:
-    """Record a network's forward and backward pass, to be replayed for every batch.
+    """Record a network, to be replayed for every batch: its mode says whether for training.
 
     A step of an equivariant network launches a thousand kernels, which takes the processor
     longer than it takes a fast GPU to run them. What comes back computes what the network
-    does, gradients included, but launches two graphs instead. It calls the network itself for
-    other shapes than that of ``images``, and where the network evaluates or no gradients are
-    wanted.
+    does, but launches a graph or two instead. It calls the network itself for other shapes
+    than that of ``images``, and in another mode than the recorded one. The network is not
+    changed.
 
-    The network is not changed. Its parameters must stay where they are, so update them in
-    place, as optimizers do; and its gradients live in the memory of the graph, so clear them
-    after every step with ``zero_grad(set_to_none=True)``, torch's default: they do not add up.
+    **In training mode**, forward and backward pass are recorded, for calls where gradients are
+    wanted. The parameters must stay where they are, so update them in place, as optimizers do;
+    and the gradients live in the memory of the graph, so clear them after every step with
+    ``zero_grad(set_to_none=True)``, torch's default: they do not add up.
+
+    **In eval mode**, the forward pass alone is recorded, without gradients; results are new
+    tensors. Other shapes go to the network itself, also in ``dtype`` and without gradients,
+    and images that want gradients go there as they are. The graph reads the weights where they
+    were when it was recorded, so record again after changing them, moving the network or
+    loading a state.
 
     Args:
-        network: in training mode, on a GPU; images to one tensor.
+        network: on a GPU; images to one tensor.
         images: of the shape, dtype and memory format that will come.
         dtype: of autocast, which is recorded too; None for no autocast.
 
     Example:
         >>> from equicolor.models import ce_resnet18
+        >>> from equicolor.nn import fold
         >>> network = ce_resnet18(10, width="fast").cuda()  # doctest: +SKIP
         >>> images = torch.rand(256, 3, 224, 224, device="cuda")  # doctest: +SKIP
         >>> step = capture(network, images, torch.bfloat16)  # doctest: +SKIP
         >>> step(images).sum().backward()  # doctest: +SKIP
+        >>> predict = capture(fold(network), images, torch.bfloat16)  # doctest: +SKIP
+        >>> labels = predict(images).argmax(1)  # doctest: +SKIP
         >>> capture(nn.Conv2d(3, 4, 3), torch.rand(1, 3, 8, 8))
         Traceback (most recent call last):
             ...
@@ -41,8 +56,13 @@ def capture(
     """
     if not images.is_cuda:
         raise ValueError(f"CUDA graphs need images on a GPU, got a tensor on {images.device}")
-    if not network.training:
-        raise ValueError("capture() records training: expected network.train(), got eval mode")
+    record = _training if network.training else _inference
+    return record(network, images, dtype)
+
+
+def _training(
+    network: nn.Module, images: Tensor, dtype: torch.dtype | None
+) -> Callable[[Tensor], Tensor]:
     kept = [(buffer, buffer.clone()) for buffer in network.buffers()]
     numbers = torch.cuda.get_rng_state(images.device)
     # A module of its own, since torch gives the one it records another forward method.
@@ -65,6 +85,51 @@ def capture(
         return result
 
     return call
+
+
+def _inference(
+    network: nn.Module, images: Tensor, dtype: torch.dtype | None
+) -> Callable[[Tensor], Tensor]:
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(images.device)
+    # A tensor made in inference mode could not be overwritten outside of it.
+    with torch.inference_mode(False), torch.cuda.device(images.device):
+        inputs = images.detach().clone()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), _evaluating(dtype):
+            for _ in range(_WARM_UP):
+                network(inputs)
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.graph(graph, stream=stream), _evaluating(dtype):
+            outputs: Tensor = network(inputs)
+    if not isinstance(outputs, Tensor):
+        raise TypeError(f"capture() needs a network that returns a tensor, got {type(outputs)}")
+    wanted = _kind(inputs)
+    # Whatever becomes of the network, the graph must not read memory that is used again.
+    weights = [tensor.detach() for tensor in (*network.parameters(), *network.buffers())]
+    memory = [weights, made_by(network)]
+
+    def call(images: Tensor) -> Tensor:
+        assert memory  # which makes it last as long as this function
+        if network.training or (images.requires_grad and torch.is_grad_enabled()):
+            result: Tensor = network(images)
+        elif _kind(images.detach()) == wanted:
+            inputs.copy_(images)
+            graph.replay()
+            result = outputs.clone()
+        else:
+            with _evaluating(dtype):
+                result = network(images)
+        return result
+
+    return call
+
+
+@contextmanager
+def _evaluating(dtype: torch.dtype | None) -> Iterator[None]:
+    """Without gradients, in a dtype of autocast or none; nothing that is cast is kept."""
+    autocast = torch.autocast("cuda", dtype, enabled=dtype is not None, cache_enabled=False)
+    with torch.no_grad(), autocast:
+        yield
 
 
 class _Calls(nn.Module):

@@ -1,12 +1,15 @@
-"""Fold an equivariant network into plain torch modules, for inference and export.
+"""Fold an equivariant network for inference and export.
 
 Batch norms go into the convolutions before them. What is left of the equivariant layers is
-written in one of two forms:
+written in one of three forms, the first two with plain torch modules only:
 
 * **dense**: features are ``[B, C * n, H, W]`` and every layer is one ordinary convolution
   with its filters expanded. The simplest graph; n² the multiplications of a plain layer.
 * **cyclic**: features are ``[n * B, C, H, W]``, rotation-major, and every hidden layer is
   about 1.5 n ordinary convolutions between two small mixes of the rotations.
+* **fused**, for GPUs: first layers and residual blocks are modules of
+  :mod:`equicolor.nn.fused.frozen`, convolutions and kernels of our own that read filters and
+  norms in the form they need, made once.
 
 Networks made by :func:`equicolor.convert` keep their rotations in the batch; what becomes of
 their layers is in :mod:`equicolor.nn.fold_batched`.
@@ -26,9 +29,10 @@ from torch import Tensor, fx, nn
 
 from equicolor import _checks
 from equicolor.color import shift_back
-from equicolor.groups import cyclic_products
+from equicolor.groups import HueGroup, cyclic_products
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
-from equicolor.nn.fold_batched import BATCHED, fold_layer
+from equicolor.nn.fold_batched import BATCHED, fold_layer, permutes_colors
+from equicolor.nn.fold_fused import find_stages, fuse, prefers_fused
 from equicolor.nn.fold_trace import (
     COSETS,
     LAYERS,
@@ -45,7 +49,8 @@ from equicolor.nn.pooling import CosetFlatten, CosetMaxPool
 
 __all__ = ["fold"]
 
-FORMS = ("auto", "dense", "cyclic")
+PLAIN_FORMS = ("auto", "dense", "cyclic")  # on the CPU, "auto" is one of the others
+FORMS = (*PLAIN_FORMS, "fused")
 # What may happen to features between equivariant layers: it must not see the dimensions.
 _ELEMENTWISE_MODULES = (
     nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid,
@@ -63,16 +68,21 @@ _ELEMENTWISE_METHODS = (
 
 
 def fold(model: nn.Module, form: str = "auto") -> fx.GraphModule:
-    """An eval-mode copy of a network that computes the same with plain torch modules only.
+    """An eval-mode copy of a network that computes the same, faster, and cannot be trained.
 
     Args:
         model: a network of equivariant and ordinary layers that torch.fx can trace.
-        form: ``"dense"`` or ``"cyclic"`` as described above; ``"auto"`` writes networks of
-            up to three rotations densely and others cyclically, where the dense form
-            would cost more than three times the multiplications.
+        form: ``"dense"``, ``"cyclic"`` or ``"fused"`` as described above. ``"auto"`` writes
+            networks on a GPU in the fused form if they consist of first layers and residual
+            blocks that have it, and all others, those on the CPU among them, densely for up
+            to three rotations and cyclically for more, where the dense form would cost more
+            than three times the multiplications.
 
     Returns:
-        A network without equivariant layers, in eval mode.
+        A network in eval mode. In the dense and cyclic forms there are no equivariant layers
+        and nothing of this package in it. In the fused form there are: it computes on a GPU
+        what the others compute, and runs elsewhere, under ``torch.compile`` or with gradients
+        of its input, too, but only as fast as the network itself.
 
     Example:
         >>> from equicolor.models import cecnn
@@ -84,12 +94,19 @@ def fold(model: nn.Module, form: str = "auto") -> fx.GraphModule:
     _checks.one_of("form", form, FORMS)
     model = copy.deepcopy(model).eval().requires_grad_(False)
     traced = trace(model)
+    stages = find_stages(traced) if form in ("auto", "fused") else []
+    if form == "auto" and prefers_fused(traced, stages):
+        form = "fused"
     if form == "auto":
         orders = [m.rotations for m in model.modules() if isinstance(m, CEConv2d | CELiftConv2d)]
         n = max(orders, default=1)
         form = "cyclic" if n * n > 3 * cyclic_products(n) else "dense"
-    fold_batch_norms(traced)
-    (_DenseFolder if form == "dense" else _CyclicFolder)(traced).run()
+    if form == "fused":
+        fuse(Folder(traced), stages)
+        fold_batch_norms(traced)  # of what is plain
+    else:
+        fold_batch_norms(traced)
+        (_DenseFolder if form == "dense" else _CyclicFolder)(traced).run()
     traced.graph.eliminate_dead_code(lambda node: is_impure(traced, node))
     traced.delete_all_unused_submodules()
     traced.graph.lint()
@@ -228,13 +245,28 @@ class Folder:
     ) -> fx.Node:
         """Images ``[B, 3, H, W]`` in every hue, ``[n * B, 3, H, W]``."""
         if matrices is None:
-            steps = torch.arange(rotations, dtype=torch.float64, device="cpu") / rotations
-            turns = self.buffer(node, "turns", steps.to(like).view(-1, 1, 1, 1))
-            orbit = self._inline(shift_back, like.dtype, x, turns)
+            orbit = self.shifted(node, x, _turns(rotations, like, 3))
         else:
             table = self.buffer(node, "rotations", matrices.to(like))
-            orbit = self.graph.call_function(torch.einsum, ("kij,bihw->kbjhw", table, x))
+            mixed = self.mix(table, x, 1, 1)  # [k, j, b, h, w]
+            orbit = self.method(mixed, "transpose", 1, 2)
         return self.method(orbit, "flatten", 0, 1)
+
+    def shifted(self, node: fx.Node, x: fx.Node, turns: Tensor) -> fx.Node:
+        """Images whose HSV hue is shifted back; see :func:`equicolor.color.shift_back`."""
+        by = self.buffer(node, "turns", turns)
+        shifted = self._inline(shift_back, turns.dtype, self.method(x, "type_as", by), by)
+        return self.method(shifted, "type_as", x)
+
+    def mix(self, table: fx.Node, x: fx.Node, dim: int, of: int) -> fx.Node:
+        """A table times numbers, over one dimension of either; what is left comes in that order.
+
+        In the dtype of the table, which is float32 at least; only the result is rounded. Not
+        with einsum: autocast on GPUs lowers it, but takes tensordot as it is.
+        """
+        widest = self.method(x, "type_as", table)
+        mixed = self.graph.call_function(torch.tensordot, (table, widest, ([dim], [of])))
+        return self.method(mixed, "type_as", x)
 
     def plain(self, module: CEConv2d | CELiftConv2d) -> nn.Conv2d:
         """The convolution of one rotation by the spatial part of the filters."""
@@ -275,14 +307,17 @@ class _DenseFolder(Folder):
         return self.method(self.method(parts, "permute", 2, 0, 1, 3, 4), "flatten", 0, 1)
 
     def lift(self, node: fx.Node, module: CELiftConv2d, x: fx.Node) -> fx.Node:
-        matrices = module._transformations()
+        n, matrices = module.rotations, _matrices(module)
         if matrices is not None:
-            weight = torch.einsum("kij,ojzhw->okizhw", matrices, module.weight)
-            return self.call(node, "conv", _conv2d(module, weight[:, :, :, 0], 1), x)
-        orbit = self.orbit(node, x, module.rotations, None, like=module.weight)
-        lifted = self.call(node, "conv", self.plain(module), orbit)
-        features = self.method(lifted, "unflatten", 0, (module.rotations, -1))
-        return self.method(self.method(features, "permute", 1, 2, 0, 3, 4), "flatten", 1, 2)
+            weight = _in_every_hue(module, matrices).transpose(0, 1)
+            return self.call(node, "conv", _conv2d(module, weight, 1), x)
+        # Hues beside the channels, each seen by the filters of its rotation alone.
+        hues = self.method(x, "unsqueeze", 1)
+        orbit = self.shifted(node, hues, _turns(n, module.weight, 2))  # [B, n, 3, H, W]
+        own = torch.eye(n, device=module.weight.device, dtype=module.weight.dtype)
+        weight = torch.einsum("kl,ochw->oklchw", own, module.weight[:, :, 0]).flatten(2, 3)
+        lifted = self.method(orbit, "flatten", 1, 2)
+        return self.call(node, "conv", _conv2d(module, weight, 1), lifted)
 
     def conv(self, node: fx.Node, module: CEConv2d, x: fx.Node) -> fx.Node:
         bank = dense_filters(module.weight, module.pointwise_weight, module.rotations)
@@ -311,21 +346,30 @@ class _CyclicFolder(Folder):
         return x
 
     def lift(self, node: fx.Node, module: CELiftConv2d, x: fx.Node) -> fx.Node:
-        matrices = module._transformations()
-        orbit = self.orbit(node, x, module.rotations, matrices, like=module.weight)
-        orbit = self.graph.call_method(
-            "contiguous", (orbit,), {"memory_format": torch.channels_last}
-        )
-        return self.call(node, "conv", self.plain(module), orbit)
+        n, matrices = module.rotations, _matrices(module)
+        pixels = self.method(x, "permute", 0, 2, 3, 1)
+        if matrices is None:
+            colors = self.method(self.method(pixels, "unsqueeze", -1), "unsqueeze", -1)
+            orbit = self.shifted(node, colors, _turns(n, module.weight, 5))
+            orbit = self.method(self.method(orbit, "flatten", -3), "flatten", 0, 1)
+            images = self.method(orbit, "permute", 0, 3, 1, 2)
+            return self.call(node, "conv", self.plain(module), images)
+        weight = _in_every_hue(module, matrices)
+        bias = None if module.bias is None else module.bias.repeat(n)
+        lifted = self.call(node, "conv", _conv2d(module, weight, 1, bias), x)
+        pixels = self.method(lifted, "permute", 0, 2, 3, 1)
+        features = self.method(pixels, "unflatten", 3, (n, module.out_channels))
+        features = self.method(features, "permute", 3, 0, 1, 2, 4)
+        return self.method(self.method(features, "flatten", 0, 1), "permute", 0, 3, 1, 2)
 
     def conv(self, node: fx.Node, module: CEConv2d, x: fx.Node) -> fx.Node:
         n = module.rotations
         tables = module.tables
-        analysis = self.buffer(node, "analysis", tables.analysis.to(module.weight))
-        synthesis = self.buffer(node, "synthesis", tables.synthesis.to(module.weight))
+        analysis = self.buffer(node, "analysis", tables.analysis)
+        synthesis = self.buffer(node, "synthesis", tables.synthesis)
         filters = cyclic_filters(module.weight, module.pointwise_weight, tables)
         pixels = self.method(self.method(x, "permute", 0, 2, 3, 1), "unflatten", 0, (n, -1))
-        mixed = self.graph.call_function(torch.einsum, ("rn,nbhwc->rbhwc", analysis, pixels))
+        mixed = self.mix(analysis, pixels, 1, 0)  # [r, b, h, w, c]
         images = self.method(mixed, "permute", 0, 1, 4, 2, 3)
         products = []
         for index, weight in enumerate(filters):
@@ -338,7 +382,7 @@ class _CyclicFolder(Folder):
             self.graph.call_function(torch.cat, (products,)), "permute", 0, 2, 3, 1
         )
         pixels = self.method(joined, "unflatten", 0, (tables.products, -1))
-        out = self.graph.call_function(torch.einsum, ("rn,rbhwc->nbhwc", synthesis, pixels))
+        out = self.mix(synthesis, pixels, 0, 0)  # [n, b, h, w, c]
         return self.method(self.method(out, "flatten", 0, 1), "permute", 0, 3, 1, 2)
 
     def norm(self, module: CEBatchNorm2d, n: int) -> nn.BatchNorm2d:
@@ -349,6 +393,27 @@ class _CyclicFolder(Folder):
         if isinstance(module, CosetFlatten):
             return self.method(self.method(features, "permute", 1, 2, 0, 3, 4), "flatten", 1, 2)
         return self.method(features, "amax" if isinstance(module, CosetMaxPool) else "mean", 0)
+
+
+def _matrices(module: CELiftConv2d) -> Tensor | None:
+    """The group as matrices ``[n, 3, 3]`` acting on filters, where the lifting is linear."""
+    matrices = module._transformations()
+    if matrices is None and permutes_colors(module.rotations):
+        return HueGroup(module.rotations).matrices.to(module.weight)
+    return matrices
+
+
+def _in_every_hue(module: CELiftConv2d, matrices: Tensor) -> Tensor:
+    """The filters of a lifting layer under matrices ``[n, 3, 3]``: ``[n, O, 3, kh, kw]``."""
+    filters = module.weight.squeeze(2)
+    return torch.einsum("kij,ojhw->koihw", matrices, filters.to(matrices)).to(filters)
+
+
+def _turns(rotations: int, like: Tensor, dimensions: int) -> Tensor:
+    """By how much hues are shifted, ``[n]`` and dimensions of size one; float32 at least."""
+    steps = torch.arange(rotations, dtype=torch.float64, device="cpu") / rotations
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    return steps.to(like.device, dtype).view(-1, *[1] * dimensions)
 
 
 _SAME_BIAS = object()

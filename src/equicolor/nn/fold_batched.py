@@ -77,12 +77,23 @@ def _lift(folder: "Folder", node: fx.Node, lift: HueLift, x: fx.Node) -> fx.Node
     if lift.takes == "normalized":
         x = _call(folder, operator.mul, x, numbers["std"])
         x = _call(folder, operator.add, x, numbers["mean"])
-    matrices = HueGroup(lift.rotations).matrices if lift.lifting == "rgb" else None
+    linear = lift.lifting == "rgb" or permutes_colors(lift.rotations)
+    matrices = HueGroup(lift.rotations).matrices if linear else None
     orbit = folder.orbit(node, x, lift.rotations, matrices, like=lift.mean)
     if numbers:
         orbit = _call(folder, operator.sub, orbit, numbers["mean"])
         orbit = _call(folder, operator.truediv, orbit, numbers["std"])
     return orbit
+
+
+def permutes_colors(rotations: int) -> bool:
+    """Whether both hue shifts permute the channels: those by thirds of a turn do.
+
+    Example:
+        >>> [n for n in range(1, 13) if permutes_colors(n)]
+        [1, 3]
+    """
+    return 3 % rotations == 0
 
 
 def _linear(folder: "Folder", node: fx.Node, module: BatchedCELinear, x: fx.Node) -> fx.Node:
@@ -99,9 +110,9 @@ def _linear(folder: "Folder", node: fx.Node, module: BatchedCELinear, x: fx.Node
         y = folder.method(y, "unflatten", -1, (module.out_features, n))
         return folder.method(folder.method(y, "movedim", -1, 0), "flatten", 0, 1)
     tables = module.tables
-    analysis = folder.buffer(node, "analysis", tables.analysis.to(module.weight))
-    synthesis = folder.buffer(node, "synthesis", tables.synthesis.to(module.weight))
-    mixed = _call(folder, torch.einsum, "rn,n...c->r...c", analysis, parts)
+    analysis = folder.buffer(node, "analysis", tables.analysis)
+    synthesis = folder.buffer(node, "synthesis", tables.synthesis)
+    mixed = folder.mix(analysis, parts, 1, 0)
     products = []
     filters = cyclic_filters(module.weight, module.pointwise_weight, tables)
     for index, weight in enumerate(filters):
@@ -111,7 +122,7 @@ def _linear(folder: "Folder", node: fx.Node, module: BatchedCELinear, x: fx.Node
         plain = _plain_linear(weight.flatten(1), bias)
         products.append(folder.call(node, f"product{index}", plain, part))
     joined = _call(folder, torch.stack, products)
-    out = _call(folder, torch.einsum, "rn,r...c->n...c", synthesis, joined)
+    out = folder.mix(synthesis, joined, 0, 0)
     return folder.method(out, "flatten", 0, 1)
 
 

@@ -167,7 +167,7 @@ def fold_batch_norms(traced: fx.GraphModule) -> None:
             continue
         source = layer_input(node)
         conv = modules.get(str(source.target)) if source.op == "call_module" else None
-        if not isinstance(conv, _CONVOLUTIONS) or len(source.users) > 1 or _uses(source) > 1:
+        if not isinstance(conv, _CONVOLUTIONS) or len(source.users) > 1 or uses(source) > 1:
             continue
         scale, shift = _affine(norm)
         bias = 0 if conv.bias is None else conv.bias.double()
@@ -186,7 +186,7 @@ def layer_input(node: fx.Node) -> fx.Node:
     return x
 
 
-def _uses(node: fx.Node) -> int:
+def uses(node: fx.Node) -> int:
     """How often a graph calls the module of a node or reads one of its tensors."""
     own = str(node.target)
     targets = [str(other.target) for other in node.graph.nodes if other.op != "call_method"]

@@ -1,7 +1,7 @@
 """Residual blocks with all but convolutions fused; see :mod:`equicolor.nn.fused`."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -13,7 +13,16 @@ from equicolor.nn.fused.layout import Options, Products, compute_dtype, on_devic
 from equicolor.nn.fused.norm import Norm, normalization
 from equicolor.nn.norm import CEBatchNorm2d
 
-__all__ = ["Filters", "norm_add_relu", "norm_products", "products", "residual_block"]
+__all__ = [
+    "BlockLayer",
+    "Filters",
+    "Layer",
+    "block_of",
+    "norm_add_relu",
+    "norm_products",
+    "products",
+    "residual_block",
+]
 
 Layer = tuple[CEConv2d, CEBatchNorm2d]
 
@@ -33,6 +42,31 @@ class Filters(NamedTuple):
         return cls(functions.apply(functions.Pack, mixed, dtype), options)
 
 
+class BlockLayer(Protocol):
+    """A convolution and the norm after it, as a block asks for them."""
+
+    def filters(self, dtype: torch.dtype) -> Filters:
+        """Of the convolution."""
+        ...
+
+    def normalization(self, outputs: Products, n: int) -> Norm:
+        """What the norm does to the features of some products."""
+        ...
+
+
+class _Modules(NamedTuple):
+    """A layer as its modules are: everything follows from their weights, at every call."""
+
+    conv: CEConv2d
+    norm: CEBatchNorm2d
+
+    def filters(self, dtype: torch.dtype) -> Filters:
+        return Filters.of(self.conv, dtype)
+
+    def normalization(self, outputs: Products, n: int) -> Norm:
+        return normalization(self.norm, outputs, n)
+
+
 def residual_block(x: Tensor, layers: Sequence[Layer], shortcut: Layer | None = None) -> Tensor:
     """Convolutions and norms with ReLU between, plus the shortcut, and ReLU.
 
@@ -44,19 +78,25 @@ def residual_block(x: Tensor, layers: Sequence[Layer], shortcut: Layer | None = 
     Returns:
         Features ``[B, C', n, H', W']``.
     """
+    modules = [_Modules(*layer) for layer in layers]
+    return block_of(x, modules, None if shortcut is None else _Modules(*shortcut))
+
+
+def block_of(x: Tensor, layers: Sequence[BlockLayer], shortcut: BlockLayer | None = None) -> Tensor:
+    """As :func:`residual_block`, of anything that has filters and norms."""
     n, dtype = x.shape[2], compute_dtype(x)
     with on_device_of(x):
-        (first, norm), *later = layers
-        convs = [first] if shortcut is None else [first, shortcut[0]]
-        (outputs, *others), x = products(x, [Filters.of(conv, dtype) for conv in convs])
-        for conv, next_norm in later:
-            before = normalization(norm, outputs, n)
-            outputs = norm_products(outputs, before, Filters.of(conv, dtype), n)
-            norm = next_norm
+        layer, *later = layers
+        entrances = [layer] if shortcut is None else [layer, shortcut]
+        (outputs, *others), x = products(x, [one.filters(dtype) for one in entrances])
+        for following in later:
+            before = layer.normalization(outputs, n)
+            outputs = norm_products(outputs, before, following.filters(dtype), n)
+            layer = following
         residual: Tensor | tuple[Products, Norm] = x
         if shortcut is not None:
-            residual = others[0], normalization(shortcut[1], others[0], n)
-        return norm_add_relu(outputs, normalization(norm, outputs, n), residual, n)
+            residual = others[0], shortcut.normalization(others[0], n)
+        return norm_add_relu(outputs, layer.normalization(outputs, n), residual, n)
 
 
 def products(x: Tensor, filters: Sequence[Filters]) -> tuple[list[Products], Tensor]:

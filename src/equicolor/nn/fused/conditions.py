@@ -11,7 +11,7 @@ from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.norm import CEBatchNorm2d
 from equicolor.nn.pooling import CEMaxPool2d
 
-__all__ = ["applies", "stem_applies"]
+__all__ = ["applies", "can_fuse", "halves", "is_known", "stem_applies"]
 
 # Kinds of devices on which networks take this path by themselves.
 DEVICES: tuple[str, ...] = ("cuda",)
@@ -62,7 +62,52 @@ def stem_applies(
         and type(relu) is nn.ReLU
         and all(_is_plain(module, images) for module in (conv, norm, relu))
         and _is_untouched(pool)
-        and (type(pool) is nn.Identity or _halves(pool))
+        and (type(pool) is nn.Identity or halves(pool))
+    )
+
+
+def can_fuse(tensor: Tensor) -> bool:
+    """Whether features or weights like a tensor are of a kind that has this path.
+
+    Example:
+        >>> can_fuse(torch.rand(1))  # on the CPU
+        False
+    """
+    fits = tensor.device.type in DEVICES and tensor.dtype in _DTYPES
+    return fits and runs_triton(tensor.device)
+
+
+def is_known(module: nn.Module) -> bool:
+    """Whether a layer does what its class says, and that is known here, whatever its input.
+
+    Example:
+        >>> is_known(CEConv2d(4, 4, 3, bias=False)), is_known(CEConv2d(4, 4, 3))
+        (True, False)
+    """
+    if not _is_untouched(module):
+        return False
+    if type(module) is CEConv2d:
+        known = module.groups == 1 and module.algorithm != "dense"
+        return known and _has_known_options(module)
+    if type(module) is CELiftConv2d:
+        return _has_known_options(module)
+    if type(module) is CEBatchNorm2d:
+        return module.affine and module.track_running_stats and module.running_mean is not None
+    return type(module) is nn.ReLU
+
+
+def halves(pool: nn.Module) -> bool:
+    """Whether a module is 3×3 max pooling with stride 2.
+
+    Example:
+        >>> halves(CEMaxPool2d(3, 2, 1)), halves(CEMaxPool2d(2))
+        (True, False)
+    """
+    if type(pool) is not CEMaxPool2d or pool.ceil_mode or not _is_untouched(pool):
+        return False
+    options = pool.kernel_size, pool.stride, pool.padding, pool.dilation
+    return all(
+        option in (one, (one, one)) for option, one in zip(options, (3, 2, 1, 1), strict=True)
     )
 
 
@@ -71,12 +116,10 @@ def _fits(x: Tensor, dimensions: int) -> bool:
         # First, as compilers read no further.
         not torch.compiler.is_compiling()
         and type(x) in (Tensor, nn.Parameter)
-        and x.device.type in DEVICES
         and x.ndim == dimensions
         and x.numel() > 0
-        and x.dtype in _DTYPES
         and not _is_observed()
-        and runs_triton(x.device)
+        and can_fuse(x)
     )
 
 
@@ -92,44 +135,30 @@ def _is_observed() -> bool:
 
 
 def _is_plain(module: nn.Module, x: Tensor) -> bool:
-    """Whether a module does what its class says, and that is known here."""
-    if not _is_untouched(module):
-        return False
+    """Whether a module is known here, and is for such an input."""
     if type(module) is nn.Sequential:
-        return [type(child) for child in module] in ([], [CEConv2d, CEBatchNorm2d])
-    if type(module) is CEConv2d:
-        groups_are_known = module.rotations == x.shape[2] > 1 and module.groups == 1
-        return groups_are_known and module.algorithm != "dense" and _is_plain_conv(module, x)
-    if type(module) is CELiftConv2d:
-        return module.rotations > 1 and _is_plain_conv(module, x)
-    if type(module) is CEBatchNorm2d:
-        return module.affine and module.track_running_stats and module.running_mean is not None
-    return type(module) is nn.ReLU
+        children = [type(child) for child in module]
+        return _is_untouched(module) and children in ([], [CEConv2d, CEBatchNorm2d])
+    if type(module) is CEConv2d and module.rotations != x.shape[2]:
+        return False
+    return is_known(module) and (
+        not isinstance(module, CEConv2d | CELiftConv2d) or _is_for(module, x)
+    )
 
 
 def _is_untouched(module: nn.Module) -> bool:
     return "forward" not in vars(module) and not any(getattr(module, name) for name in _HOOKS)
 
 
-def _halves(pool: nn.Module) -> bool:
-    """Whether a module is 3×3 max pooling with stride 2."""
-    if type(pool) is not CEMaxPool2d or pool.ceil_mode:
-        return False
-    options = pool.kernel_size, pool.stride, pool.padding, pool.dilation
-    return all(
-        option in (one, (one, one)) for option, one in zip(options, (3, 2, 1, 1), strict=True)
-    )
+def _has_known_options(conv: CEConv2d | CELiftConv2d) -> bool:
+    zeros = conv.padding_mode == "zeros" and isinstance(conv.padding, tuple)
+    return conv.rotations > 1 and zeros and conv.bias is None
 
 
-def _is_plain_conv(conv: CEConv2d | CELiftConv2d, x: Tensor) -> bool:
+def _is_for(conv: CEConv2d | CELiftConv2d, x: Tensor) -> bool:
     dtype = conv.weight.dtype
-    return (
-        conv.padding_mode == "zeros"
-        and isinstance(conv.padding, tuple)
-        and conv.bias is None
-        and conv.weight.device == x.device
-        and (dtype == x.dtype or (dtype in _DTYPES and _checks.autocasting(x.device)))
-    )
+    same = dtype == x.dtype or (dtype in _DTYPES and _checks.autocasting(x.device))
+    return same and conv.weight.device == x.device
 
 
 def _first_conv(block: nn.Module) -> CEConv2d:

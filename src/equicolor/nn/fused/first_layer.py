@@ -27,7 +27,7 @@ from equicolor.nn.fused.norm import Norm, kernels, normalization
 from equicolor.nn.layout import to_images
 from equicolor.nn.norm import CEBatchNorm2d
 
-__all__ = ["lift", "norm_relu", "stem"]
+__all__ = ["lift", "lift_columns", "norm_relu", "packed_columns", "stem"]
 
 
 def stem(images: Tensor, conv: CELiftConv2d, norm: CEBatchNorm2d, *, pool: bool) -> Tensor:
@@ -54,27 +54,50 @@ def lift(images: Tensor, conv: CELiftConv2d) -> Tensor:
         images: ``[B, 3, H, W]``.
         conv: the layer.
     """
-    assert isinstance(conv.padding, tuple)
-    n, matrices = conv.rotations, conv._transformations()
-    spare = padded_channels(conv.out_channels) - conv.out_channels
-    options = conv.stride, conv.padding, conv.dilation
+    matrices = conv._transformations()
     learnt = matrices is not None and matrices.requires_grad
     if images.requires_grad or learnt or conv.dilation != (1, 1):
         y = ce_lift_conv2d(
             images,
-            F.pad(conv.weight, (*[0] * 9, spare)),
+            F.pad(conv.weight, (*[0] * 9, _spare(conv))),
             None,
-            *options,
-            rotations=n,
+            conv.stride,
+            conv.padding,
+            conv.dilation,
+            rotations=conv.rotations,
             lifting=conv.lifting,
             matrices=matrices,
         )
         return rows_of(to_images(y))
+    return lift_columns(images, conv, packed_columns(conv, compute_dtype(images)), matrices)
+
+
+def packed_columns(conv: CELiftConv2d, dtype: torch.dtype) -> Tensor:
+    """The filters of a lifting convolution for columns of pixels, with padded channels."""
     columns = _lift_kernels().column_filters(conv.weight.squeeze(2), conv.stride[0])
-    filters = F.pad(columns, (*[0] * 7, spare)).to(compute_dtype(images))
-    size = conv.weight.shape[-2:]
-    result: Tensor = apply(_Lift, options, tuple(size), n, matrices, images, filters)
+    return F.pad(columns, (*[0] * 7, _spare(conv))).to(dtype)
+
+
+def lift_columns(
+    images: Tensor, conv: CELiftConv2d, filters: Tensor, matrices: Tensor | None
+) -> Tensor:
+    """As :func:`lift`, given what follows from the weights.
+
+    Args:
+        images: ``[B, 3, H, W]``.
+        conv: the layer.
+        filters: of :func:`packed_columns`.
+        matrices: the group acting on filters, or None for shifts of the HSV hue.
+    """
+    assert isinstance(conv.padding, tuple)
+    options = conv.stride, conv.padding, conv.dilation
+    size = tuple(conv.weight.shape[-2:])
+    result: Tensor = apply(_Lift, options, size, conv.rotations, matrices, images, filters)
     return result
+
+
+def _spare(conv: CELiftConv2d) -> int:
+    return padded_channels(conv.out_channels) - conv.out_channels
 
 
 def norm_relu(activations: Tensor, norm: Norm, n: int, *, pool: bool) -> Tensor:
@@ -90,7 +113,9 @@ def norm_relu(activations: Tensor, norm: Norm, n: int, *, pool: bool) -> Tensor:
         Features ``[B, C, n, H', W']``.
     """
     tensors = norm.weight, norm.bias, activations
-    result: Tensor = apply(_NormReLU, norm, n, pool, *tensors)
+    # Asked here: inside an autograd function gradients are off.
+    backward = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    result: Tensor = apply(_NormReLU, norm, n, pool, backward, *tensors)
     return result
 
 
@@ -130,12 +155,19 @@ class _NormReLU(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, norm: Norm, n: int, pool: bool, weight: Tensor, bias: Tensor, activations: Tensor
+        ctx: Any,
+        norm: Norm,
+        n: int,
+        pool: bool,
+        backward: bool,
+        weight: Tensor,
+        bias: Tensor,
+        activations: Tensor,
     ) -> Tensor:
         """To the kernels there is one rotation: nothing is mixed."""
         ctx.norm, taps = norm, None
         if pool:
-            out, taps = _pool_kernels().norm_pool(activations, norm.vectors)
+            out, taps = _pool_kernels().norm_pool(activations, norm.vectors, keep_taps=backward)
         else:
             out = kernels().norm_analyse((activations,), norm.vectors, n=1)[0]
         ctx.save_for_backward(activations, taps)
@@ -155,7 +187,7 @@ class _NormReLU(torch.autograd.Function):
             windows = activations, gradient, taps, norm.vectors
             slopes = _pool_kernels().norm_pool_sums(*windows, training=norm.training)
             back = _pool_kernels().norm_pool_backward(*windows, slopes)
-        return None, None, None, *norm.gradients(slopes), back
+        return None, None, None, None, *norm.gradients(slopes), back
 
 
 # Not imported at the top: Triton takes long to import and is not there everywhere.

@@ -26,6 +26,7 @@ from equicolor.nn.fused.layout import Features, Products, padded_channels
 __all__ = [
     "analyse",
     "analyse_backward",
+    "channel_vectors",
     "empty_parts_like",
     "loop_of",
     "moments",
@@ -35,6 +36,7 @@ __all__ = [
     "norm_analyse_backward",
     "norm_analyse_sums",
     "norm_backward",
+    "row_vectors",
     "running_vectors",
     "slopes_of",
 ]
@@ -124,12 +126,23 @@ def running_vectors(
     products: Products, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *, eps: float
 ) -> Tensor:
     """What batch norm does with given statistics, ``[5, L]`` (see the module)."""
-    size = _products_size(products)
+    return row_vectors(channel_vectors(weight, bias, mean, var, eps=eps), products)
+
+
+def channel_vectors(
+    weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *, eps: float
+) -> Tensor:
+    """What batch norm does with given statistics, for one pixel: ``[5, P]``."""
     mean, var, weight, bias = (one.detach().float() for one in (mean, var, weight, bias))
     inverse = torch.rsqrt(var + eps)
-    rows = torch.stack([mean, weight * inverse, bias, inverse, var])
-    spare = size.padded - len(mean)
-    return torch.nn.functional.pad(rows, (0, spare)).repeat(1, _fold(size))
+    vectors = torch.stack([mean, weight * inverse, bias, inverse, var])
+    return torch.nn.functional.pad(vectors, (0, padded_channels(len(mean)) - len(mean)))
+
+
+def row_vectors(vectors: Tensor, products: Products) -> Tensor:
+    """Vectors ``[5, P]`` of one pixel for the rows of some products, ``[5, L]``."""
+    fold = _fold(_products_size(products))
+    return vectors if fold == 1 else vectors.repeat(1, fold)
 
 
 def norm_analyse(products: Products, vectors: Tensor, *, n: int) -> Tensor:

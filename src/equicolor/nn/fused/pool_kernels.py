@@ -105,7 +105,8 @@ def _norm_pool_kernel(
     place = row.to(tl.int64)[:, None] * shape.lanes + lane[None, :]
     mask = inside[:, None] & used[None, :]
     tl.store(out + place, best.to(out.dtype.element_ty), mask)
-    tl.store(taps + place, tap.to(tl.uint8), mask)
+    if taps is not None:
+        tl.store(taps + place, tap.to(tl.uint8), mask)
 
 
 @triton.jit
@@ -190,13 +191,21 @@ def _norm_pool_backward_kernel(
         tl.store(out + place, value.to(out.dtype.element_ty), mask)
 
 
-def norm_pool(activations: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Normalised, cut and pooled activations ``[N, H', W', P]``, and the taps they came from."""
+def norm_pool(
+    activations: Tensor, vectors: Tensor, *, keep_taps: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """Normalised, cut and pooled activations ``[N, H', W', P]``, and the taps they came from.
+
+    Args:
+        activations: what goes in.
+        vectors: of the norm.
+        keep_taps: whether there will be a gradient, which needs them; None comes back if not.
+    """
     shape = _shape(activations, vectors)
     images, lanes, height, width = activations.shape
-    size = images, pooled(height), pooled(width), lanes
-    out, taps = activations.new_empty(size), activations.new_empty(size, dtype=torch.uint8)
-    grid = _grid(taps[..., 0].numel(), shape)
+    out = activations.new_empty(images, pooled(height), pooled(width), lanes)
+    taps = torch.empty_like(out, dtype=torch.uint8) if keep_taps else None
+    grid = _grid(out[..., 0].numel(), shape)
     arguments = activations, vectors, out, taps, shape, _ROWS, _LANES
     _norm_pool_kernel[grid](*arguments, num_warps=_WARPS)
     return out, taps
