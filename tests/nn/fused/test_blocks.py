@@ -17,7 +17,7 @@ from equicolor.nn import (
     fused,
     set_algorithm,
 )
-from equicolor.nn.fused import conditions
+from equicolor.nn.fused import conditions, layout
 from equicolor.training.sync_norm import sync_batch_norm
 
 pytest.importorskip("triton", reason="Triton is not installed; it comes with torch's CUDA builds")
@@ -128,16 +128,34 @@ BLOCKS = {
 }
 
 
+@pytest.fixture
+def equals_the_ordinary_one(relative_error, fused_step):
+    def check(block, rotations):
+        x = torch.randn(2, block.conv1.in_channels, rotations, 5, 4, device=DEVICE)
+        expected = step(copy.deepcopy(block).double(), x.double())
+        actual = fused_step(block, x)
+        for what, value in expected.items():
+            assert relative_error(actual[what], value) < TOLERANCE, what
+
+    return check
+
+
 @pytest.mark.parametrize("name", BLOCKS)
 @pytest.mark.parametrize("training", [True, False])
-def test_a_block_equals_the_ordinary_one(name, training, relative_error, fused_step):
+def test_a_block_equals_the_ordinary_one(name, training, equals_the_ordinary_one):
     block = make_block(**BLOCKS[name]).train(training)
-    rotations = BLOCKS[name].get("rotations", 3)
-    x = torch.randn(2, block.conv1.in_channels, rotations, 5, 4, device=DEVICE)
-    expected = step(copy.deepcopy(block).double(), x.double())
-    actual = fused_step(block, x)
-    for what, value in expected.items():
-        assert relative_error(actual[what], value) < TOLERANCE, what
+    equals_the_ordinary_one(block, BLOCKS[name].get("rotations", 3))
+
+
+@pytest.mark.parametrize("largest", [0, 16])  # no layer in pairs; those alone with few inputs
+@pytest.mark.parametrize("rotations", [3, 12])
+@pytest.mark.parametrize("bottleneck", [False, True])
+def test_layers_need_not_be_paired(
+    largest, rotations, bottleneck, monkeypatch, equals_the_ordinary_one
+):
+    monkeypatch.setattr(layout, "_PAIRED_CHANNELS", largest)
+    block = make_block(5, 17, 2, bottleneck=bottleneck, rotations=rotations)
+    equals_the_ordinary_one(block, rotations)
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,23 @@ import torch.nn.functional as F
 
 from equicolor.groups import HueGroup, cyclic_algorithm, cyclic_products
 from equicolor.nn.functional import hue_orbit
-from equicolor.nn.fused.layout import Features, padded_channels
-from equicolor.nn.fused.stages import ANALYSIS, ANALYSIS_T, SYNTHESIS, SYNTHESIS_T, stages
+from equicolor.nn.fused import functions
+from equicolor.nn.fused.layout import Features, Planes, padded_channels
+from equicolor.nn.fused.stages import (
+    ANALYSIS,
+    ANALYSIS_T,
+    PAIRED,
+    SYNTHESIS,
+    SYNTHESIS_T,
+    stages,
+)
 
 pytest.importorskip("triton", reason="Triton is not installed; it comes with torch's CUDA builds")
 
 from equicolor.nn.fused import launchers, lift_kernels, pool_kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+forms = pytest.mark.parametrize("paired", [False, True])
 
 
 @pytest.mark.parametrize("n", range(1, 17))
@@ -30,6 +39,45 @@ def test_stages_make_up_the_tables(n):
     for kind, matrix in matrices.items():
         product = functools.reduce(lambda x, stage: stage @ x, stages(kind, n))
         torch.testing.assert_close(product, matrix, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("n", range(1, 17))
+def test_pairs_of_modes_are_products(n):
+    """One convolution of 2C channels for a frequency gives what three of C channels give."""
+    planes, width = Planes.of(n, paired=True), 16
+    filters = torch.randn(cyclic_products(n), 2, 3, 1, 1, dtype=torch.float64)
+    packed = functions.Pack.apply(filters, torch.float64, planes)
+    x = torch.randn(n, 3, dtype=torch.float64)
+    tables = cyclic_algorithm(n)
+    inputs = tables.analysis @ x
+    products = torch.stack([one[..., 0, 0] @ a for one, a in zip(filters, inputs, strict=True)])
+    modes = F.pad(matrix_of(ANALYSIS, n, True, x) @ x, (0, width - 3))
+    memory = torch.empty(planes.total, 1, 1, 1, width, dtype=torch.float64)
+    for image, value in zip(
+        planes.images(memory),
+        (*modes[: planes.alone], *modes[planes.alone :].view(-1, 2 * width)),
+        strict=True,
+    ):
+        image.view(-1)[:] = value
+    outputs = [
+        one[..., 0, 0] @ image.view(-1)
+        for one, image in zip(planes.filters(packed), planes.images(memory), strict=True)
+    ]
+    modes = torch.cat([one.view(-1, width)[:, :2] for one in outputs])
+    features = matrix_of(SYNTHESIS, n, True, x) @ modes
+    torch.testing.assert_close(features, tables.synthesis.T @ products)
+
+
+@pytest.mark.parametrize("n", [2, 3, 12])
+@forms
+def test_gradients_of_packed_filters(n, paired):
+    planes = Planes.of(n, paired=paired)
+    filters = torch.randn(cyclic_products(n), 3, 2, 2, 1, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda f: functions.Pack.apply(f, torch.float64, planes), filters, fast_mode=True
+    )
+    packed = functions.Pack.apply(filters, torch.float64, planes)
+    assert torch.equal(planes.join_filters(planes.filters(packed)), packed)
 
 
 def test_features_are_viewed_where_their_memory_allows_it():
@@ -77,36 +125,49 @@ def features_of(name, offset=0.0):
     return (torch.randn(images, channels, n, height, width) + offset).to(DEVICE)
 
 
-def products_of(name, offset=0.0):
+def products_of(name, offset=0.0, *, paired=False):
     """Products with zeros in the spare channels."""
     n, channels, images, height, width = SHAPES[name]
-    spare = padded_channels(channels) - channels
-
-    def product():
-        values = torch.randn(images, height, width, channels, device=DEVICE) + offset
-        return F.pad(values, (0, spare)).permute(0, 3, 1, 2)
-
-    return tuple(product() for _ in range(cyclic_products(n)))
+    planes, spare = Planes.of(n, paired=paired), padded_channels(channels) - channels
+    values = torch.randn(planes.total, images, channels, height, width, device=DEVICE) + offset
+    values = F.pad(values.permute(0, 1, 3, 4, 2), (0, spare)).contiguous()
+    pairs = values[planes.alone :].unflatten(0, (-1, 2)).permute(0, 2, 3, 4, 1, 5).flatten(4)
+    return tuple(one.permute(0, 3, 1, 2) for one in (*values[: planes.alone], *pairs))
 
 
-def analyse(x):
-    """``A x``, ``[r, B, C, H, W]``."""
-    matrix = cyclic_algorithm(x.shape[2]).analysis.to(x)
-    return torch.einsum("rn,bcnhw->rbchw", matrix, x)
+def planes_of(products, name):
+    """Products as planes ``[m, B, C, H, W]``."""
+    _, channels, *_ = SHAPES[name]
+    padded = products[0].shape[1]
+    return torch.cat([one.unflatten(1, (-1, padded)).transpose(0, 1) for one in products])[
+        :, :, :channels
+    ]
 
 
-def synthesise(products, name):
+def matrix_of(kind, n, paired, like):
+    kind += PAIRED if paired else 0
+    return functools.reduce(lambda x, stage: stage @ x, stages(kind, n)).to(like)
+
+
+def analyse(x, paired=False):
+    """``A x``, planes ``[m, B, C, H, W]``."""
+    return torch.einsum("rn,bcnhw->rbchw", matrix_of(ANALYSIS, x.shape[2], paired, x), x)
+
+
+def synthesise(products, name, paired=False):
     """``C^T P``, ``[B, C, n, H, W]``."""
+    n = SHAPES[name][0]
+    planes = planes_of(products, name)
+    return torch.einsum("nr,rbchw->bcnhw", matrix_of(SYNTHESIS, n, paired, planes), planes)
+
+
+def written(memory, name, paired=False):
+    """What kernels write as planes ``[m, B, C, H, W]``; the spare channels hold nothing."""
     n, channels, *_ = SHAPES[name]
-    products = torch.stack(products)[:, :, :channels]
-    return torch.einsum("rn,rbchw->bcnhw", cyclic_algorithm(n).synthesis.to(products), products)
-
-
-def images(parts, name):
-    """What kernels write as ``[r, B, C, H, W]``; nothing may be in the spare channels."""
-    channels = SHAPES[name][1]
-    assert not parts[..., channels:].any()
-    return parts[..., :channels].permute(0, 1, 4, 2, 3)
+    images = Planes.of(n, paired=paired).images(memory)
+    for one in images:
+        assert not one.unflatten(1, (-1, padded_channels(channels)))[:, :, channels:].any()
+    return planes_of(images, name)
 
 
 def affine(name):
@@ -119,9 +180,11 @@ def close(actual, expected):
 
 
 @shapes
-def test_analyse(name):
+@forms
+def test_analyse(name, paired):
     x = features_of(name)
-    close(images(launchers.analyse(Features.of(x), x.dtype), name), analyse(x))
+    result = launchers.analyse(Features.of(x), x.dtype, paired=paired)
+    close(written(result, name, paired), analyse(x, paired))
 
 
 @pytest.mark.parametrize("layout", [(0, 1, 2, 3, 4), (2, 0, 3, 4, 1), (0, 3, 4, 2, 1)])
@@ -129,26 +192,27 @@ def test_analyse_takes_any_memory(layout):
     x = features_of("spare channels")
     inverse = [layout.index(dim) for dim in range(5)]
     x = x.permute(layout).contiguous().permute(inverse)
-    result = launchers.analyse(Features.of(x), x.dtype)
-    close(images(result, "spare channels"), analyse(x))
+    result = launchers.analyse(Features.of(x), x.dtype, paired=False)
+    close(written(result, "spare channels"), analyse(x))
 
 
 def test_analyse_does_not_read_what_lies_between_the_features():
     memory = torch.full((3, 2, 3, 4, 16), torch.nan, device=DEVICE)
     x = memory[..., :5].permute(1, 4, 0, 2, 3).copy_(features_of("spare channels"))
     assert Features.of(x).padded
-    result = launchers.analyse(Features.of(x), x.dtype)
-    close(images(result, "spare channels"), analyse(x))
+    result = launchers.analyse(Features.of(x), x.dtype, paired=False)
+    close(written(result, "spare channels"), analyse(x))
 
 
 @shapes
+@forms
 @pytest.mark.parametrize("added", [False, True])
-def test_analyse_backward(name, added):
-    x = features_of(name).requires_grad_()
-    gradients, others, residual = products_of(name), products_of(name), features_of(name)
+def test_analyse_backward(name, paired, added):
+    x, residual = features_of(name).requires_grad_(), features_of(name)
+    gradients, others = (products_of(name, paired=paired) for _ in range(2))
     n, channels, *_ = SHAPES[name]
-    total = torch.stack(gradients) + added * torch.stack(others)
-    (expected,) = torch.autograd.grad(analyse(x), x, total[:, :, :channels])
+    total = planes_of(gradients, name) + added * planes_of(others, name)
+    (expected,) = torch.autograd.grad(analyse(x, paired), x, total)
     result = launchers.analyse_backward(
         gradients,
         others if added else None,
@@ -161,11 +225,13 @@ def test_analyse_backward(name, added):
 
 
 @shapes
-def test_moments(name):
-    products, (weight, bias) = products_of(name, offset=30), affine(name)
+@forms
+def test_moments(name, paired):
+    products, (weight, bias) = products_of(name, offset=30, paired=paired), affine(name)
     n, channels, *_ = SHAPES[name]
     vectors = launchers.moments(products, weight, bias, n=n, eps=1e-3)
-    y = synthesise([product.double() for product in products], name).transpose(0, 1).flatten(1)
+    y = synthesise([product.double() for product in products], name, paired)
+    y = y.transpose(0, 1).flatten(1)
     inverse = (y.var(1, correction=0) + 1e-3).rsqrt()
     expected = torch.stack([y.mean(1), weight * inverse, bias, inverse, y.var(1)]).float()
     close(vectors.unflatten(1, (-1, padded_channels(channels)))[:, 0, :channels], expected)
@@ -185,39 +251,44 @@ def statistics(products, name, parameters, training):
 
 @shapes
 @pytest.mark.parametrize("training", [True, False])
-def test_norm_analyse(name, training):
-    products, parameters = products_of(name), affine(name)
+@pytest.mark.parametrize(("before", "paired"), [(False, False), (True, True), (True, False)])
+def test_norm_analyse(name, training, before, paired):
+    products, parameters = products_of(name, paired=before), affine(name)
     n, channels, *_ = SHAPES[name]
     vectors, norm = statistics(products, name, parameters, training)
     leaves = [leaf.clone().requires_grad_() for leaf in (*parameters, *products)]
-    expected = analyse(norm(synthesise(leaves[2:], name), *leaves[:2]).relu())
-    close(images(launchers.norm_analyse(products, vectors, n=n), name), expected)
+    expected = norm(synthesise(leaves[2:], name, before), *leaves[:2]).relu()
+    expected = analyse(expected, paired)
+    result = launchers.norm_analyse(products, vectors, n=n, paired=paired)
+    close(written(result, name, paired), expected)
 
-    gradients = products_of(name)
-    wanted = torch.autograd.grad(expected, leaves, torch.stack(gradients)[:, :, :channels])
-    again = launchers.empty_parts_like(products)
+    gradients = products_of(name, paired=paired)
+    wanted = torch.autograd.grad(expected, leaves, planes_of(gradients, name))
+    again = torch.empty_like(result)
     slopes = launchers.norm_analyse_sums(
         products, gradients, vectors, again, n=n, training=training
     )
-    close(images(again, name), expected)
+    close(written(again, name, paired), expected)
     close(slopes[2, :channels], wanted[0])
     close(slopes[3, :channels], wanted[1])
     back = launchers.norm_analyse_backward(products, gradients, vectors, slopes, n=n)
-    close(images(back, name), torch.stack(wanted[2:])[:, :, :channels])
+    close(written(back, name, before), planes_of(wanted[2:], name))
 
 
 @shapes
+@forms
 @pytest.mark.parametrize("projected", [False, True])
-def test_norm_add(name, projected):
-    products, others, parameters = products_of(name), products_of(name), affine(name)
+def test_norm_add(name, paired, projected):
+    products, parameters = products_of(name, paired=paired), affine(name)
+    others = products_of(name, paired=True)
     n, channels, *_ = SHAPES[name]
     vectors, norm = statistics(products, name, parameters, training=True)
     other_vectors, other_norm = statistics(others, name, parameters, training=False)
     identity = features_of(name)
     residual = (others, other_vectors) if projected else Features.of(identity)
     leaves = [leaf.clone().requires_grad_() for leaf in (*parameters, *products)]
-    expected = norm(synthesise(leaves[2:], name), *leaves[:2])
-    added = other_norm(synthesise(others, name), *parameters) if projected else identity
+    expected = norm(synthesise(leaves[2:], name, paired), *leaves[:2])
+    added = other_norm(synthesise(others, name, True), *parameters) if projected else identity
     expected = (expected + added).relu()
     options = {"n": n, "channels": channels, "dtype": torch.float32}
     out = launchers.norm_add(products, vectors, residual, **options)
@@ -232,7 +303,7 @@ def test_norm_add(name, projected):
     close(slopes[2, :channels], wanted[0])
     close(slopes[3, :channels], wanted[1])
     back = launchers.norm_backward(inner, products, vectors, slopes)
-    close(images(back, name), torch.stack(wanted[2:])[:, :, :channels])
+    close(written(back, name, paired), planes_of(wanted[2:], name))
     # Given the gradient before ReLU, the sums are the same.
     again, _ = launchers.norm_add_sums(inner, None, products, vectors, training=True)
     close(again, slopes)

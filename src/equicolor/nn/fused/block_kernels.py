@@ -21,11 +21,12 @@ from equicolor.nn.fused.tile_kernels import (
     affine_gradient,
     centre,
     columns,
-    load,
+    is_paired,
     load_features,
-    mix,
+    load_mixed,
     relu,
     store,
+    store_mixed,
     store_sums,
     tile,
     where_positive,
@@ -33,12 +34,14 @@ from equicolor.nn.fused.tile_kernels import (
 
 
 @triton.jit
-def analyse_kernel(x, out, size, N: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr):
+def analyse_kernel(
+    x, out, PAIRED: tl.constexpr, size, N: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr
+):
     """Features to the inputs of their products."""
     block, lane = columns(size, LANES)
     row, place, inside = tile(block, lane, size, ROWS)
     xs = load_features(x, row, lane, place, inside, size, N)
-    store(out, place, inside, size, mix(xs, ANALYSIS, N))
+    store_mixed(out, ANALYSIS, PAIRED, row, lane, place, inside, size, xs, N)
 
 
 @triton.jit
@@ -55,10 +58,9 @@ def analyse_backward_kernel(
     """Gradients of the inputs of products, and of the residual, to those of features."""
     block, lane = columns(size, LANES)
     row, place, inside = tile(block, lane, size, ROWS)
-    gs = load(gradients, place, inside)
+    gs = load_mixed(gradients, ANALYSIS_T, row, lane, place, inside, size, N)
     if others is not None:
-        gs = add(gs, load(others, place, inside))
-    gs = mix(gs, ANALYSIS_T, N)
+        gs = add(gs, load_mixed(others, ANALYSIS_T, row, lane, place, inside, size, N))
     if residual.pointer is not None:
         gs = add(gs, load_features(residual, row, lane, place, inside, size, N))
     store(out, place, inside, size, gs)
@@ -80,13 +82,14 @@ def moments_kernel(
     block, lane = columns(size, LANES)
     # Subtracting any value of the channel keeps the squares from cancelling.
     channel = tl.max_contiguous(tl.multiple_of(lane % size.padded, 8), 8)
-    first = load(products, channel[None, :], (lane < size.lanes)[None, :])
-    pivot = mix(first, SYNTHESIS, N)[0]
+    pixel, used = tl.zeros([1], tl.int64), (lane < size.lanes)[None, :]
+    at = channel[None, :]
+    pivot = load_mixed(products, SYNTHESIS, pixel, channel, at, used, size, N)[0]
     total = tl.zeros([ROWS, LANES], tl.float32)
     squares = tl.zeros([ROWS, LANES], tl.float32)
     for step in range(steps):
-        _, place, inside = tile(block * steps + step, lane, size, ROWS)
-        ys = mix(load(products, place, inside), SYNTHESIS, N)
+        row, place, inside = tile(block * steps + step, lane, size, ROWS)
+        ys = load_mixed(products, SYNTHESIS, row, lane, place, inside, size, N)
         for k in tl.static_range(N):
             value = tl.where(inside, ys[k] - pivot, 0.0)
             total += value
@@ -179,14 +182,21 @@ def finish_sums_kernel(
 
 @triton.jit
 def norm_analyse_kernel(
-    products, vectors, out, size, N: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr
+    products,
+    vectors,
+    out,
+    PAIRED: tl.constexpr,
+    size,
+    N: tl.constexpr,
+    ROWS: tl.constexpr,
+    LANES: tl.constexpr,
 ):
     """Norm, ReLU, and the inputs of the next products."""
     block, lane = columns(size, LANES)
-    _, place, inside = tile(block, lane, size, ROWS)
-    ys = mix(load(products, place, inside), SYNTHESIS, N)
+    row, place, inside = tile(block, lane, size, ROWS)
+    ys = load_mixed(products, SYNTHESIS, row, lane, place, inside, size, N)
     zs = relu(affine(centre(ys, vectors, lane, size), vectors, lane, size))
-    store(out, place, inside, size, mix(zs, ANALYSIS, N))
+    store_mixed(out, ANALYSIS, PAIRED, row, lane, place, inside, size, zs, N)
 
 
 @triton.jit
@@ -208,16 +218,19 @@ def norm_analyse_sums_kernel(
     total = tl.zeros([ROWS, LANES], tl.float32)
     weighted = tl.zeros([ROWS, LANES], tl.float32)
     for step in range(steps):
-        _, place, inside = tile(block * steps + step, lane, size, ROWS)
-        ys = mix(load(products, place, inside), SYNTHESIS, N)
+        row, place, inside = tile(block * steps + step, lane, size, ROWS)
+        ys = load_mixed(products, SYNTHESIS, row, lane, place, inside, size, N)
         centred = centre(ys, vectors, lane, size)
         zs = affine(centred, vectors, lane, size)
-        gs = where_positive(zs, mix(load(gradients, place, inside), ANALYSIS_T, N))
+        gs = load_mixed(gradients, ANALYSIS_T, row, lane, place, inside, size, N)
+        gs = where_positive(zs, gs)
         for k in tl.static_range(N):
             total += gs[k]
             weighted += gs[k] * centred[k]
         if out is not None:
-            store(out, place, inside, size, mix(relu(zs), ANALYSIS, N))
+            paired: tl.constexpr = is_paired(len(gradients), N)
+            zs = relu(zs)
+            store_mixed(out, ANALYSIS, paired, row, lane, place, inside, size, zs, N)
     store_sums(sums, block, blocks, lane, size, total, weighted)
 
 
@@ -235,13 +248,15 @@ def norm_analyse_backward_kernel(
 ):
     """The gradient before a norm, from that of the inputs of the next products."""
     block, lane = columns(size, LANES)
-    _, place, inside = tile(block, lane, size, ROWS)
-    ys = mix(load(products, place, inside), SYNTHESIS, N)
+    row, place, inside = tile(block, lane, size, ROWS)
+    ys = load_mixed(products, SYNTHESIS, row, lane, place, inside, size, N)
     centred = centre(ys, vectors, lane, size)
     zs = affine(centred, vectors, lane, size)
-    gs = where_positive(zs, mix(load(gradients, place, inside), ANALYSIS_T, N))
+    gs = load_mixed(gradients, ANALYSIS_T, row, lane, place, inside, size, N)
+    gs = where_positive(zs, gs)
     gs = affine_gradient(gs, centred, vectors, slopes, lane, size)
-    store(out, place, inside, size, mix(gs, SYNTHESIS_T, N))
+    paired: tl.constexpr = is_paired(len(products), N)
+    store_mixed(out, SYNTHESIS_T, paired, row, lane, place, inside, size, gs, N)
 
 
 @triton.jit
@@ -259,12 +274,12 @@ def norm_add_kernel(
     """Norm, residual and ReLU; the residual is features, or products and a norm."""
     block, lane = columns(size, LANES)
     row, place, inside = tile(block, lane, size, ROWS)
-    ys = mix(load(products, place, inside), SYNTHESIS, N)
+    ys = load_mixed(products, SYNTHESIS, row, lane, place, inside, size, N)
     zs = affine(centre(ys, vectors, lane, size), vectors, lane, size)
     if residual_vectors is None:
         rs = load_features(residual, row, lane, place, inside, size, N)
     else:
-        ys = mix(load(residual, place, inside), SYNTHESIS, N)
+        ys = load_mixed(residual, SYNTHESIS, row, lane, place, inside, size, N)
         rs = affine(centre(ys, residual_vectors, lane, size), residual_vectors, lane, size)
     store(out, place, inside, size, relu(add(zs, rs)))
 
@@ -295,7 +310,7 @@ def norm_add_sums_kernel(
             zs = load_features(output, row, lane, place, inside, size, N)
             gs = where_positive(zs, gs)
             store(out, place, inside, size, gs)
-        ys = mix(load(products, place, inside), SYNTHESIS, N)
+        ys = load_mixed(products, SYNTHESIS, row, lane, place, inside, size, N)
         centred = centre(ys, vectors, lane, size)
         for k in tl.static_range(N):
             total += gs[k]
@@ -319,7 +334,8 @@ def norm_backward_kernel(
     block, lane = columns(size, LANES)
     row, place, inside = tile(block, lane, size, ROWS)
     gs = load_features(gradient, row, lane, place, inside, size, N)
-    ys = mix(load(products, place, inside), SYNTHESIS, N)
+    ys = load_mixed(products, SYNTHESIS, row, lane, place, inside, size, N)
     centred = centre(ys, vectors, lane, size)
     gs = affine_gradient(gs, centred, vectors, slopes, lane, size)
-    store(out, place, inside, size, mix(gs, SYNTHESIS_T, N))
+    paired: tl.constexpr = is_paired(len(products), N)
+    store_mixed(out, SYNTHESIS_T, paired, row, lane, place, inside, size, gs, N)

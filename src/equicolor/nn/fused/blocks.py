@@ -9,7 +9,14 @@ from torch import Tensor
 from equicolor.nn.conv import CEConv2d
 from equicolor.nn.functional import cyclic_filters
 from equicolor.nn.fused import functions
-from equicolor.nn.fused.layout import Options, Products, compute_dtype, on_device_of
+from equicolor.nn.fused.layout import (
+    Options,
+    Planes,
+    Products,
+    compute_dtype,
+    on_device_of,
+    pairs_pay,
+)
 from equicolor.nn.fused.norm import Norm, normalization
 from equicolor.nn.norm import CEBatchNorm2d
 
@@ -28,10 +35,11 @@ Layer = tuple[CEConv2d, CEBatchNorm2d]
 
 
 class Filters(NamedTuple):
-    """Filters ``[r, O, C, kh, kw]`` of products, with padded channels, and how to convolve."""
+    """Filters ``[m, O, kh, kw, C]`` of products, with padded channels, and how to convolve."""
 
     tensor: Tensor
     options: Options
+    planes: Planes
 
     @classmethod
     def of(cls, conv: CEConv2d, dtype: torch.dtype) -> Self:
@@ -39,7 +47,9 @@ class Filters(NamedTuple):
         assert isinstance(conv.padding, tuple)
         mixed = cyclic_filters(conv.weight, conv.pointwise_weight, conv.tables)
         options = conv.stride, conv.padding, conv.dilation
-        return cls(functions.apply(functions.Pack, mixed, dtype), options)
+        # By the inputs, which a shortcut has in common with the first layer.
+        planes = Planes.of(conv.rotations, paired=pairs_pay(conv.in_channels))
+        return cls(functions.apply(functions.Pack, mixed, dtype, planes), options, planes)
 
 
 class BlockLayer(Protocol):
@@ -110,8 +120,8 @@ def products(x: Tensor, filters: Sequence[Filters]) -> tuple[list[Products], Ten
         filters: of each layer.
     """
     options, tensors = [one.options for one in filters], [one.tensor for one in filters]
-    *flat, x = functions.apply(functions.ProductsOf, x, options, *tensors)
-    return functions.groups(flat, len(filters)), x
+    *flat, x = functions.apply(functions.ProductsOf, x, options, filters[0].planes, *tensors)
+    return functions.groups(flat, [len(flat) // len(filters)] * len(filters)), x
 
 
 def norm_products(outputs: Products, norm: Norm, filters: Filters, n: int) -> Products:
@@ -124,7 +134,8 @@ def norm_products(outputs: Products, norm: Norm, filters: Filters, n: int) -> Pr
         n: rotations.
     """
     tensors = norm.weight, norm.bias, filters.tensor, *outputs
-    result: Products = functions.apply(functions.NormProducts, norm, filters.options, n, *tensors)
+    layer = filters.options, filters.planes
+    result: Products = functions.apply(functions.NormProducts, norm, *layer, n, *tensors)
     return result
 
 
@@ -148,5 +159,7 @@ def norm_add_relu(
     else:
         norms, flat = [norm, residual[1]], outputs + residual[0]
     parameters = [parameter for one in norms for parameter in (one.weight, one.bias)]
-    result: Tensor = functions.apply(functions.NormAddReLU, norms, n, identity, *parameters, *flat)
+    sizes = [len(outputs), len(flat) - len(outputs)][: len(norms)]
+    tensors = *parameters, *flat
+    result: Tensor = functions.apply(functions.NormAddReLU, norms, sizes, n, identity, *tensors)
     return result

@@ -11,7 +11,6 @@ from equicolor.nn.conv import CELiftConv2d
 from equicolor.nn.functional import ce_lift_conv2d
 from equicolor.nn.fused.functions import (
     apply,
-    as_images,
     convolution_backward,
     refuse_second_derivatives,
 )
@@ -182,7 +181,8 @@ class _NormReLU(torch.autograd.Function):
         if taps is None:
             pixels = (activations,), (gradient,), norm.vectors
             slopes = kernels().norm_analyse_sums(*pixels, None, n=1, training=norm.training)
-            (back,) = as_images(kernels().norm_analyse_backward(*pixels, slopes, n=1))
+            (memory,) = kernels().norm_analyse_backward(*pixels, slopes, n=1)
+            back = memory.permute(0, 3, 1, 2)
         else:
             windows = activations, gradient, taps, norm.vectors
             slopes = _pool_kernels().norm_pool_sums(*windows, training=norm.training)

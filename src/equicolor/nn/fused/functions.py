@@ -1,12 +1,20 @@
 """The fused path as autograd functions: Triton kernels, convolutions, and their gradients."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from equicolor.nn.fused.layout import Features, Options, Products, padded_channels, rows_of
+from equicolor.nn.fused.layout import (
+    Features,
+    Options,
+    Planes,
+    Products,
+    padded_channels,
+    rows_of,
+)
 from equicolor.nn.fused.norm import Norm, kernels
 
 __all__ = [
@@ -15,7 +23,6 @@ __all__ = [
     "Pack",
     "ProductsOf",
     "apply",
-    "as_images",
     "convolution_backward",
     "groups",
     "refuse_second_derivatives",
@@ -28,23 +35,51 @@ def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
 
 
 class Pack(torch.autograd.Function):
-    """Filters ``[r, O, C, kh, kw]`` in a dtype, padded, each in channels_last memory."""
+    r"""Filters ``[r, O, C, kh, kw]`` of products in a dtype, padded: ``[m, O', kh, kw, C']``.
+
+    The three products of a frequency, with filters :math:`a, b, c`, give of real and imaginary
+    parts :math:`x, y` the parts :math:`a(x+y) - cy` and :math:`a(x+y) + bx`. So paired they are one
+    convolution with the filters :math:`a, a - c` in its first and :math:`a + b, a` in its second
+    half.
+    """
 
     @staticmethod
-    def forward(ctx: Any, filters: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: Any, filters: Tensor, dtype: torch.dtype, planes: Planes) -> Tensor:
         """Convert, pad and transpose in one go."""
-        ctx.dtype, ctx.shape = filters.dtype, filters.shape
-        r, outputs, inputs, height, width = filters.shape
-        shape = r, padded_channels(outputs), height, width, padded_channels(inputs)
+        ctx.dtype, ctx.shape, ctx.alone = filters.dtype, filters.shape, planes.alone
+        _, outputs, inputs, height, width = filters.shape
+        rows = filters.permute(0, 1, 3, 4, 2)
+        pairs = (len(filters) - planes.alone) // 3
+        count, padded = planes.alone + 4 * pairs, padded_channels(outputs)
+        shape = count, padded, height, width, padded_channels(inputs)
         memory = filters.new_zeros(shape, dtype=dtype)
-        memory[:, :outputs, ..., :inputs] = filters.permute(0, 1, 3, 4, 2)
-        return memory.permute(0, 1, 4, 2, 3)
+        memory[: planes.alone, :outputs, ..., :inputs] = rows[: planes.alone]
+        if pairs:
+            a, b, c = rows[planes.alone :].unflatten(0, (pairs, 3)).unbind(1)
+            (first, second), (third, fourth) = _halves(memory[planes.alone :], outputs, inputs)
+            first[:], second[:], third[:], fourth[:] = a, a - c, a + b, a
+        return memory
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         """Leave out what was padded."""
-        _, outputs, inputs, _, _ = ctx.shape
-        return gradients[0][:, :outputs, :inputs].to(ctx.dtype), None
+        r, outputs, inputs, height, width = ctx.shape
+        (gradient,) = gradients
+        back = gradient.new_empty(r, outputs, height, width, inputs, dtype=ctx.dtype)
+        back[: ctx.alone] = gradient[: ctx.alone, :outputs, ..., :inputs]
+        if ctx.alone < r:
+            halves = _halves(gradient[ctx.alone :], outputs, inputs)
+            (first, second), (third, fourth) = [[one.to(ctx.dtype) for one in h] for h in halves]
+            a, b, c = back[ctx.alone :].unflatten(0, (-1, 3)).unbind(1)
+            a[:], b[:], c[:] = first + second + third + fourth, third, -second
+        return back.permute(0, 1, 4, 2, 3), None, None
+
+
+def _halves(pairs: Tensor, outputs: int, inputs: int) -> list[list[Tensor]]:
+    """The filters of pairs by halves of outputs and of inputs, each ``[q, O, kh, kw, C]``."""
+    count, padded, height, width, row = pairs.shape
+    wide = pairs.view(count // 4, 2, padded, height, width, 2, row)
+    return [[wide[:, o, :outputs, ..., i, :inputs] for i in range(2)] for o in range(2)]
 
 
 class ProductsOf(torch.autograd.Function):
@@ -54,15 +89,18 @@ class ProductsOf(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, options: Sequence[Options], *filters: Tensor) -> Products:
+    def forward(
+        ctx: Any, x: Tensor, options: Sequence[Options], planes: Planes, *filters: Tensor
+    ) -> Products:
         """Analyse, then convolve."""
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, *filters)
         ctx.options = options
-        parts = kernels().analyse(Features.of(x), filters[0].dtype)
+        ctx.planes = planes
+        parts = kernels().analyse(Features.of(x), filters[0].dtype, paired=planes.paired)
         outputs: Products = ()
         for one, option in zip(filters, options, strict=True):
-            outputs += _convolve(parts, one, option)
+            outputs += _convolve(parts, one, option, planes)
         return *outputs, x
 
     @staticmethod
@@ -71,17 +109,19 @@ class ProductsOf(torch.autograd.Function):
         refuse_second_derivatives()
         x, *filters = ctx.saved_tensors
         *flat, residual = gradients
-        features = Features.of(x)
-        parts = kernels().analyse(features, filters[0].dtype)
+        features, planes = Features.of(x), ctx.planes
+        parts = kernels().analyse(features, filters[0].dtype, paired=planes.paired)
         back: list[Products] = []
         of_filters = []
-        for group, *layer in zip(groups(flat, len(filters)), filters, ctx.options, strict=True):
+        of_layers = groups(flat, [len(flat) // len(filters)] * len(filters))
+        for group, one, options in zip(of_layers, filters, ctx.options, strict=True):
+            layer = parts, one, options, planes
             layer_gradients = _in_rows(group)
-            of_filters.append(_filter_gradients(layer_gradients, parts, *layer))
+            of_filters.append(_filter_gradients(layer_gradients, *layer))
             if ctx.needs_input_grad[0]:
-                back.append(_input_gradients(layer_gradients, parts, *layer))
+                back.append(_input_gradients(layer_gradients, *layer))
         if not back:
-            return None, None, *of_filters
+            return None, None, None, *of_filters
         of_x = kernels().analyse_backward(
             back[0],
             back[1] if len(back) > 1 else None,
@@ -90,7 +130,7 @@ class ProductsOf(torch.autograd.Function):
             channels=features.channels,
             dtype=x.dtype,
         )
-        return of_x.tensor, None, *of_filters
+        return of_x.tensor, None, None, *of_filters
 
 
 class NormProducts(torch.autograd.Function):
@@ -104,6 +144,7 @@ class NormProducts(torch.autograd.Function):
         ctx: Any,
         norm: Norm,
         options: Options,
+        planes: Planes,
         n: int,
         weight: Tensor,
         bias: Tensor,
@@ -111,10 +152,10 @@ class NormProducts(torch.autograd.Function):
         *outputs: Tensor,
     ) -> Products:
         """Normalise, cut and analyse, then convolve."""
-        ctx.norm, ctx.options, ctx.n = norm, options, n
+        ctx.norm, ctx.options, ctx.planes, ctx.n = norm, options, planes, n
         ctx.save_for_backward(filters, *outputs)
-        parts = kernels().norm_analyse(outputs, norm.vectors, n=n)
-        return _convolve(parts, filters, options)
+        parts = kernels().norm_analyse(outputs, norm.vectors, n=n, paired=planes.paired)
+        return _convolve(parts, filters, options, planes)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -124,18 +165,19 @@ class NormProducts(torch.autograd.Function):
         gradients of the filters need.
         """
         refuse_second_derivatives()
-        norm, n = ctx.norm, ctx.n
+        norm, n, layer = ctx.norm, ctx.n, (ctx.options, ctx.planes)
         filters, *saved = ctx.saved_tensors
         outputs, gradients = tuple(saved), _in_rows(gradients)
-        parts = kernels().empty_parts_like(outputs)
-        back = _input_gradients(gradients, parts, filters, ctx.options)
+        parts = kernels().empty_planes(outputs, ctx.planes)
+        back = _input_gradients(gradients, parts, filters, *layer)
         slopes = kernels().norm_analyse_sums(
             outputs, back, norm.vectors, parts, n=n, training=norm.training
         )
-        of_filters = _filter_gradients(gradients, parts, filters, ctx.options)
+        of_filters = _filter_gradients(gradients, parts, filters, *layer)
         del parts
-        of_outputs = kernels().norm_analyse_backward(outputs, back, norm.vectors, slopes, n=n)
-        return None, None, None, *norm.gradients(slopes), of_filters, *as_images(of_outputs)
+        memory = kernels().norm_analyse_backward(outputs, back, norm.vectors, slopes, n=n)
+        of_outputs = Planes.of_products(outputs, n).images(memory)
+        return None, None, None, None, *norm.gradients(slopes), of_filters, *of_outputs
 
 
 class NormAddReLU(torch.autograd.Function):
@@ -147,11 +189,16 @@ class NormAddReLU(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, norms: Sequence[Norm], n: int, identity: Tensor | None, *tensors: Tensor
+        ctx: Any,
+        norms: Sequence[Norm],
+        sizes: Sequence[int],
+        n: int,
+        identity: Tensor | None,
+        *tensors: Tensor,
     ) -> Tensor:
         """Tensors are weights and biases of the norms, then the products they are for."""
         flat = tensors[2 * len(norms) :]
-        outputs, *others = groups(flat, len(norms))
+        outputs, *others = groups(flat, sizes)
         dtype = outputs[0].dtype
         residual: Features | tuple[Products, Tensor]
         if identity is None:
@@ -165,7 +212,7 @@ class NormAddReLU(torch.autograd.Function):
             .norm_add(outputs, vectors, residual, n=n, channels=channels, dtype=dtype)
             .tensor
         )
-        ctx.norms = norms
+        ctx.norms, ctx.sizes = norms, sizes
         ctx.save_for_backward(out, *flat)
         return out
 
@@ -177,7 +224,7 @@ class NormAddReLU(torch.autograd.Function):
         inner, output = Features.of(gradients[0]), Features.of(out)
         of_parameters: list[Tensor] = []
         of_products: list[Tensor] = []
-        for norm, outputs in zip(ctx.norms, groups(flat, len(ctx.norms)), strict=True):
+        for norm, outputs in zip(ctx.norms, groups(flat, ctx.sizes), strict=True):
             slopes, inner = kernels().norm_add_sums(
                 inner,
                 output if norm is ctx.norms[0] else None,
@@ -187,45 +234,44 @@ class NormAddReLU(torch.autograd.Function):
             )
             back = kernels().norm_backward(inner, outputs, norm.vectors, slopes)
             of_parameters += norm.gradients(slopes)
-            of_products += as_images(back)
+            of_products += Planes.of_products(outputs, inner.rotations).images(back)
         of_identity = inner.tensor if len(ctx.norms) == 1 else None
-        return None, None, of_identity, *of_parameters, *of_products
+        return None, None, None, of_identity, *of_parameters, *of_products
 
 
-def groups(flat: Sequence[Any], count: int) -> list[tuple[Any, ...]]:
-    """A sequence as some equal groups.
+def groups(flat: Sequence[Any], sizes: Sequence[int]) -> list[tuple[Any, ...]]:
+    """A sequence as groups of some sizes.
 
     Example:
-        >>> groups("abcd", 2)
-        [('a', 'b'), ('c', 'd')]
+        >>> groups("abc", [2, 1])
+        [('a', 'b'), ('c',)]
     """
-    size = len(flat) // count
-    return [tuple(flat[start : start + size]) for start in range(0, len(flat), size)]
+    rest = iter(flat)
+    return [tuple(itertools.islice(rest, size)) for size in sizes]
 
 
-def _convolve(parts: Tensor, filters: Tensor, options: Options) -> Products:
+def _convolve(parts: Tensor, filters: Tensor, options: Options, planes: Planes) -> Products:
     return tuple(
         rows_of(torch.conv2d(part, one, None, *options))
-        for part, one in zip(as_images(parts), filters.unbind(), strict=True)
+        for part, one in zip(planes.images(parts), planes.filters(filters), strict=True)
     )
 
 
 def _input_gradients(
-    gradients: Products, parts: Tensor, filters: Tensor, options: Options
+    gradients: Products, parts: Tensor, filters: Tensor, options: Options, planes: Planes
 ) -> Products:
     """Of parts that need not be filled."""
-    each = gradients, as_images(parts), filters.unbind()
+    each = gradients, planes.images(parts), planes.filters(filters)
     return _in_rows(convolution_backward(*each, options, of_inputs=True))
 
 
 def _filter_gradients(
-    gradients: Products, parts: Tensor, filters: Tensor, options: Options
+    gradients: Products, parts: Tensor, filters: Tensor, options: Options, planes: Planes
 ) -> Tensor | None:
     if not filters.requires_grad:
         return None
-    each = gradients, as_images(parts), filters.unbind()
-    back = convolution_backward(*each, options, of_inputs=False)
-    return torch.stack([one.permute(0, 2, 3, 1) for one in back]).permute(0, 1, 4, 2, 3)
+    each = gradients, planes.images(parts), planes.filters(filters)
+    return planes.join_filters(convolution_backward(*each, options, of_inputs=False))
 
 
 def convolution_backward(
@@ -244,11 +290,6 @@ def convolution_backward(
         )[0 if of_inputs else 1]
         for gradient, part, one in zip(gradients, parts, filters, strict=True)
     ]
-
-
-def as_images(parts: Tensor) -> Products:
-    """What kernels write, ``[r, B, H, W, P]``, as r tensors ``[B, P, H, W]``."""
-    return parts.permute(0, 1, 4, 2, 3).unbind()
 
 
 def _in_rows(tensors: Iterable[Tensor]) -> Products:

@@ -1,9 +1,9 @@
 """The fused path's operations on memory, each a Triton kernel or two.
 
-Products are tuples of r tensors ``[B, P, H, W]`` in channels_last memory, where P is the number
-of channels rounded up (:mod:`equicolor.nn.fused.layout`) and spare channels are zero; what is
-written for convolutions is one tensor ``[r, B, H, W, P]``. To a kernel either is a matrix of rows
-and L lanes, one or several pixels to a row so that lanes fill the tiles.
+Products are tuples of tensors ``[B, P, H, W]`` or ``[B, 2 P, H, W]`` in channels_last memory, where
+P is the number of channels rounded up (:mod:`equicolor.nn.fused.layout`) and spare channels are
+zero; what is written for convolutions is one tensor ``[m, B, H, W, P]`` of m planes. To a kernel
+either is a matrix of rows and L lanes, one or several pixels to a row so that lanes fill the tiles.
 
 What a batch norm does is five numbers a channel, repeated for the pixels of a row, float32
 ``[5, L]``: mean, scale, shift, inverse standard deviation, unbiased variance. What its gradient
@@ -19,15 +19,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from equicolor.groups.cyclic import cyclic_products
 from equicolor.nn.fused import block_kernels as kernels
-from equicolor.nn.fused.layout import Features, Products, padded_channels
+from equicolor.nn.fused.layout import Features, Planes, Products, padded_channels
 
 __all__ = [
     "analyse",
     "analyse_backward",
     "channel_vectors",
-    "empty_parts_like",
+    "empty_planes",
     "loop_of",
     "moments",
     "norm_add",
@@ -68,12 +67,12 @@ class _Source(NamedTuple):
 _NO_SOURCE = _Source(None, None, None)
 
 
-def analyse(x: Features, dtype: torch.dtype) -> Tensor:
-    """The inputs ``A x`` of the products of some features, ``[r, B, H, W, P]``."""
+def analyse(x: Features, dtype: torch.dtype, *, paired: bool) -> Tensor:
+    """The inputs ``A x`` of the products of some features, planes ``[m, B, H, W, P]``."""
     n, size = x.rotations, _size(x.images, x.channels)
-    shape = cyclic_products(n), *x.images, size.padded
+    shape = Planes.of(n, paired=paired).total, *x.images, size.padded
     out = torch.empty(shape, dtype=dtype, device=x.tensor.device)
-    _elementwise(kernels.analyse_kernel, n, size, _source(x), out)
+    _elementwise(kernels.analyse_kernel, n, size, _source(x), out, paired)
     return out
 
 
@@ -117,9 +116,9 @@ def moments(products: Products, weight: Tensor, bias: Tensor, *, n: int, eps: fl
     return vectors
 
 
-def empty_parts_like(products: Products) -> Tensor:
-    """Memory ``[r, B, H, W, P]`` for as much as some products hold, not filled."""
-    return products[0].new_empty(len(products), *_images(products), products[0].shape[1])
+def empty_planes(products: Products, planes: Planes) -> Tensor:
+    """Memory ``[m, B, H, W, P]`` for planes of as many pixels as products have, not filled."""
+    return products[0].new_empty(planes.total, *_images(products), products[0].shape[1])
 
 
 def running_vectors(
@@ -145,10 +144,17 @@ def row_vectors(vectors: Tensor, products: Products) -> Tensor:
     return vectors if fold == 1 else vectors.repeat(1, fold)
 
 
-def norm_analyse(products: Products, vectors: Tensor, *, n: int) -> Tensor:
-    """Batch norm and ReLU of features, given as products, and the inputs of the next products."""
-    size, out = _products_size(products), empty_parts_like(products)
-    _elementwise(kernels.norm_analyse_kernel, n, size, products, vectors, out)
+def norm_analyse(products: Products, vectors: Tensor, *, n: int, paired: bool = False) -> Tensor:
+    """Batch norm and ReLU of features, given as products, and the inputs of the next products.
+
+    Args:
+        products: of the features.
+        vectors: of the norm.
+        n: rotations.
+        paired: how the next products want their inputs.
+    """
+    size, out = _products_size(products), empty_planes(products, Planes.of(n, paired=paired))
+    _elementwise(kernels.norm_analyse_kernel, n, size, products, vectors, out, paired)
     return out
 
 
@@ -179,8 +185,8 @@ def norm_analyse_sums(
 def norm_analyse_backward(
     products: Products, gradients: Products, vectors: Tensor, slopes: Tensor, *, n: int
 ) -> Tensor:
-    """The gradient of the products that went into :func:`norm_analyse`, ``[r, B, H, W, P]``."""
-    size, out = _products_size(products), empty_parts_like(products)
+    """The gradient of the products that went into :func:`norm_analyse`, ``[m, B, H, W, P]``."""
+    size, out = _products_size(products), _empty_like(products, n)
     arguments = products, gradients, vectors, slopes, out
     _elementwise(kernels.norm_analyse_backward_kernel, n, size, *arguments)
     return out
@@ -237,10 +243,11 @@ def norm_add_sums(
 def norm_backward(
     gradient: Features, products: Products, vectors: Tensor, slopes: Tensor
 ) -> Tensor:
-    """The gradient of products from that of their normalised features, ``[r, B, H, W, P]``."""
-    size, out = _size(gradient.images, gradient.channels), empty_parts_like(products)
+    """The gradient of products from that of their normalised features, ``[m, B, H, W, P]``."""
+    n, size = gradient.rotations, _size(gradient.images, gradient.channels)
+    out = _empty_like(products, n)
     arguments = _source(gradient), products, vectors, slopes, out
-    _elementwise(kernels.norm_backward_kernel, gradient.rotations, size, *arguments)
+    _elementwise(kernels.norm_backward_kernel, n, size, *arguments)
     return out
 
 
@@ -250,6 +257,10 @@ def _size(images: tuple[int, int, int], channels: int) -> _Size:
         fold *= 2
     spare = tl.constexpr(channels != padded)
     return _Size(pixels // fold, fold * padded, padded, channels, spare)
+
+
+def _empty_like(products: Products, n: int) -> Tensor:
+    return empty_planes(products, Planes.of_products(products, n))
 
 
 def _products_size(products: Products) -> _Size:

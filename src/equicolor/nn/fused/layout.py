@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Self
 
@@ -9,12 +10,17 @@ import torch
 from torch import Tensor
 
 from equicolor import _checks
+from equicolor.groups.cyclic import cyclic_products
 
-Products = tuple[Tensor, ...]  # r tensors [B, P, H, W], P being padded channels
+# The r products [B, P, H, W] of a layer, P being padded channels; or, paired, those of the real
+# frequencies, and [B, 2 P, H, W] for each of the others.
+Products = tuple[Tensor, ...]
 Options = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]  # stride, padding, dilation
 # Channels are rounded up to it. Tensor cores need eight halves, but their convolutions of 64
 # channels take two thirds of the time of 56, and those of 48 four fifths of 40.
 BLOCK = 16
+# Up to so many channels, one convolution of twice as many takes less time than three.
+_PAIRED_CHANNELS = 96
 
 
 def padded_channels(channels: int) -> int:
@@ -25,6 +31,79 @@ def padded_channels(channels: int) -> int:
         [16, 16, 64]
     """
     return -(-channels // BLOCK) * BLOCK
+
+
+class Planes(NamedTuple):
+    """The planes of an equivariant layer's convolutions: features mixed over the rotations.
+
+    A complex product is three real ones. Or the real and the imaginary part lie side by side, as
+    2C channels, and are one convolution: of four thirds of the arithmetic, but of larger matrices,
+    and with two planes to write and read instead of three.
+
+    Attributes:
+        total: planes of C channels.
+        alone: how many of them are an image by themselves; the others are two by two.
+    """
+
+    total: int
+    alone: int
+
+    @classmethod
+    def of(cls, n: int, *, paired: bool) -> Self:
+        """The planes of ``n`` rotations.
+
+        Example:
+            >>> Planes.of(12, paired=False), Planes.of(12, paired=True)
+            (Planes(total=17, alone=17), Planes(total=12, alone=2))
+        """
+        products = cyclic_products(n)
+        return cls(n, 2 - n % 2) if paired and n > 2 else cls(products, products)
+
+    @classmethod
+    def of_products(cls, products: Products, n: int) -> Self:
+        """The planes that products of ``n`` rotations are made of."""
+        return cls.of(n, paired=len(products) < cyclic_products(n))
+
+    @property
+    def paired(self) -> bool:
+        """Whether some are two by two."""
+        return self.alone < self.total
+
+    def images(self, memory: Tensor) -> Products:
+        """Planes ``[total, B, H, W, P]`` as images ``[B, P, H, W]`` and ``[B, 2 P, H, W]``."""
+        return tuple(
+            one.permute(0, 3, 1, 2)
+            for one in (*memory[: self.alone].unbind(), *_wide(memory[self.alone :]).unbind())
+        )
+
+    def filters(self, memory: Tensor) -> Products:
+        """Filters ``[m, O, kh, kw, C]`` as ``[O, C, kh, kw]`` and ``[2 O, 2 C, kh, kw]``.
+
+        There are four filters for a pair, which lie in memory as that one does.
+        """
+        pairs = memory[self.alone :]
+        _, outputs, height, width, inputs = memory.shape
+        wide = pairs.reshape(-1, 2 * outputs, height, width, 2 * inputs)
+        return tuple(
+            one.permute(0, 3, 1, 2) for one in (*memory[: self.alone].unbind(), *wide.unbind())
+        )
+
+    def join_filters(self, filters: Sequence[Tensor]) -> Tensor:
+        """The inverse of :meth:`filters`."""
+        rows = [one.permute(0, 2, 3, 1) for one in filters]
+        outputs, height, width, inputs = rows[0].shape
+        pairs = [one.reshape(4, outputs, height, width, inputs) for one in rows[self.alone :]]
+        return torch.cat([one.unsqueeze(0) for one in rows[: self.alone]] + pairs)
+
+
+def pairs_pay(channels: int) -> bool:
+    """Whether planes of so many channels should be paired; ``docs/speed.md`` has the figures.
+
+    Example:
+        >>> pairs_pay(64), pairs_pay(112)
+        (True, False)
+    """
+    return padded_channels(channels) <= _PAIRED_CHANNELS
 
 
 class Features(NamedTuple):
@@ -122,6 +201,12 @@ def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
 def rows_of(product: Tensor) -> Tensor:
     """A product ``[B, P, H, W]`` in channels_last memory."""
     return product.contiguous(memory_format=torch.channels_last)
+
+
+def _wide(planes: Tensor) -> Tensor:
+    """Planes ``[2 q, B, H, W, P]`` in whose memory are ``[q, B, H, W, 2 P]``."""
+    count, batch, height, width, padded = planes.shape
+    return planes.reshape(count // 2, batch, height, width, 2 * padded)
 
 
 def _row_step(x: Tensor) -> int | None:

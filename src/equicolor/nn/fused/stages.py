@@ -6,6 +6,9 @@ multiplications a pixel, which for twelve rotations takes longer than reading th
 their rows are real Fourier modes: even and odd parts of the features separate (and once more
 for even :math:`n`), and of the three products of a frequency one row is the sum of the others.
 Four sparse stages are left: 49 additions and 16 multiplications for :math:`n = 12`, not 204.
+
+Where the two modes of a frequency are not three products of C channels but one of 2C, features
+are mixed to modes and back, and the last (or first) stage does nothing.
 """
 
 import functools
@@ -15,10 +18,14 @@ from torch import Tensor
 
 from equicolor.groups.cyclic import cyclic_products
 
-__all__ = ["ANALYSIS", "ANALYSIS_T", "SYNTHESIS", "SYNTHESIS_T", "outputs", "stages", "terms"]
+__all__ = [
+    "ANALYSIS", "ANALYSIS_T", "PAIRED", "SYNTHESIS", "SYNTHESIS_T", "outputs", "stages", "terms",
+]  # fmt: skip
 
 # Features to products (A), products to features (C^T), and the transposes of both.
 ANALYSIS, ANALYSIS_T, SYNTHESIS, SYNTHESIS_T = range(4)
+# Added to any of them: modes instead of products.
+PAIRED = 4
 
 
 def stages(kind: int, n: int) -> tuple[Tensor, ...]:
@@ -26,7 +33,7 @@ def stages(kind: int, n: int) -> tuple[Tensor, ...]:
 
     Args:
         kind: ``ANALYSIS``, ``ANALYSIS_T``, ``SYNTHESIS`` (which is :math:`C^\top`, from
-            products to features) or ``SYNTHESIS_T``.
+            products to features) or ``SYNTHESIS_T``, or one of them plus ``PAIRED``.
         n: the order of the group.
 
     Example:
@@ -38,6 +45,9 @@ def stages(kind: int, n: int) -> tuple[Tensor, ...]:
     first, second = _folds(n)
     modes, weights = _modes(n)
     analyse, synthesise = _expansions(n)
+    if kind >= PAIRED:
+        kind -= PAIRED
+        analyse = synthesise = torch.eye(n, dtype=torch.float64, device="cpu")
     transform = modes @ torch.linalg.inv(second @ first)
     if kind == ANALYSIS:
         return first, second, transform, analyse

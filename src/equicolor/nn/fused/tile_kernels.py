@@ -59,6 +59,30 @@ def mix(xs, KIND: tl.constexpr, N: tl.constexpr):
     return _stage(_stage(xs, KIND, N, 2), KIND, N, 3)
 
 
+@triton.constexpr_function
+def alone(n, paired):
+    """How many planes are an image by themselves."""
+    from equicolor.nn.fused.layout import Planes
+
+    return Planes.of(n, paired=bool(paired)).alone
+
+
+@triton.constexpr_function
+def is_paired(images, n):
+    """Whether so many images hold planes two by two."""
+    from equicolor.groups.cyclic import cyclic_products
+
+    return images < cyclic_products(n)
+
+
+@triton.constexpr_function
+def kind_of(kind, paired):
+    """A kind of mixing, from or to products or modes."""
+    from equicolor.nn.fused.stages import PAIRED
+
+    return kind + PAIRED if paired else kind
+
+
 # Tiles
 
 
@@ -79,12 +103,41 @@ def tile(block, lane, size, ROWS: tl.constexpr):
 
 
 @triton.jit
+def _beside(place, row, lane, size):
+    """Places in the first of two planes that lie side by side."""
+    return place + (row * size.lanes)[:, None] + (lane // size.padded * size.padded)[None, :]
+
+
+@triton.jit
 def load(parts, place, inside):
     """Tiles of a tuple of tensors."""
     tiles = ()
     for part in tl.static_range(len(parts)):
         tiles = tiles + (tl.load(parts[part] + place, inside, 0.0).to(tl.float32),)
     return tiles
+
+
+@triton.jit
+def _load_planes(images, row, lane, place, inside, size, N: tl.constexpr):
+    """Tiles of planes, each an image or one of two side by side in an image."""
+    ALONE: tl.constexpr = alone(N, is_paired(len(images), N))
+    tiles = ()
+    for image in tl.static_range(ALONE):
+        tiles = tiles + (tl.load(images[image] + place, inside, 0.0).to(tl.float32),)
+    if len(images) > ALONE:
+        beside = _beside(place, row, lane, size)
+        for image in tl.static_range(ALONE, len(images)):
+            first = tl.load(images[image] + beside, inside, 0.0).to(tl.float32)
+            second = tl.load(images[image] + size.padded + beside, inside, 0.0).to(tl.float32)
+            tiles = tiles + (first, second)
+    return tiles
+
+
+@triton.jit
+def load_mixed(images, KIND: tl.constexpr, row, lane, place, inside, size, N: tl.constexpr):
+    """Planes, mixed to features."""
+    planes = _load_planes(images, row, lane, place, inside, size, N)
+    return mix(planes, kind_of(KIND, is_paired(len(images), N)), N)
 
 
 @triton.jit
@@ -111,6 +164,33 @@ def store(out, place, inside, size, tiles):
     step = tl.cast(size.rows, tl.int64) * size.lanes
     for part in tl.static_range(len(tiles)):
         tl.store(out + step * part + place, tiles[part].to(out.dtype.element_ty), inside)
+
+
+@triton.jit
+def store_mixed(
+    out,
+    KIND: tl.constexpr,
+    PAIRED: tl.constexpr,
+    row,
+    lane,
+    place,
+    inside,
+    size,
+    features,
+    N: tl.constexpr,
+):
+    """Features, mixed to planes, to the images of those, one after the other."""
+    ALONE: tl.constexpr = alone(N, PAIRED)
+    planes = mix(features, kind_of(KIND, PAIRED), N)
+    step = tl.cast(size.rows, tl.int64) * size.lanes
+    beside = _beside(place, row, lane, size)
+    for part in tl.static_range(len(planes)):
+        value = planes[part].to(out.dtype.element_ty)
+        if part < ALONE:
+            tl.store(out + step * part + place, value, inside)
+        else:
+            first = out + step * (part - (part - ALONE) % 2) + (part - ALONE) % 2 * size.padded
+            tl.store(first + beside, value, inside)
 
 
 @triton.jit
