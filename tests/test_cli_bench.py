@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner, Result
 
 from equicolor.cli import app
@@ -23,6 +24,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_help_names_the_suites_and_their_options() -> None:
     result = invoke("--help")
     assert result.exit_code == 0
+    assert "loop" in result.stdout
     for suite in ("layers", "networks", "rotations", "precision"):
         assert suite in result.stdout
         details = invoke(suite, "--help").stdout
@@ -53,6 +55,28 @@ def test_a_suite_from_start_to_files(
     result = invoke(suite, "--quick", "--device", "cpu", *options)
     assert result.exit_code == 1
     assert f"{file} exists; --force replaces it" in result.stderr
+
+
+def test_a_loop_from_start_to_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+    folder = place / "pictures"
+    for colour in ("red", "green"):
+        (folder / colour).mkdir(parents=True)
+        for number in range(5):
+            Image.new("RGB", (36, 36), colour).save(folder / colour / f"{number}.png")
+    options = ("--epochs", "2", "--size", "32", "--batch", "4", "--steps", "2", "--device", "cpu")
+    result = invoke("loop", folder, *options)
+    assert result.exit_code == 0, result.output
+    rows = json.loads(Path("runs/bench/bench-loop-cpu.json").read_text())["rows"]
+    assert [row["name"] for row in rows] == ["training loop", "bare step", "hue sweep"]
+    loop, bare, sweep = rows
+    assert loop["images_per_s"] > 0
+    assert bare["images_per_s"] == pytest.approx(4e3 / bare["ms"], rel=1e-2)
+    assert (sweep["shifts"], loop["batch"], loop["size"]) == (37, 4, 32)
+    assert sweep["pictures"] > 0
+    for name in ("training loop", "bare step", "hue sweep"):
+        assert name in result.stdout
+    assert invoke("loop", folder, *options).exit_code == 1  # a second time needs permission
 
 
 def test_goals_and_what_was_left_out_are_told() -> None:

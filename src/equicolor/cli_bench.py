@@ -241,6 +241,31 @@ def of_training(
     )
 
 
+@bench.command("loop")
+def of_a_loop(
+    dataset: Annotated[
+        str, typer.Argument(help="A name of 'equicolor datasets', or a folder of class folders.")
+    ] = "flowers102",
+    recipe: Annotated[
+        str, typer.Option(help="Of 'equicolor train --list-recipes'.", metavar="NAME")
+    ] = "baseline",
+    epochs: Annotated[int, typer.Option(help="To train.")] = 24,
+    size: Size = None,
+    batch: Batch = None,
+    steps: Annotated[int, typer.Option(help="Bare steps to time.")] = 50,
+    device: Device = "auto",
+    output: Output = Path("runs/bench"),
+    force: Force = False,
+) -> None:
+    """Whole training, data included, against the bare step; and the hue sweep after it."""
+    from equicolor.benchmark.suites import Options, loop
+
+    options = Options(
+        device, batch, size, output=output, overwrite=force, console=Console(stderr=True)
+    )
+    _finish(loop(options, dataset=dataset, recipe=recipe, epochs=epochs, steps=steps))
+
+
 def _options(
     device: str,
     batch: int | None,

@@ -24,6 +24,7 @@ from equicolor.results import write_results
 __all__ = [
     "draw",
     "goal_lines",
+    "loop_table",
     "mode_table",
     "precision_table",
     "problems",
@@ -164,10 +165,25 @@ def precision_table(rows: Sequence[Row]) -> Table:
     return Table(("variant", "seed", "gradient error", "final loss"), lines, title)
 
 
+def loop_table(rows: Sequence[Row]) -> Table:
+    """Images a second of training and of the bare step, and the seconds of the sweep.
+
+    Example:
+        >>> loop_table([{"name": "bare step", "images_per_s": 1234.5}]).rows
+        [('bare step', '1234', '–')]
+    """
+    lines = [
+        (row["name"], _number(row.get("images_per_s")), _number(row.get("seconds"))) for row in rows
+    ]
+    return Table(("what", "img/s", "s"), lines, "training, data included, against its bare step")
+
+
 def show(suite: str, rows: Sequence[Row], console: Console) -> None:
     """Print the tables, and what went wrong."""
     if suite == "precision":
         tables = [precision_table(rows)]
+    elif suite == "loop":
+        tables = [loop_table(rows)]
     else:
         modes = [mode for mode in MODES if any(row["mode"] == mode for row in rows)]
         tables = [mode_table(rows, mode) for mode in modes]

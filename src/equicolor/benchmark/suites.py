@@ -24,7 +24,7 @@ from equicolor.benchmark.variants import VARIANTS, can_fuse, check_variants
 from equicolor.devices import choose_device
 from equicolor.reporting.progress import counting
 
-__all__ = ["Options", "Run", "layers", "networks", "precision", "rotations"]
+__all__ = ["Options", "Run", "layers", "loop", "networks", "precision", "rotations"]
 
 Names = Sequence[str] | None
 
@@ -254,6 +254,38 @@ def precision(
         goals = [goal for fast in wanted if fast != "dense" for goal in precision_goals(rows, fast)]
     report.write("precision", rows, results, device=settings.device, goals=goals)
     return Run("precision", rows, goals, [results, *report.draw("precision", rows, picture)])
+
+
+def loop(
+    options: Options,
+    *,
+    dataset: str = "flowers102",
+    recipe: str = "baseline",
+    epochs: int = 24,
+    steps: int = 50,
+) -> Run:
+    """Whole training of a recipe against its bare step; see :func:`.loop_rows`."""
+    # Imported here: training needs more packages than the other suites.
+    from equicolor.benchmark.loop import loop_goals, loop_rows
+    from equicolor.training.recipes import find_recipe
+
+    device = choose_device(options.device)
+    results, _ = options.paths("loop")
+    given = {"batch_size": options.batch, "size": options.size}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    changes["epochs"] = _checks.positive_int("epochs", epochs)
+    changes["precision"] = "bf16" if device.type == "cuda" else "32"
+    wanted = replace(find_recipe(recipe, dataset), **changes)
+    rows = loop_rows(
+        wanted,
+        device.type,
+        steps=_checks.positive_int("steps", steps),
+        console=options.console,
+    )
+    # Of a GPU alone: a CPU is busy with the step, and decodes and crops beside it.
+    goals = loop_goals(rows) if device.type == "cuda" else []
+    report.write("loop", rows, results, device=device, goals=goals)
+    return Run("loop", rows, goals, [results])
 
 
 def _timed(
