@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from equicolor.color import rotate_hue, shift_hue
 from equicolor.evaluation import ACTIONS, HueSweep, hue_shifts, hue_sweep
 from equicolor.evaluation.hue_sweep import sweep_actions
-from equicolor.models import z2cnn
+from equicolor.models import ce_resnet18, z2cnn
 
 SHIFT = {
     "hsv": shift_hue,
@@ -275,6 +275,18 @@ def test_no_waiting_on_a_gpu() -> None:
 
     waits(1)
     assert waits(1) == waits(4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_a_gpu_answers_the_same_with_graphs(autocast, recwarn) -> None:
+    model = ce_resnet18(7, width=8, lifting="hsv").cuda()
+    batches = [(torch.rand(size, 3, 64, 64), torch.arange(size) % 7) for size in (16, 16, 5)]
+    plain = nn.Sequential(model)  # not one of ours, so not recorded
+    results = [hue_sweep(network, batches, 7, autocast=autocast) for network in (model, plain)]
+    agree = (results[0].correct - results[1].correct).abs().sum()
+    assert int(agree) <= 1  # a tie may go either way
+    assert not [one for one in recwarn if "graphs" in str(one.message)]
 
 
 # --- bad input ---------------------------------------------------------------------------------

@@ -1,12 +1,15 @@
 """The moving parts of a hue sweep: asking a network, and counting its answers on the device."""
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from equicolor import _checks
+from equicolor.models import Network
+from equicolor.nn import capture
 
 __all__ = ["Asker", "Tally", "evaluating"]
 
@@ -14,7 +17,11 @@ _MARGIN = 0.01  # how far resampling may carry a picture out of [0, 1]
 
 
 class Asker:
-    """A network with the device, dtype and precision it wants its pictures in."""
+    """A network with the device, dtype and precision it wants its pictures in.
+
+    On a GPU networks of this package are recorded as CUDA graphs at the first call: a sweep asks
+    hundreds of times, and launching kernels one by one takes longer than small pictures do.
+    """
 
     def __init__(self, model: nn.Module, autocast: torch.dtype | None) -> None:
         tensors = [*model.parameters(), *model.buffers()]
@@ -22,6 +29,7 @@ class Asker:
         self.model, self.autocast = model, autocast
         self.device = tensors[0].device if tensors else None
         self.dtype = floating[0].dtype if floating else None
+        self._call: Callable[[Tensor], object] | None = None
 
     def place(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Check a batch and move it to the network's device."""
@@ -43,9 +51,9 @@ class Asker:
         images = images if self.dtype is None else images.to(self.dtype)
         if like is not None and like.is_contiguous(memory_format=torch.channels_last):
             images = images.contiguous(memory_format=torch.channels_last)
-        kind = images.device.type
-        with nullcontext() if self.autocast is None else torch.autocast(kind, self.autocast):
-            logits: object = self.model(images)
+        if self._call is None:
+            self._call = self._recorded(images)
+        logits = self._call(images)
         if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(images):
             came = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise ValueError(
@@ -53,6 +61,20 @@ class Asker:
                 f"pictures {list(images.shape)}, got {came}"
             )
         return logits
+
+    def _recorded(self, images: Tensor) -> Callable[[Tensor], object]:
+        if images.is_cuda and isinstance(self.model, Network):  # others may not bear it
+            try:
+                return capture(self.model, images, self.autocast)
+            except (RuntimeError, TypeError) as error:
+                warnings.warn(f"evaluates without CUDA graphs: {error}", stacklevel=2)
+        return self._ask
+
+    def _ask(self, images: Tensor) -> object:
+        kind = images.device.type
+        with nullcontext() if self.autocast is None else torch.autocast(kind, self.autocast):
+            answer: object = self.model(images)
+        return answer
 
 
 class Tally:
