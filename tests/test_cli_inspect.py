@@ -123,7 +123,8 @@ def test_classes_go_by_their_names(place: Path) -> None:
     for names in (("apple", "banana"), ("banana", "apple"), ("cat", "dog")):
         network.class_names = names
         save_model(network, place / "named.safetensors")
-        options = ("--data", "fruit", "--sheets", "blocks.0.2", "-o", "page.html", "--force")
+        layer = ("--layers", "blocks.0.2", "--sheets", "blocks.0.2")
+        options = ("--data", "fruit", *layer, "-o", "page.html", "--force")
         result = invoke("named.safetensors", *options, *QUICK)
         assert result.exit_code == 0, result.stderr
         data = json.loads((place / "page.json").read_text())

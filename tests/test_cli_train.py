@@ -20,7 +20,7 @@ app.command()(train)
 app.callback()(lambda: None)
 
 TINY = (
-    "--model", "ce_resnet44", "--rotations", "2", "--width", "2", "--size", "16", "--epochs", "2",
+    "--model", "ce_resnet18", "--rotations", "2", "--width", "2", "--size", "16", "--epochs", "2",
     "--batch-size", "6", "--device", "cpu",
 )  # fmt: skip
 
@@ -54,7 +54,7 @@ def recipe_of(result: Result) -> TrainingRecipe:
 def test_train_ends_with_files_and_the_headline(folder: Path) -> None:
     result = invoke("pets", *TINY, "--jitter", "0.5")
     assert result.exit_code == 0, result.stderr
-    run = Path("runs/pets-ce_resnet44-n2-jitter0.5-seed0")
+    run = Path("runs/pets-ce_resnet18-n2-jitter0.5-seed0")
     wrote, headline = result.stdout.splitlines()
     names = ("model.safetensors", "result.json", "metrics.csv", "last.ckpt")
     assert wrote == "wrote " + ", ".join(str(run / name) for name in names)
@@ -83,7 +83,7 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(folder: Path) -> Non
     assert result.exit_code == 0
     last = result.stdout.splitlines()[-1]
     assert "on 16 pictures of 2 classes, resident, for 2 epochs of 3 steps on 1 cpu device" in last
-    assert last.endswith("in runs/pets-ce_resnet44-n2-seed0")
+    assert last.endswith("in runs/pets-ce_resnet18-n2-seed0")
     assert sorted(folder.rglob("*")) == before
 
 
@@ -118,7 +118,7 @@ def test_a_folder_called_like_a_dataset(folder: Path) -> None:
     (folder / "pets").rename(folder / "cifar10")
     result = invoke("./cifar10", *TINY, "--epochs", "1")
     assert result.exit_code == 0, result.stderr
-    run = folder / "runs" / "folder-cifar10-ce_resnet44-n2-seed0"
+    run = folder / "runs" / "folder-cifar10-ce_resnet18-n2-seed0"
     (row,) = json.loads((run / "result.json").read_text())["rows"]
     assert row["dataset"] == "folder:cifar10"
 

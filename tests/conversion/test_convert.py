@@ -403,7 +403,7 @@ def test_wrong_images_are_refused():
 
 @pytest.mark.parametrize("rotations", [3, 6])
 def test_parameters_can_be_matched(rotations, tmp_path):
-    original = resnet18(10, width=32)
+    original = resnet18(10, width=16)
     network = convert(original, rotations, init="random", match_parameters=True).eval()
     found, target = cost(network, 32).parameters, cost(original, 32).parameters
     assert abs(found / target - 1) < 0.05

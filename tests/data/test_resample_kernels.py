@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 from equicolor.data import resample_kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-SIZES = [(40, 40), (33, 61), (57, 23), (9, 12)]
+SIZES = [(20, 20), (17, 24), (23, 13), (9, 12), (11, 40)]
 
 
 def decoded():
@@ -21,7 +21,7 @@ def decoded():
         lengths.cumsum(0) - lengths,
         torch.tensor(SIZES),
         torch.arange(len(SIZES)),
-        ("a", "b", "c", "d"),
+        ("a", "b", "c", "d", "e"),
     ).to(DEVICE)
 
 
@@ -34,12 +34,15 @@ BOXES = {  # of a picture's sides, or in pixels
 }
 
 
+CHOSEN = {9: [2, 0, 3, 1, 1], 37: [4, 2, 4]}  # for each size; one is wider than 37
+
+
 @pytest.mark.parametrize(("name", "size"), [*((name, 9) for name in BOXES), ("whole", 37)])
 def test_crops_are_those_of_matrix_products(name, size):
-    pictures = decoded()
-    indices = torch.tensor([2, 0, 3, 1, 1], device=DEVICE)
+    pictures, chosen = decoded(), CHOSEN[size]
+    indices = torch.tensor(chosen, device=DEVICE)
     box, relative = BOXES[name]
-    boxes = torch.tensor(box, dtype=torch.float64, device=DEVICE).repeat(5, 1)
+    boxes = torch.tensor(box, dtype=torch.float64, device=DEVICE).repeat(len(chosen), 1)
     if relative:
         height, width = pictures.sizes[indices].double().unbind(1)
         boxes = boxes * torch.stack([width, height, width, height], 1)

@@ -1,9 +1,9 @@
 """The demonstration, with little training: what it writes, and that it can be interrupted."""
 
 import dataclasses
-import io
 import json
 import os
+import pickle
 import queue
 import signal
 import subprocess
@@ -14,34 +14,57 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from rich.console import Console
 
 from equicolor.data import load_mnist, longtailed_colormnist
 from equicolor.experiments import demo
 
-OPTIONS = {"epochs": 1, "hue_images": 1}
+# Its workers run it too, so they have the same few pictures, and the second network can be made
+# to wait: it must be far from done when the first one is. Workers that need not wait are forked,
+# which saves their imports.
 _SCRIPT = """
+import functools
+import multiprocessing
+import pickle
 import signal
 import sys
+import time
 from pathlib import Path
-from equicolor.experiments import demo
+from rich.console import Console
+from equicolor.data import longtailed_colormnist
+from equicolor.experiments import colormnist, demo
 
+demo.longtailed_colormnist = functools.partial(longtailed_colormnist, largest=40, test_per_class=2)
+output, wait = Path(sys.argv[1]), float(sys.argv[2])
+if not wait:
+    context = multiprocessing.get_context("fork")
+    multiprocessing.get_context = lambda method: context
+run = colormnist.run
+
+def waiting(jobs, *arguments, progress, **options):
+    def report(name, *news):
+        progress(name, *news)
+        time.sleep(wait if name == "cecnn" else 0)
+
+    return run(jobs, *arguments, progress=report, **options)
+
+colormnist.run = waiting
 if __name__ == "__main__":
     # Tests may run in the background, where shells have interrupts ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        demo.run(Path(sys.argv[1]), epochs=3, hue_images=1)
+        console = Console(stderr=True, width=100)
+        found = demo.run(output, epochs=3, hue_images=1, console=console)
     except KeyboardInterrupt:
         sys.exit(130)
+    Path(sys.argv[3]).write_bytes(pickle.dumps(found))
 """
 
 
 def test_interrupted_demo_resumes_and_writes_its_report(tmp_path: Path) -> None:
-    script, output = tmp_path / "script.py", tmp_path / "report"
+    script, output, outcome = (tmp_path / name for name in ("script.py", "report", "found"))
     script.write_text(_SCRIPT)
-    process = subprocess.Popen(
-        [sys.executable, str(script), str(output)], stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, str(script), str(output)]
+    process = subprocess.Popen([*command, "60"], stderr=subprocess.PIPE, text=True)
     unfinished = output / "unfinished"
     deadline = time.monotonic() + 120
     while not (unfinished / "z2cnn.json").exists() and time.monotonic() < deadline:
@@ -59,13 +82,13 @@ def test_interrupted_demo_resumes_and_writes_its_report(tmp_path: Path) -> None:
     kept["rows"][0]["original"] = 12.345
     (unfinished / "z2cnn.json").write_text(json.dumps(kept))
     (output / "notes.txt").write_text("mine")
-    terminal = io.StringIO()
-    # Three epochs, so that the second network is far from done when the first one is.
-    found = demo.run(output, console=Console(file=terminal, width=100), epochs=3, hue_images=1)
+    again = subprocess.run([*command, "0", str(outcome)], stderr=subprocess.PIPE, text=True)
+    assert again.returncode == 0, again.stderr
     names = sorted(path.name for path in output.iterdir())
     assert names == ["notes.txt", "report.html", "summary.json"]
     for word in ("Z2CNN", "CECNN", "3/3 epochs", "accuracy"):
-        assert word in terminal.getvalue()
+        assert word in again.stderr
+    found = pickle.loads(outcome.read_bytes())
     assert found.accuracy["z2cnn"] == 12.345
     check_summary(found, output / "summary.json")
     check_report(output / "report.html")

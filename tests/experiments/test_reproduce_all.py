@@ -13,6 +13,7 @@ from equicolor.experiments import (
     jobs,
     plans,
     quick_pictures,
+    sections,
 )
 from equicolor.experiments.launching import Launch, Shard
 from equicolor.experiments.plans import Scope
@@ -29,7 +30,7 @@ def scope(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scope:
     """Quick runs with fewer and smaller pictures, networks and epochs."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
-    small = quick_pictures.PICTURES["coloured-digits"]._replace(train=100, test=60)
+    small = quick_pictures.PICTURES["coloured-digits"]._replace(train=100, test=40)
     monkeypatch.setitem(quick_pictures.PICTURES, "coloured-digits", small)
     monkeypatch.delitem(quick_pictures.PICTURES, "any-hue-digits")
     monkeypatch.setattr(plans, "_QUICK_WIDTH", 2)
@@ -72,7 +73,9 @@ def test_experiments_share_what_they_have_in_common(
     # Further experiments train what is new alone, and the page still has the others. Of a
     # shard it is every second job.
     half = Launch(devices=("cpu",), shard=Shard(0, 2))
-    part = reproduce_all(scope, ["ablation-rotations", "selectivity"], half)
+    with monkeypatch.context() as patch:
+        patch.setattr(sections, "png", lambda figure: b"")  # drawn in the next call
+        part = reproduce_all(scope, ["ablation-rotations", "selectivity"], half)
     assert "left to other shards" in part.failed["ablation-rotations"]
     assert not part.broken
     more = reproduce_all(scope, ["ablation-rotations", "selectivity"], CPU)
@@ -87,6 +90,7 @@ def test_experiments_share_what_they_have_in_common(
     assert [row.get("ce_stages") for row in rows if "original" in row] == [0, 2, 4]
     assert -1 < next(row["selectivity"] for row in rows if row.get("layer") == "all") <= 1
 
+    monkeypatch.setattr(sections, "png", lambda figure: b"")  # drawn in the last call
     reproduce_all(scope, ["ablation-jitter", "ablation-rotations", "selectivity"], CPU)
     assert len(begun) == 9  # nothing again
 
@@ -124,6 +128,7 @@ def test_what_fails_is_said_and_the_rest_is_written(
     monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
     counted = read_results(ROOT / "results" / "configurations.json")["rows"]
     monkeypatch.setattr(configurations, "run", lambda: counted)
+    monkeypatch.setattr(sections, "png", lambda figure: b"")
 
     def broken(*arguments) -> None:
         raise RuntimeError("out of memory")

@@ -51,28 +51,38 @@ def finished(toy_recipe: TrainingRecipe, tmp_path_factory: pytest.TempPathFactor
     return found
 
 
-def killed(recipe: TrainingRecipe, folder: Path, step: int) -> None:
-    """Begin a run in another process, and kill that after so many steps."""
+KILLED_AT = (2, 6)  # steps
+
+
+@pytest.fixture(scope="module")
+def killed(finished: Fit, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Runs that began in processes of their own, each killed after so many steps."""
+    root = tmp_path_factory.mktemp("killed")
     script = f"""
         import os, signal
-        from pathlib import Path
         from equicolor.training import monitor
         from equicolor.training.fit import RunOptions, fit
-        from equicolor.training.recipes import TrainingRecipe, find_recipe
+        from equicolor.training.recipes import TrainingRecipe
 
         before = monitor.Monitor.on_train_batch_end
-        def kill(self, trainer, *rest):
-            before(self, trainer, *rest)
-            if trainer.global_step == {step}:
-                os.kill(os.getpid(), signal.SIGKILL)
-        monitor.Monitor.on_train_batch_end = kill
-        recipe = TrainingRecipe.from_json({recipe.to_json()!r})
-        fit(recipe, {str(folder)!r}, RunOptions(device="cpu", checkpoint_every=0))
+        recipe = TrainingRecipe.from_json({finished.folder.recipe.read_text()!r})
+        for step in {KILLED_AT}:
+            def kill(self, trainer, *rest):
+                before(self, trainer, *rest)
+                if trainer.global_step == step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            monitor.Monitor.on_train_batch_end = kill
+            child = os.fork()  # which has imported everything
+            if not child:
+                fit(recipe, f"{root}/{{step}}", RunOptions(device="cpu", checkpoint_every=0))
+                os._exit(0)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
     """
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300
     )
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert ended.stdout.split() == [str(-signal.SIGKILL)] * len(KILLED_AT), ended.stderr
+    return {step: root / str(step) for step in KILLED_AT}
 
 
 class TestFolder:
@@ -218,28 +228,26 @@ class TestLock:
 
 
 class TestResume:
-    @pytest.mark.parametrize("step", [2, 6])
+    @pytest.mark.parametrize("step", KILLED_AT)
     def test_killed_runs_end_with_equal_weights(
-        self, finished: Fit, step: int, tmp_path: Path
+        self, finished: Fit, killed: dict[int, Path], step: int
     ) -> None:
         recipe = TrainingRecipe.from_json(finished.folder.recipe.read_text())
-        killed(recipe, tmp_path, step)
-        (tmp_path / "last.ckpt.123456.partial").write_bytes(b"half a checkpoint")
-        with (tmp_path / "metrics.csv").open("a") as file:
+        folder = killed[step]
+        (folder / "last.ckpt.123456.partial").write_bytes(b"half a checkpoint")
+        with (folder / "metrics.csv").open("a") as file:
             file.write("2,6,0.00")  # a row that was being written
-        found = fit(recipe, tmp_path, CPU)
+        found = fit(recipe, folder, CPU)
         assert found is not None
         assert found.continued == (step - 1) // 3
-        assert same(tmp_path, finished.folder.path)
+        assert same(folder, finished.folder.path)
         assert found.row["hue_curve"] == finished.row["hue_curve"]
         columns = [
             [[row[key] for key in ("epoch", "step", "lr", "loss", "accuracy")] for row in rows]
-            for rows in (
-                Metrics(f / "metrics.csv").read() for f in (tmp_path, finished.folder.path)
-            )
+            for rows in (Metrics(f / "metrics.csv").read() for f in (folder, finished.folder.path))
         ]
         assert columns[0] == columns[1]
-        assert not list(tmp_path.glob("*.partial"))
+        assert not list(folder.glob("*.partial"))
 
     def test_killed_while_judging(self, finished: Fit, tmp_path: Path) -> None:
         recipe = TrainingRecipe.from_json(finished.folder.recipe.read_text())

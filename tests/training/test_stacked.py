@@ -54,7 +54,7 @@ def pictures(count: int) -> Tensor:
     return brightness + contrast * torch.rand(count, BATCH, 3, 28, 28)
 
 
-@pytest.fixture(params=[1, 3], ids=["one network", "three networks"])
+@pytest.fixture(params=[1, 2], ids=["one network", "two networks"])
 def count(request: pytest.FixtureRequest) -> int:
     return request.param
 
