@@ -209,13 +209,19 @@ def cyclic_filters(
     weight: Tensor, pointwise_weight: Tensor | None, tables: CyclicAlgorithm
 ) -> Tensor:
     """The filters ``[r, O, C/g, kh, kw]`` of the cyclic algorithm's products, ``B w``."""
+    return mix_filters(weight, pointwise_weight, tables.filters).to(weight.dtype)
+
+
+def mix_filters(weight: Tensor, pointwise_weight: Tensor | None, matrix: Tensor) -> Tensor:
+    """Filters mixed over the rotations by ``matrix [m, n]``, ``[m, O, C/g, kh, kw]``, not rounded.
+
+    That is in at least float32; products with a separable filter's spatial part as well.
+    """
     group_part = weight if pointwise_weight is None else pointwise_weight
     by_rotation = group_part.movedim(2, 0)  # [n, O, C/g, kh or 1, kw or 1]
-    mixed = exact_matmul(tables.filters, by_rotation.flatten(1))
+    mixed = exact_matmul(matrix, by_rotation.flatten(1))
     mixed = mixed.view(-1, *by_rotation.shape[1:])
-    if pointwise_weight is not None:
-        mixed = mixed * weight.squeeze(2)
-    return mixed.to(weight.dtype)
+    return mixed if pointwise_weight is None else mixed * weight.squeeze(2)
 
 
 def packed(filters: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from equicolor.nn import (
     fused,
     set_algorithm,
 )
-from equicolor.nn.fused import conditions, layout
+from equicolor.nn.fused import blocks, conditions, layout
 from equicolor.training.sync_norm import sync_batch_norm
 
 pytest.importorskip("triton", reason="Triton is not installed; it comes with torch's CUDA builds")
@@ -145,6 +145,24 @@ def equals_the_ordinary_one(relative_error, fused_step):
 def test_a_block_equals_the_ordinary_one(name, training, equals_the_ordinary_one):
     block = make_block(**BLOCKS[name]).train(training)
     equals_the_ordinary_one(block, BLOCKS[name].get("rotations", 3))
+
+
+def test_paired_filters_are_rounded_once(relative_error):
+    conv = CEConv2d(5, 5, 3, rotations=12, bias=False)
+    exact = blocks.Filters.of(conv, torch.float32).tensor
+    half = blocks.Filters.of(copy.deepcopy(conv).bfloat16(), torch.bfloat16).tensor
+    twice = blocks.Filters.of(copy.deepcopy(conv).bfloat16().float(), torch.float32).tensor
+    assert relative_error(half, twice) < 2**-9  # of the weights that bfloat16 has
+    assert relative_error(half, exact) < 2**-7
+
+
+def test_a_residual_of_another_shape_is_refused():
+    block = make_block(5, 5)
+    x = torch.randn(2, 5, 3, 4, 4, device=DEVICE)
+    layers = [(block.conv1, block.bn1)]
+    wide = CEConv2d(5, 6, 3, padding=1, bias=False).to(DEVICE), CEBatchNorm2d(6).to(DEVICE)
+    with pytest.raises(RuntimeError, match=r"features \[2, 6, 3, 4, 4\] and residual \[2, 5"):
+        fused.residual_block(x, [*layers, wide])
 
 
 @pytest.mark.parametrize("largest", [0, 16])  # no layer in pairs; those alone with few inputs

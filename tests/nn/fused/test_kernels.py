@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from equicolor.groups import HueGroup, cyclic_algorithm, cyclic_products
+from equicolor.groups import HueGroup, cyclic_algorithm
 from equicolor.nn.functional import hue_orbit
-from equicolor.nn.fused import functions
+from equicolor.nn.fused import blocks, functions
 from equicolor.nn.fused.layout import Features, Planes, padded_channels
 from equicolor.nn.fused.stages import (
     ANALYSIS,
@@ -41,38 +41,31 @@ def test_stages_make_up_the_tables(n):
         torch.testing.assert_close(product, matrix, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("n", range(1, 17))
-def test_pairs_of_modes_are_products(n):
-    """One convolution of 2C channels for a frequency gives what three of C channels give."""
+@pytest.mark.parametrize("n", range(3, 17))
+def test_one_convolution_of_a_pair_is_a_complex_product(n):
+    """Modes times packed filters, mixed back, are the correlation over the rotations."""
     planes, width = Planes.of(n, paired=True), 16
-    filters = torch.randn(cyclic_products(n), 2, 3, 1, 1, dtype=torch.float64)
+    x, w = torch.randn(n, 3, dtype=torch.float64), torch.randn(n, 2, 3, dtype=torch.float64)
+    table = blocks._paired_table(n, torch.device("cpu")).double()
+    filters = torch.einsum("mn,noc->moc", table, w)[..., None, None]
     packed = functions.Pack.apply(filters, torch.float64, planes)
-    x = torch.randn(n, 3, dtype=torch.float64)
-    tables = cyclic_algorithm(n)
-    inputs = tables.analysis @ x
-    products = torch.stack([one[..., 0, 0] @ a for one, a in zip(filters, inputs, strict=True)])
     modes = F.pad(matrix_of(ANALYSIS, n, True, x) @ x, (0, width - 3))
-    memory = torch.empty(planes.total, 1, 1, 1, width, dtype=torch.float64)
-    for image, value in zip(
-        planes.images(memory),
-        (*modes[: planes.alone], *modes[planes.alone :].view(-1, 2 * width)),
-        strict=True,
-    ):
-        image.view(-1)[:] = value
-    outputs = [
-        one[..., 0, 0] @ image.view(-1)
-        for one, image in zip(planes.filters(packed), planes.images(memory), strict=True)
-    ]
-    modes = torch.cat([one.view(-1, width)[:, :2] for one in outputs])
-    features = matrix_of(SYNTHESIS, n, True, x) @ modes
-    torch.testing.assert_close(features, tables.synthesis.T @ products)
+    inputs = *modes[: planes.alone], *modes[planes.alone :].view(-1, 2 * width)
+    each = zip(planes.filters(packed), inputs, strict=True)
+    outputs = torch.cat([(one[..., 0, 0] @ mode).view(-1, width)[:, :2] for one, mode in each])
+    result = matrix_of(SYNTHESIS, n, True, x) @ outputs
+    steps = torch.arange(n)
+    shifted = w[(steps[None] - steps[:, None]) % n]  # [k, r, o, c]
+    expected = torch.einsum("rc,kroc->ko", x, shifted)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)  # the table is float32
 
 
 @pytest.mark.parametrize("n", [2, 3, 12])
 @forms
 def test_gradients_of_packed_filters(n, paired):
     planes = Planes.of(n, paired=paired)
-    filters = torch.randn(cyclic_products(n), 3, 2, 2, 1, dtype=torch.float64).requires_grad_()
+    count = planes.alone + 2 * (planes.total - planes.alone)
+    filters = torch.randn(count, 3, 2, 2, 1, dtype=torch.float64).requires_grad_()
     assert torch.autograd.gradcheck(
         lambda f: functions.Pack.apply(f, torch.float64, planes), filters, fast_mode=True
     )

@@ -1,13 +1,15 @@
 """Residual blocks with all but convolutions fused; see :mod:`equicolor.nn.fused`."""
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
+from equicolor.groups import cyclic_algorithm
 from equicolor.nn.conv import CEConv2d
-from equicolor.nn.functional import cyclic_filters
+from equicolor.nn.functional import mix_filters
 from equicolor.nn.fused import functions
 from equicolor.nn.fused.layout import (
     Options,
@@ -45,11 +47,31 @@ class Filters(NamedTuple):
     def of(cls, conv: CEConv2d, dtype: torch.dtype) -> Self:
         """The filters of a layer, differentiable."""
         assert isinstance(conv.padding, tuple)
-        mixed = cyclic_filters(conv.weight, conv.pointwise_weight, conv.tables)
         options = conv.stride, conv.padding, conv.dilation
         # By the inputs, which a shortcut has in common with the first layer.
         planes = Planes.of(conv.rotations, paired=pairs_pay(conv.in_channels))
+        table = conv.tables.filters
+        if planes.paired:
+            table = _paired_table(conv.rotations, conv.weight.device)
+        mixed = mix_filters(conv.weight, conv.pointwise_weight, table)
         return cls(functions.apply(functions.Pack, mixed, dtype, planes), options, planes)
+
+
+@functools.cache
+def _paired_table(n: int, device: torch.device) -> Tensor:
+    r"""What mixes filters for pairs, float32 ``[m, n]``.
+
+    The three products of a frequency, with filters :math:`a, b, c`, give of real and imaginary
+    parts :math:`x, y` the parts :math:`a(x+y) - cy` and :math:`a(x+y) + bx`. So paired they are
+    one convolution with the filters :math:`a, a - c` for its first half and :math:`a + b, a` for
+    its second.
+    """
+    alone = Planes.of(n, paired=True).alone
+    with torch.inference_mode(False):  # kept: others may want gradients
+        table = cyclic_algorithm(n).filters
+        a, b, c = table[alone:].unflatten(0, (-1, 3)).unbind(1)
+        four = torch.stack([a, a - c, a + b, a], 1).flatten(0, 1)
+        return torch.cat([table[:alone], four]).to(device, torch.float32)
 
 
 class BlockLayer(Protocol):
@@ -155,6 +177,10 @@ def norm_add_relu(
     """
     identity, norms, flat = None, [norm], outputs
     if isinstance(residual, Tensor):
+        batch, _, height, width = outputs[0].shape
+        shape = batch, len(norm.weight), n, height, width
+        if residual.shape != shape:  # the kernel would read what is not there
+            raise RuntimeError(f"features {list(shape)} and residual {list(residual.shape)} differ")
         identity = residual
     else:
         norms, flat = [norm, residual[1]], outputs + residual[0]

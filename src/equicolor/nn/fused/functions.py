@@ -35,51 +35,47 @@ def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
 
 
 class Pack(torch.autograd.Function):
-    r"""Filters ``[r, O, C, kh, kw]`` of products in a dtype, padded: ``[m, O', kh, kw, C']``.
-
-    The three products of a frequency, with filters :math:`a, b, c`, give of real and imaginary
-    parts :math:`x, y` the parts :math:`a(x+y) - cy` and :math:`a(x+y) + bx`. So paired they are one
-    convolution with the filters :math:`a, a - c` in its first and :math:`a + b, a` in its second
-    half.
-    """
+    """Filters ``[m, O, C, kh, kw]`` in a dtype, padded, as they lie in memory for convolutions."""
 
     @staticmethod
     def forward(ctx: Any, filters: Tensor, dtype: torch.dtype, planes: Planes) -> Tensor:
         """Convert, pad and transpose in one go."""
-        ctx.dtype, ctx.shape, ctx.alone = filters.dtype, filters.shape, planes.alone
-        _, outputs, inputs, height, width = filters.shape
-        rows = filters.permute(0, 1, 3, 4, 2)
-        pairs = (len(filters) - planes.alone) // 3
-        count, padded = planes.alone + 4 * pairs, padded_channels(outputs)
-        shape = count, padded, height, width, padded_channels(inputs)
+        ctx.dtype, ctx.shape, ctx.planes = filters.dtype, filters.shape, planes
+        count, outputs, inputs, height, width = filters.shape
+        shape = count, padded_channels(outputs), height, width, padded_channels(inputs)
         memory = filters.new_zeros(shape, dtype=dtype)
-        memory[: planes.alone, :outputs, ..., :inputs] = rows[: planes.alone]
-        if pairs:
-            a, b, c = rows[planes.alone :].unflatten(0, (pairs, 3)).unbind(1)
-            (first, second), (third, fourth) = _halves(memory[planes.alone :], outputs, inputs)
-            first[:], second[:], third[:], fourth[:] = a, a - c, a + b, a
+        for place, part in zip(_blocks(memory, planes), _blocks_of(filters, planes), strict=True):
+            place[..., :outputs, :, :, :inputs] = part
         return memory
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         """Leave out what was padded."""
-        r, outputs, inputs, height, width = ctx.shape
-        (gradient,) = gradients
-        back = gradient.new_empty(r, outputs, height, width, inputs, dtype=ctx.dtype)
-        back[: ctx.alone] = gradient[: ctx.alone, :outputs, ..., :inputs]
-        if ctx.alone < r:
-            halves = _halves(gradient[ctx.alone :], outputs, inputs)
-            (first, second), (third, fourth) = [[one.to(ctx.dtype) for one in h] for h in halves]
-            a, b, c = back[ctx.alone :].unflatten(0, (-1, 3)).unbind(1)
-            a[:], b[:], c[:] = first + second + third + fourth, third, -second
-        return back.permute(0, 1, 4, 2, 3), None, None
+        _, outputs, inputs, _, _ = ctx.shape
+        back = gradients[0].new_empty(ctx.shape, dtype=ctx.dtype)
+        parts = _blocks(gradients[0], ctx.planes)
+        for place, part in zip(_blocks_of(back, ctx.planes), parts, strict=True):
+            place.copy_(part[..., :outputs, :, :, :inputs])
+        return back, None, None
 
 
-def _halves(pairs: Tensor, outputs: int, inputs: int) -> list[list[Tensor]]:
-    """The filters of pairs by halves of outputs and of inputs, each ``[q, O, kh, kw, C]``."""
-    count, padded, height, width, row = pairs.shape
-    wide = pairs.view(count // 4, 2, padded, height, width, 2, row)
-    return [[wide[:, o, :outputs, ..., i, :inputs] for i in range(2)] for o in range(2)]
+def _blocks(memory: Tensor, planes: Planes) -> list[Tensor]:
+    """Packed filters ``[..., O, kh, kw, C]``: those of images, and four for each pair."""
+    alone, pairs = memory[: planes.alone], memory[planes.alone :]
+    if not planes.paired:
+        return [alone]
+    _, outputs, height, width, inputs = memory.shape
+    # A pair is one filter of twice the outputs and inputs.
+    wide = pairs.view(-1, 2, outputs, height, width, 2, inputs)
+    return [alone, wide.permute(0, 1, 5, 2, 3, 4, 6)]
+
+
+def _blocks_of(filters: Tensor, planes: Planes) -> list[Tensor]:
+    """The same of filters ``[m, O, C, kh, kw]``."""
+    rows = filters.permute(0, 1, 3, 4, 2)
+    if not planes.paired:
+        return [rows]
+    return [rows[: planes.alone], rows[planes.alone :].unflatten(0, (-1, 2, 2))]
 
 
 class ProductsOf(torch.autograd.Function):
