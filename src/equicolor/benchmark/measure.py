@@ -16,7 +16,7 @@ from equicolor.benchmark.resources import count_operations, out_of_memory, peak_
 from equicolor.benchmark.steps import Prepared, is_recorded, prepare
 from equicolor.benchmark.timing import Deadline, iterations, milliseconds, take_turns
 from equicolor.benchmark.variants import can_fuse, takes_fused_path
-from equicolor.nn import set_algorithm
+from equicolor.nn.observed import counting
 
 __all__ = ["LEFT_OUT", "OUT_OF_MEMORY", "measure"]
 
@@ -59,18 +59,14 @@ class _Runner:
             self.peak_bytes = peak_memory(step, settings.device) + ready.resident()
 
     def _count(self, ready: Prepared) -> int | None:
-        """Operations of a step, in ordinary operations: kernels of our own are not seen."""
-        if self.fused:  # by the cyclic algorithm, whatever "auto" would choose otherwise
-            set_algorithm(ready.module, "cyclic")
+        """Operations of a step; what our own kernels do between convolutions is not counted."""
         try:
-            return count_operations(ready.eager)
-        except RuntimeError as error:  # so they may take more memory than the step itself
+            with counting() if self.fused else contextlib.nullcontext():
+                return count_operations(ready.eager)
+        except RuntimeError as error:  # without compilation it may take more memory
             if not out_of_memory(error):
                 raise
             return None
-        finally:
-            if self.case.variant == "auto":
-                set_algorithm(ready.module, "auto")
 
     @contextlib.contextmanager
     def caught(self) -> Iterator[None]:

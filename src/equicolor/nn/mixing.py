@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from equicolor import _checks
 from equicolor.devices import runs_triton
+from equicolor.nn.observed import is_recorded, is_watched
 
 # Kinds of devices on which the mixing is a kernel.
 DEVICES: tuple[str, ...] = ("cuda",)
@@ -129,25 +129,14 @@ def _is_one_kernel(matrix: Tensor, tensors: Sequence[Tensor]) -> bool:
         not torch.compiler.is_compiling()
         and all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
         and first.device.type in DEVICES
-        and not _is_observed(tensors)
+        and not is_recorded(tensors)
+        and not is_watched()
         and first.device == matrix.device
         and first.numel() > 0
         and first.dtype in _DTYPES
         and max(matrix.shape) <= _LARGEST
         and not matrix.requires_grad
         and runs_triton(first.device)
-    )
-
-
-def _is_observed(tensors: Sequence[Tensor]) -> bool:
-    """Whether operations are recorded or transformed."""
-    return (
-        torch._C._get_tracing_state() is not None
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
-        or forward_ad._current_level >= 0
-        # Many gradients at once, torch.autograd.grad(..., is_grads_batched=True).
-        or any(map(torch._C._functorch.is_legacy_batchedtensor, tensors))
     )
 
 

@@ -2,13 +2,12 @@
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
-from torch.nn.modules import module as module_hooks
 
 from equicolor import _checks
 from equicolor.devices import runs_triton
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.norm import CEBatchNorm2d
+from equicolor.nn.observed import is_recorded, is_watched
 from equicolor.nn.pooling import CEMaxPool2d
 
 __all__ = ["applies", "can_fuse", "halves", "is_known", "stem_applies"]
@@ -118,19 +117,9 @@ def _fits(x: Tensor, dimensions: int) -> bool:
         and type(x) in (Tensor, nn.Parameter)
         and x.ndim == dimensions
         and x.numel() > 0
-        and not _is_observed()
+        and not is_recorded()
+        and not is_watched(modules=True)
         and can_fuse(x)
-    )
-
-
-def _is_observed() -> bool:
-    """Whether operations are recorded or transformed, or all calls of modules watched."""
-    return (
-        torch._C._get_tracing_state() is not None
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
-        or forward_ad._current_level >= 0
-        or bool(module_hooks._has_any_global_hook())
     )
 
 
