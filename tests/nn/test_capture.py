@@ -1,6 +1,7 @@
 """Networks as CUDA graphs compute what they compute without."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -110,3 +111,23 @@ def test_gpu_what_was_not_recorded_for_inference_goes_to_the_network():
     network.train()
     predict(images)
     assert len(seen) == 3
+
+
+@needs_gpu
+def test_gpu_other_threads_may_ask_for_events_while_inference_is_recorded(relative_error):
+    network = ce_resnet18(5, width=8).cuda().eval()
+    images, event, seen = torch.rand(4, 3, 64, 64, device="cuda"), torch.cuda.Event(), []
+    event.record()
+
+    def ask(*_):
+        if torch.cuda.is_current_stream_capturing():
+            thread = threading.Thread(target=lambda: seen.append(event.query()))
+            thread.start()
+            thread.join()
+
+    hook = network.register_forward_hook(ask)
+    predict = capture(network, images)
+    hook.remove()
+    assert seen == [True]
+    with torch.no_grad():
+        assert relative_error(predict(images), network(images)) < 1e-3

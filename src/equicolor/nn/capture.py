@@ -22,7 +22,8 @@ def capture(
     longer than it takes a fast GPU to run them. What comes back computes what the network
     does, but launches a graph or two instead. It calls the network itself for other shapes
     than that of ``images``, and in another mode than the recorded one. The network is not
-    changed.
+    changed. Call it from one thread at a time: all calls use the same memory for images and
+    results. Other threads may use the GPU meanwhile, but not while a training step is recorded.
 
     **In training mode**, forward and backward pass are recorded, for calls where gradients are
     wanted. The parameters must stay where they are, so update them in place, as optimizers do;
@@ -99,7 +100,9 @@ def _inference(
             for _ in range(_WARM_UP):
                 network(inputs)
         torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(graph, stream=stream), _evaluating(dtype):
+        # Other threads, those that load images say, may do as they like while it is recorded.
+        record = torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
+        with record, _evaluating(dtype):
             outputs: Tensor = network(inputs)
     if not isinstance(outputs, Tensor):
         raise TypeError(f"capture() needs a network that returns a tensor, got {type(outputs)}")

@@ -32,7 +32,7 @@ from equicolor.color import shift_back
 from equicolor.groups import HueGroup, cyclic_products
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.fold_batched import BATCHED, fold_layer, permutes_colors
-from equicolor.nn.fold_fused import find_stages, fuse, prefers_fused
+from equicolor.nn.fold_fused import find_stages, fuse, is_where_fused, left_over
 from equicolor.nn.fold_trace import (
     COSETS,
     LAYERS,
@@ -67,22 +67,25 @@ _ELEMENTWISE_METHODS = (
 )  # fmt: skip
 
 
+# Weights made in inference mode would not tell when they are changed.
+@torch.inference_mode(False)
 def fold(model: nn.Module, form: str = "auto") -> fx.GraphModule:
     """An eval-mode copy of a network that computes the same, faster, and cannot be trained.
 
     Args:
         model: a network of equivariant and ordinary layers that torch.fx can trace.
         form: ``"dense"``, ``"cyclic"`` or ``"fused"`` as described above. ``"auto"`` writes
-            networks on a GPU in the fused form if they consist of first layers and residual
-            blocks that have it, and all others, those on the CPU among them, densely for up
-            to three rotations and cyclically for more, where the dense form would cost more
-            than three times the multiplications.
+            networks on a GPU in the fused form if all their equivariant convolutions are in
+            first layers and residual blocks that have it, and all others, those on the CPU
+            among them, densely for up to three rotations and cyclically for more, where the
+            dense form would cost more than three times the multiplications.
 
     Returns:
         A network in eval mode. In the dense and cyclic forms there are no equivariant layers
         and nothing of this package in it. In the fused form there are: it computes on a GPU
-        what the others compute, and runs elsewhere, under ``torch.compile`` or with gradients
-        of its input, too, but only as fast as the network itself.
+        what the others compute, and runs elsewhere, under ``torch.compile`` or with gradients,
+        too, but only as fast as the network itself. It follows changes of its weights, except
+        those through ``.data``, which leave no trace: load its own state after them.
 
     Example:
         >>> from equicolor.models import cecnn
@@ -94,8 +97,9 @@ def fold(model: nn.Module, form: str = "auto") -> fx.GraphModule:
     _checks.one_of("form", form, FORMS)
     model = copy.deepcopy(model).eval().requires_grad_(False)
     traced = trace(model)
-    stages = find_stages(traced) if form in ("auto", "fused") else []
-    if form == "auto" and prefers_fused(traced, stages):
+    may_fuse = form == "fused" or (form == "auto" and is_where_fused(traced))
+    stages = find_stages(traced) if may_fuse else []
+    if stages and not left_over(traced, stages):
         form = "fused"
     if form == "auto":
         orders = [m.rotations for m in model.modules() if isinstance(m, CEConv2d | CELiftConv2d)]
@@ -262,7 +266,8 @@ class Folder:
         """A table times numbers, over one dimension of either; what is left comes in that order.
 
         In the dtype of the table, which is float32 at least; only the result is rounded. Not
-        with einsum: autocast on GPUs lowers it, but takes tensordot as it is.
+        with einsum: autocast on GPUs lowers it, but takes tensordot as it is. Autocast on the
+        CPU lowers every product of matrices.
         """
         widest = self.method(x, "type_as", table)
         mixed = self.graph.call_function(torch.tensordot, (table, widest, ([dim], [of])))

@@ -15,7 +15,8 @@ from torch import fx, nn
 
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.fold_batched import BATCHED
-from equicolor.nn.fold_trace import is_impure, layer_input, uses
+from equicolor.nn.fold_trace import LAYERS, is_impure, layer_input, uses
+from equicolor.nn.fused.blocks import Layer
 from equicolor.nn.fused.conditions import can_fuse, halves, is_known
 from equicolor.nn.fused.frozen import FrozenBlock, FrozenStem
 from equicolor.nn.norm import CEBatchNorm2d
@@ -53,10 +54,11 @@ def left_over(traced: fx.GraphModule, stages: Sequence[Stage]) -> list[str]:
     ]
 
 
-def prefers_fused(traced: fx.GraphModule, stages: Sequence[Stage]) -> bool:
-    """Whether a network is where the fused path is taken, and consists of stages."""
-    weights = [tensor for stage in stages for tensor in stage.module.parameters()]
-    return bool(stages) and all(map(can_fuse, weights)) and not left_over(traced, stages)
+def is_where_fused(traced: fx.GraphModule) -> bool:
+    """Whether a network has equivariant layers, all where the fused path is taken."""
+    layers = (module for module in traced.modules() if isinstance(module, LAYERS))
+    weights = [tensor for layer in layers for tensor in layer.parameters()]
+    return bool(weights) and all(map(can_fuse, weights))
 
 
 def fuse(folder: "Folder", stages: Sequence[Stage]) -> None:
@@ -65,7 +67,8 @@ def fuse(folder: "Folder", stages: Sequence[Stage]) -> None:
         raise ValueError(
             "form='fused' knows first layers (lifting, CEBatchNorm2d, ReLU) and residual blocks "
             "of convolutions without bias, groups, padding modes and algorithm='dense', each with "
-            f"a CEBatchNorm2d; {missing[0]!r} is in neither: use form='auto'"
+            "a CEBatchNorm2d, of one shape where they are added, nothing else changing in place; "
+            f"{missing[0]!r} is in neither: use form='auto'"
         )
     for kind, nodes, module in stages:
         first, last = nodes[0], nodes[-1]
@@ -81,16 +84,19 @@ class _Finder:
 
     def __init__(self, traced: fx.GraphModule) -> None:
         self.traced, self.modules = traced, dict(traced.named_modules())
+        self.order = list(traced.graph.nodes)
 
     def stem(self, relu: fx.Node) -> Stage | None:
         """The stem whose ReLU a node is."""
         layer = self._layer(layer_input(relu), CELiftConv2d) if self._is_relu(relu) else None
-        if layer is None or not self._is_stable(layer[0], layer):
+        if layer is None:
             return None
         conv, norm = (self._module(node) for node in layer)
         users = list(relu.users)
         pool = len(users) == 1 and halves(self._module(users[0]))
         nodes = [*layer, relu, *(users if pool else [])]
+        if not self._is_stable(nodes):
+            return None
         return Stage("stem", nodes, FrozenStem(conv, norm, pool=pool))
 
     def block(self, relu: fx.Node) -> Stage | None:
@@ -101,22 +107,22 @@ class _Finder:
         for main, other in (added.args, added.args[::-1]):
             chain = self._chain(main)
             # What is added to in place must be what no one else sees.
-            if not chain or (added.target is operator.iadd and main is not added.args[0]):
+            overwrites = added.target is operator.iadd and main is not added.args[0]
+            if not chain or main is other or overwrites:
                 continue
             shortcut = self._layer(other, CEConv2d) or []
             start = layer_input(chain[0])
             if (layer_input(shortcut[0]) if shortcut else other) is not start:
                 continue
-            nodes = [*chain, *shortcut, added, relu]
-            if self._is_stable(chain[0], nodes):
-                return Stage("block", nodes, self._frozen(chain, shortcut))
+            nodes, layers = [*chain, *shortcut, added, relu], self._layers(chain)
+            beside = self._layers(shortcut)
+            if _give_the_same_shape(layers, beside) and self._is_stable(nodes):
+                return Stage("block", nodes, FrozenBlock(layers, beside[0] if beside else None))
         return None
 
-    def _frozen(self, chain: Sequence[fx.Node], shortcut: Sequence[fx.Node]) -> FrozenBlock:
+    def _layers(self, chain: Sequence[fx.Node]) -> list[Layer]:
         modules = [self._module(node) for node in chain if not self._is_relu(node)]
-        layers = list(zip(modules[::2], modules[1::2], strict=True))
-        conv_and_norm: Any = tuple(map(self._module, shortcut))
-        return FrozenBlock(layers, conv_and_norm or None)
+        return list(zip(modules[::2], modules[1::2], strict=True))
 
     def _chain(self, norm: Any) -> list[fx.Node]:
         """Convolution and norm, and all such layers and ReLU before that are for these alone."""
@@ -141,10 +147,15 @@ class _Finder:
         alone = all(len(node.users) == 1 == uses(node) for node in (conv, norm))
         return [conv, norm] if alone and is_known(module) and is_known(self._module(norm)) else None
 
-    def _is_stable(self, first: fx.Node, nodes: Sequence[fx.Node]) -> bool:
-        """Whether nothing else changes what goes into a stage, which it reads later than before."""
-        others = (node for node in layer_input(first).users if node not in nodes)
-        return not any(is_impure(self.traced, node) for node in others)
+    def _is_stable(self, nodes: Sequence[fx.Node]) -> bool:
+        """Whether nothing else changes in place while a stage runs.
+
+        It could be what goes into the stage, under whatever name, which is read later than before.
+        """
+        inside = [node in nodes for node in self.order]
+        first, last = inside.index(True), len(inside) - 1 - inside[::-1].index(True)
+        between = (node for node in self.order[first:last] if node not in nodes)
+        return not any(is_impure(self.traced, node) for node in between)
 
     def _is_relu(self, node: fx.Node) -> bool:
         if node.op == "call_function":
@@ -163,3 +174,39 @@ def _is_sum(node: fx.Node) -> bool:
     sums = node.op == "call_function" and node.target in (operator.add, operator.iadd, torch.add)
     operands = [argument for argument in node.args if isinstance(argument, fx.Node)]
     return sums and not node.kwargs and len(node.args) == len(operands) == 2
+
+
+def _give_the_same_shape(layers: Sequence[Layer], others: Sequence[Layer]) -> bool:
+    """Whether layers in turn give the shape that others do, or that of their input, for any size.
+
+    What would be broadcast when it is added is no residual.
+    """
+    ends = [(_channels(chain), _resizing(chain)) for chain in (layers, others)]
+    (channels, size), (other_channels, other_size) = ends
+    inputs, outputs = channels
+    same = other_channels == channels if others else inputs == outputs
+    return inputs > 0 and same and size == other_size
+
+
+def _channels(layers: Sequence[Layer]) -> tuple[int, int]:
+    """Those that go in and come out; zeros of layers that do not fit together."""
+    if not layers:
+        return 0, 0
+    takes = [conv.in_channels for conv, _ in layers]
+    gives = [conv.out_channels for conv, _ in layers]
+    fit = takes[1:] == gives[:-1] and gives == [norm.num_features for _, norm in layers]
+    return (takes[0], gives[-1]) if fit else (0, 0)
+
+
+def _resizing(layers: Sequence[Layer]) -> list[tuple[int, int]]:
+    """For height and width ``(a, b)`` such that layers make ``(size + a) // b`` of every size."""
+    result = []
+    for dim in range(2):
+        offset, total = 0, 1
+        for conv, _ in layers:
+            assert isinstance(conv.padding, tuple)
+            reach = conv.dilation[dim] * (conv.kernel_size[dim] - 1)
+            offset += total * (2 * conv.padding[dim] - reach - 1 + conv.stride[dim])
+            total *= conv.stride[dim]
+        result.append((offset, total))
+    return result

@@ -7,11 +7,9 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
-from equicolor.models import cecnn, resnet18
 from equicolor.models.resnet import Architecture, ResNet
-from equicolor.nn import CEBatchNorm2d, CEConv2d, CELiftConv2d, CosetMaxPool, fold
+from equicolor.nn import CEBatchNorm2d, CELiftConv2d, fold
 from equicolor.nn.fused import blocks, conditions, first_layer, frozen
 from equicolor.nn.fused.frozen import FrozenBlock, FrozenStem
 
@@ -58,7 +56,7 @@ def calls(monkeypatch):
 
     counted(frozen, "lift_columns", "stem")
     counted(blocks, "block_of", "block")
-    counted(blocks, "cyclic_filters", "made")
+    counted(blocks, "mix_filters", "made")
     counted(frozen, "packed_columns", "made")
     return seen
 
@@ -133,10 +131,33 @@ def test_filters_are_made_once_for_every_dtype(settle, calls):
     folded = fold(network)
     calls.clear()
     layers = 1 + 2 * 2 + 1  # lifting, two blocks, the shortcut of the second
-    for dtype, made in ((None, layers), (None, layers), (HALF, 2 * layers), (HALF, 2 * layers)):
-        with torch.autocast(DEVICE, HALF, enabled=dtype is not None):
+    for half, made in ((False, 1), (False, 1), (True, 2), (False, 2), (True, 2)):
+        with torch.autocast(DEVICE, HALF, enabled=half):
             folded(images)
-        assert calls["made"] == made
+        assert calls["made"] == made * layers
+    with torch.no_grad():
+        folded.get_submodule("conv1_stem").norm.bias.add_(1)
+    folded(images)
+    assert calls["made"] == 2 * layers + 1  # of the stem alone, in this dtype alone
+
+
+def test_norms_are_laid_out_once_for_every_number_of_pixels(settle, monkeypatch):
+    network, images = make(settle)
+    folded, repeated = fold(network), Counter()
+    original = frozen.kernels().row_vectors
+
+    def row_vectors(vectors, products):
+        repeated["times"] += 1
+        return original(vectors, products)
+
+    monkeypatch.setattr(frozen.kernels(), "row_vectors", row_vectors)
+    odd = images[:1, :, :7, :7]  # no two pixels share a row
+    expected = [folded(images), folded(odd)]
+    first = repeated["times"]
+    for _ in range(2):
+        assert torch.equal(folded(images), expected[0])
+        assert torch.equal(folded(odd), expected[1])
+    assert repeated["times"] == first > 0
 
 
 @pytest.mark.parametrize("assign", [False, True])
@@ -155,6 +176,61 @@ def test_another_state_is_followed(assign, settle, relative_error, ordinary):
         other.linear.weight.zero_()
         other.bn1.bias.add_(1)
     assert relative_error(folded(images), ordinary(other, images)) < TOLERANCE
+
+
+def stem_of(channels):
+    conv = CELiftConv2d(3, channels, 1, bias=False)
+    return FrozenStem(conv, CEBatchNorm2d(channels), pool=False).requires_grad_(False).to(DEVICE)
+
+
+def test_other_weights_in_the_same_memory_are_not_mistaken():
+    size = 1 << 18
+    stem = stem_of(size)
+    for value in range(20):
+        stem.norm.running_mean = torch.full((size,), value + 0.5, device=DEVICE)
+        stem._ready(torch.float32)
+        memory = stem.norm.running_mean.data_ptr()
+        stem.norm.running_mean = torch.zeros(size, device=DEVICE)
+        # One of these is likely to be there, were it free.
+        others = [torch.full((size,), float(value), device=DEVICE) for _ in range(20)]
+        there = [other for other in others if other.data_ptr() == memory]
+        stem.norm.running_mean = (there or others)[0]
+        (*_, layer) = stem._ready(torch.float32)
+        assert (layer.norm.vectors[0] == value).all()
+
+
+def test_what_data_hides_is_seen_after_loading():
+    stem, images = stem_of(4), torch.rand(1, 3, 4, 4, device=DEVICE)
+    before = stem(images)
+    stem.norm.bias.data.add_(1)
+    assert torch.equal(stem(images), before)  # as documented
+    stem.load_state_dict(stem.state_dict())
+    assert not torch.equal(stem(images), before)
+
+
+@pytest.mark.parametrize("where", ["network", "fold", "move", "copy"])
+def test_changes_in_inference_mode_are_followed(where, settle, relative_error, ordinary):
+    network, images = make(settle)
+
+    if where == "network":
+        with torch.inference_mode():
+            network = copy.deepcopy(network)
+    with torch.inference_mode(where == "fold"):
+        folded = fold(network)
+    with torch.inference_mode():
+        if where == "move":
+            folded.double().float()
+        if where == "copy":
+            folded = copy.deepcopy(folded)
+    folded(images)
+    with torch.inference_mode():
+        for name in ("conv1_stem", "layers.0.0.conv1_block"):
+            for parameter in folded.get_submodule(name).parameters():
+                parameter.mul_(1.5)
+    with torch.inference_mode():
+        assert relative_error(folded(images), ordinary(folded, images)) < TOLERANCE
+    stem = folded.get_submodule("conv1_stem")
+    assert stem.conv.weight.is_inference() is (where == "copy")
 
 
 def test_copies_and_files(settle, relative_error, ordinary):
@@ -194,6 +270,23 @@ def test_gradients_of_the_input(settle, relative_error, ordinary):
         assert relative_error(folded(x), ordinary(network, images)) < TOLERANCE
 
 
+def test_gradients_of_weights(settle, relative_error, calls):
+    network, images = make(settle)
+    folded, exact = fold(network).requires_grad_(True), copy.deepcopy(network).double()
+    calls.clear()
+    folded(images).square().sum().backward()
+    exact(images.double()).square().sum().backward()
+    assert not calls["stem"] + calls["block"]
+    stem = folded.get_submodule("conv1_stem")
+    assert relative_error(stem.conv.weight.grad, exact.conv1.weight.grad) < 1e-4
+    block = next(module for module in folded.modules() if isinstance(module, FrozenBlock))
+    expected = exact.layers[0][0].bn2.bias.grad
+    assert relative_error(block.layers[-1][1].bias.grad, expected) < 1e-4
+    with torch.no_grad():
+        folded(images)
+    assert calls["stem"] == 1
+
+
 def test_elsewhere_the_numbers_are_the_same(settle, relative_error, ordinary, calls, monkeypatch):
     network, images = make(settle)
     folded, expected = fold(network), ordinary(network, images)
@@ -215,111 +308,6 @@ def test_elsewhere_the_numbers_are_the_same(settle, relative_error, ordinary, ca
     assert calls["block"] == 1
     exported = torch.export.export(folded, (images,)).module()
     assert relative_error(exported(images), expected) < TOLERANCE
-
-
-# Which networks
-
-
-class Foreign(nn.Module):
-    """A residual block as other libraries write it."""
-
-    def __init__(self, channels):
-        super().__init__()
-        self.a = CEConv2d(channels, channels, 3, padding=1, bias=False)
-        self.b = CEConv2d(channels, channels, 3, padding=2, dilation=2, bias=False)
-        self.norm_a, self.norm_b = CEBatchNorm2d(channels), CEBatchNorm2d(channels)
-        self.act = nn.ReLU(inplace=True)
-
-    def forward(self, x):
-        identity = x
-        out = self.norm_b(self.b(F.relu(self.norm_a(self.a(x)), inplace=True)))
-        out += identity
-        return self.act(out)
-
-
-def with_stem(*blocks, channels=5):
-    stem = CELiftConv2d(3, channels, 3, bias=False), CEBatchNorm2d(channels), nn.ReLU()
-    return nn.Sequential(*stem, *blocks, CosetMaxPool(), nn.Flatten(), nn.LazyLinear(4))
-
-
-def test_blocks_are_known_by_what_they_compute(settle, relative_error, ordinary, calls):
-    network, images = with_stem(Foreign(5), Foreign(5)), torch.rand(2, 3, 7, 6)
-    network(images)
-    network, images = settle(network, images, sees=1e-3).to(DEVICE), images.to(DEVICE)
-    calls.clear()
-    assert relative_error(fold(network)(images), ordinary(network, images)) < TOLERANCE
-    assert calls["block"] == 2
-
-
-class Shared(Foreign):
-    """Both convolutions are the same one."""
-
-    def __init__(self, channels):
-        super().__init__(channels)
-        self.b = self.a
-
-
-class Overwritten(Foreign):
-    """Adds to what comes in, in place, and gives that out too."""
-
-    def forward(self, x):
-        out = self.norm_b(self.b(self.act(self.norm_a(self.a(x)))))
-        x += out
-        return self.act(x) + x
-
-
-class Watched(Foreign):
-    """What comes in is changed before it is added."""
-
-    def forward(self, x):
-        out = self.norm_b(self.b(F.relu(self.norm_a(self.a(x)))))
-        x.mul_(2)
-        return F.relu(out + x)
-
-
-class Scaled(Foreign):
-    """The sum is not a plain one."""
-
-    def forward(self, x):
-        out = self.norm_b(self.b(F.relu(self.norm_a(self.a(x)))))
-        return F.relu(torch.add(out, x, alpha=2))
-
-
-@pytest.mark.parametrize("block", [Shared, Overwritten, Watched, Scaled])
-def test_other_blocks_are_folded_in_the_other_forms(block, settle, relative_error, ordinary):
-    network, images = with_stem(block(5)), torch.rand(2, 3, 7, 6)
-    network(images)
-    network, images = settle(network, images, sees=1e-3).to(DEVICE), images.to(DEVICE)
-    folded = fold(network)
-    assert not any(isinstance(module, FrozenBlock) for module in folded.modules())
-    assert relative_error(folded(images), ordinary(network, images)) < 1e-4
-    with pytest.raises(ValueError, match=r"form='fused' knows .*'3\.a' is in neither"):
-        fold(network, "fused")
-
-
-def test_hooks_of_activations_are_not_dropped(settle):
-    network, _ = make(settle)
-    network.layers[0][0].relu.register_forward_hook(lambda *_: None)
-    assert not any(isinstance(module, FrozenStem) for module in fold(network).modules())
-
-
-def test_only_networks_on_gpus_are_fused_by_themselves(monkeypatch):
-    monkeypatch.setattr(conditions, "DEVICES", ("cuda",))
-    network = resnet18(5, rotations=3, width=2)
-    frozen_ = (FrozenBlock, FrozenStem)
-    assert not any(isinstance(module, frozen_) for module in fold(network).modules())
-    assert sum(isinstance(module, frozen_) for module in fold(network, "fused").modules()) == 9
-    monkeypatch.setattr(conditions, "DEVICES", ("cpu",))
-    assert not any(isinstance(module, frozen_) for module in fold(network.double()).modules())
-    for other in (cecnn(5, width=2), resnet18(5, width=2)):
-        assert not any(isinstance(module, frozen_) for module in fold(other).modules())
-
-
-def test_stems_that_dilate_are_not_known():
-    lift = CELiftConv2d(3, 4, 3, dilation=2, bias=False)
-    network = nn.Sequential(lift, CEBatchNorm2d(4), nn.ReLU(), CosetMaxPool())
-    with pytest.raises(ValueError, match="'0' is in neither"):
-        fold(network, "fused")
 
 
 # What inference does not need

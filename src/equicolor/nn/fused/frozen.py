@@ -1,12 +1,15 @@
 """Stems and residual blocks for inference: what follows from the weights is made once.
 
 On the fused path a layer's filters are mixed, padded and packed, and its norm becomes a few
-vectors, at every call, as training must. Here they are kept, for the dtype that is computed in,
-until the weights change. :func:`equicolor.nn.fold` makes networks of these modules.
+vectors, at every call, as training must. Here they are kept, for every dtype that was computed
+in, until the weights change. :func:`equicolor.nn.fold` makes networks of these modules.
 
-Where the fused path cannot be taken (:mod:`equicolor.nn.fused.conditions`), and where gradients of
-the input are wanted, the layers inside are called one by one, so the numbers are the same
-everywhere.
+Changes are seen by where the weights are and by the count that torch keeps of changes in place.
+Those through ``.data`` are not counted: ``folded.load_state_dict(folded.state_dict())`` makes
+everything anew.
+
+Where the fused path cannot be taken (:mod:`equicolor.nn.fused.conditions`), and where gradients are
+wanted, the layers inside are called one by one, so the numbers are the same everywhere.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +38,16 @@ def made_by(network: nn.Module) -> list[object]:
         >>> made_by(nn.ReLU())
         []
     """
-    return [module._made for module in network.modules() if isinstance(module, _Frozen)]
+    frozen = (module for module in network.modules() if isinstance(module, _Frozen))
+    return [module._made.by_dtype for module in frozen if module._made is not None]
+
+
+class _Made(NamedTuple):
+    """What was made of weights, and by what to tell that they are the same still."""
+
+    stamps: list[tuple[int, int]]
+    weights: list[Tensor]  # kept, so that no others can come to lie in the same memory
+    by_dtype: dict[torch.dtype, Any]
 
 
 class _Frozen(nn.Module):
@@ -43,17 +55,27 @@ class _Frozen(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._made: tuple[object, Any] | None = None
+        self._made: _Made | None = None
 
     def _make(self, dtype: torch.dtype) -> Any:
         raise NotImplementedError
 
     def _ready(self, dtype: torch.dtype) -> Any:
-        """What was made, or is now: the first time, in another dtype, and after changes."""
-        state = [dtype, *map(_stamp, self.parameters()), *map(_stamp, self.buffers())]
-        if self._made is None or self._made[0] != state:
-            self._made = state, self._make(dtype)
-        return self._made[1]
+        """What was made, or is now: the first time in a dtype, and after changes."""
+        weights = _tensors(self)
+        made, stamps = self._made, _stamps(weights)
+        if made is None or stamps is None or made.stamps != stamps:
+            # Not cleared but replaced: a recorded graph may still read what was made.
+            made = self._made = _Made(stamps or [], [one.detach() for one in weights], {})
+        if dtype not in made.by_dtype:
+            made.by_dtype[dtype] = self._make(dtype)
+        return made.by_dtype[dtype]
+
+    def _is_differentiated(self, x: Tensor) -> bool:
+        """Whether gradients are wanted, of the input or of weights."""
+        return torch.is_grad_enabled() and (
+            x.requires_grad or any(one.requires_grad for one in _tensors(self))
+        )
 
     def train(self, mode: bool = True) -> Self:
         """Stay in eval mode."""
@@ -61,7 +83,10 @@ class _Frozen(nn.Module):
 
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Self:
         self._made = None
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
+        # Weights made in inference mode would not tell of changes; but those that are stay so.
+        known = any(one.is_inference() for one in _tensors(self))
+        with torch.inference_mode(known and torch.is_inference_mode_enabled()):
+            return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
     def __getstate__(self) -> dict[str, Any]:
         # Neither copies nor files need it.
@@ -90,12 +115,12 @@ class FrozenStem(_Frozen):
 
     def _make(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, "_Layer"]:
         filters = packed_columns(self.conv, dtype)
-        return filters, self.conv._transformations(), _Layer(None, _vectors(self.norm))
+        return filters, self.conv._transformations(), _Layer(None, _vectors(self.norm), {})
 
     def forward(self, images: Tensor) -> Tensor:
         """Images ``[B, 3, H, W]`` to features ``[B, C, n, H', W']``."""
         fused = stem_applies(images, self.conv, self.norm, self.relu, self.pool)
-        if not fused or _is_differentiated(images):
+        if not fused or self._is_differentiated(images):
             features: Tensor = self.pool(self.relu(self.norm(self.conv(images))))
             return features
         with torch.no_grad(), on_device_of(images):
@@ -137,15 +162,15 @@ class FrozenBlock(_Frozen):
         def layer(modules: nn.Sequential) -> _Layer:
             conv: Any = modules[0]
             norm: Any = modules[1]
-            return _Layer(Filters.of(conv, dtype), _vectors(norm))
+            return _Layer(Filters.of(conv, dtype), _vectors(norm), {})
 
         shortcut = layer(self.shortcut) if len(self.shortcut) else None
         return [layer(modules) for modules in self.layers], shortcut
 
     def forward(self, x: Tensor) -> Tensor:
         """Features ``[B, C, n, H, W]`` to features ``[B, C', n, H', W']``."""
-        if applies(self, x) and not _is_differentiated(x):
-            with torch.no_grad(), on_device_of(x):
+        if applies(self, x) and not self._is_differentiated(x):
+            with torch.no_grad():
                 return blocks.block_of(x, *self._ready(compute_dtype(x)))
         first, *later = self.layers
         y = first(x)
@@ -160,6 +185,7 @@ class _Layer(NamedTuple):
 
     packed: Filters | None
     norm: Norm  # for one pixel
+    norms: dict[int, Norm]  # by how many pixels share a row
 
     def filters(self, dtype: torch.dtype) -> Filters:
         assert self.packed is not None
@@ -167,7 +193,11 @@ class _Layer(NamedTuple):
         return self.packed
 
     def normalization(self, outputs: Products, n: int) -> Norm:
-        return self.norm._replace(vectors=kernels().row_vectors(self.norm.vectors, outputs))
+        pixels = kernels().pixels_in_a_row(outputs)
+        if pixels not in self.norms:
+            vectors = kernels().row_vectors(self.norm.vectors, outputs)
+            self.norms[pixels] = self.norm._replace(vectors=vectors)
+        return self.norms[pixels]
 
 
 def _vectors(norm: CEBatchNorm2d) -> Norm:
@@ -177,10 +207,23 @@ def _vectors(norm: CEBatchNorm2d) -> Norm:
     return Norm(*parameters, vectors, training=False)
 
 
-def _stamp(tensor: Tensor) -> tuple[int, int]:
-    """What changes with the numbers in a tensor."""
-    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
+def _tensors(module: nn.Module) -> list[Tensor]:
+    """Parameters and buffers; torch's own iterators take many times as long."""
+    found: list[Tensor | None] = []
+    modules: list[nn.Module | None] = [module]
+    while modules:
+        if (one := modules.pop()) is not None:
+            found += one._parameters.values()
+            found += one._buffers.values()
+            modules += one._modules.values()
+    return [tensor for tensor in found if tensor is not None]
 
 
-def _is_differentiated(x: Tensor) -> bool:
-    return x.requires_grad and torch.is_grad_enabled()
+def _stamps(tensors: Sequence[Tensor]) -> list[tuple[int, int]] | None:
+    """What changes with the numbers in tensors; None if nothing does.
+
+    That is in those made in inference mode, whose changes are not counted.
+    """
+    if any(tensor.is_inference() for tensor in tensors):
+        return None
+    return [(tensor.data_ptr(), tensor._version) for tensor in tensors]

@@ -35,6 +35,7 @@ __all__ = [
     "norm_analyse_backward",
     "norm_analyse_sums",
     "norm_backward",
+    "pixels_in_a_row",
     "row_vectors",
     "running_vectors",
     "slopes_of",
@@ -140,8 +141,13 @@ def channel_vectors(
 
 def row_vectors(vectors: Tensor, products: Products) -> Tensor:
     """Vectors ``[5, P]`` of one pixel for the rows of some products, ``[5, L]``."""
-    fold = _fold(_products_size(products))
+    fold = pixels_in_a_row(products)
     return vectors if fold == 1 else vectors.repeat(1, fold)
+
+
+def pixels_in_a_row(products: Products) -> int:
+    """How many pixels of some products share a row, so that lanes fill the tiles."""
+    return _fold(_products_size(products))
 
 
 def norm_analyse(products: Products, vectors: Tensor, *, n: int, paired: bool = False) -> Tensor:
