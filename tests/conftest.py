@@ -20,6 +20,9 @@ from equicolor.nn import (
     CosetMaxPool,
 )
 
+# Two processes test already: others that compile would only take their time.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 # Read when a Triton kernel is defined, so before any of ours is imported.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"

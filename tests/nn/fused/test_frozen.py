@@ -88,7 +88,6 @@ NETWORKS = {
     "three, hybrid": {"ce_stages": 1, "small": False, "size": 20},
     "three, bottleneck, flat": {"bottleneck": True, "widths": (2, 3), "coset_pool": None},
     "six, hsv": {"rotations": 6, "lifting": "hsv"},
-    "twelve": {"rotations": 12, "widths": (5,), "blocks": (1,)},
     "twelve, hsv": {"rotations": 12, "widths": (4,), "blocks": (1,), "lifting": "hsv"},
 }
 
