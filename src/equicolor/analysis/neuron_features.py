@@ -49,6 +49,18 @@ class NeuronFeatures:
     crops: Tensor
     values: Tensor
 
+    def only(self, channels: Sequence[int]) -> "NeuronFeatures":
+        """Those of some of the channels.
+
+        Example:
+            >>> tables = torch.rand(2, 1, 3, 4, 4), torch.rand(2, 1, 5, 3, 4, 4), torch.ones(2, 1)
+            >>> NeuronFeatures("relu", (4, 7), *tables).only([7]).features.shape
+            torch.Size([1, 1, 3, 4, 4])
+        """
+        places = [self.channels.index(channel) for channel in channels]
+        tables = (table[places] for table in (self.features, self.crops, self.values))
+        return NeuronFeatures(self.layer, tuple(channels), *tables)
+
 
 def neuron_features(
     network: nn.Module,

@@ -86,7 +86,7 @@ def measure_and_draw(
             )
             for which, source in sources.items()
         }
-        measured = [chosen.index(channel) for channel in selective[:_MEASURED]]
+        measured = selective[:_MEASURED]
         rows.append(
             {
                 "layer": name,
@@ -99,21 +99,15 @@ def measure_and_draw(
                 "top": top,
             }
         )
-        drawn[name] = {which: _first(one, units) for which, one in features.items()}
+        drawn[name] = {which: one.only(chosen[:units]) for which, one in features.items()}
     return rows, photo_png(sheet(drawn, scores))
 
 
 def _deviation(features: NeuronFeatures, channels: Sequence[int]) -> float | None:
     if not channels:
         return None
-    background = mean_colour(features.features)
-    rows = hue_rows(features.features[channels], background)
+    rows = hue_rows(features.only(channels).features, mean_colour(features.features))
     return round(rows.median_deviation(), 2)
-
-
-def _first(features: NeuronFeatures, units: int) -> NeuronFeatures:
-    parts = (part[:units] for part in (features.features, features.crops, features.values))
-    return NeuronFeatures(features.layer, features.channels[:units], *parts)
 
 
 def sheet(

@@ -317,15 +317,12 @@ def _sheet(
     selective = [channel for channel in by_index if indices[channel] >= SELECTIVE][:_MEASURED]
     with counting(console, f"drawing units of {name}") as progress:
 
-        def draw(batches: Batches, found: TopActivations, *groups: list[int]) -> _Drawn:
+        def draw(batches: Batches, found: TopActivations, *groups: list[int]) -> NeuronFeatures:
             channels = list(dict.fromkeys(channel for group in groups for channel in group))
             size: int = subject.facts["size"]
-            return _Drawn(
-                neuron_features(
-                    subject.network, batches, name, channels, limit=size, found=found,
-                    progress=progress,
-                )
-            )  # fmt: skip
+            return neuron_features(
+                subject.network, batches, name, channels, limit=size, found=found, progress=progress
+            )
 
         if turned is None:
             drawn = draw(subject.batches, tops, most, least)
@@ -343,23 +340,10 @@ def _sheet(
     )
 
 
-def _hues(drawn: "_Drawn", selective: list[int]) -> HueRows | None:
+def _hues(drawn: NeuronFeatures, selective: list[int]) -> HueRows | None:
     if not selective:
         return None
-    return hue_rows(drawn.only(selective).features, mean_colour(drawn.drawn.features))
-
-
-@dataclass(frozen=True, eq=False)
-class _Drawn:
-    """Neuron features to take some of."""
-
-    drawn: NeuronFeatures
-
-    def only(self, channels: list[int]) -> NeuronFeatures:
-        places = [self.drawn.channels.index(channel) for channel in channels]
-        tables = self.drawn.features, self.drawn.crops, self.drawn.values
-        features, crops, values = (table[places] for table in tables)
-        return NeuronFeatures(self.drawn.layer, tuple(channels), features, crops, values)
+    return hue_rows(drawn.only(selective).features, mean_colour(drawn.features))
 
 
 def _first_pictures(subject: Subject, count: int) -> Tensor:
