@@ -188,6 +188,7 @@ def classification(
     from equicolor.experiments.classification_report import headline
     from equicolor.experiments.classification_variants import datasets_of
     from equicolor.results import read_results
+    from equicolor.training.recipes import usual_precision
     from equicolor.training.run_options import RunOptions
 
     how = launch_options(device, workers, shard, launcher, launcher_option)
@@ -209,7 +210,7 @@ def classification(
             raise ValueError("name a dataset, such as flowers102, or give rows with --from PATH")
         wanted = None if networks is None else [name.strip() for name in networks.split(",")]
         options = RunOptions(device=how.devices[0])
-        precision = "bf16" if options.accelerator == "cuda" else "32"
+        precision = usual_precision(cuda=options.accelerator == "cuda")
         runs = experiment.plan(dataset, wanted, seeds=seeds, epochs=epochs, precision=precision)
         judged = [name.strip() for name in actions.split(",")]
         written = experiment.reproduce(

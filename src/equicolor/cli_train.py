@@ -153,6 +153,7 @@ def train(
 
     On several devices, or computers under torchrun or SLURM: `--devices 8 --num-nodes 4`.
     """
+    from equicolor.training.recipes import usual_precision
     from equicolor.training.run_options import RunOptions
 
     if list_recipes:
@@ -178,7 +179,7 @@ def train(
     )  # fmt: skip
     if augmix or augmix_full:
         changes["augmix"] = "full" if augmix_full else "original"
-    changes.setdefault("precision", "bf16" if options.accelerator == "cuda" else "32")
+    changes.setdefault("precision", usual_precision(cuda=options.accelerator == "cuda"))
     chosen = _choose(dataset, recipe, model, network, changes, finetune)
     folder = Path("runs") / _run_name(chosen) if output is None else output
     if dry_run:

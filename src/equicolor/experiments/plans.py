@@ -16,7 +16,7 @@ from equicolor.experiments.picture_jobs import Part, parts_of, plan, settle
 from equicolor.experiments.quick_pictures import PICTURES, write_pictures
 from equicolor.experiments.recipe_names import narrow
 from equicolor.experiments.registry import find_experiment
-from equicolor.training.recipes import default_recipe
+from equicolor.training.recipes import default_recipe, usual_precision
 from equicolor.training.run_options import RunOptions
 
 __all__ = ["Scope", "options_of", "parts"]
@@ -194,7 +194,7 @@ def _runs(
     load_dataset(place, "test")  # which says what is missing, before anything is trained
     name = find_dataset(place).name
     runs = plan(place, networks, seeds=scope.seeds or 1)
-    precision = "bf16" if scope.cuda else "32"
+    precision = usual_precision(cuda=scope.cuda)
     changes: dict[str, Any] = dict(_QUICK_RECIPE) if scope.quick else {"precision": precision}
     if scope.epochs is not None:
         changes["epochs"] = scope.epochs

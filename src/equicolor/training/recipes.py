@@ -30,7 +30,10 @@ from equicolor.models.checkpoints import (
 from equicolor.models.heads import classes_of, with_classes
 from equicolor.models.registry import Network, create_model, get_builder
 
-__all__ = ["TrainingRecipe", "default_recipe", "find_recipe", "finetune_recipe", "recipes"]
+__all__ = [
+    "TrainingRecipe", "default_recipe", "find_recipe", "finetune_recipe", "recipes",
+    "usual_precision",
+]  # fmt: skip
 
 OPTIMIZERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("onecycle", "cosine", "constant")
@@ -365,6 +368,16 @@ def _networks(plain: str) -> dict[str, dict[str, Any]]:
 
 
 _STAGES = {"resnet18": 4, "resnet44": 3}
+
+
+def usual_precision(*, cuda: bool) -> str:
+    """The precision to train in where none is asked for.
+
+    Example:
+        >>> usual_precision(cuda=True), usual_precision(cuda=False)
+        ('bf16', '32')
+    """
+    return "bf16" if cuda else "32"
 
 
 def find_recipe(name: str, dataset: str | None = None) -> TrainingRecipe:
