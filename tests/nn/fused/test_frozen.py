@@ -21,13 +21,6 @@ HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16
 TOLERANCE = 1e-4 if DEVICE == "cuda" else 1e-5  # for float32
 
 
-@pytest.fixture(autouse=True)
-def _everywhere(monkeypatch):
-    """The fused path on the CPU too, and convolutions that keep float32."""
-    monkeypatch.setattr(conditions, "DEVICES", (DEVICE,))
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-
-
 @pytest.fixture
 def ordinary(monkeypatch):
     """Call a network on the ordinary path, in float64."""
