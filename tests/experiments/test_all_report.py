@@ -52,7 +52,7 @@ def test_the_page_has_every_experiment_and_figure(found: Findings, tmp_path: Pat
         assert f"<h2>{experiment.title}" in page
     names = {path.stem for path in made.pictures}
     assert names == {
-        "classification-flowers102", "classification-flowers102-fig1b", "selectivity",
+        "classification-flowers102", "classification-fig1b", "selectivity",
         "selectivity-layers", "neuron-features", "ablation-rotations",
         "ablation-rotations-accuracy", "ablation-jitter", "ablation-cosetpool",
         "conversion-flowers102",

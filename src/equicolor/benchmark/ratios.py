@@ -96,7 +96,7 @@ class Goal:
 
     def to_json(self) -> Row:
         """A flat object for the file of results."""
-        value = None if self.value is None else round(self.value, 3)
+        value = None if self.value is None else float(f"{self.value:.4g}")
         kind = "at_most" if self.at_most else "at_least"
         return {"what": self.what, "value": value, kind: self.limit, "met": self.met}
 

@@ -171,7 +171,9 @@ def _classification(name: str, found: Findings) -> Parts:
         picture = None if figure is None else _figure(figure)
         caption = "As the paper's Figure 1b: accuracy over the hue shift of the test pictures."
         text = _made_up([dataset])
-        made.append((Section(title, text, table, picture, caption), f"{name}-{dataset}-fig1b"))
+        of_paper = dataset == classification_figures.FIGURE_1B
+        file = f"{name}-fig1b" if of_paper else f"{name}-{dataset}-fig1b"
+        made.append((Section(title, text, table, picture, caption), file))
         figure = classification_figures.hue_figure(rows, dataset)
         table = classification_tables.table3(rows, dataset)
         picture = None if figure is None else _figure(figure)

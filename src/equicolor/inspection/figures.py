@@ -29,16 +29,27 @@ _GAP = 3
 _DPI = 100
 
 
-def photo_png(figure: Figure) -> bytes:
+def photo_png(figure: Figure, limit: int = 950_000) -> bytes:
     """A figure of photographs as a PNG in full colour: a palette would change their hues.
+
+    Args:
+        figure: what to draw.
+        limit: bytes to stay below; a larger picture is made smaller, to half its size at most.
 
     Example:
         >>> photo_png(Figure(figsize=(1, 1)))[1:4]
         b'PNG'
     """
-    raw, packed = io.BytesIO(), io.BytesIO()
+    raw = io.BytesIO()
     figure.savefig(raw, dpi=_DPI, format="png")
-    Image.open(raw).convert("RGB").save(packed, "PNG", optimize=True)
+    image = Image.open(raw).convert("RGB")
+    for scale in (1.0, 0.85, 0.7, 0.6, 0.5):
+        packed = io.BytesIO()
+        size = round(image.width * scale), round(image.height * scale)
+        smaller = image if scale == 1 else image.resize(size, Image.Resampling.LANCZOS)
+        smaller.save(packed, "PNG", optimize=True)
+        if packed.tell() < limit:
+            break
     return packed.getvalue()
 
 

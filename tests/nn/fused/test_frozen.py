@@ -287,7 +287,8 @@ def test_elsewhere_the_numbers_are_the_same(settle, relative_error, ordinary, ca
         relative_error(torch.compile(folded, backend="eager", fullgraph=True)(images), expected)
         < TOLERANCE
     )
-    assert relative_error(torch.func.vmap(folded)(images[None])[0], expected) < TOLERANCE
+    with torch.backends.cudnn.flags(enabled=False):  # torch cannot vmap cuDNN's batch norm
+        assert relative_error(torch.func.vmap(folded)(images[None])[0], expected) < TOLERANCE
     seen = []
     block = next(module for module in folded.modules() if isinstance(module, FrozenBlock))
     hook = block.layer0[0].register_forward_hook(lambda *_: seen.append(True))
