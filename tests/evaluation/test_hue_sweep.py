@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from equicolor.color import rotate_hue, shift_hue
-from equicolor.evaluation import ACTIONS, HueSweep, hue_shifts, hue_sweep
+from equicolor.evaluation import ACTIONS, HueSweep, counting, hue_shifts, hue_sweep
 from equicolor.evaluation.hue_sweep import sweep_actions
-from equicolor.models import ce_resnet18, z2cnn
+from equicolor.models import ce_resnet18, cecnn, z2cnn
 
 SHIFT = {
     "hsv": shift_hue,
@@ -287,6 +287,18 @@ def test_a_gpu_answers_the_same_with_graphs(autocast, recwarn) -> None:
     agree = (results[0].correct - results[1].correct).abs().sum()
     assert int(agree) <= 1  # a tie may go either way
     assert not [one for one in recwarn if "graphs" in str(one.message)]
+
+
+@pytest.mark.parametrize(
+    ("build", "folds"),
+    [(lambda: ce_resnet18(7, width=4), True), (lambda: cecnn(7), False), (lambda: z2cnn(7), False)],
+)
+def test_networks_are_folded_where_that_changes_no_number(build, folds: bool) -> None:
+    model = build().eval()
+    folded = counting._folded(model)
+    assert (folded is not model) == folds
+    images = torch.rand(2, 3, model.image_size, model.image_size)
+    assert torch.equal(folded(images), model(images))
 
 
 # --- bad input ---------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from equicolor import _checks
 from equicolor.models import Network
-from equicolor.nn import capture
+from equicolor.nn import CEConv2d, capture, fold
 
 __all__ = ["Asker", "Tally", "evaluating"]
 
@@ -21,6 +21,7 @@ class Asker:
 
     On a GPU networks of this package are recorded as CUDA graphs at the first call: a sweep asks
     hundreds of times, and launching kernels one by one takes longer than small pictures do.
+    Equivariant ones are folded before, if they have the form whose numbers are their own.
     """
 
     def __init__(self, model: nn.Module, autocast: torch.dtype | None) -> None:
@@ -65,7 +66,7 @@ class Asker:
     def _recorded(self, images: Tensor) -> Callable[[Tensor], object]:
         if images.is_cuda and isinstance(self.model, Network):  # others may not bear it
             try:
-                return capture(self.model, images, self.autocast)
+                return capture(_folded(self.model), images, self.autocast)
             except (RuntimeError, TypeError) as error:
                 warnings.warn(f"evaluates without CUDA graphs: {error}", stacklevel=2)
         return self._ask
@@ -75,6 +76,16 @@ class Asker:
         with nullcontext() if self.autocast is None else torch.autocast(kind, self.autocast):
             answer: object = self.model(images)
         return answer
+
+
+def _folded(model: nn.Module) -> nn.Module:
+    """A network in the fused form, or as it is."""
+    if not any(isinstance(layer, CEConv2d) for layer in model.modules()):
+        return model  # batch norms folded into plain convolutions round otherwise
+    try:
+        return fold(model, "fused")
+    except ValueError:  # not made of stems and residual blocks
+        return model
 
 
 class Tally:
