@@ -304,7 +304,7 @@ def test_elsewhere_nothing_is_made_that_is_not_used(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError
 
-    monkeypatch.setattr("equicolor.nn.fold_fused.FrozenStem", refuse)
+    monkeypatch.setattr("equicolor.nn.folding.fused.FrozenStem", refuse)
     fold(resnet18(5, rotations=3, width=2))
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from equicolor import _checks
 from equicolor.models.checkpoints import load_model
 from equicolor.models.registry import Network, create_model, list_models
-from equicolor.nn.fold import PLAIN_FORMS, fold
+from equicolor.nn.folding.fold import PLAIN_FORMS, fold
 
 __all__ = ["FORMATS", "ExportError", "ExportReport", "export", "find_model"]
 

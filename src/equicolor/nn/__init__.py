@@ -3,7 +3,7 @@
 from equicolor.nn.algorithm import set_algorithm
 from equicolor.nn.capture import capture
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
-from equicolor.nn.fold import fold
+from equicolor.nn.folding import fold
 from equicolor.nn.norm import CEBatchNorm2d, CEDropout2d
 from equicolor.nn.pooling import (
     CEAdaptiveAvgPool2d,

@@ -2,7 +2,7 @@
 
 Features are ``[n * B, C, H, W]`` and stay so. A layer whose hue filters are the identity
 becomes the plain layer on that batch; others become one dense layer over all hues, or the
-products of the cyclic algorithm, as :mod:`equicolor.nn.fold` writes them elsewhere.
+products of the cyclic algorithm, as :mod:`equicolor.nn.folding` writes them elsewhere.
 """
 
 import operator
@@ -24,7 +24,7 @@ from equicolor.nn.batched import (
 from equicolor.nn.functional import cyclic_filters, dense_filters
 
 if TYPE_CHECKING:
-    from equicolor.nn.fold import Folder
+    from equicolor.nn.folding.folder import Folder
 
 BATCHED: tuple[type[nn.Module], ...] = (
     BatchedCELinear,

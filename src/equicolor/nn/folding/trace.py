@@ -1,4 +1,4 @@
-"""The graph that :mod:`equicolor.nn.fold` rewrites: equivariant layers kept whole."""
+"""The graph that :mod:`equicolor.nn.folding` rewrites: equivariant layers kept whole."""
 
 import operator
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
-from equicolor.nn.fold_batched import BATCHED, PadToStride
+from equicolor.nn.folding.batched import BATCHED, PadToStride
 from equicolor.nn.norm import CEBatchNorm2d, CEDropout2d
 from equicolor.nn.pooling import (
     CEAdaptiveAvgPool2d,

@@ -14,15 +14,15 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
-from equicolor.nn.fold_batched import BATCHED
-from equicolor.nn.fold_trace import LAYERS, is_impure, layer_input, uses
+from equicolor.nn.folding.batched import BATCHED
+from equicolor.nn.folding.trace import LAYERS, is_impure, layer_input, uses
 from equicolor.nn.fused.blocks import Layer
 from equicolor.nn.fused.conditions import can_fuse, halves, is_known
 from equicolor.nn.fused.frozen import FrozenBlock, FrozenStem
 from equicolor.nn.norm import CEBatchNorm2d
 
 if TYPE_CHECKING:
-    from equicolor.nn.fold import Folder
+    from equicolor.nn.folding.folder import Folder
 
 _CONVOLUTIONS = CEConv2d, CELiftConv2d, *BATCHED
 

@@ -1,0 +1,89 @@
+"""Fold an equivariant network for inference and export.
+
+Batch norms go into the convolutions before them. What is left of the equivariant layers is
+written in one of three forms, the first two with plain torch modules only:
+
+* **dense**: features are ``[B, C * n, H, W]`` and every layer is one ordinary convolution
+  with its filters expanded. The simplest graph; n² the multiplications of a plain layer.
+* **cyclic**: features are ``[n * B, C, H, W]``, rotation-major, and every hidden layer is
+  about 1.5 n ordinary convolutions between two small mixes of the rotations.
+* **fused**, for GPUs: first layers and residual blocks are modules of
+  :mod:`equicolor.nn.fused.frozen`, convolutions and kernels of our own that read filters and
+  norms in the form they need, made once.
+
+Networks made by :func:`equicolor.convert` keep their rotations in the batch; what becomes of
+their layers is in :mod:`equicolor.nn.folding.batched`.
+
+The network is traced with torch.fx, so it may be anything torch.fx can trace: the networks
+of this package, or your own made of its layers.
+"""
+
+import copy
+
+import torch
+from torch import fx, nn
+
+from equicolor import _checks
+from equicolor.groups import cyclic_products
+from equicolor.nn.conv import CEConv2d, CELiftConv2d
+from equicolor.nn.folding.cyclic import CyclicFolder
+from equicolor.nn.folding.dense import DenseFolder
+from equicolor.nn.folding.folder import Folder
+from equicolor.nn.folding.fused import find_stages, fuse, is_where_fused, left_over
+from equicolor.nn.folding.trace import fold_batch_norms, is_impure, trace
+
+__all__ = ["fold"]
+
+PLAIN_FORMS = ("auto", "dense", "cyclic")  # on the CPU, "auto" is one of the others
+FORMS = (*PLAIN_FORMS, "fused")
+
+
+# Weights made in inference mode would not tell when they are changed.
+@torch.inference_mode(False)
+def fold(model: nn.Module, form: str = "auto") -> fx.GraphModule:
+    """An eval-mode copy of a network that computes the same, faster, and cannot be trained.
+
+    Args:
+        model: a network of equivariant and ordinary layers that torch.fx can trace.
+        form: ``"dense"``, ``"cyclic"`` or ``"fused"`` as described above. ``"auto"`` writes
+            networks on a GPU in the fused form if all their equivariant convolutions are in
+            first layers and residual blocks that have it, and all others, those on the CPU
+            among them, densely for up to three rotations and cyclically for more, where the
+            dense form would cost more than three times the multiplications.
+
+    Returns:
+        A network in eval mode. In the dense and cyclic forms there are no equivariant layers
+        and nothing of this package in it. In the fused form there are: it computes on a GPU
+        what the others compute, and runs elsewhere, under ``torch.compile`` or with gradients,
+        too, but only as fast as the network itself. It follows changes of its weights, except
+        those through ``.data``, which leave no trace: load its own state after them.
+
+    Example:
+        >>> from equicolor.models import cecnn
+        >>> model = cecnn(10, rotations=4).eval()
+        >>> images = torch.rand(2, 3, 28, 28)
+        >>> torch.allclose(fold(model)(images), model(images), atol=1e-5)
+        True
+    """
+    _checks.one_of("form", form, FORMS)
+    model = copy.deepcopy(model).eval().requires_grad_(False)
+    traced = trace(model)
+    may_fuse = form == "fused" or (form == "auto" and is_where_fused(traced))
+    stages = find_stages(traced) if may_fuse else []
+    if stages and not left_over(traced, stages):
+        form = "fused"
+    if form == "auto":
+        orders = [m.rotations for m in model.modules() if isinstance(m, CEConv2d | CELiftConv2d)]
+        n = max(orders, default=1)
+        form = "cyclic" if n * n > 3 * cyclic_products(n) else "dense"
+    if form == "fused":
+        fuse(Folder(traced), stages)
+        fold_batch_norms(traced)  # of what is plain
+    else:
+        fold_batch_norms(traced)
+        (DenseFolder if form == "dense" else CyclicFolder)(traced).run()
+    traced.graph.eliminate_dead_code(lambda node: is_impure(traced, node))
+    traced.delete_all_unused_submodules()
+    traced.graph.lint()
+    traced.recompile()
+    return traced.eval()

@@ -1,0 +1,231 @@
+"""Rewrite a traced network node by node: what all layouts of features have in common."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from equicolor.color import shift_back
+from equicolor.nn.conv import CEConv2d, CELiftConv2d
+from equicolor.nn.folding.batched import BATCHED, fold_layer
+from equicolor.nn.folding.plain import conv2d, turns_back
+from equicolor.nn.folding.trace import COSETS, LAYERS, POOLS, layer_input, trace_function
+from equicolor.nn.norm import CEBatchNorm2d, CEDropout2d
+
+# What may happen to features between equivariant layers: it must not see the dimensions.
+_ELEMENTWISE_MODULES = (
+    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid,
+    nn.Hardsigmoid, nn.Hardswish, nn.Tanh, nn.Softplus, nn.Dropout, nn.Dropout2d, nn.Dropout3d,
+)  # fmt: skip
+_ELEMENTWISE_FUNCTIONS = (
+    F.relu, F.relu6, F.leaky_relu, F.elu, F.gelu, F.silu, F.mish, F.hardsigmoid, F.hardswish,
+    torch.relu, torch.sigmoid, torch.tanh, torch.clamp, torch.add, torch.sub, torch.mul, torch.div,
+    operator.add, operator.iadd, operator.sub, operator.isub, operator.mul, operator.imul,
+    operator.truediv, operator.itruediv, operator.neg,
+)  # fmt: skip
+_ELEMENTWISE_METHODS = (
+    "relu", "relu_", "sigmoid", "tanh", "clamp", "add", "add_", "sub", "mul", "mul_", "div",
+)  # fmt: skip
+
+
+class Folder:
+    """Replaces equivariant layers node by node; subclasses say how features are laid out."""
+
+    cyclic: bool
+
+    def __init__(self, traced: fx.GraphModule) -> None:
+        self.traced = traced
+        self.graph = traced.graph
+        self.rotations: dict[fx.Node, int] = {}  # of the nodes that carry features
+        self.names: dict[tuple[str, str], str] = {}  # of what was added, by layer and purpose
+
+    def run(self) -> None:
+        """Rewrite the graph."""
+        modules = dict(self.traced.named_modules())
+        for node in list(self.graph.nodes):
+            module = modules.get(str(node.target)) if node.op == "call_module" else None
+            if module is not None and isinstance(module, BATCHED):
+                with self.graph.inserting_before(node):
+                    new = fold_layer(self, node, module, layer_input(node))
+                node.replace_all_uses_with(new)
+                self.graph.erase_node(node)
+            elif module is not None and isinstance(module, LAYERS):
+                self._replace(node, module)
+            elif orders := {self.rotations[n] for n in node.all_input_nodes if n in self.rotations}:
+                if node.op == "output":
+                    raise ValueError(
+                        "fold needs a network that ends its equivariant part (CosetMaxPool, "
+                        "CosetAvgPool or CosetFlatten); this one returns features"
+                    )
+                self._check_elementwise(node, module)
+                self.rotations[node] = max(orders)
+
+    def _check_elementwise(self, node: fx.Node, module: nn.Module | None) -> None:
+        what = type(module).__name__ if module is not None else getattr(
+            node.target, "__name__", str(node.target)
+        )  # fmt: skip
+        if not (
+            isinstance(module, _ELEMENTWISE_MODULES)
+            or (node.op == "call_function" and node.target in _ELEMENTWISE_FUNCTIONS)
+            or (node.op == "call_method" and node.target in _ELEMENTWISE_METHODS)
+            or (node.target in (torch.cat, torch.concat) and _channel_cat(node))
+        ):
+            raise ValueError(
+                f"fold cannot tell what {what} (node {node.name!r}) does to features "
+                "[B, C, n, H, W]; between equivariant layers use elementwise operations, torch.cat "
+                "over channels, and the layers of equicolor.nn"
+            )
+        # Features lose a dimension, so whatever would be broadcast against them does not fit.
+        alike = {self.rotations.get(other, 0) for other in node.all_input_nodes} - {0}
+        strangers = [n for n in node.all_input_nodes if n not in self.rotations]
+        if len(alike) > 1 or not all(_is_number(self.traced, n) for n in strangers):
+            raise ValueError(
+                f"fold cannot combine features with anything but features of as many rotations "
+                f"and numbers; {what} (node {node.name!r}) does"
+            )
+
+    def _replace(self, node: fx.Node, module: nn.Module) -> None:
+        x = layer_input(node)
+        with self.graph.inserting_before(node):
+            if isinstance(module, CELiftConv2d):
+                new, n = self.lift(node, module, x), module.rotations
+            else:
+                if x not in self.rotations:
+                    raise ValueError(f"fold found {type(module).__name__} on images, not features")
+                n = self.rotations[x]
+                new = self._hidden(node, module, x, n)
+        if not isinstance(module, COSETS):
+            self.rotations[new] = n
+        node.replace_all_uses_with(new)
+        self.graph.erase_node(node)
+
+    def _hidden(self, node: fx.Node, module: nn.Module, x: fx.Node, n: int) -> fx.Node:
+        if isinstance(module, CEConv2d):
+            return self.conv(node, module, x)
+        if isinstance(module, CEBatchNorm2d):
+            if module.running_mean is None:
+                raise ValueError(
+                    f"fold needs batch norms with running statistics; {node.target} has "
+                    "track_running_stats=False"
+                )
+            return self.call(node, "norm", self.norm(module, n), x)
+        if isinstance(module, CEDropout2d):
+            return x
+        if isinstance(module, COSETS):
+            return self.coset(node, module, x, n)
+        plain = next(plain for kind, plain in POOLS.items() if isinstance(module, kind))
+        pool = plain.__new__(plain)
+        pool.__dict__ = module.__dict__  # the same options in the class without rotations
+        return self.call(node, "pool", pool, x)
+
+    def call(self, node: fx.Node, suffix: str, module: nn.Module, x: fx.Node) -> fx.Node:
+        """Add a module in place of an equivariant one, and a call of it."""
+        name = self._name(node, suffix)
+        self.traced.add_submodule(name, module)
+        return self.graph.call_module(name, (x,))
+
+    def buffer(self, node: fx.Node, suffix: str, value: Tensor) -> fx.Node:
+        """Add a tensor that belongs to a layer, and a node that reads it."""
+        name = self._name(node, suffix)
+        owner, _, leaf = name.rpartition(".")
+        self.traced.get_submodule(owner).register_buffer(leaf, value)
+        return self.graph.get_attr(name)
+
+    def _name(self, node: fx.Node, suffix: str) -> str:
+        """A name that nothing in the network has; layers called twice keep theirs."""
+        key = str(node.target), suffix
+        if key not in self.names:
+            name = f"{key[0]}_{suffix}"
+            owner, _, leaf = name.rpartition(".")
+            while hasattr(self.traced.get_submodule(owner), leaf):
+                name, leaf = f"{name}_", f"{leaf}_"
+            self.names[key] = name
+        return self.names[key]
+
+    def method(self, x: fx.Node, name: str, *args: Any) -> fx.Node:
+        """A call of a method of a tensor."""
+        return self.graph.call_method(name, (x, *args))
+
+    def _inline(
+        self, function: Callable[..., Tensor], dtype: torch.dtype, *args: fx.Node
+    ) -> fx.Node:
+        """Copy the graph of a function of tensors into this one."""
+        graph = trace_function(function, dtype)
+        inputs = [node for node in graph.nodes if node.op == "placeholder"]
+        result = self.graph.graph_copy(graph, dict(zip(inputs, args, strict=True)))
+        assert isinstance(result, fx.Node)
+        return result
+
+    def orbit(
+        self, node: fx.Node, x: fx.Node, rotations: int, matrices: Tensor | None, *, like: Tensor
+    ) -> fx.Node:
+        """Images ``[B, 3, H, W]`` in every hue, ``[n * B, 3, H, W]``."""
+        if matrices is None:
+            orbit = self.shifted(node, x, turns_back(rotations, like, 3))
+        else:
+            table = self.buffer(node, "rotations", matrices.to(like))
+            mixed = self.mix(table, x, 1, 1)  # [k, j, b, h, w]
+            orbit = self.method(mixed, "transpose", 1, 2)
+        return self.method(orbit, "flatten", 0, 1)
+
+    def shifted(self, node: fx.Node, x: fx.Node, turns: Tensor) -> fx.Node:
+        """Images whose HSV hue is shifted back; see :func:`equicolor.color.shift_back`."""
+        by = self.buffer(node, "turns", turns)
+        shifted = self._inline(shift_back, turns.dtype, self.method(x, "type_as", by), by)
+        return self.method(shifted, "type_as", x)
+
+    def mix(self, table: fx.Node, x: fx.Node, dim: int, of: int) -> fx.Node:
+        """A table times numbers, over one dimension of either; what is left comes in that order.
+
+        In the dtype of the table, which is float32 at least; only the result is rounded. Not
+        with einsum: autocast on GPUs lowers it, but takes tensordot as it is. Autocast on the
+        CPU lowers every product of matrices.
+        """
+        widest = self.method(x, "type_as", table)
+        mixed = self.graph.call_function(torch.tensordot, (table, widest, ([dim], [of])))
+        return self.method(mixed, "type_as", x)
+
+    def plain(self, module: CEConv2d | CELiftConv2d) -> nn.Conv2d:
+        """The convolution of one rotation by the spatial part of the filters."""
+        return conv2d(module, module.weight.movedim(2, 1), module.groups)
+
+    def enter(self, x: fx.Node, rotations: int) -> fx.Node:
+        """Features ``[n * B, C, H, W]`` in this layout."""
+        raise NotImplementedError
+
+    def leave(self, x: fx.Node, module: CEConv2d) -> fx.Node:
+        """Features of this layout as ``[n * B, C, H, W]``."""
+        raise NotImplementedError
+
+    def lift(self, node: fx.Node, module: CELiftConv2d, x: fx.Node) -> fx.Node:
+        """A lifting convolution of images ``[B, 3, H, W]``."""
+        raise NotImplementedError
+
+    def conv(self, node: fx.Node, module: CEConv2d, x: fx.Node) -> fx.Node:
+        """A hidden convolution."""
+        raise NotImplementedError
+
+    def norm(self, module: CEBatchNorm2d, n: int) -> nn.BatchNorm2d:
+        """A batch norm that no convolution could take in."""
+        raise NotImplementedError
+
+    def coset(self, node: fx.Node, module: nn.Module, x: fx.Node, n: int) -> fx.Node:
+        """Pooling over the rotations, or flattening them."""
+        raise NotImplementedError
+
+
+def _is_number(traced: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether a node is a parameter or buffer of one element without dimensions."""
+    if node.op != "get_attr":
+        return False
+    value = operator.attrgetter(str(node.target))(traced)
+    return isinstance(value, Tensor) and value.ndim == 0
+
+
+def _channel_cat(node: fx.Node) -> bool:
+    """Whether a torch.cat joins channels, which either layout allows."""
+    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    return isinstance(dim, int) and dim == 1
