@@ -1,11 +1,12 @@
 """The commands ``equicolor reproduce`` and ``equicolor datasets``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from equicolor.cli_options import names
 from equicolor.cli_reproduce import (
     Epochs,
     LauncherName,
@@ -39,6 +40,9 @@ Models = Annotated[
     str | None,
     typer.Option(help="Only these, separated by commas.", show_default="all", metavar="A,B"),
 ]
+Precision = Annotated[
+    str, typer.Option(help="What convolutions compute in: bf16, 32, or auto, bf16 on a GPU.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, or several: cuda:0,cuda:1.")]
 SomeWorkers = Annotated[
     int, typer.Option("--workers", help="Processes that share the work.", show_default="1")
@@ -65,6 +69,7 @@ def longtailed(
     epochs: Epochs = None,
     quick: Quick = False,
     models: Models = None,
+    precision: Precision = "auto",
     device: Device = "auto",
     workers: SomeWorkers = 1,
     shard: ShardName = None,
@@ -79,7 +84,14 @@ def longtailed(
     interrupted run is continued by the same command.
     """
     how = launch_options(device, workers, shard, launcher, launcher_option)
-    _colormnist("colormnist-longtailed", seeds, epochs, quick, models, how, output, sources)
+    chosen = {
+        "seeds": seeds,
+        "epochs": epochs,
+        "models": names(models),
+        "precision": precision,
+        "quick": quick,
+    }
+    _colormnist("colormnist-longtailed", chosen, how, output, sources)
 
 
 @reproduce.command("colormnist-biased")
@@ -88,6 +100,15 @@ def biased(
     epochs: Epochs = None,
     quick: Quick = False,
     models: Models = None,
+    sigmas: Annotated[
+        str | None,
+        typer.Option(
+            help="Spreads of the hues in degrees, separated by commas.",
+            show_default="the paper's seven",
+            metavar="A,B",
+        ),
+    ] = None,
+    precision: Precision = "auto",
     device: Device = "auto",
     workers: SomeWorkers = 1,
     shard: ShardName = None,
@@ -102,15 +123,28 @@ def biased(
     An interrupted run is continued by the same command.
     """
     how = launch_options(device, workers, shard, launcher, launcher_option)
-    _colormnist("colormnist-biased", seeds, epochs, quick, models, how, output, sources)
+    chosen = {
+        "seeds": seeds,
+        "epochs": epochs,
+        "models": names(models),
+        "sigmas": _degrees(sigmas),
+        "precision": precision,
+        "quick": quick,
+    }
+    _colormnist("colormnist-biased", chosen, how, output, sources)
+
+
+def _degrees(sigmas: str | None) -> list[float] | None:
+    listed = names(sigmas)
+    try:
+        return None if listed is None else [float(sigma) for sigma in listed]
+    except ValueError:
+        raise ValueError(f"--sigmas takes numbers separated by commas, got {sigmas!r}") from None
 
 
 def _colormnist(
     experiment: str,
-    seeds: int | None,
-    epochs: int | None,
-    quick: bool,
-    models: str | None,
+    chosen: dict[str, Any],
     how: "Launch",
     output: Path | None,
     sources: list[Path] | None,
@@ -120,25 +154,17 @@ def _colormnist(
     from equicolor.experiments.launching import Launch
 
     if output is None:
-        suffix = "-from" if sources else "-quick" if quick else ""  # a run keeps its figures
+        # A run keeps its figures.
+        suffix = "-from" if sources else "-quick" if chosen["quick"] else ""
         output = Path("runs") / (experiment + suffix)
     if sources:
-        if quick or (seeds, epochs, models, how) != (None, None, None, Launch()):
+        if how != Launch() or any(value not in (None, False, "auto") for value in chosen.values()):
             raise ValueError("--from draws the rows that are there: it takes --output alone")
         files = all_report.files_of(experiment, sources)
         made = experiments.from_results(experiment, files, output)
         typer.echo(colormnist_report.summary_table(experiment, made.rows).markdown())
     else:
-        made = experiments.reproduce(
-            experiment,
-            output,
-            seeds=seeds,
-            epochs=epochs,
-            models=None if models is None else [name.strip() for name in models.split(",")],
-            quick=quick,
-            device=how.devices[0],
-            how=how,
-        )
+        made = experiments.reproduce(experiment, output, device=how.devices[0], how=how, **chosen)
         if not made.written:  # a shard: the others are not done
             return
         console.print(colormnist_report.summary_table(experiment, made.rows).rich())
@@ -208,11 +234,11 @@ def classification(
     else:
         if dataset is None:
             raise ValueError("name a dataset, such as flowers102, or give rows with --from PATH")
-        wanted = None if networks is None else [name.strip() for name in networks.split(",")]
+        wanted = names(networks)
         options = RunOptions(device=how.devices[0])
         precision = usual_precision(cuda=options.accelerator == "cuda")
         runs = experiment.plan(dataset, wanted, seeds=seeds, epochs=epochs, precision=precision)
-        judged = [name.strip() for name in actions.split(",")]
+        judged = names(actions) or []
         written = experiment.reproduce(
             runs, output, options, actions=judged, how=how, console=Console(stderr=True)
         )

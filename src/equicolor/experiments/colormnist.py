@@ -110,6 +110,7 @@ def jobs(
     epochs: int | None = None,
     models: Sequence[str] | None = None,
     sigmas: Sequence[float] = SIGMAS,
+    precision: str = "auto",
 ) -> list[Job]:
     """The jobs of an experiment.
 
@@ -119,6 +120,7 @@ def jobs(
         epochs: instead of the paper's 1000 or 1500.
         models: only jobs of these names; ``"cecnn+jitter"`` names a variant.
         sigmas: of the biased experiment, in degrees.
+        precision: of :class:`equicolor.training.many_seeds.Recipe`.
 
     Example:
         >>> [job.name for job in jobs("colormnist-longtailed", epochs=1)][:4]
@@ -126,6 +128,8 @@ def jobs(
     """
     _checks.one_of("experiment", experiment, EXPERIMENTS)
     longtailed = experiment == "colormnist-longtailed"
+    if not (longtailed or sigmas):
+        raise ValueError("sigmas must hold at least one number of degrees, got none")
     digits = load_mnist() if digits is None else digits
     data = (
         (longtailed_colormnist(digits),)
@@ -140,6 +144,7 @@ def jobs(
             jitter=_JITTER if jittered else 0.0,
             weighted=weighted,
             epochs=default if epochs is None else epochs,
+            precision=precision,
         )
         name = model + ("+jitter" if jittered else "") + ("+weighted" if weighted else "")
         listed.append(Job(name, recipe, data))
@@ -349,6 +354,7 @@ def _row(job: Job, result: Result) -> dict[str, Any]:
         "weighted": recipe.weighted,
         "seed": result.seed,
         "epochs": recipe.epochs,
+        **({} if recipe.precision == "auto" else {"precision": recipe.precision}),
         "original": round(result.accuracy, 3),
         "loss": round(result.loss, 5),
         "train_size": len(data.train.labels),

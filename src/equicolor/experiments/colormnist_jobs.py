@@ -9,21 +9,23 @@ from equicolor.experiments import colormnist, demo
 from equicolor.experiments.jobs import Job, Store, digest
 from equicolor.models.z2cnn import Z2CNN
 
-__all__ = ["QUICK", "Quick", "as_jobs", "networks", "plan"]
+__all__ = ["FULL", "QUICK", "Extent", "as_jobs", "networks", "plan"]
 
 
-class Quick(NamedTuple):
-    """Settings for minutes on two cores; steps and batches are the demonstration's."""
+class Extent(NamedTuple):
+    """How much of an experiment to run; None is all models, or the paper's epochs."""
 
-    models: tuple[str, ...]
+    models: tuple[str, ...] | None
     seeds: int
-    epochs: int
+    epochs: int | None
     sigmas: tuple[float, ...] = ()
 
 
+FULL = Extent(None, colormnist.SEEDS, None, colormnist.SIGMAS)
+# Minutes on two cores; steps and batches are the demonstration's.
 QUICK = {
-    "colormnist-longtailed": Quick(("z2cnn", "z2cnn-gray", "cecnn", "cecnn-pooled"), 1, 20),
-    "colormnist-biased": Quick(("z2cnn", "cecnn", "cecnn-pooled"), 1, 10, (0.0, 36.0, 1e6)),
+    "colormnist-longtailed": Extent(("z2cnn", "z2cnn-gray", "cecnn", "cecnn-pooled"), 1, 20),
+    "colormnist-biased": Extent(("z2cnn", "cecnn", "cecnn-pooled"), 1, 10, (0.0, 36.0, 1e6)),
 }
 
 
@@ -34,6 +36,8 @@ def plan(
     seeds: int | None = None,
     epochs: int | None = None,
     models: Sequence[str] | None = None,
+    sigmas: Sequence[float] | None = None,
+    precision: str = "auto",
     quick: bool = False,
 ) -> tuple[int, list[colormnist.Job]]:
     """The number of seeds, and what to train on which data.
@@ -41,7 +45,8 @@ def plan(
     Args:
         experiment: one of :data:`equicolor.experiments.colormnist.EXPERIMENTS`.
         digits: what to colour.
-        seeds, epochs, models: instead of the paper's, or of :data:`QUICK`.
+        seeds, epochs, models, sigmas: instead of the paper's, or of :data:`QUICK`.
+        precision: of :class:`equicolor.training.many_seeds.Recipe`.
         quick: as in :data:`QUICK`.
 
     Example:
@@ -50,20 +55,21 @@ def plan(
         >>> count, [job.name for job in listed]
         (1, ['z2cnn', 'cecnn', 'cecnn-pooled'])
     """
-    if not quick:
-        listed = colormnist.jobs(experiment, digits, epochs=epochs, models=models)
-        return colormnist.SEEDS if seeds is None else seeds, listed
-    short = QUICK[experiment]
+    extent = QUICK[experiment] if quick else FULL
     listed = colormnist.jobs(
         experiment,
         digits,
-        epochs=short.epochs if epochs is None else epochs,
-        models=short.models if models is None else models,
-        sigmas=short.sigmas,
+        epochs=extent.epochs if epochs is None else epochs,
+        models=extent.models if models is None else models,
+        sigmas=extent.sigmas if sigmas is None else sigmas,
+        precision=precision,
     )
+    count = extent.seeds if seeds is None else seeds
+    if not quick:
+        return count, listed
     steps: dict[str, Any] = {"lr": demo.LEARNING_RATE, "batch_size": demo.BATCH_SIZE}
     listed = [job._replace(recipe=dataclasses.replace(job.recipe, **steps)) for job in listed]
-    return short.seeds if seeds is None else seeds, listed
+    return count, listed
 
 
 def as_jobs(

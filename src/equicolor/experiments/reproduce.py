@@ -44,6 +44,8 @@ def reproduce(
     seeds: int | None = None,
     epochs: int | None = None,
     models: Sequence[str] | None = None,
+    sigmas: Sequence[float] | None = None,
+    precision: str = "auto",
     quick: bool = False,
     device: str = "auto",
     how: Launch | None = None,
@@ -59,6 +61,9 @@ def reproduce(
         seeds: how many, counted from 0; the paper's ten by default.
         epochs: the paper's 1000 (long-tailed) or 1500 (biased) by default.
         models: only these, such as ``"cecnn"`` or ``"cecnn+jitter"``.
+        sigmas: of the biased experiment, in degrees; the paper's by default.
+        precision: what convolutions compute in, ``"bf16"`` or ``"32"``; ``"auto"`` is bf16 on
+            CUDA.
         quick: few models, seeds and epochs on the embedded digits, unless given.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
         how: how to spread the work; one network after the other on the device by default. Of a
@@ -72,7 +77,14 @@ def reproduce(
     where = choose_device(device)
     digits = load_mnist(embedded=True if quick else None)
     count, listed = colormnist_jobs.plan(
-        experiment, digits, seeds=seeds, epochs=epochs, models=models, quick=quick
+        experiment,
+        digits,
+        seeds=seeds,
+        epochs=epochs,
+        models=models,
+        sigmas=sigmas,
+        precision=precision,
+        quick=quick,
     )
     output = output_folder(output)
     _refuse_others(experiment, output / RESULTS)

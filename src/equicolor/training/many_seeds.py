@@ -49,6 +49,8 @@ class Recipe:
         jitter: hue jitter in turns, drawn per image from ±jitter.
         weighted: weigh classes by ``N / (c n_i)`` in the loss.
         epochs, batch_size, lr, weight_decay: of training with Adam and a one-cycle schedule.
+        precision: what convolutions compute in, ``"bf16"`` or ``"32"``; ``"auto"`` is bf16 on
+            CUDA.
     """
 
     model: str
@@ -61,6 +63,17 @@ class Recipe:
     batch_size: int = 256
     lr: float = 1e-3
     weight_decay: float = 1e-5
+    precision: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Refuse a precision that is none."""
+        _checks.one_of("precision", self.precision, ("auto", "bf16", "32"))
+
+    def dtype(self, device: torch.device) -> torch.dtype:
+        """What convolutions compute in on a device."""
+        usual = "bf16" if device.type == "cuda" else "32"
+        chosen = usual if self.precision == "auto" else self.precision
+        return torch.bfloat16 if chosen == "bf16" else torch.float32
 
     def build(self, num_classes: int, seed: int) -> Z2CNN:
         """The network of one seed, freshly drawn."""
@@ -110,7 +123,7 @@ def train_many(
         recipe: the configuration.
         datasets: of equal sizes and classes; each gets all the seeds.
         seeds: one network each.
-        device: where to train. On CUDA convolutions compute in bfloat16.
+        device: where to train.
         checkpoint: a file to resume from and to save to; it is removed at the end.
         checkpoint_every: epochs between saves.
         progress: called after every epoch with (epochs done, epochs, mean loss).
@@ -129,7 +142,8 @@ def train_many(
     if not seeds or not datasets:
         raise ValueError(f"expected at least one seed and dataset, got {seeds} and {datasets}")
     trainer = _Trainer(recipe, datasets, seeds, torch.device(device))
-    with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+    # Float32 is float32: cuDNN would take TF32 by default.
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
         _train(trainer, checkpoint, checkpoint_every, progress)
     results = trainer.results()
     if checkpoint:
@@ -179,7 +193,7 @@ class _Trainer:
         self.size = sizes.pop()
         networks = [recipe.build(classes, seed) for _ in datasets for seed in seeds]
         cuda = device.type == "cuda"
-        dtype = torch.bfloat16 if cuda else torch.float32
+        dtype = recipe.dtype(device)
         self.stacked = StackedZ2CNN.like(networks[0], dtype=dtype, pad=cuda, fused=cuda)
         self.dropout = float(networks[0].config["dropout"])
         state = {key: value.to(device) for key, value in stack_states(networks).items()}
