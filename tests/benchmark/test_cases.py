@@ -8,7 +8,7 @@ from torch import nn
 
 from equicolor.benchmark import steps
 from equicolor.benchmark.cases import Case, Settings, chosen_from
-from equicolor.benchmark.steps import prepare
+from equicolor.benchmark.steps import called, is_recorded, prepare
 from equicolor.models import ce_resnet18
 from equicolor.nn import CEConv2d, fold
 
@@ -125,11 +125,22 @@ def test_bf16_is_autocast():
     assert spy.module.weight.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize(
+    ("device", "recorded", "mode"),
+    [("cuda", True, "reduce-overhead"), ("cuda", False, "default"), ("cpu", True, "default")],
+)
+def test_plain_networks_are_recorded_by_torch_on_a_gpu(device, recorded, mode, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda module, **options: options["mode"])
+    settings = Settings(torch.device(device), compile=True)
+    assert called(nn.Identity(), "plain", settings, recorded=recorded) == mode
+    assert is_recorded("plain", settings, recorded) == (mode != "default")
+
+
 def test_compiled_is_timed_and_eager_is_counted(monkeypatch):
     compiled = []
 
-    def compile_(module, dynamic):
-        assert dynamic is False
+    def compile_(module, dynamic, mode):
+        assert (dynamic, mode) == (False, "default")
         return lambda x: compiled.append(1) or module(x)
 
     monkeypatch.setattr(torch, "compile", compile_)

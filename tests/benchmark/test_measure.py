@@ -121,7 +121,7 @@ def test_progress_is_told_of_every_case_and_measurement():
 def test_compiled_cases_may_be_many(monkeypatch):
     limits = []
 
-    def compile_(module, dynamic):
+    def compile_(module, dynamic, mode):
         from torch import _dynamo
 
         limits.append(_dynamo.config.recompile_limit)

@@ -98,6 +98,14 @@ def test_other_architectures():
     assert case.facts["width"] == 27
 
 
+def test_the_plain_network_may_come_recorded_too():
+    (group,) = network_groups(models=["n3-fast"], modes=["training"], recorded=True)
+    names = [case.facts["name"] for case in group]
+    assert names[:2] == ["plain", "plain-recorded"]
+    assert [case.recorded for case in group] == [name == "plain-recorded" for name in names]
+    assert {case.variant for case in group[:2]} == {"plain"}
+
+
 def test_rotations_share_a_width():
     (group,) = rotation_groups(models=["resnet18"], rotations=[2, 4], modes=["folded"], width=8)
     found = [(case.facts["rotations"], case.variant) for case in group]

@@ -84,20 +84,21 @@ def test_goals_of_networks():
         network("n3-matched", "training", [13.0, 26.0], 4.0),
         network("n3-fast-hsv", "training", [10.4, 20.8], 3.2),
         network("n12-fast", "training", [40.0, 80.0], 12.0),
+        network("n12-matched", "training", [32.5, 65.0], 10.0),
     ]
     goals = network_goals(rows)
-    assert [goal.value for goal in goals] == [3.1, 4.0, 3.5, 4.0, 2.4, 1.04]
-    assert [goal.met for goal in goals] == [True, True, False, False, True, True]
+    assert [goal.value for goal in goals] == [3.1, 4.0, 3.5, 4.0, 2.5, 2.4, 1.04]
+    assert [goal.met for goal in goals] == [True, True, False, False, True, True, True]
     assert "(auto)" in goals[0].what
     assert all(goal.met is None for goal in network_goals([]))
     # by the fused path, if that is faster: of training and folded inference each
     fused = [network("n3-fast", "training", [9.0, 18.0], 2.8, 2.1, "fused")]
     goals = network_goals(rows + fused)
-    assert [goal.value for goal in goals] == [2.8, None, 3.5, None, 2.1, None]
+    assert [goal.value for goal in goals] == [2.8, None, 3.5, None, None, 2.1, None]
     assert ["(fused)" in goals[place].what for place in (0, 2)] == [True, False]
     fused = [network("n3-fast", "folded", [9.0, 18.0], 2.7, variant="fused")]
     goals = network_goals(rows + fused)
-    assert [goal.value for goal in goals] == [3.1, 4.0, 2.7, 4.0, 2.4, 1.04]
+    assert [goal.value for goal in goals] == [3.1, 4.0, 2.7, 4.0, 2.5, 2.4, 1.04]
     assert ["(fused)" in goals[place].what for place in (0, 2)] == [False, True]
 
 
@@ -123,7 +124,8 @@ def test_goals_of_layers_leave_other_shapes_aside():
 
 def test_goals_of_precision():
     def run(variant, seed, error, loss):
-        return {"variant": variant, "seed": seed, "gradient_error": error, "final_loss": loss}
+        losses = {"mean_loss": 3 * loss, "final_loss": loss}
+        return {"variant": variant, "seed": seed, "gradient_error": error} | losses
 
     rows = [
         run("dense", 0, 0.01, 1.0),
@@ -132,11 +134,12 @@ def test_goals_of_precision():
         run("cyclic", 1, 0.05, 1.5),
         run("cyclic", 2, 9.0, 9.0),  # without its dense twin
     ]
-    error, loss = precision_goals(rows, "cyclic")
+    error, mean, loss = precision_goals(rows, "cyclic")
     assert error.value == pytest.approx(2.5)  # the worst seed
     assert not error.met
     assert loss.value == pytest.approx(0.1)
     assert loss.limit == pytest.approx(0.2828, abs=1e-4)
     assert loss.met
+    assert (mean.value, mean.limit) == pytest.approx((0.3, 0.8485), abs=1e-4)
     left_out = [{"variant": "cyclic", "seed": 0, "final_loss": None, "problem": "left out"}]
-    assert [goal.met for goal in precision_goals(left_out, "cyclic")] == [None, None]
+    assert [goal.met for goal in precision_goals(left_out, "cyclic")] == [None] * 3

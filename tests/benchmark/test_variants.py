@@ -154,7 +154,7 @@ def test_operations_are_those_of_the_convolutions_that_run(monkeypatch):
 
 
 def test_fused_is_not_compiled_and_auto_then_is_not_fused(pretend, monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda module, dynamic: module)
+    monkeypatch.setattr(torch, "compile", lambda module, dynamic, mode: module)
     settings = Settings(CPU, compile=True, repeats=1, warm_up=0, shortest_ms=0)
     auto, own = measure([case("auto"), case("fused")], settings, peak_tflops=1.0)
     assert (auto["compiled"], auto["fused"]) == (True, False)

@@ -71,6 +71,8 @@ class Case:
         variant: one of :data:`~equicolor.benchmark.variants.VARIANTS`.
         classes: how many a network tells apart; None for a layer.
         facts: what a row says of the case, beside mode, variant and batch.
+        recorded: where it is compiled on a GPU, torch.compile also records CUDA graphs, as
+            those of the fused variant are.
 
     Example:
         >>> case = Case(lambda: nn.Conv2d(3, 4, 3), (2, 3, 8, 8), facts={"model": "stem"})
@@ -84,6 +86,7 @@ class Case:
     variant: str = "plain"
     classes: int | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    recorded: bool = False
 
     def __post_init__(self) -> None:
         _checks.one_of("mode", self.mode, MODES)

@@ -90,7 +90,7 @@ class _Runner:
             return {**row, "ms": None, "problem": self.problem}
         ms = statistics.median(times)
         row["fused"] = self.fused
-        row["recorded"] = is_recorded(self.case.variant, settings)
+        row["recorded"] = is_recorded(self.case.variant, settings, self.case.recorded)
         row |= {
             "ms": _figures(ms),
             "ms_min": _figures(min(times)),

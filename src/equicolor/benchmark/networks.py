@@ -48,6 +48,7 @@ def network_case(
     batch: int = 256,
     image_size: int = 224,
     classes: int = _CLASSES,
+    recorded: bool = False,
 ) -> Case:
     """One network in one mode; a single rotation is the plain one, whatever the variant.
 
@@ -59,6 +60,7 @@ def network_case(
             :data:`~equicolor.benchmark.cases.MODES`.
         batch, image_size: of the images.
         classes: outputs.
+        recorded: of :class:`~equicolor.benchmark.cases.Case`.
 
     Example:
         >>> network_case("n3-matched", NETWORKS["n3-matched"], batch=2, image_size=32).facts
@@ -83,6 +85,7 @@ def network_case(
         "plain" if plain else variant,
         classes,
         facts | {"size": image_size},
+        recorded,
     )
 
 
@@ -101,6 +104,7 @@ def network_groups(
     batch: int = 256,
     image_size: int = 224,
     width: int | None = None,
+    recorded: bool = False,
 ) -> list[list[Case]]:
     """The suite of networks: a group for every mode.
 
@@ -115,6 +119,7 @@ def network_groups(
         architecture: of :data:`RESNETS`.
         batch, image_size: of the images.
         width: of the first stage instead of every width, for a quick look.
+        recorded: the plain network as CUDA graphs, too.
 
     Example:
         >>> (group,) = network_groups(rotations=[3], modes=["folded"], variants=["auto"])
@@ -141,6 +146,8 @@ def network_groups(
             image_size=image_size,
         )
         group = [make("plain", configurations["plain"])]
+        if recorded:
+            group.append(make("plain-recorded", configurations["plain"], recorded=True))
         group += [
             make(name, configuration, variant=variant)
             for variant in wanted

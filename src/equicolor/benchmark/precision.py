@@ -212,7 +212,7 @@ def precision_rows(
         progress: called after every row.
 
     Returns:
-        Rows with ``gradient_error``, ``final_loss`` (the mean of the last 20 steps), the
+        Rows with ``gradient_error``, ``mean_loss``, ``final_loss`` (of the last 20 steps), the
         ``losses`` of all steps; or with a ``problem``.
 
     Example:
@@ -282,6 +282,7 @@ def _errors(
 
 def _losses(losses: Sequence[float]) -> Row:
     return {
+        "mean_loss": round(statistics.fmean(losses), 5),
         "final_loss": round(statistics.fmean(losses[-_LAST:]), 5),
         "losses": [round(loss, 4) for loss in losses],
     }

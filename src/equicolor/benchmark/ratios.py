@@ -110,7 +110,7 @@ def network_goals(rows: Sequence[Row]) -> list[Goal]:
     Example:
         >>> row = {"name": "n3-fast", "variant": "auto", "mode": "training", "over_plain": 3.1}
         >>> [goal.met for goal in network_goals([row])]
-        [True, None, None, None, None, None]
+        [True, None, None, None, None, None, None]
     """
 
     def find(name: str, mode: str, variant: str) -> Row | None:
@@ -133,12 +133,14 @@ def network_goals(rows: Sequence[Row]) -> list[Goal]:
     variant, form = fastest("training"), fastest("folded")
     fast, hsv, twelve = trained("n3-fast"), trained("n3-fast-hsv"), trained("n12-fast")
     matched, folded = trained("n3-matched"), find("n3-fast", "folded", form)
+    twelve_matched = trained("n12-matched")
     how = f" ({variant})"
     return [
         Goal(f"training step, n = 3, fast / plain{how}", value(fast, "over_plain"), 3.2),
         Goal(f"training step, n = 3, matched / plain{how}", value(matched, "over_plain"), 4.0),
         Goal(f"folded inference, n = 3, fast / plain ({form})", value(folded, "over_plain"), 3.0),
-        Goal(f"training step, n = 12 / n = 3{how}", _times(twelve, fast), 3.0),
+        Goal(f"training step, n = 12 / n = 3, fast{how}", _times(twelve, fast), 3.0),
+        Goal(f"training step, n = 12 / n = 3, matched{how}", _times(twelve_matched, matched), 3.0),
         Goal(f"peak training memory, n = 3 / plain{how}", value(fast, "memory_over_plain"), 2.5),
         Goal(f"training step, hsv / rgb lifting{how}", _times(hsv, fast), 1.05),
     ]
@@ -154,7 +156,8 @@ def layer_goals(rows: Sequence[Row]) -> list[Goal]:
         ...          "dense_over": ratio} for stage, ratio in (("stage1", 1.0), ("stage2", 4.0))]
         >>> goal = layer_goals(rows)[0]
         >>> goal.what, goal.value
-        ('training step, n = 3, dense / auto, mean of 2 stages (worst: 1.00 at stage1)', 2.0)
+        ('training step, n = 3, dense / auto, geometric mean of 2 stages (worst: 1.00 at stage1)',
+         2.0)
     """
     goals = []
     for rotations, limit in ((3, 1.8), (12, 5.0)):
@@ -170,15 +173,16 @@ def layer_goals(rows: Sequence[Row]) -> list[Goal]:
         if ratios:
             worst = min(ratios, key=lambda name: ratios[name])
             mean = math.exp(sum(map(math.log, ratios.values())) / len(ratios))
-            what += f", mean of {len(ratios)} stages (worst: {ratios[worst]:.2f} at {worst})"
+            what += f", geometric mean of {len(ratios)} stages"
+            what += f" (worst: {ratios[worst]:.2f} at {worst})"
         goals.append(Goal(what, mean, limit, at_most=False))
     return goals
 
 
 def precision_goals(rows: Iterable[Mapping[str, Any]], fast: str = "auto") -> list[Goal]:
-    """What the suite of precision is held to: gradients, and the loss that training reaches.
+    """What the suite of precision is held to: gradients, and the loss on the way and at the end.
 
-    The loss may differ by the deviation of the dense path's over seeds, which is what
+    A loss may differ by the deviation of the dense path's over seeds, which is what
     another seed would change; the difference of one seed alone has no such measure.
 
     Args:
@@ -186,11 +190,12 @@ def precision_goals(rows: Iterable[Mapping[str, Any]], fast: str = "auto") -> li
         fast: the variant that is compared with the dense one.
 
     Example:
-        >>> rows = [{"variant": v, "seed": s, "gradient_error": e, "final_loss": f}
+        >>> rows = [{"variant": v, "seed": s, "gradient_error": e, "mean_loss": 2 * f,
+        ...          "final_loss": f}
         ...         for v, s, e, f in (("dense", 0, 0.02, 1.0), ("dense", 1, 0.02, 1.2),
         ...                            ("auto", 0, 0.03, 1.1), ("auto", 1, 0.03, 1.1))]
         >>> [round(goal.value, 3) for goal in precision_goals(rows)]
-        [1.5, 0.0]
+        [1.5, 0.0, 0.0]
     """
     found = {(row["variant"], row["seed"]): row for row in rows}
     seeds = [seed for variant, seed in found if variant == fast and ("dense", seed) in found]
@@ -199,19 +204,19 @@ def precision_goals(rows: Iterable[Mapping[str, Any]], fast: str = "auto") -> li
         both = [(found[fast, seed].get(key), found["dense", seed].get(key)) for seed in seeds]
         return [(own, dense) for own, dense in both if own is not None and dense is not None]
 
-    errors, losses = pairs("gradient_error"), pairs("final_loss")
-    error = max((own / dense for own, dense in errors), default=None)
-    difference, noise = None, 0.0
-    if losses:
-        dense_mean = sum(dense for _, dense in losses) / len(losses)
-        difference = abs(sum(own for own, _ in losses) / len(losses) - dense_mean)
-        squares = sum((dense - dense_mean) ** 2 for _, dense in losses)
-        noise = math.sqrt(squares / (len(losses) - 1)) if len(losses) > 1 else 0.0
+    def loss_goal(key: str, what: str) -> Goal:
+        losses, difference, noise = pairs(key), None, 0.0
+        if losses:
+            dense_mean = sum(dense for _, dense in losses) / len(losses)
+            difference = abs(sum(own for own, _ in losses) / len(losses) - dense_mean)
+            squares = sum((dense - dense_mean) ** 2 for _, dense in losses)
+            noise = math.sqrt(squares / (len(losses) - 1)) if len(losses) > 1 else 0.0
+        what += f", |{fast} − dense|, against the deviation over {len(losses)} seeds"
+        return Goal(what, difference, float(f"{noise:.4g}"))
+
+    error = max((own / dense for own, dense in pairs("gradient_error")), default=None)
     return [
         Goal(f"gradient error, {fast} / dense, worst seed", error, 2.0),
-        Goal(
-            f"final loss, |{fast} − dense|, against the deviation over {len(losses)} seeds",
-            difference,
-            round(noise, 4),
-        ),
+        loss_goal("mean_loss", "mean loss over all steps"),
+        loss_goal("final_loss", "final loss"),
     ]

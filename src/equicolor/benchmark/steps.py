@@ -61,7 +61,7 @@ def prepare(case: Case, settings: Settings) -> Prepared:
     else:
         module = apply_variant(module, case.variant)
     module = placed(module, settings).train(case.mode == "training")
-    fast = called(module, case.variant, settings)
+    fast = called(module, case.variant, settings, recorded=case.recorded)
     eager = called(module, case.variant, replace(settings, compile=False))
 
     def resident() -> int:
@@ -110,35 +110,39 @@ def placed(module: nn.Module, settings: Settings) -> nn.Module:
     return module.to(memory_format=torch.channels_last)  # type: ignore[no-any-return, call-overload]
 
 
-def called(module: nn.Module, variant: str, settings: Settings) -> Call:
+def called(module: nn.Module, variant: str, settings: Settings, *, recorded: bool = False) -> Call:
     """What is called instead of a module: itself, compiled, or recorded when it is called first.
 
-    Our own kernels are not compiled but, where others are, recorded.
+    Our own kernels are not compiled but, where others are, recorded by
+    :func:`equicolor.nn.capture`; ``recorded`` has torch.compile do so with others.
     """
     if is_recorded(variant, settings):
         dtype = torch.bfloat16 if settings.precision == "bf16" else None
-        recorded: Call | None = None
+        kept: Call | None = None
 
         def replayed(images: Tensor) -> Tensor:
-            nonlocal recorded
-            if recorded is None:
-                recorded = capture(module, images, dtype)
-            return recorded(images)
+            nonlocal kept
+            if kept is None:
+                kept = capture(module, images, dtype)
+            return kept(images)
 
         return replayed
     # dynamic=False: the shapes of one case must not make those of the next symbolic.
-    compiles = settings.compile and variant != "fused"
-    return torch.compile(module, dynamic=False) if compiles else module
+    if not settings.compile or variant == "fused":
+        return module
+    mode = "reduce-overhead" if is_recorded(variant, settings, recorded) else "default"
+    return torch.compile(module, dynamic=False, mode=mode)
 
 
-def is_recorded(variant: str, settings: Settings) -> bool:
-    """Whether a case is recorded as CUDA graphs, see :func:`equicolor.nn.capture`.
+def is_recorded(variant: str, settings: Settings, recorded: bool = False) -> bool:
+    """Whether a case is recorded as CUDA graphs.
 
     Example:
         >>> is_recorded("fused", Settings(torch.device("cuda"), compile=True))
         True
     """
-    return variant == "fused" and settings.compile and settings.device.type == "cuda"
+    wanted = variant == "fused" or recorded
+    return wanted and settings.compile and settings.device.type == "cuda"
 
 
 def adam(module: nn.Module, settings: Settings, lr: float = 1e-3) -> torch.optim.Adam:

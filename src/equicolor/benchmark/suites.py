@@ -182,6 +182,7 @@ def networks(
         batch=batch,
         image_size=size,
         width=_QUICK_WIDTH if options.quick else None,
+        recorded=settings.compile and settings.device.type == "cuda",
     )
     return _timed("networks", groups, settings, options, network_goals)
 
