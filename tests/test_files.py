@@ -30,6 +30,13 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
         assert not path.exists()
     assert path.read_text() == "first"
 
+    with written_aside(path) as partial:
+        os.close(os.open(partial, os.O_CREAT | os.O_WRONLY, 0o600))  # as safetensors does
+        partial.write_text("first")
+    usual = tmp_path / "usual"
+    usual.touch()
+    assert path.stat().st_mode == usual.stat().st_mode
+
     def fail() -> None:
         with written_aside(path) as partial:
             partial.write_text("half of the sec")

@@ -18,12 +18,17 @@ def written_aside(path: Path) -> Iterator[Path]:
     """A path to write to, renamed to ``path`` at the end, so that a crash never leaves half a file.
 
     The folder is created. If the writing fails, what was at ``path`` stays. Two processes that
-    write the same file do so apart; the last one's stays.
+    write the same file do so apart; the last one's stays. It may be read by whoever may read new
+    files, whatever the writer thinks of that: safetensors keeps its files to their owner.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.touch()
+    mode = partial.stat().st_mode
+    partial.unlink()
     try:
         yield partial
+        partial.chmod(mode)
         # On the disk before it has its name, or a power cut could leave an empty file.
         with partial.open("rb+") as file:
             os.fsync(file.fileno())

@@ -28,7 +28,8 @@ def capture(
     **In training mode**, forward and backward pass are recorded, for calls where gradients are
     wanted. The parameters must stay where they are, so update them in place, as optimizers do;
     and the gradients live in the memory of the graph, so clear them after every step with
-    ``zero_grad(set_to_none=True)``, torch's default: they do not add up.
+    ``zero_grad(set_to_none=True)``, torch's default: they do not add up. Which parameters are
+    trained, and the modes of single layers, stay as they were; record again to change them.
 
     **In eval mode**, the forward pass alone is recorded, without gradients; results are new
     tensors. Other shapes go to the network itself, also in ``dtype`` and without gradients,
