@@ -63,7 +63,8 @@ def test_options_reach_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(reproduce, "reproduce", fake)
     options = ("--seeds", "2", "--epochs", "3", "--models", "cecnn, z2cnn", "--device", "cpu")
-    result = invoke("reproduce", "colormnist-biased", *options)
+    more = ("--sigmas", "12, 1e6", "--precision", "32")
+    result = invoke("reproduce", "colormnist-biased", *options, *more)
     assert result.exit_code == 0
     assert "90.00" in result.stdout
     assert "digits: MNIST, full" in result.stdout
@@ -73,7 +74,8 @@ def test_options_reach_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
         ("colormnist-biased", Path("runs/colormnist-biased")),
         {
             "seeds": 2, "epochs": 3, "models": ["cecnn", "z2cnn"], "quick": False,
-            "device": "cpu", "how": Launch(devices=("cpu",)),
+            "sigmas": [12.0, 1e6], "precision": "32", "device": "cpu",
+            "how": Launch(devices=("cpu",)),
         },
     )  # fmt: skip
     # Quick results do not land among those of the full protocol.

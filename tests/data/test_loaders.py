@@ -1,6 +1,8 @@
 """Loaders: what an epoch shows, to how many processes, and that both data paths agree."""
 
 import dataclasses
+import gc
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -187,6 +189,14 @@ def test_workers_give_what_one_process_gives(pictures: Pictures) -> None:
     for number in (0, 1):  # workers live on from epoch to epoch
         assert torch.equal(epoch(workers, number)[0], epoch(expected, number)[0])
     assert torch.equal(torch.get_rng_state(), state)
+    # Gone with its last reference: the garbage collector would end queues before workers.
+    gone = weakref.ref(workers)
+    gc.disable()
+    try:
+        del workers
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_corrupt_pictures_are_named_or_skipped_on_request(

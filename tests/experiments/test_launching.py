@@ -1,18 +1,28 @@
 """Jobs are shared out, each runs once, and an interrupted run goes on."""
 
+import contextlib
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.experiments.toy_jobs import job, processes, ran
 
-from equicolor.experiments.jobs import Store
-from equicolor.experiments.launching import JobsFailedError, Launch, Shard, launch, parse_shard
+from equicolor.experiments import launching
+from equicolor.experiments.jobs import Job, Store
+from equicolor.experiments.launching import (
+    JobsFailedError,
+    Launch,
+    Shard,
+    launch,
+    parse_shard,
+    work,
+)
 
 ROOT = Path(__file__).parents[2]
 TWO = Launch(workers=2, devices=("cpu",))
@@ -60,6 +70,31 @@ def test_two_workers_share_the_jobs(tmp_path: Path, log: Path) -> None:
     assert not list((tmp_path / "jobs").glob(".failed-*"))
     launch(fine, store, TWO)  # finished: no process is started
     assert len([name for name in ran(log) if name != "broken"]) == 4
+
+
+def test_what_failed_is_noted_before_its_lock_is_free(tmp_path: Path, log: Path) -> None:
+    broken, store, notes = job("broken", log, error="it is broken"), Store(tmp_path), tmp_path / "n"
+    notes.mkdir()
+    noted: list[bool] = []
+
+    @contextlib.contextmanager
+    def locked(self: Store, job: Job, *, wait: bool) -> Iterator[bool]:
+        try:
+            yield True
+        finally:
+            noted.append((notes / "broken").is_file())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "locked", locked)
+        assert list(work([broken], store.root, "cpu", notes=notes)) == ["broken"]
+    assert noted == [True]
+    # One that looked for the note too early finds it when it has the lock.
+    with (
+        pytest.raises(JobsFailedError, match="it is broken"),
+        launching._noting(broken, notes),
+    ):
+        pytest.fail("it runs again")
+    assert ran(log) == ["broken"]
 
 
 def test_what_fails_does_not_keep_others_from_running(tmp_path: Path, log: Path) -> None:

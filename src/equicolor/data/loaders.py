@@ -6,6 +6,7 @@ or two of 255 levels; see :mod:`equicolor.data.epochs` for what an epoch is.
 
 import os
 import signal
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Required, TypedDict, Unpack
@@ -330,7 +331,9 @@ class _Requests:
     """The requests of an epoch, in order; made in this process, so workers know no epoch."""
 
     def __init__(self, loader: Loader) -> None:
-        self.loader = loader
+        # Weak, or loader and workers were a circle: the garbage collector would end its queues
+        # first, and then wait five seconds for every worker that is never told to stop.
+        self.loader: Loader = weakref.proxy(loader)
 
     def __len__(self) -> int:
         return len(self.loader)

@@ -203,7 +203,17 @@ class Store:
             lock.release()
 
 
-def run_job(job: Job, store: Store, where: Where | None = None, *, wait: bool = True) -> bool:
+Around = Callable[[Job], contextlib.AbstractContextManager[None]]
+
+
+def run_job(
+    job: Job,
+    store: Store,
+    where: Where | None = None,
+    *,
+    wait: bool = True,
+    around: Around | None = None,
+) -> bool:
     """Run a job and those it needs, unless they are finished.
 
     Args:
@@ -211,6 +221,7 @@ def run_job(job: Job, store: Store, where: Where | None = None, *, wait: bool = 
         store: keeps the outcome.
         where: device and console.
         wait: for jobs that another process is running.
+        around: a context for the running of each job, with its lock held.
 
     Returns:
         Whether it is finished now; False if another process is running it or a job it needs.
@@ -219,7 +230,7 @@ def run_job(job: Job, store: Store, where: Where | None = None, *, wait: bool = 
         return True
     where = Where() if where is None else where
     for needed in job.after:
-        if not run_job(needed, store, where, wait=wait):
+        if not run_job(needed, store, where, wait=wait, around=around):
             return False
     with store.locked(job, wait=wait) as held:
         if not held:
@@ -231,9 +242,10 @@ def run_job(job: Job, store: Store, where: Where | None = None, *, wait: bool = 
         before = tuple(store.outcome(needed) for needed in job.after)
         start = time.perf_counter()
         settings = {**job.settings, **job.about}
-        rows = _runner(job.kind)(
-            settings, store.folder(job), where, tuple(found for found in before if found)
-        )
+        with contextlib.nullcontext() if around is None else around(job):
+            rows = _runner(job.kind)(
+                settings, store.folder(job), where, tuple(found for found in before if found)
+            )
         taken = time.perf_counter() - start
         store.write(job, rows, device=choose_device(where.device).type, seconds=taken)
         return True

@@ -6,6 +6,7 @@ computer, a SLURM array through submitit, or the same command typed on several c
 share a folder. Where a file system knows no locks, shards divide the list beforehand.
 """
 
+import contextlib
 import functools
 import importlib
 import multiprocessing
@@ -17,7 +18,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -259,12 +260,11 @@ def work(
             try:
                 _refuse_hopeless(job, failed)
                 _refuse_noted(job, notes)
-                if not run_job(job, store, where, wait=False):
+                around = functools.partial(_noting, notes=notes)
+                if not run_job(job, store, where, wait=False, around=around):
                     continue
             except Exception as error:
                 failed[job.name], news = error, _FAILED
-                if notes is not None and notes.is_dir():
-                    _note(job, notes).write_text(_said(error))
             waiting.remove(job)
             if report is not None:
                 report(job.name, news)
@@ -289,6 +289,21 @@ def _refuse_noted(job: Job, notes: Path | None) -> None:
         _refuse_noted(needed, notes)
     if _note(job, notes).is_file():
         raise JobsFailedError(_note(job, notes).read_text())
+
+
+@contextlib.contextmanager
+def _noting(job: Job, notes: Path | None) -> Iterator[None]:
+    """Note what a job fails with, for the other workers.
+
+    While its lock is held: one that gets it next must find the note.
+    """
+    _refuse_noted(job, notes)
+    try:
+        yield
+    except Exception as error:
+        if notes is not None and notes.is_dir():
+            _note(job, notes).write_text(_said(error))
+        raise
 
 
 def _note(job: Job, notes: Path) -> Path:
