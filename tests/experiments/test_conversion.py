@@ -19,10 +19,10 @@ def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rng = np.random.default_rng(0)
     colours = {"red": (200, 60, 50), "green": (50, 190, 70), "blue": (60, 70, 210)}
     for name, colour in colours.items():
-        for split in ("train", "test"):
+        for split, count in (("train", 8), ("test", 3)):
             folder = tmp_path / "pictures" / split / name
             folder.mkdir(parents=True)
-            for index in range(8):
+            for index in range(count):
                 pixels = np.array(colour) + rng.normal(0, 20, (30, 30, 3))
                 Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{index}.png")
     return tmp_path / "pictures"

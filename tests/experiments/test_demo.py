@@ -33,7 +33,7 @@ from rich.console import Console
 from equicolor.data import longtailed_colormnist
 from equicolor.experiments import colormnist, demo
 
-demo.longtailed_colormnist = functools.partial(longtailed_colormnist, largest=40, test_per_class=2)
+demo.longtailed_colormnist = functools.partial(longtailed_colormnist, largest=12, test_per_class=2)
 output, wait = Path(sys.argv[1]), float(sys.argv[2])
 if not wait:
     context = multiprocessing.get_context("fork")

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from equicolor.models import cecnn, resnet18, resnet44, resnet50, z2cnn
+from equicolor.models.resnet import ResNet
 from equicolor.nn import (
     CEAdaptiveAvgPool2d,
     CEAvgPool2d,
@@ -94,7 +95,11 @@ class Head(nn.Module):
 def test_networks(name, form, check):
     sizes = {"cnn": 28, "resnet18": 48, "resnet44": 16, "resnet50": 64}
     size = next(size for kind, size in sizes.items() if kind in name)
-    folded = check(NETWORKS[name](), form, size=size, bound=1e-4)
+    network = NETWORKS[name]()
+    if isinstance(network, ResNet):  # each kind of block once, and the first stage one after it
+        for stage, blocks in enumerate(network.layers):
+            del blocks[1 if stage else 2 :]
+    folded = check(network, form, size=size, bound=1e-4)
     assert count(folded, nn.BatchNorm2d) == 0
 
 

@@ -29,6 +29,14 @@ SHAPES = {  # images, channels, height, width
     "whole tiles": (2, 64, 4, 4),
 }
 
+# Every group in every dtype, and the smallest and the largest group in every shape.
+each_case = pytest.mark.parametrize(
+    ("n", "shape", "dtype"),
+    [
+        *((n, "odd", dtype) for n in (2, 3, 6, 12) for dtype in DTYPES),
+        *((n, shape, torch.float32) for n in (2, 12) for shape in SHAPES if shape != "odd"),
+    ],
+)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
@@ -83,9 +91,7 @@ def in_channels_last_memory(images):
 # Values and gradients
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("n", [2, 3, 6, 12])
+@each_case
 def test_apart(n, shape, dtype, launches, relative_error):
     matrix, x = cyclic_algorithm(n).analysis.to(DEVICE), features(n, shape, dtype)
     parts = mix_apart(matrix.float(), x)
@@ -102,9 +108,7 @@ def test_apart(n, shape, dtype, launches, relative_error):
     assert launches == [((r, n), n, dtype), ((n, r), r, dtype)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("n", [2, 3, 6, 12])
+@each_case
 def test_together(n, shape, dtype, launches, relative_error):
     matrix = cyclic_algorithm(n).synthesis.T.to(DEVICE)
     products = features(matrix.shape[1], shape, dtype).detach()

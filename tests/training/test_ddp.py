@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,11 @@ from equicolor.training.recipes import TrainingRecipe
 # 10 % in ten steps. So the long runs are in float64, and that in float32 is short.
 CHANGES = {
     "adam": {"jitter": 0.5, "ema": 0.9, "clip": 1.0},
-    "sgd": {"optimizer": "sgd", "lr": 0.001, "model": "resnet18", "options": {"width": 4}},
+    "sgd": {
+        "epochs": 2, "optimizer": "sgd", "lr": 0.001, "model": "resnet18", "options": {"width": 4},
+    },
     "float32": {"epochs": 1, "options": {"width": 8, "rotations": 2}},
-}
+}  # fmt: skip
 OPTIONS = {"device": "cpu", "checkpoint_every": 0, "validate_every": 2}
 
 SCRIPT = """
@@ -44,9 +47,12 @@ def recipes(toy_recipe: TrainingRecipe) -> dict[str, TrainingRecipe]:
 
 
 @pytest.fixture(scope="module")
-def runs(recipes: dict[str, TrainingRecipe], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(recipes: dict[str, TrainingRecipe], once: Callable[..., Path]) -> Path:
     """Every recipe trained by two processes under torchrun, in a folder of its name."""
-    folder = tmp_path_factory.mktemp("ddp")
+    return once("ddp", lambda folder: _train(recipes, folder))
+
+
+def _train(recipes: dict[str, TrainingRecipe], folder: Path) -> None:
     texts = {name: recipe.to_json() for name, recipe in recipes.items()}
     script = folder / "train.py"
     script.write_text(SCRIPT.format(texts=texts, options=OPTIONS, folder=str(folder)))
@@ -58,7 +64,6 @@ def runs(recipes: dict[str, TrainingRecipe], tmp_path_factory: pytest.TempPathFa
     # Both processes ran every recipe, and one of them has the result.
     lines = sorted(ended.stdout.splitlines())
     assert lines == sorted(f"{name} {first}" for name in CHANGES for first in (False, True))
-    return folder
 
 
 @pytest.mark.parametrize("name", CHANGES)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,9 +56,13 @@ KILLED_AT = (2, 6)  # steps
 
 
 @pytest.fixture(scope="module")
-def killed(finished: Fit, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+def killed(finished: Fit, once: Callable[..., Path]) -> dict[int, Path]:
     """Runs that began in processes of their own, each killed after so many steps."""
-    root = tmp_path_factory.mktemp("killed")
+    root = once("killed", lambda root: _kill(finished, root))
+    return {step: root / str(step) for step in KILLED_AT}
+
+
+def _kill(finished: Fit, root: Path) -> None:
     script = f"""
         import os, signal
         from equicolor.training import monitor
@@ -82,7 +87,6 @@ def killed(finished: Fit, tmp_path_factory: pytest.TempPathFactory) -> dict[int,
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300
     )
     assert ended.stdout.split() == [str(-signal.SIGKILL)] * len(KILLED_AT), ended.stderr
-    return {step: root / str(step) for step in KILLED_AT}
 
 
 class TestFolder:

@@ -54,17 +54,15 @@ def pictures(count: int) -> Tensor:
     return brightness + contrast * torch.rand(count, BATCH, 3, 28, 28)
 
 
-@pytest.fixture(params=[1, 2], ids=["one network", "two networks"])
-def count(request: pytest.FixtureRequest) -> int:
-    return request.param
+def cases(*names: str) -> pytest.MarkDecorator:
+    """The plainest stack and the fullest of each architecture; of one all that lies between."""
+    corners = [(name, *corner) for name in names for corner in ((1, False), (2, True))]
+    return pytest.mark.parametrize(
+        ("name", "count", "pad"), [*corners, ("flat", 1, True), ("flat", 2, False)]
+    )
 
 
-@pytest.fixture(params=[False, True], ids=["bare", "padded"])
-def pad(request: pytest.FixtureRequest) -> bool:
-    return request.param
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@cases(*ARCHITECTURES)
 def test_eval_logits(name: str, count: int, pad: bool, relative_error) -> None:
     networks = [network.eval() for network in make(name, count)]
     images = pictures(count)
@@ -77,7 +75,7 @@ def test_eval_logits(name: str, count: int, pad: bool, relative_error) -> None:
     assert relative_error(found, expected) < 1e-5
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@cases(*ARCHITECTURES)
 def test_training_logits_statistics_and_gradients(
     name: str, count: int, pad: bool, relative_error
 ) -> None:
@@ -137,7 +135,7 @@ class Factors(nn.Module):
         return x * self.factors.view(*self.factors.shape, *[1] * (x.ndim - 2))
 
 
-@pytest.mark.parametrize("name", ["plain", "flat", "two layers", "hsv"])
+@cases("plain", "flat", "two layers", "hsv")
 def test_dropout_drops_whole_channels(name: str, count: int, pad: bool, relative_error) -> None:
     networks = [network.train() for network in make(name, count)]
     width = networks[0].config["width"]

@@ -24,9 +24,10 @@ def _tv_resnet(**options):
 
 
 def _tv_resnext():
-    return resnet.ResNet(
-        resnet.Bottleneck, [1, 1, 1, 1], num_classes=CLASSES, groups=8, width_per_group=2
-    )
+    model = resnet.ResNet(resnet.Bottleneck, [1, 1, 1, 1], groups=8, width_per_group=2)
+    model.layer4 = nn.Identity()  # like the third stage, but with twice the channels
+    model.fc = nn.Linear(1024, CLASSES)
+    return model
 
 
 def _tv_regnet():
