@@ -56,7 +56,7 @@ def convert(
 
     `equicolor train flowers102 --finetune converted.safetensors` trains it further.
     """
-    from equicolor.conversion.command import convert_source, hue_table
+    from equicolor.conversion.command import check_names, convert_source, hue_table
     from equicolor.devices import choose_device
     from equicolor.reporting.tables import Table
 
@@ -67,6 +67,7 @@ def convert(
         )
     if output.exists() and not force:
         raise FileExistsError(f"{output} exists; --force replaces it")
+    check_names(source, output, data)
     where = choose_device(device)
     rows = convert_source(
         source,

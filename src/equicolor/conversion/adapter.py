@@ -12,7 +12,7 @@ from equicolor.conversion.converting import choose_image_size
 from equicolor.conversion.dry_run import dry_run
 from equicolor.conversion.normalization import Normalization, find_normalization
 from equicolor.conversion.replacing import replace
-from equicolor.conversion.supported import ConversionError
+from equicolor.conversion.supported import ConversionError, check_network
 from equicolor.models.layers import Normalize
 from equicolor.nn.batched import BatchedCEConv2d, BatchedCosetPool, HueLift
 
@@ -143,6 +143,7 @@ def adapt(
         ['network.0.gate', 'network.0.adapter.1.weight']
     """
     _checks.one_of("coset_pool", coset_pool, ("max", "avg"))
+    check_network(model)
     numbers = _seen_by_stem(model, normalization)
     network = copy.deepcopy(model)
     run = dry_run(model, choose_image_size(model, image_size))

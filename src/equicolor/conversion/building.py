@@ -1,6 +1,7 @@
-"""Plan a conversion, carry it out on a copy, and run the result once."""
+"""Plan a conversion, carry it out on a copy, and try the result."""
 
 import copy
+import itertools
 
 from torch import nn
 
@@ -8,15 +9,18 @@ from equicolor.conversion.dry_run import BATCH, DryRun, dry_run
 from equicolor.conversion.network import ConvertedNetwork
 from equicolor.conversion.normalization import Normalization
 from equicolor.conversion.plan import Exit, Plan, make_plan
-from equicolor.conversion.replacing import end_with, replace, replacement
+from equicolor.conversion.replacing import carry_out, exit_of, new_path
 from equicolor.conversion.supported import ConversionError, refuse
+from equicolor.conversion.verifying import WHAT_WORKS, check_numbers
 from equicolor.conversion.widths import scale_channels
-from equicolor.nn.batched import BatchedCosetPool, HueLift
+from equicolor.nn.batched import HueLift
 
 __all__ = ["build", "plan_for"]
 
 
-def plan_for(original: nn.Module, run: DryRun, until: str | None) -> Plan:
+def plan_for(
+    original: nn.Module, run: DryRun, until: str | None, training: DryRun | None = None
+) -> Plan:
     """The plan of a conversion; a network of which something cannot be converted is refused.
 
     Example:
@@ -24,7 +28,7 @@ def plan_for(original: nn.Module, run: DryRun, until: str | None) -> Plan:
         >>> plan_for(model, dry_run(model, 8), None).exit
         Exit(where='output', path='')
     """
-    plan = make_plan(original, run, until)
+    plan = make_plan(original, run, until, training=training)
     refuse(original, plan.problems)
     return plan
 
@@ -44,13 +48,18 @@ def build(
     check_range: bool = True,
     padded: bool = False,
     channels: dict[int, int] | None = None,
+    verify: bool = True,
 ) -> ConvertedNetwork:
-    """Carry out a plan on a copy of a network; the new hue filters are the identity.
+    """Carry out a plan on a copy of a network, and try the result.
 
     Where pooling before the last linear layer does not give what the original gives, as in a
     network with two classifiers, the hues are pooled at the outputs.
     """
     tensor = next(original.parameters())
+    model = original
+    if channels is not None:
+        model = copy.deepcopy(original)
+        scale_channels(model, plan, channels)
 
     def made(plan: Plan) -> ConvertedNetwork:
         lift = HueLift(
@@ -63,8 +72,10 @@ def build(
             check_range=check_range,
         )
         lift = lift.to(tensor.device, tensor.dtype)
-        converted = _carry_out(original, plan, lift, coset_pool, channels)
-        _verify(converted, run, size, until, coset_pool)
+        converted = carry_out(model, plan, lift, coset_pool)
+        _run_once(converted, plan, run, size, until, coset_pool)
+        if verify:
+            check_numbers(model, plan, lift, coset_pool, size)
         converted.batch_comes_first = all(shape[:1] == [BATCH] for shape in run.outputs)
         return converted
 
@@ -83,36 +94,9 @@ def build(
         raise
 
 
-def _carry_out(
-    original: nn.Module,
-    plan: Plan,
-    lift: HueLift,
-    coset_pool: str | None,
-    channels: dict[int, int] | None,
-) -> ConvertedNetwork:
-    network = copy.deepcopy(original)
-    if channels is not None:
-        scale_channels(network, plan, channels)
-    modules = dict(network.named_modules())
-    for path, kind in plan.replaced.items():
-        replace(network, modules[path], replacement(modules[path], kind, lift.rotations))
-    pool: BatchedCosetPool | nn.Identity = BatchedCosetPool(lift.rotations, coset_pool)
-    exit_, head = plan.exit, plan.head
-    if exit_.where == "before" and coset_pool is None:
-        exit_ = Exit("output")  # the classifier sees every hue
-    if exit_.where != "output":
-        end_with(network, exit_, pool)
-        pool = nn.Identity()
-        head = f"{head}.head" if exit_.where == "before" else head
-    converted = ConvertedNetwork(lift, network, pool)
-    converted.head = head
-    for module in (converted, converted.lift, converted.pool):  # the others have modes of their own
-        module.training = original.training
-    return converted
-
-
-def _verify(
+def _run_once(
     converted: ConvertedNetwork,
+    plan: Plan,
     run: DryRun,
     size: int,
     until: str | None,
@@ -122,20 +106,41 @@ def _verify(
     expected = run.outputs
     if coset_pool is None:
         expected = [[BATCH, converted.rotations, *shape[1:]] for shape in run.outputs]
-    outputs: object
+    found: object
     try:
-        outputs = dry_run(converted, size).outputs
+        result = dry_run(converted, size)
+        _check_batch_first(converted, plan, run, result, exit_of(plan, coset_pool))
+        found = result.outputs
+    except ConversionError:
+        raise
     except ValueError as error:
-        outputs = str(error)
-    if outputs == expected:
+        found = str(error).partition("; if it needs another size")[0]
+    if found == expected:
         return
     if until is not None:
         raise ConversionError(
             f"until={until!r} cannot end the equivariant part: data flows past it, so plain and "
             f"equivariant features would meet. Name a module that everything passes, such as a "
-            f"whole stage ({outputs})"
+            f"whole stage ({found})"
         )
     raise ConversionError(
         f"{type(converted.network).__name__} does something to the batch that conversion does not "
-        f"know: expected outputs {expected}, got {outputs}"
+        f"know: expected outputs {expected}, got {found}. {WHAT_WORKS}"
     )
+
+
+def _check_batch_first(
+    converted: ConvertedNetwork, plan: Plan, run: DryRun, result: DryRun, exit_: Exit
+) -> None:
+    """Refuse a layer for hues that gets them anywhere but in front, or not all of them."""
+    n = converted.rotations
+    for path in plan.replaced:
+        before, after = run.inputs[path], result.inputs[new_path(path, exit_)]
+        for old, new in itertools.zip_longest(before, after):
+            if old is None or new is None or old[0] % BATCH or new[0] != n * old[0]:
+                kind = type(converted.get_submodule(new_path(path, exit_))).__name__
+                raise ConversionError(
+                    f"{type(converted.network).__name__} does not keep the batch first: for "
+                    f"{BATCH} images {path!r} sees {old}, and for {BATCH} images in {n} hues, "
+                    f"which lie in the batch, it ({kind}) sees {new}. {WHAT_WORKS}"
+                )

@@ -9,17 +9,57 @@ import torch
 from equicolor.conversion.converting import convert
 from equicolor.conversion.cost_report import cost_report, cost_rows
 from equicolor.conversion.supported import ConversionError
+from equicolor.data.datasets import load_dataset
 from equicolor.evaluation.diagnose import diagnose
 from equicolor.evaluation.evaluate import Evaluation
 from equicolor.evaluation.networks import load_network
-from equicolor.models.checkpoints import save_model
+from equicolor.models.checkpoints import WEIGHTS, save_model
+from equicolor.models.foreign import LIBRARIES
 from equicolor.models.registry import Network
 from equicolor.nn import fold
 from equicolor.reporting.tables import Table
 
-__all__ = ["convert_source", "hue_table"]
+__all__ = ["check_names", "convert_source", "hue_table"]
 
 _EVERY = 3  # of the 37 shifts, 10 degrees apart
+_SUFFIX = ".safetensors"
+_SOURCES = (
+    f"a checkpoint of equicolor (*{_SUFFIX}), a folder that holds {WEIGHTS}, timm:NAME or "
+    "torchvision:NAME"
+)
+_IN_PYTHON = "use equicolor.convert in Python, and keep the state_dict() of what it returns"
+
+
+def check_names(source: str | Path, output: Path, data: str | None = None) -> None:
+    """Refuse what cannot be read or written, before anything is computed.
+
+    Args:
+        source: the network that will be converted.
+        output: the checkpoint that will be written.
+        data: the dataset or folder both will be judged on.
+
+    Example:
+        >>> check_names("timm:resnet18", Path("converted.txt"))
+        Traceback (most recent call last):
+            ...
+        ValueError: a checkpoint is written as *.safetensors, got converted.txt
+    """
+    if output.suffix not in ("", _SUFFIX):
+        raise ValueError(f"a checkpoint is written as *{_SUFFIX}, got {output}")
+    library, colon, _ = str(source).partition(":")
+    path = Path(source)
+    if not (colon and library in LIBRARIES):
+        if ".py" in (path.suffix, Path(str(source).rpartition(":")[0]).suffix):
+            raise ConversionError(
+                f"the network of {source} could not be built again from a checkpoint, so none can "
+                f"be written: {_IN_PYTHON}. This command takes {_SOURCES}"
+            )
+        if not path.exists():
+            raise FileNotFoundError(f"no network at {source}; expected {_SOURCES}")
+        if path.is_file() and path.suffix not in ("", ".ckpt", _SUFFIX):
+            raise ValueError(f"{source} is no checkpoint; expected {_SOURCES}")
+    if data is not None:
+        load_dataset(data, "test")
 
 
 def convert_source(
@@ -57,8 +97,7 @@ def convert_source(
     converted = convert(network, image_size=size, **options)
     if not isinstance(converted, Network) or not converted.config:
         raise ConversionError(
-            f"{source} could not be built again from a checkpoint, so none is written: use "
-            "equicolor.convert in Python, and keep the state_dict() of what it returns"
+            f"{source} could not be built again from a checkpoint, so none is written: {_IN_PYTHON}"
         )
     save_model(converted, output)
     how = f"{converted.rotations} hues, {converted.config['lifting']}"

@@ -9,10 +9,10 @@ from torch import nn
 from equicolor import _checks
 from equicolor.conversion.building import build, plan_for
 from equicolor.conversion.drawing import draw
-from equicolor.conversion.dry_run import dry_run
+from equicolor.conversion.dry_run import dry_run, training_run
 from equicolor.conversion.normalization import Normalization, find_normalization
 from equicolor.conversion.sources import Source, source_of
-from equicolor.conversion.supported import check_weights, refuse
+from equicolor.conversion.supported import check_network, check_weights, refuse
 from equicolor.conversion.widths import match_parameters as match
 from equicolor.models.foreign import ForeignNetwork
 from equicolor.models.registry import Network
@@ -38,6 +38,7 @@ def convert(
     match_parameters: bool = False,
     source: str | Source | None = None,
     check_range: bool = True,
+    verify: bool = True,
 ) -> nn.Module:
     r"""A colour-equivariant copy of a convolutional network, its weights included.
 
@@ -49,6 +50,14 @@ def convert(
     any training. Training then learns to mix the hues.
 
     The converted network takes images in [0, 1] and normalises them itself, after the shift.
+
+    All that holds if the network treats every image of a batch alike and by itself, since the
+    hues lie in the batch. Nobody can read that from a network, so it is tried: the shapes that
+    its layers see without computing anything, and the result with numbers, in float64 on small
+    images: a copy with three hues (or n, if those are fewer) must carry the original network in
+    every hue, and with random filters over the hues its features must shift with the hue of
+    the image and its outputs stay. Of a detector the backbone is tried, and of outputs that are
+    no tensors what leads to them. Networks on the meta device have no numbers to try.
 
     Args:
         model: a network of images from torchvision, timm, equicolor or yourself; or a detector
@@ -71,12 +80,15 @@ def convert(
         source: where the network comes from, such as ``"torchvision:resnet18"``, for
             :func:`equicolor.models.save_model`; timm's and equicolor's networks know it.
         check_range: refuse images far outside [0, 1]; see :class:`equicolor.nn.batched.HueLift`.
+        verify: try the result with numbers, as said above; False tries the shapes alone, for
+            networks too large to be computed nine times over.
 
     Returns:
         A :class:`ConvertedNetwork`, or for a detector the detector.
 
     Raises:
-        ConversionError: if something in the network cannot be converted, with its path.
+        ConversionError: if something in the network cannot be converted, with its path, or if
+            what came out is not what it should be.
 
     Example:
         >>> import torch
@@ -98,20 +110,21 @@ def convert(
         raise ValueError("a hybrid (until=...) pools its hues: coset_pool must be 'max' or 'avg'")
     if match_parameters and init != "random":
         raise ValueError("match_parameters changes every layer: it needs init='random'")
+    check_network(model)
     options: dict[str, Any] = {"rotations": rotations, "lifting": lifting, "until": until}
     options |= {"coset_pool": coset_pool, "takes": takes, "check_range": check_range}
     if _is_detector(model):
         _check_detector_options(normalization, takes, match_parameters, source)
-        return _convert_detector(model, init, image_size, options)
+        return _convert_detector(model, init, image_size, options, verify=verify)
     numbers = find_normalization(model, normalization)
     original, size = _unwrap(model), choose_image_size(model, image_size)
     refuse(original, check_weights(original))  # first: such networks cannot even be copied
     run = dry_run(original, size)
-    plan = plan_for(original, run, until)
+    plan = plan_for(original, run, until, training_run(original, size))
     channels = None
     if match_parameters:
         channels = match(original, plan, rotations, size)
-    network = build(original, plan, run, size, numbers, channels=channels, **options)
+    network = build(original, plan, run, size, numbers, channels=channels, verify=verify, **options)
     if init == "random":
         draw(network)
     if not plan.mixes:
@@ -205,7 +218,7 @@ def _check_detector_options(
 
 
 def _convert_detector(
-    model: nn.Module, init: str, image_size: int | None, options: dict[str, Any]
+    model: nn.Module, init: str, image_size: int | None, options: dict[str, Any], *, verify: bool
 ) -> nn.Module:
     """Convert the backbone of a detector, which gets images that were normalised and padded."""
     transform: Any = model.transform
@@ -222,9 +235,9 @@ def _convert_detector(
         size = int(sizes[0] if isinstance(sizes, (tuple, list)) else sizes)
     refuse(body, check_weights(body))
     run = dry_run(body, size)
-    plan = plan_for(body, run, options["until"])
+    plan = plan_for(body, run, options["until"], training_run(body, size))
     chosen = options | {"takes": "normalized", "padded": True}
-    converted = build(body, plan, run, size, numbers, **chosen)
+    converted = build(body, plan, run, size, numbers, verify=verify, **chosen)
     if init == "random":
         draw(converted)
     detector: Any = copy.deepcopy(model)

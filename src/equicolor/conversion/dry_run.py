@@ -1,5 +1,6 @@
 """Run a network once without computing anything, and see which of its modules run when."""
 
+import contextlib
 import copy
 import itertools
 from collections.abc import Iterator
@@ -10,10 +11,28 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Call", "DryRun", "dry_run", "ghost_of", "tensors_of"]
+__all__ = [
+    "Call",
+    "Draw",
+    "DryRun",
+    "dry_run",
+    "ghost_of",
+    "own_random_numbers",
+    "tensors_of",
+    "training_run",
+]
 
 BATCH = 2  # more than one, so that nothing is broadcast that should not be
-_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "alpha_dropout")
+DROPOUTS = (
+    "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "alpha_dropout",
+    "feature_alpha_dropout",
+)  # fmt: skip
+_DRAWS = {
+    "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal",
+    "normal_", "uniform_", "random_", "bernoulli", "bernoulli_", "binomial", "poisson",
+    "multinomial", "exponential_", "geometric_", "log_normal_", "cauchy_", "gumbel_softmax",
+    "rrelu", "rrelu_", "fractional_max_pool2d", "fractional_max_pool3d",
+}  # fmt: skip
 
 
 class Call(NamedTuple):
@@ -23,22 +42,30 @@ class Call(NamedTuple):
     end: int
 
 
+class Draw(NamedTuple):
+    """A call of a function that draws random numbers, by the code of a module."""
+
+    path: str
+    function: str
+    when: int  # counted as the beginnings and ends of calls
+
+
 @dataclass
 class DryRun:
-    """What happened in one pass through a network in eval mode.
+    """What happened in one pass through a network.
 
     Attributes:
         calls: of every module that was called, by its path.
         attention: paths of the modules that computed attention.
-        dropout: paths of the modules whose own code called a dropout function.
-        inputs: the shape of what a module was last called with.
+        draws: of random numbers; in eval mode those of dropout functions that would draw some.
+        inputs: the shapes of what a module was called with, one for every call.
         outputs: the shapes of the tensors that came out.
     """
 
     calls: dict[str, list[Call]] = field(default_factory=dict)
     attention: list[str] = field(default_factory=list)
-    dropout: list[str] = field(default_factory=list)
-    inputs: dict[str, list[int]] = field(default_factory=dict)
+    draws: list[Draw] = field(default_factory=list)
+    inputs: dict[str, list[list[int]]] = field(default_factory=dict)
     outputs: list[list[int]] = field(default_factory=list)
 
     def ends(self) -> list[str]:
@@ -52,7 +79,10 @@ class DryRun:
 
 
 def dry_run(model: nn.Module, size: int) -> DryRun:
-    """Follow images through a network on the meta device; the network is not changed.
+    """Follow images through a network in eval mode; the network is not changed.
+
+    On the meta device, where nothing is computed; a network that does not run there, since its
+    code looks at numbers or makes tensors on a device of its own choice, runs where it is.
 
     Args:
         model: a network of images.
@@ -69,14 +99,43 @@ def dry_run(model: nn.Module, size: int) -> DryRun:
         >>> run.outputs, run.calls["0"][0].end < run.calls["1"][0].start
         ([[2, 4, 6, 6]], True)
     """
+    return _run(model, size, training=False)
+
+
+def training_run(model: nn.Module, size: int) -> DryRun | None:
+    """Follow images through a network in train mode; None if it wants more than images there.
+
+    Example:
+        >>> run = training_run(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout(0.1)), 8)
+        >>> run.draws[0].path, run.draws[0].function
+        ('1', 'dropout')
+    """
+    try:
+        return _run(model, size, training=True)
+    except ValueError:
+        return None
+
+
+@contextlib.contextmanager
+def own_random_numbers(model: nn.Module) -> Iterator[None]:
+    """Leave torch's random numbers, on the CPU and where a network is, as they were."""
+    devices = {tensor.device for tensor in model.parameters() if tensor.is_cuda}
+    with torch.random.fork_rng([device.index for device in devices]):
+        yield
+
+
+def _run(model: nn.Module, size: int, *, training: bool) -> DryRun:
     tensor = next(itertools.chain(model.parameters(), model.buffers()), torch.empty(0))
     dtype = tensor.dtype if tensor.is_floating_point() else torch.get_default_dtype()
     images = torch.empty(BATCH, 3, size, size, dtype=dtype, device="meta")
-    try:
-        return _follow(ghost_of(model), images)
-    except NotImplementedError:  # code that looks at numbers needs some
+    with own_random_numbers(model):
+        try:
+            return _follow(ghost_of(model).train(training), images)
+        except ValueError:
+            if tensor.is_meta:
+                raise
         images = torch.rand(images.shape, dtype=dtype, device=tensor.device)
-        return _follow(copy.deepcopy(model), images)
+        return _follow(copy.deepcopy(model).train(training), images)
 
 
 def ghost_of(model: nn.Module) -> nn.Module:
@@ -113,12 +172,10 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 
 
 def _follow(model: nn.Module, images: Tensor) -> DryRun:
-    watch = _Watch(model.eval())
+    watch = _Watch(model)
     with torch.no_grad(), watch:
         try:
             outputs = model(images)
-        except NotImplementedError:
-            raise
         except Exception as error:  # whatever the network's own code does
             where = f" in {watch.stack[-1]!r}" if watch.stack and watch.stack[-1] else ""
             reason = str(error).partition("\n")[0]
@@ -158,7 +215,7 @@ class _Watch(TorchFunctionMode):
             self.stack.append(path)
             self._starts.append(next(self._ticks))
             for tensor in itertools.islice(tensors_of(args), 1):
-                self.run.inputs[path] = list(tensor.shape)
+                self.run.inputs.setdefault(path, []).append(list(tensor.shape))
 
         return hook
 
@@ -176,6 +233,8 @@ class _Watch(TorchFunctionMode):
         path = self.stack[-1] if self.stack else ""
         if name in ("scaled_dot_product_attention", "multi_head_attention_forward"):
             self.run.attention.append(path)
-        elif name in _DROPOUTS and (kwargs["p"] if "p" in kwargs else args[1]):
-            self.run.dropout.append(path)
+        elif name in _DRAWS or (
+            name in DROPOUTS and (kwargs["p"] if "p" in kwargs else args[1] if args[1:] else 0.5)
+        ):
+            self.run.draws.append(Draw(path, name, next(self._ticks)))
         return func(*args, **kwargs)

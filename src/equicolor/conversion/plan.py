@@ -1,12 +1,13 @@
 """What will be replaced in a network, decided before anything is."""
 
 import difflib
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import nn
 
-from equicolor.conversion.dry_run import DryRun
+from equicolor.conversion.dry_run import DROPOUTS, DryRun
 from equicolor.conversion.supported import ConversionError, Problem, kind_of
 
 __all__ = ["Exit", "Plan", "make_plan"]
@@ -52,7 +53,11 @@ class Plan:
 
 
 def make_plan(
-    model: nn.Module, run: DryRun, until: str | None = None, exit_: Exit | None = None
+    model: nn.Module,
+    run: DryRun,
+    until: str | None = None,
+    exit_: Exit | None = None,
+    training: DryRun | None = None,
 ) -> Plan:
     """Plan a conversion.
 
@@ -61,6 +66,7 @@ def make_plan(
         run: a pass through it.
         until: the module that the equivariant part ends with; None for all but the classifier.
         exit_: where to pool the hues, if that is not to be found out.
+        training: a pass through it in train mode, if there is one.
 
     Example:
         >>> from equicolor.conversion.dry_run import dry_run
@@ -75,7 +81,9 @@ def make_plan(
     if exit_ is None:
         exit_ = classifier if until is None else _find_until(modules, run, until)
     inside = _inside(run, exit_)
-    replaced, problems = {}, list(_function_problems(modules, run, inside))
+    replaced, problems = {}, list(_attention(modules, run, inside))
+    draws = [_draws(modules, mode, exit_) for mode in (run, training) if mode is not None]
+    problems += dict.fromkeys(itertools.chain(*draws))
     hopeless = {problem.path for problem in problems}
     for path, module in modules.items():
         if path in hopeless or any(path.startswith(f"{other}.") for other in hopeless if other):
@@ -84,7 +92,7 @@ def make_plan(
             if path in run.calls and not inside(path):
                 continue
             kind = kind_of(module)
-            _check_called(path, module, run, exit_)
+            _check_called(path, module, run, exit_, training)
         except ConversionError as error:
             problems.append(Problem(path, type(module).__name__, str(error)))
             hopeless.add(path)
@@ -149,10 +157,10 @@ class _inside:  # noqa: N801
 
     def __init__(self, run: DryRun, exit_: Exit) -> None:
         self.run, self.boundary = run, float("inf")
-        if exit_.where == "before":
-            self.boundary = run.calls[exit_.path][0].start
-        elif exit_.where == "after":
-            self.boundary = run.calls[exit_.path][0].end
+        if exit_.where == "output" or exit_.path not in run.calls:
+            return
+        first = run.calls[exit_.path][0]
+        self.boundary = first.start if exit_.where == "before" else first.end
 
     def __call__(self, path: str) -> bool:
         calls = self.run.calls.get(path, [])
@@ -164,29 +172,49 @@ class _inside:  # noqa: N801
         return self(path) and any(call.start > self.boundary for call in calls)
 
 
-def _check_called(path: str, module: nn.Module, run: DryRun, exit_: Exit) -> None:
+def _check_called(
+    path: str, module: nn.Module, run: DryRun, exit_: Exit, training: DryRun | None
+) -> None:
     weights = any(_own(module)) and path != ""
     if weights and path not in run.calls:
+        only = ", only in training" if training is not None and path in training.calls else ""
         raise ConversionError(
-            "it has weights but is not called in eval mode, so what it sees is unknown"
+            f"it has weights but is not called in eval mode{only}: what it sees is unknown"
         )
     if _inside(run, exit_).crosses(path) and (weights or kind_of(module) != "keep"):
         raise ConversionError("it is used before and after the hues are pooled")
 
 
-def _function_problems(
-    modules: dict[str, nn.Module], run: DryRun, inside: _inside
-) -> Iterator[Problem]:
+def _attention(modules: dict[str, nn.Module], run: DryRun, inside: _inside) -> Iterator[Problem]:
     for path in dict.fromkeys(run.attention):
         if inside(path):
             reason = "attention mixes places by content: it has no filters over hues"
             yield Problem(path, type(modules[path]).__name__, reason)
-    for path in dict.fromkeys(run.dropout):
+
+
+def _draws(modules: dict[str, nn.Module], run: DryRun, exit_: Exit) -> Iterator[Problem]:
+    """Random numbers that the code of a module draws by itself, before the hues are pooled."""
+    boundary = _inside(run, exit_).boundary
+    functions = {draw.path: draw.function for draw in reversed(run.draws) if draw.when < boundary}
+    for path, function in functions.items():
         module = modules[path]
-        if inside(path) and not isinstance(module, nn.modules.dropout._DropoutNd):
-            yield Problem(
-                path,
-                type(module).__name__,
+        if _shares_or_is_refused(module):
+            continue
+        reason = (
+            f"its code draws random numbers ({function}), which would differ between the hues; "
+            "build the network without it"
+        )
+        if function in DROPOUTS:
+            reason = (
                 "its code calls a dropout function, whose mask would differ between the hues; "
-                "build the network without it (drop_rate=0), or with nn.Dropout",
+                "build the network without it (drop_rate=0), or with nn.Dropout"
             )
+        yield Problem(path, type(module).__name__, reason)
+
+
+def _shares_or_is_refused(module: nn.Module) -> bool:
+    """Whether a module that draws gets a version for hues, or is named for what it is."""
+    try:
+        return isinstance(module, nn.RReLU) or kind_of(module) in ("dropout", "depth")
+    except ConversionError:
+        return True

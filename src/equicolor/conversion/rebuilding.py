@@ -71,6 +71,7 @@ def converted(
         takes=takes,
         check_range=check_range,
         channels=None if channels is None else dict(channels),
+        verify=False,  # it was, before it was saved
     )
     network.image_size, network.resize = image_size, resize
     network.config = {

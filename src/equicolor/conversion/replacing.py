@@ -1,22 +1,71 @@
 """The surgery: one module in the place of another."""
 
+import copy
 from collections import OrderedDict
 from typing import Any
 
 import torch
 from torch import nn
 
-from equicolor.conversion.network import PoolEach
-from equicolor.conversion.plan import Exit
+from equicolor.conversion.network import ConvertedNetwork, PoolEach
+from equicolor.conversion.plan import Exit, Plan
 from equicolor.conversion.supported import drops_channels, pads_to_stride
 from equicolor.nn.batched import (
     BatchedCEConv2d,
     BatchedCELinear,
+    BatchedCosetPool,
     BatchedDropout,
     BatchedStochasticDepth,
+    HueLift,
 )
 
-__all__ = ["end_with", "replace", "replacement"]
+__all__ = ["carry_out", "end_with", "exit_of", "new_path", "replace", "replacement"]
+
+
+def carry_out(
+    original: nn.Module, plan: Plan, lift: HueLift, coset_pool: str | None
+) -> ConvertedNetwork:
+    """Convert a copy of a network as planned; the new hue filters are the identity.
+
+    Args:
+        original: the network; it is not changed.
+        plan: made for it.
+        lift: images in every hue, what the network will begin with.
+        coset_pool: ``"max"``, ``"avg"`` or None.
+    """
+    network = copy.deepcopy(original)
+    modules = dict(network.named_modules())
+    for path, kind in plan.replaced.items():
+        replace(network, modules[path], replacement(modules[path], kind, lift.rotations))
+    pool: BatchedCosetPool | nn.Identity = BatchedCosetPool(lift.rotations, coset_pool)
+    exit_, head = exit_of(plan, coset_pool), plan.head
+    if exit_.where != "output":
+        end_with(network, exit_, pool)
+        pool = nn.Identity()
+        head = f"{head}.head" if exit_.where == "before" else head
+    converted = ConvertedNetwork(lift, network, pool)
+    converted.head = head
+    for module in (converted, converted.lift, converted.pool):  # the others have modes of their own
+        module.training = original.training
+    return converted
+
+
+def exit_of(plan: Plan, coset_pool: str | None) -> Exit:
+    """Where the hues are pooled; where they are kept apart, a classifier sees every one."""
+    apart = plan.exit.where == "before" and coset_pool is None
+    return Exit("output") if apart else plan.exit
+
+
+def new_path(path: str, exit_: Exit) -> str:
+    """Where a replaced module of the original is in the converted network.
+
+    Example:
+        >>> new_path("layer2.0.conv1", Exit("after", "layer2"))
+        'network.layer2.body.0.conv1'
+    """
+    if exit_.where == "after" and f"{path}.".startswith(f"{exit_.path}."):
+        path = f"{exit_.path}.body{path.removeprefix(exit_.path)}"
+    return f"network.{path}"
 
 
 def replacement(module: nn.Module, kind: str, rotations: int) -> nn.Module:

@@ -1,21 +1,21 @@
 """What a module becomes in an equivariant network, or why it cannot become anything."""
 
+import inspect
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from equicolor.nn.batched import HueLift
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 
-__all__ = ["ConversionError", "Problem", "check_weights", "kind_of", "refuse"]
+__all__ = ["ConversionError", "Problem", "check_network", "check_weights", "kind_of", "refuse"]
 
-# Parameters outside of layers that are one number per channel, by the names networks use.
-_PER_CHANNEL = ("layer_scale", "gamma", "beta", "weight", "bias", "scale", "scale_weight", "alpha")
 # One scale and shift per channel, or none: the same for every rotation.
 _KEPT = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.PReLU, nn.ConvTranspose2d, nn.Conv1d)
 _CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -81,6 +81,11 @@ def kind_of(module: nn.Module) -> str:
             "it draws random numbers in training, which would differ between the hues; build the "
             "network without it"
         )
+    if isinstance(module, _BatchNorm) and module.running_mean is None:
+        raise ConversionError(
+            "it has no running statistics (track_running_stats=False), so it compares the images "
+            "of a batch, in which the hues lie; a batch norm that keeps them works, or a GroupNorm"
+        )
     if isinstance(module, nn.Embedding):
         raise ConversionError("embeddings know nothing of hue")
     if isinstance(module, nn.RNNBase):
@@ -88,6 +93,37 @@ def kind_of(module: nn.Module) -> str:
     if not isinstance(module, _KEPT):
         _check_parameters(module)
     return "keep"
+
+
+def check_network(model: Any) -> None:
+    """Refuse what is no network of images that is written in Python.
+
+    Example:
+        >>> check_network(lambda images: images)
+        Traceback (most recent call last):
+            ...
+        equicolor.conversion.supported.ConversionError: a torch.nn.Module is needed, got function
+    """
+    kind = type(model).__name__
+    if not isinstance(model, nn.Module):
+        raise ConversionError(f"a torch.nn.Module is needed, got {kind}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ConversionError(
+            f"{kind} was made by torch.jit, which leaves no layers to replace: convert the "
+            "torch.nn.Module it was made from"
+        )
+    inputs = [
+        name
+        for name, parameter in inspect.signature(model.forward).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if len(inputs) > 1:
+        raise ConversionError(
+            f"{kind} takes more than one input ({', '.join(inputs)}), but a converted network "
+            "takes images alone: wrap it in a module whose forward takes them and knows the rest, "
+            "or convert the part that sees the images"
+        )
 
 
 def check_weights(model: nn.Module) -> Iterator[Problem]:
@@ -164,6 +200,14 @@ def refuse(model: nn.Module, problems: Iterable[Problem]) -> None:
 
 def _advice(problems: list[Problem]) -> str:
     words = " ".join(problem.reason for problem in problems)
+    if all("not called" in problem.reason for problem in problems):
+        return (
+            "What works: without the modules that are not called. Build the network without them "
+            "(aux_logits=False), or put nn.Identity() in their place; and where code reads their "
+            "weights, let it call them instead"
+        )
+    if "has no convolution" in words:
+        return "What works: a network, or an until='NAME', with an nn.Conv2d that sees the images"
     if "attention" in words or "position or class" in words:
         return (
             "What works: a convolutional network (ResNet, RegNet, EfficientNet, ConvNeXt, ...); or "
@@ -195,7 +239,7 @@ def _is_attention(module: nn.Module) -> bool:
 
 
 def _check_parameters(module: nn.Module) -> None:
-    """Refuse parameters that might not be the same for every pixel and hue."""
+    """Refuse parameters that are filters, or tokens; single numbers and vectors are neither."""
     for name, parameter in module._parameters.items():
         if parameter is None:
             continue
@@ -204,6 +248,5 @@ def _check_parameters(module: nn.Module) -> None:
             raise ConversionError("there are no hue filters for this layer")
         if name in ("pos_embed", "cls_token", "pos_embedding", "class_token"):
             raise ConversionError(f"{name} {shape} is a position or class token, not a filter")
-        vector = sum(size > 1 for size in shape) <= 1
-        if not (vector and name in _PER_CHANNEL):
+        if sum(size > 1 for size in shape) > 1:
             raise ConversionError(f"its parameter {name} {shape} is of an unknown kind")

@@ -20,7 +20,7 @@ from equicolor.groups import HueGroup
 from equicolor.nn import functional
 from equicolor.nn.constants import DerivedConstants
 from equicolor.nn.conv import CEConv2d
-from equicolor.nn.layout import from_pixels, to_images, to_pixels
+from equicolor.nn.layout import channels_last, from_pixels, to_features, to_images, to_pixels
 
 __all__ = [
     "BatchedCEConv2d",
@@ -52,6 +52,10 @@ def split_rotations(name: str, x: Tensor, rotations: int) -> Tensor:
 
 class BatchedCEConv2d(CEConv2d):
     """:class:`equicolor.nn.CEConv2d` on features ``[n * B, C, H, W]``.
+
+    What comes out lies in memory as what goes in does, contiguous or channels_last, as plain
+    convolutions have it: somebody else's code may rely on it, ``x.view(len(x), -1)`` does.
+    Computing takes channels_last memory, so that costs no copy, and the other one two.
 
     Args:
         args: as in :class:`equicolor.nn.CEConv2d`.
@@ -104,12 +108,19 @@ class BatchedCEConv2d(CEConv2d):
         """Features ``[n * B, C_in, H, W]`` to features ``[n * B, C_out, H', W']``."""
         if self.pad_to_stride:
             x = pad_to_stride(x, self.kernel_size, self.stride, self.dilation)
-        parts = split_rotations(type(self).__name__, x, self.rotations)
-        if x.is_cuda:
-            # The dense algorithm has to copy, also gradients. The layers around it, somebody
-            # else's, would go on in whatever memory it leaves, and here one is fast.
-            return to_pixels(super().forward(from_pixels(x, self.rotations)))
-        return to_images(super().forward(parts.permute(1, 2, 0, 3, 4)))
+        return self._convolve(x) if _is_channels_last(x) else self._convolve_contiguous(x)
+
+    def _convolve(self, x: Tensor) -> Tensor:
+        """In channels_last memory, the copies of the dense algorithm and of gradients as well."""
+        self._check_rotations(x)
+        return to_pixels(super().forward(from_pixels(x, self.rotations)))
+
+    def _convolve_contiguous(self, x: Tensor) -> Tensor:
+        self._check_rotations(x)
+        return to_images(super().forward(to_features(x, self.rotations))).contiguous()
+
+    def _check_rotations(self, x: Tensor) -> None:
+        split_rotations(type(self).__name__, x, self.rotations)
 
 
 class BatchedCELinear(BatchedCEConv2d):
@@ -150,7 +161,7 @@ class BatchedCELinear(BatchedCEConv2d):
             )
         places = x.unsqueeze(1) if x.ndim == 2 else x.flatten(1, -2)
         # Places as pixels: a view, since channels come last in memory.
-        y = super().forward(places.transpose(1, 2).unsqueeze(-1))
+        y = self._convolve(places.transpose(1, 2).unsqueeze(-1))
         return y.squeeze(-1).transpose(1, 2).reshape(*x.shape[:-1], self.out_features)
 
 
@@ -178,6 +189,8 @@ class BatchedCosetPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features ``[n * B, ...]`` to ``[B, ...]``, or ``[B, n, ...]``."""
+        if self.kind is not None and x.ndim == 4 and _is_channels_last(x):
+            return self.forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         parts = split_rotations("BatchedCosetPool", x, self.rotations)
         if self.kind is None:
             return parts.transpose(0, 1)
@@ -346,7 +359,8 @@ class HueLift(DerivedConstants):
         lifted = (orbit - self.mean) / self.std if self.normalizes else orbit
         if self.padded:
             lifted = torch.where((images == 0).all(1, keepdim=True), images, lifted)
-        return lifted.to(images.dtype).flatten(0, 1)
+        batch = lifted.to(images.dtype).flatten(0, 1)
+        return channels_last(batch) if _is_channels_last(images) else batch
 
     def _check_range(self, images: Tensor) -> None:
         if torch._C._get_tracing_state() is not None or images.is_meta or not images.numel():
@@ -386,6 +400,14 @@ def pad_to_stride(
         lack = max((math.ceil(size / s) - 1) * s + (k - 1) * d + 1 - size, 0)
         sides = [lack // 2, lack - lack // 2, *sides]
     return F.pad(x, sides)
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    """Whether a plain convolution of images would give channels_last memory for them.
+
+    Slices of channels count as what they are taken from; where both are the same, it is neither.
+    """
+    return x.stride(1) == 1 and not x.is_contiguous()
 
 
 def _three(name: str, values: Sequence[float] | None, default: float) -> tuple[float, ...]:

@@ -30,7 +30,7 @@ from equicolor.nn.folding.cyclic import CyclicFolder
 from equicolor.nn.folding.dense import DenseFolder
 from equicolor.nn.folding.folder import Folder
 from equicolor.nn.folding.fused import find_stages, fuse, is_where_fused, left_over
-from equicolor.nn.folding.trace import fold_batch_norms, is_impure, trace
+from equicolor.nn.folding.trace import allow_any_memory, fold_batch_norms, is_impure, trace
 
 __all__ = ["fold"]
 
@@ -68,6 +68,7 @@ def fold(model: nn.Module, form: str = "auto") -> fx.GraphModule:
     _checks.one_of("form", form, FORMS)
     model = copy.deepcopy(model).eval().requires_grad_(False)
     traced = trace(model)
+    allow_any_memory(traced.graph)
     may_fuse = form == "fused" or (form == "auto" and is_where_fused(traced))
     stages = find_stages(traced) if may_fuse else []
     if stages and not left_over(traced, stages):

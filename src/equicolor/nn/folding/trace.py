@@ -39,6 +39,7 @@ LAYERS: tuple[type[nn.Module], ...] = (
 )
 # timm's convolution that pads like TensorFlow looks at shapes; so it is kept whole.
 _LEAVES = ("Conv2dSame",)
+_VIEWS = {"view": "reshape", "view_as": "reshape_as"}
 _IN_PLACE_OPERATORS = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 
 
@@ -156,6 +157,15 @@ class _FunctionTracer(fx.Tracer):
         proxy = super().proxy(node)
         proxy.dtype = self.dtype  # type: ignore[attr-defined]
         return proxy
+
+
+def allow_any_memory(graph: fx.Graph) -> None:
+    """Let views be copies where they have to: folded layers leave features in other memory."""
+    for node in graph.nodes:
+        values = (*node.args, *node.kwargs.values())
+        bytes_as_others = any(isinstance(value, torch.dtype) for value in values)
+        if node.op == "call_method" and node.target in _VIEWS and not bytes_as_others:
+            node.target = _VIEWS[node.target]
 
 
 def fold_batch_norms(traced: fx.GraphModule) -> None:
