@@ -327,6 +327,76 @@ def test_torch_operations_are_those_of_a_matrix_product():
     assert torch.equal(mix_together(matrix, x.unbind()), expected)
 
 
+# In pieces, on a CPU
+
+
+@pytest.fixture
+def pieces(monkeypatch):
+    """Everything is large, and pieces are small; a list of how many tensors were joined."""
+    calls, mix = [], mixing._mix_in_pieces
+
+    def counted(matrix, parts):
+        calls.append(len(parts))
+        return mix(matrix, parts)
+
+    monkeypatch.setattr(mixing, "_mix_in_pieces", counted)
+    monkeypatch.setattr(mixing, "_LARGE", 1)
+    monkeypatch.setattr(mixing, "_PIECE", 50)
+    return calls
+
+
+def on_cpu(n, dtype=torch.float32):
+    return torch.randn(n, 2, 5, 7, 3, dtype=dtype).movedim(-1, 2).requires_grad_()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("n", [3, 12])
+def test_pieces_make_the_whole(n, dtype, pieces, relative_error, tolerance):
+    matrix = cyclic_algorithm(n).analysis.to(dtype)
+    r = len(matrix)
+    x, products = on_cpu(n, dtype), on_cpu(r, dtype)
+    apart, together = mix_apart(matrix, x), mix_together(matrix.T, products.unbind())
+    slope, slopes = torch.randn_like(together), torch.randn_like(products)
+    (back,) = torch.autograd.grad(together, products, slope)
+    (forth,) = torch.autograd.grad(apart, x, slopes.unbind())
+    for found, expected in (
+        (torch.stack(apart), exact(matrix, x)),
+        (together, exact(matrix.T, products)),
+        (back, exact(matrix, slope)),
+        (forth, exact(matrix.T, slopes)),
+    ):
+        assert relative_error(found, expected) < tolerance[dtype]
+        assert in_channels_last_memory(found)
+    assert pieces == [r, r]  # what comes as one tensor is not joined
+    together.relu_()
+
+
+def test_pieces_have_all_derivatives(pieces):
+    matrix = cyclic_algorithm(3).analysis
+    x = on_cpu(3, torch.float64)[:, :1, :2, :2].detach().requires_grad_()
+
+    def function(x):
+        return torch.stack(mix_apart(matrix, x)), mix_together(matrix, x.unbind())
+
+    assert torch.autograd.gradcheck(function, x, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, x, fast_mode=True)
+    assert pieces
+
+
+def test_pieces_only_where_they_are_the_same(pieces, monkeypatch):
+    matrix, x = cyclic_algorithm(3).analysis.float(), on_cpu(3).detach()
+    with torch.autocast("cpu", torch.bfloat16):  # would round products of matrices
+        mix_together(matrix, x.unbind())
+    mix_together(matrix, x.bfloat16().unbind())
+    mix_together(matrix.requires_grad_(), x.unbind())
+    matrix.requires_grad_(False)
+    torch.vmap(lambda x: mix_together(matrix, x.unbind()))(x[None])
+    torch.func.jvp(lambda x: mix_together(matrix, x.unbind()), (x,), (x,))
+    monkeypatch.setattr(mixing, "_LARGE", x[0].numel() + 1)
+    mix_together(matrix, x.unbind())
+    assert not pieces
+
+
 # On a GPU
 
 

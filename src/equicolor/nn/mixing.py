@@ -4,9 +4,11 @@ The matrices of the cyclic algorithm are real numbers such as cosines. Rounding 
 sums made with them, to bfloat16 would double the error of the layer, so the mixing upcasts
 half-precision operands and steps outside autocast; only its result is rounded.
 
-On a GPU, outside of whatever records or transforms operations, the mixing before and after the
-convolutions is one kernel of :mod:`equicolor.nn.mix_kernels` each; elsewhere it is a matrix
-product. The results are the same to rounding, derivatives of any order included.
+Outside of whatever records or transforms operations, the mixing before and after the
+convolutions is one call each: on a GPU a kernel of :mod:`equicolor.nn.mix_kernels`, on a CPU, for
+large images, products of pieces that fit into its cache. Elsewhere it is a matrix product, for
+which tensors are joined first. The results are the same to rounding, derivatives of any order
+included.
 """
 
 import importlib
@@ -24,6 +26,8 @@ from equicolor.nn.observed import is_recorded, is_watched
 DEVICES: tuple[str, ...] = ("cuda",)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LARGEST = 24  # products of a kernel, whose numbers are kept in registers: up to 16 rotations
+# On a CPU: numbers that a tensor has at least where pieces pay, and those of a piece.
+_LARGE, _PIECE = 2**18, 2**15
 
 
 def mix_apart(matrix: Tensor, x: Tensor) -> tuple[Tensor, ...]:
@@ -36,7 +40,7 @@ def mix_apart(matrix: Tensor, x: Tensor) -> tuple[Tensor, ...]:
         >>> len(parts), parts[0].shape
         (3, torch.Size([5, 4, 6, 6]))
     """
-    if not _is_one_kernel(matrix, (x,)):
+    if not _is_one_call(matrix, (x,)):
         return mix_rotations(matrix, x).unbind(0)
     parts: tuple[Tensor, ...] = _apply(_Apart, matrix, x)
     return parts
@@ -52,7 +56,7 @@ def mix_together(matrix: Tensor, parts: Sequence[Tensor]) -> Tensor:
         >>> mix_together(torch.ones(3, 2), parts).shape
         torch.Size([3, 5, 4, 6, 6])
     """
-    if not _is_one_kernel(matrix, parts):
+    if not _is_one_call(matrix, parts):
         stacked: Tensor = torch.cat(tuple(parts)).unflatten(0, (len(parts), -1))
         return mix_rotations(matrix, stacked)
     # Permuted here: what comes out of the function itself must be no view, or whoever writes
@@ -88,14 +92,17 @@ class _Apart(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, x: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(matrix)
-        pixels = x.permute(0, 1, 3, 4, 2).contiguous()
-        mixed: Tensor = _kernels().mix(matrix, pixels.unbind(0))
-        return mixed.permute(0, 1, 4, 2, 3).unbind(0)
+        if _is_one_kernel(matrix, (x,)):
+            pixels = x.permute(0, 1, 3, 4, 2).contiguous()
+            mixed: Tensor = _kernels().mix(matrix, pixels.unbind(0)).permute(0, 1, 4, 2, 3)
+        else:  # nothing has to be joined
+            mixed = mix_rotations(matrix, x)
+        return mixed.unbind(0)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
         (matrix,) = ctx.saved_tensors
-        if _is_one_kernel(matrix.T, gradients):
+        if _is_one_call(matrix.T, gradients):
             return None, mix_together(matrix.T, gradients)
         # The gradient of taking a tensor apart, which can be had for many at once.
         return None, mix_rotations(matrix.T, torch.stack(gradients))
@@ -108,7 +115,8 @@ class _Together(torch.autograd.Function):
     def forward(ctx: Any, matrix: Tensor, *parts: Tensor) -> Tensor:
         ctx.save_for_backward(matrix)
         pixels = [part.permute(0, 2, 3, 1).contiguous() for part in parts]
-        mixed: Tensor = _kernels().mix(matrix, pixels)
+        mix = _kernels().mix if _is_one_kernel(matrix, parts) else _mix_in_pieces
+        mixed: Tensor = mix(matrix, pixels)
         return mixed
 
     @staticmethod
@@ -121,21 +129,51 @@ def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     return function.apply(*arguments)
 
 
-def _is_one_kernel(matrix: Tensor, tensors: Sequence[Tensor]) -> bool:
-    """Whether the mixing of some tensors can be a kernel, where it is to be one at all."""
-    first = tensors[0]
+def _mix_in_pieces(matrix: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """Mix n contiguous tensors on a CPU: joined as a whole, they would go to memory and back."""
+    flat = [part.view(-1) for part in parts]
+    matrix, piece = matrix.to(flat[0].dtype), _PIECE * torch.get_num_threads()
+    mixed = parts[0].new_empty(matrix.shape[0], *parts[0].shape)
+    rows = mixed.view(matrix.shape[0], -1)
+    for start in range(0, len(flat[0]), piece):
+        joined = torch.stack([part[start : start + piece] for part in flat])
+        torch.mm(matrix, joined, out=rows[:, start : start + piece])
+    return mixed
+
+
+def _is_one_call(matrix: Tensor, tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors can be mixed by a call of our own, where there is to be one at all."""
     return (
         # First, as compilers read no further.
         not torch.compiler.is_compiling()
         and all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
-        and first.device.type in DEVICES
+        and (_is_one_kernel(matrix, tensors) or _is_large(matrix, tensors))
         and not is_recorded(tensors)
         and not is_watched()
+        and not matrix.requires_grad
+    )
+
+
+def _is_large(matrix: Tensor, tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors lie on a CPU and are worth cutting into pieces."""
+    first = tensors[0]
+    return (
+        first.device.type == matrix.device.type == "cpu"
+        and first.numel() >= _LARGE
+        and first.dtype in (torch.float32, torch.float64)
+        and not _checks.autocasting(first.device)
+    )
+
+
+def _is_one_kernel(matrix: Tensor, tensors: Sequence[Tensor]) -> bool:
+    """Whether the mixing of some tensors can be a kernel on their device."""
+    first = tensors[0]
+    return (
+        first.device.type in DEVICES
         and first.device == matrix.device
         and first.numel() > 0
         and first.dtype in _DTYPES
         and max(matrix.shape) <= _LARGEST
-        and not matrix.requires_grad
         and runs_triton(first.device)
     )
 
