@@ -72,6 +72,15 @@ def test_two_workers_share_the_jobs(tmp_path: Path, log: Path) -> None:
     assert len([name for name in ran(log) if name != "broken"]) == 4
 
 
+def test_a_worker_that_is_stopped_says_nothing(
+    tmp_path: Path, log: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    listed = [job(name, log, stopped=True) for name in ("one", "two")]
+    with pytest.raises(JobsFailedError, match="a worker ended before it did"):
+        launch(listed, Store(tmp_path / "jobs"), TWO)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_what_failed_is_noted_before_its_lock_is_free(tmp_path: Path, log: Path) -> None:
     broken, store, notes = job("broken", log, error="it is broken"), Store(tmp_path), tmp_path / "n"
     notes.mkdir()

@@ -21,6 +21,8 @@ def run(
     with Path(settings["log"]).open("a") as log:
         log.write(f"{settings['name']} {os.getpid()}\n")
     time.sleep(settings.get("seconds", 0))
+    if settings.get("stopped"):  # as a training that is told to stop ends
+        raise KeyboardInterrupt
     if "error" in settings:
         raise ValueError(settings["error"])
     needed = [row["name"] for outcome in before for row in outcome.rows]

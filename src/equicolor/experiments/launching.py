@@ -378,7 +378,10 @@ def _worker(
         if news == _DONE:
             messages.put((name, news, None))
 
-    failed = work(jobs, root, kind, report, notes=notes)
+    try:
+        failed = work(jobs, root, kind, report, notes=notes)
+    except KeyboardInterrupt:  # of a training that was told to stop, and has saved itself
+        return
     for name, error in failed.items():
         messages.put((name, _FAILED, _portable(error)))
 
