@@ -82,6 +82,21 @@ def test_options_reach_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls[1][0] == ("colormnist-biased", Path("runs/colormnist-biased-quick"))
 
 
+@pytest.mark.parametrize(
+    ("experiment", "option"),
+    [
+        (("classification", "flowers102"), "--networks"),
+        (("classification", "flowers102"), "--actions"),
+        (("colormnist-longtailed",), "--models"),
+        (("colormnist-biased",), "--sigmas"),
+    ],
+)
+def test_an_option_that_lists_nothing_is_refused(experiment: tuple[str, ...], option: str) -> None:
+    result = invoke("reproduce", *experiment, option, " ,")
+    assert result.exit_code == 2
+    assert f"{option} takes names separated by commas, got ' ,'" in result.stderr
+
+
 def test_figures_from_a_file_print_markdown(tmp_path: Path) -> None:
     rows = [
         {

@@ -87,7 +87,7 @@ def longtailed(
     chosen = {
         "seeds": seeds,
         "epochs": epochs,
-        "models": names(models),
+        "models": _listed("--models", models),
         "precision": precision,
         "quick": quick,
     }
@@ -126,7 +126,7 @@ def biased(
     chosen = {
         "seeds": seeds,
         "epochs": epochs,
-        "models": names(models),
+        "models": _listed("--models", models),
         "sigmas": _degrees(sigmas),
         "precision": precision,
         "quick": quick,
@@ -134,8 +134,16 @@ def biased(
     _colormnist("colormnist-biased", chosen, how, output, sources)
 
 
+def _listed(option: str, text: str | None) -> list[str] | None:
+    """What an option lists; one that lists nothing would be taken for nothing to do."""
+    found = names(text)
+    if found == []:
+        raise ValueError(f"{option} takes names separated by commas, got {text!r}")
+    return found
+
+
 def _degrees(sigmas: str | None) -> list[float] | None:
-    listed = names(sigmas)
+    listed = _listed("--sigmas", sigmas)
     try:
         return None if listed is None else [float(sigma) for sigma in listed]
     except ValueError:
@@ -234,11 +242,11 @@ def classification(
     else:
         if dataset is None:
             raise ValueError("name a dataset, such as flowers102, or give rows with --from PATH")
-        wanted = names(networks)
+        wanted = _listed("--networks", networks)
         options = RunOptions(device=how.devices[0])
         precision = usual_precision(cuda=options.accelerator == "cuda")
         runs = experiment.plan(dataset, wanted, seeds=seeds, epochs=epochs, precision=precision)
-        judged = names(actions) or []
+        judged = _listed("--actions", actions) or []
         written = experiment.reproduce(
             runs, output, options, actions=judged, how=how, console=Console(stderr=True)
         )
