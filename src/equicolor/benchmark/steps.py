@@ -127,9 +127,9 @@ def called(module: nn.Module, variant: str, settings: Settings, *, recorded: boo
             return kept(images)
 
         return replayed
-    # dynamic=False: the shapes of one case must not make those of the next symbolic.
     if not settings.compile or variant == "fused":
         return module
+    # dynamic=False: the shapes of one case must not make those of the next symbolic.
     mode = "reduce-overhead" if is_recorded(variant, settings, recorded) else "default"
     return torch.compile(module, dynamic=False, mode=mode)
 

@@ -28,6 +28,7 @@ from equicolor.color import shift_hue
 from equicolor.data.colormnist import ColorMNIST
 from equicolor.models.registry import create_model
 from equicolor.models.z2cnn import DEPTH, Z2CNN
+from equicolor.training.recipes import PRECISIONS, usual_precision
 from equicolor.training.stacked import StackedZ2CNN, stack_states
 
 __all__ = ["Recipe", "Result", "train_many"]
@@ -67,11 +68,11 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Refuse a precision that is none."""
-        _checks.one_of("precision", self.precision, ("auto", "bf16", "32"))
+        _checks.one_of("precision", self.precision, ("auto", *PRECISIONS))
 
     def dtype(self, device: torch.device) -> torch.dtype:
         """What convolutions compute in on a device."""
-        usual = "bf16" if device.type == "cuda" else "32"
+        usual = usual_precision(cuda=device.type == "cuda")
         chosen = usual if self.precision == "auto" else self.precision
         return torch.bfloat16 if chosen == "bf16" else torch.float32
 
