@@ -33,6 +33,8 @@ _STYLES = {
 # Of equivariant networks: by lifting and rotations if full, by stages if hybrid.
 _FULL_STYLES = {
     ("rgb", 3): ("#0072b2", "o"),
+    ("rgb", 6): ("#5e4fa2", "d"),
+    ("rgb", 12): ("#c2185b", "*"),
     ("hsv", 3): ("#cc79a7", "h"),
     ("hsv", 6): ("#009e73", "D"),
     ("hsv", 12): ("#000000", "X"),
@@ -57,9 +59,9 @@ def style(variant: Variant) -> dict[str, Any]:
     if variant.kind != "ce":
         color, marker = _STYLES[variant.kind]
     elif variant.full:
-        color, marker = _FULL_STYLES.get((variant.lifting, variant.rotations), ("#5e4fa2", "d"))
+        color, marker = _FULL_STYLES.get((variant.lifting, variant.rotations), _STYLES["other"])
     else:
-        color, marker = _HYBRID_STYLES.get(variant.ce_stages, ("#5e4fa2", "d"))
+        color, marker = _HYBRID_STYLES.get(variant.ce_stages, _STYLES["other"])
     augmented = variant.augmentation != "none"
     return {
         "color": color,
