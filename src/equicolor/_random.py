@@ -32,7 +32,8 @@ def uniform(seeds: Tensor, stream: int, step: int | Tensor, size: int) -> Tensor
     """
     index = torch.arange(size, device=seeds.device)
     key = _mix(_mix(_mix(seeds) + stream) + step)
-    bits = _mix(_mix(key[:, None] + index))
+    # The index is mixed first: windows of one sequence, which rows would be, could overlap.
+    bits = _mix(_mix(index) + key[:, None])
     # 24 bits fit a float32 exactly, so 1.0 cannot come out.
     return (bits >> 8).float() * 2**-24
 

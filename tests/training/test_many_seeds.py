@@ -174,10 +174,11 @@ def _train_alone(recipe: Recipe, data: ColorMNIST, seed: int) -> float:
 def test_dropout_follows_the_stateless_numbers(data: ColorMNIST) -> None:
     made = trainer(DROPPING, [data], [0, 7])
     factors = made._dropout_factors()
-    assert factors.shape == (6, made.batch, 2, 3)
+    assert factors.shape == (4, made.batch, 2, 3)
     kept = factors > 0
     torch.testing.assert_close(factors[kept], torch.full_like(factors[kept], 1 / 0.7))
-    assert float(kept.float().mean()) == pytest.approx(0.7, abs=0.03)
+    spread = 0.46 / kept.numel() ** 0.5  # of the mean of so many
+    assert float(kept.float().mean()) == pytest.approx(0.7, abs=4 * spread)
     assert not torch.equal(factors[:, :, 0], factors[:, :, 1])
     alone = trainer(DROPPING, [data], [7])._dropout_factors()
     assert torch.equal(factors[:, :, 1], alone[:, :, 0])

@@ -7,13 +7,15 @@ from equicolor.models import layers
 from equicolor.models.registry import Network, register_model
 
 DEPTH = 7
+DROPPING = (0, 2, 3, 4)  # layers with dropout behind them, as in the paper authors' code
 
 
 class Z2CNN(Network):
     """Seven convolutions for 28×28 images, the first ``ce_layers`` of them equivariant.
 
-    Every layer is convolution, batch norm, ReLU and dropout; 2×2 max pooling follows the
-    second. The last convolution is 4×4 and leaves one pixel. Images are taken as they are.
+    Every layer is convolution, batch norm and ReLU; dropout follows the first, third, fourth
+    and fifth, 2×2 max pooling the second. The last convolution is 4×4 and leaves one pixel.
+    Images are taken as they are.
 
     Args:
         num_classes: outputs.
@@ -23,7 +25,7 @@ class Z2CNN(Network):
         coset_pool: ``"max"`` or ``"avg"`` pools over the hues after the last equivariant
             layer; None keeps them apart for the classifier (all seven layers equivariant).
         lifting: ``"rgb"`` or ``"hsv"``.
-        dropout: probability to drop a channel after each of the first six layers.
+        dropout: probability to drop a channel.
     """
 
     image_size = 28
@@ -54,14 +56,13 @@ class Z2CNN(Network):
         blocks = []
         for index in range(DEPTH):
             n = rotations if index < self.ce_layers else 1
-            last = index == DEPTH - 1
-            kernel_size = 4 if last else 3
+            kernel_size = 4 if index == DEPTH - 1 else 3
             conv = (
                 layers.lift(width, kernel_size, rotations=n, lifting=lifting)
                 if index == 0
                 else layers.conv(width, width, kernel_size, rotations=n)
             )
-            tail = [] if last else [layers.dropout(dropout, rotations=n)]
+            tail = [layers.dropout(dropout, rotations=n)] if index in DROPPING else []
             if index == 1:
                 tail.append(layers.max_pool(2, 2, rotations=n))
             blocks.append(nn.Sequential(conv, layers.norm(width, rotations=n), nn.ReLU(), *tail))

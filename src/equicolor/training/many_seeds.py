@@ -27,7 +27,7 @@ from equicolor._random import permutation, uniform
 from equicolor.color import shift_hue
 from equicolor.data.colormnist import ColorMNIST
 from equicolor.models.registry import create_model
-from equicolor.models.z2cnn import DEPTH, Z2CNN
+from equicolor.models.z2cnn import DROPPING, Z2CNN
 from equicolor.training.recipes import PRECISIONS, usual_precision
 from equicolor.training.stacked import StackedZ2CNN, stack_states
 
@@ -271,8 +271,8 @@ class _Trainer:
         return (weights * losses).sum(1) / weights.sum(1)
 
     def _dropout_factors(self) -> Tensor:
-        """Zero or the inverse probability to stay, for all layers, ``[6, B, S, C]``."""
-        shape = DEPTH - 1, self.batch, self.stacked.width
+        """Zero or the inverse probability to stay, for the layers that drop, ``[4, B, S, C]``."""
+        shape = len(DROPPING), self.batch, self.stacked.width
         numbers = uniform(self.run_seeds, _DROPOUT, self.step_number, math.prod(shape))
         keep = (numbers >= self.dropout).float() / (1 - self.dropout)
         factors: Tensor = keep.unflatten(1, shape).movedim(0, 2)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equicolor.color import rotation_matrix, shift_back
-from equicolor.models.z2cnn import DEPTH, Z2CNN
+from equicolor.models.z2cnn import DEPTH, DROPPING, Z2CNN
 from equicolor.nn.functional import dense_filters
 
 __all__ = ["StackedZ2CNN", "stack_states"]
@@ -98,7 +98,7 @@ class StackedZ2CNN:
                 training updates the running statistics in place.
             images: ``[S, B, 3, 28, 28]``.
             training: normalise with the statistics of the batch.
-            dropout: factors ``[6, B, S, C]`` of the channels of all layers but the last;
+            dropout: factors ``[4, B, S, C]`` of the channels of the layers that drop any;
                 None keeps all.
 
         Returns:
@@ -106,11 +106,11 @@ class StackedZ2CNN:
         """
         networks, batch = images.shape[:2]
         x = images.to(self.dtype)
+        dropping = {} if dropout is None else dict(zip(DROPPING, dropout, strict=True))
         for layer in range(DEPTH):
             n = self._order(layer)
             y = self._lift(state, x) if layer == 0 else self._conv(state, layer, x, networks)
-            factors = None if dropout is None or layer == DEPTH - 1 else dropout[layer]
-            x = self._activate(state, layer, y, networks, factors, training=training)
+            x = self._activate(state, layer, y, networks, dropping.get(layer), training=training)
             if layer == 1:
                 x = F.max_pool2d(x, 2)
             if layer == self.ce_layers - 1:
