@@ -217,11 +217,22 @@ def test_damaged_checkpoints_are_named(tiny: ColorMNIST, tmp_path: Path, content
         run([Job("cecnn", TINY, (tiny,))], tmp_path, seeds=[0])
 
 
+def run_parts(
+    job: Job, folder: Path, *, side_by_side: bool, networks: bool = False
+) -> list[dict[str, Any]]:
+    """The rows of seeds 0 and 1, in one part or in two."""
+    return [
+        row
+        for part, seeds in parts([job], [0, 1], side_by_side=side_by_side)
+        for row in run([part], folder, seeds=seeds, networks=networks)
+    ]
+
+
 @pytest.mark.parametrize("side_by_side", [True, False])
 def test_networks_are_kept_on_request(tiny: ColorMNIST, tmp_path: Path, side_by_side: bool) -> None:
     job = Job("cecnn", TINY, (tiny,))
     assert trained(job, tmp_path) == []
-    rows = run([job], tmp_path, seeds=[0, 1], side_by_side=side_by_side, networks=True)
+    rows = run_parts(job, tmp_path, side_by_side=side_by_side, networks=True)
     for row in rows:
         (network,) = trained(job, tmp_path, row["seed"])
         assert not network.training
@@ -232,8 +243,8 @@ def test_networks_are_kept_on_request(tiny: ColorMNIST, tmp_path: Path, side_by_
 
 def test_side_by_side_and_one_by_one_agree(tiny: ColorMNIST, tmp_path: Path) -> None:
     job = Job("cecnn", TINY, (tiny,))
-    together = run([job], tmp_path, seeds=[0, 1])
-    alone = run([job], tmp_path, seeds=[0, 1], side_by_side=False)
+    together = run_parts(job, tmp_path, side_by_side=True)
+    alone = run_parts(job, tmp_path, side_by_side=False)
     for row, other in zip(together, alone, strict=True):
         assert row["seed"] == other["seed"]
         assert row["loss"] == pytest.approx(other["loss"], abs=1e-3)

@@ -36,7 +36,6 @@ __all__ = [
     "jobs",
     "parts",
     "run",
-    "seconds",
     "trained",
 ]
 
@@ -194,7 +193,6 @@ def run(
     seeds: Sequence[int] = tuple(range(SEEDS)),
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
-    side_by_side: bool = True,
     checkpoint_every: int = 50,
     networks: bool = False,
 ) -> list[dict[str, Any]]:
@@ -207,7 +205,6 @@ def run(
         device: where to train.
         progress: called after every epoch with (job, epochs done, epochs, mean loss), and
             once for a job that was finished before.
-        side_by_side: whether all networks of a job train at once, see :func:`parts`.
         checkpoint_every: epochs between checkpoints.
         networks: also keep the trained networks, for :func:`trained`.
 
@@ -218,9 +215,9 @@ def run(
         ValueError: if the folder holds another configuration of one of the jobs.
     """
     rows: list[dict[str, Any]] = []
-    for job, chosen in parts(listed, seeds, side_by_side=side_by_side):
+    for job in listed:
         done = folder / f"{job.name}.json"
-        wanted = _key(job, chosen)
+        wanted = _key(job, seeds)
         if done.exists():
             kept = _kept(done)
             if kept["key"] != wanted:
@@ -234,7 +231,7 @@ def run(
                 progress(job.name, job.recipe.epochs, job.recipe.epochs, loss)
         else:
             started = time.perf_counter()
-            results = _train(job, folder, chosen, device, progress, checkpoint_every)
+            results = _train(job, folder, seeds, device, progress, checkpoint_every)
             taken = round(time.perf_counter() - started, 1)
             if networks:
                 _save_networks(folder / f"{job.name}.pt", results)
@@ -242,28 +239,6 @@ def run(
             write_results(done, made, device=device, key=wanted, seconds=taken)
         rows += made
     return rows
-
-
-def seconds(
-    listed: Sequence[Job], folder: Path, seeds: Sequence[int], *, side_by_side: bool = True
-) -> dict[str, float]:
-    """How long every job that :func:`run` finished took, from start or resumption to the test.
-
-    Args:
-        listed: the jobs.
-        folder: where they ran.
-        seeds, side_by_side: as they ran.
-    """
-    return {
-        job.name: round(
-            sum(
-                _kept(folder / f"{part.name}.json").get("seconds", 0.0)
-                for part, _ in parts([job], seeds, side_by_side=side_by_side)
-            ),
-            1,
-        )
-        for job in listed
-    }
 
 
 def trained(job: Job, folder: Path, seed: int = 0) -> list[Z2CNN]:
