@@ -221,6 +221,81 @@ def test_frames_of_the_paper_s_resnet():
     assert fields["layers.3"].frame_rows[0].tolist()[1] == 32
 
 
+class PadThenConvolve(nn.Module):
+    """Padding of its own, as in networks that pad like TensorFlow."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3)
+
+    def forward(self, x):
+        return self.conv(F.pad(x, (1, 1, 1, 1)))
+
+
+class Thin(nn.Module):
+    """Every second row and column."""
+
+    def forward(self, x):
+        return x[..., ::2, ::2]
+
+
+DOWN = (
+    nn.Conv2d(3, 4, 3, 2, 1), nn.MaxPool2d(3, 2, 1), Residual(), nn.AvgPool2d(2, ceil_mode=True),
+    nn.Conv2d(4, 4, 5, 2, 2), PadThenConvolve(), nn.Conv2d(4, 4, 3, padding="same", dilation=2),
+    nn.Conv2d(4, 4, 3, 2, 1), nn.Conv2d(4, 4, 3, 1, 2), nn.Conv2d(4, 4, (1, 3), 1, (0, 1)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [(8, 8), (16, 16), (8, 64)], ids=str)
+def test_frames_do_not_depend_on_how_few_positions_are_left(size):
+    """A map of one position goes on into its padding as it would in a larger picture."""
+    network = nn.Sequential(*DOWN)
+    names = [str(index) for index in range(len(DOWN))]
+    small, large = (find_layers(network, extent, names) for extent in (size, (256, 256)))
+    assert (small["7"].height, large["7"].height) == (1, 4)
+    for name in names:
+        assert not small[name].field.unknown
+        assert small[name].field.size() == large[name].field.size()
+        assert small[name].field.frame(0, 0) == large[name].field.frame(0, 0)
+
+
+def test_frames_of_single_positions_are_where_gradients_are():
+    """In a picture that is larger all around, by a multiple of the network's stride."""
+    layers = [layer for layer in DOWN[:8] if not isinstance(layer, nn.MaxPool2d)]
+    network, name, stride = nn.Sequential(*layers).double().eval(), "6", 32
+    found = find_layers(network, 16, [name])[name]
+    assert (found.height, found.width) == (1, 1)
+    margin = 8 * stride
+    images = torch.rand(1, 3, 16 + 2 * margin, 16 + 2 * margin, dtype=torch.float64)
+    seen = seen_by_gradient(network, name, images, lambda y: y[0, 0, 8, 8])
+    assert tuple(end - margin for end in seen) == found.field.frame(0, 0)
+
+
+@pytest.mark.parametrize("rotations", [1, 3])
+def test_frames_of_the_paper_s_resnet_in_small_pictures(rotations):
+    from equicolor.models import resnet18
+
+    network = resnet18(4, width=2, rotations=rotations)
+    small, large = (find_layers(network, size) for size in (32, 64))
+    assert list(small) == list(large)
+    for name, layer in small.items():
+        assert layer.field.frame(0, 0) == large[name].field.frame(0, 0)
+        assert not layer.field.unknown
+    assert small["layers.3.1.relu#2"].field.size() == (435, 435)
+
+
+def test_a_step_that_nobody_knows_is_said():
+    network = nn.Sequential(nn.Conv2d(3, 4, 3, 4, 1), Thin(), nn.Conv2d(4, 4, 1), nn.ReLU())
+    before = receptive_fields(network, 8)["3"]
+    assert (before.size(), before.unknown) == ((3, 3), frozenset())
+    padded = nn.Sequential(*network, nn.Conv2d(4, 4, 3, padding=1), nn.ReLU())
+    field = receptive_fields(padded, 8)["5"]
+    assert field.unknown == {"padding of a single position"}
+    assert field.frame(0, 0) == (0, 0, 8, 8)
+    assert field.box(0, 0) == (0, 0, 2, 2)  # what it sees is exact
+    assert not receptive_fields(padded, 16)["5"].unknown
+
+
 def test_global_pooling_widens_the_field_and_not_the_frame():
     network = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), Excite())
     field = receptive_fields(network, 8, ["1"])["1"]

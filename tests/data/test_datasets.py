@@ -4,6 +4,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -354,12 +355,15 @@ def test_missing_folder(name: str) -> None:
         load_dataset(name, "train")
 
 
-def test_hidden_and_other_files_do_not_count(tmp_path: Path) -> None:
+def test_hidden_files_do_not_count(tmp_path: Path) -> None:
     expected = trees.folder(tmp_path)
     (tmp_path / ".git").mkdir()
     (tmp_path / "cat" / "._0.jpg").write_bytes(b"left by a file manager")
-    (tmp_path / "cat" / "Thumbs.db").touch()
-    check(tmp_path, tmp_path, expected)
+    (tmp_path / "cat" / ".cache").mkdir()
+    (tmp_path / "cat" / ".cache" / "notes.txt").touch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(tmp_path, tmp_path, expected)
 
 
 def test_importing_needs_neither_pillow_nor_scipy() -> None:

@@ -7,7 +7,13 @@ from equicolor.analysis.activations import TopActivations, activations_at, top_a
 from equicolor.analysis.equivariance import layer_equivariance
 from equicolor.analysis.filters import FirstFilters, first_filters
 from equicolor.analysis.hue_rows import HueRows, hue_rows
-from equicolor.analysis.layers import Layer, find_layers, receptive_fields, stage_ends
+from equicolor.analysis.layers import (
+    Layer,
+    find_layers,
+    layers_left_out,
+    receptive_fields,
+    stage_ends,
+)
 from equicolor.analysis.neuron_features import NeuronFeatures, neuron_features
 from equicolor.analysis.random_hues import RandomHues
 from equicolor.analysis.receptive_field import ReceptiveField
@@ -27,6 +33,7 @@ __all__ = [
     "first_filters",
     "hue_rows",
     "layer_equivariance",
+    "layers_left_out",
     "neuron_features",
     "receptive_fields",
     "selectivity",

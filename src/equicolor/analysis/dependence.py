@@ -257,10 +257,11 @@ def _convolve(call: _Call) -> list[Planes]:
         padding = [d * (k - 1) // 2 for k, d in zip(kernel, dilation, strict=True)]
     else:
         padding = _pairs(0 if named["padding"] == "valid" else named["padding"], rank)
-    sizes = list(output.shape[2:])
+    before, sizes = call.args[0].shape[2:], output.shape[2:]
     mixed = rules.mix_channels(call.first, named["groups"], output.shape[1])
-    window = rules.spread if transposed else rules.slide
-    return [window(mixed, kernel, stride, padding, dilation, sizes)]
+    if transposed:
+        return [rules.spread(mixed, kernel, stride, padding, dilation, sizes)]
+    return [rules.slide(mixed, kernel, stride, padding, dilation, before, sizes)]
 
 
 def _pool(call: _Call) -> list[Planes]:
@@ -269,8 +270,9 @@ def _pool(call: _Call) -> list[Planes]:
     kernel = _pairs(named["kernel_size"], rank)
     stride = _pairs(named["stride"], rank) if named["stride"] else kernel
     dilation = _pairs(named.get("dilation", 1), rank)
-    padding, sizes = _pairs(named["padding"], rank), output.shape[-rank:]
-    made = rules.slide(call.first, kernel, stride, padding, dilation, sizes)
+    padding = _pairs(named["padding"], rank)
+    before, sizes = call.args[0].shape[-rank:], output.shape[-rank:]
+    made = rules.slide(call.first, kernel, stride, padding, dilation, before, sizes)
     return [made] * len(call.outputs)
 
 
@@ -357,9 +359,12 @@ def _pad(call: _Call) -> list[Planes]:
         plane = rules.collapse(plane)
         for place in range(len(amounts) // 2):
             axis = rank - 1 - place
-            if plane.shape[axis] > 1 or call.outputs[0].shape[axis] == 1:
+            step = None
+            if call.args[0].shape[axis] == 1:
+                step = rules.single_step(call.first, index, axis - rank)
+            if plane.shape[axis] > 1 or call.outputs[0].shape[axis] == 1 or step is not None:
                 before, after = amounts[2 * place : 2 * place + 2]
-                plane = rules.pad_axis(plane, axis, before, after, nominal)
+                plane = rules.pad_axis(plane, axis, before, after, nominal=nominal, step=step)
         made.append(plane)
     return [tuple(made)]
 

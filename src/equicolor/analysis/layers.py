@@ -15,7 +15,7 @@ from equicolor.analysis.receptive_field import ReceptiveField, field_from_planes
 from equicolor.analysis.taps import TIMES, run, tapped
 from equicolor.evaluation.counting import evaluating
 
-__all__ = ["Layer", "find_layers", "receptive_fields", "stage_ends"]
+__all__ = ["Layer", "find_layers", "layers_left_out", "receptive_fields", "stage_ends"]
 
 # By name: other libraries have classes of their own for them.
 _ACTIVATIONS = {
@@ -27,6 +27,12 @@ _ACTIVATIONS = {
 # activations count as none, so the norm before it has the same units.
 _NORMS = (nn.BatchNorm2d, nn.GroupNorm, nn.InstanceNorm2d, nn.LayerNorm)
 _CONVOLUTIONS = {"ceconv2d", "celiftconv2d", "conv2d"}
+# What is looked at by default: all of the first kind that there is.
+_KINDS: tuple[Callable[[nn.Module], bool], ...] = (
+    lambda module: type(module).__name__.lower() in _ACTIVATIONS,
+    lambda module: isinstance(module, _NORMS),
+    lambda module: type(module).__name__.lower() in _CONVOLUTIONS,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +101,8 @@ def find_layers(
             times in a pass. By default the network's nonlinearities, whose channels are its
             units, as far as they come before pooling over the whole picture; where those are
             functions, which cannot be listened to, the norms before them, or else the
-            convolutions: negative activations count as none anyway.
+            convolutions: negative activations count as none anyway. What gives no map
+            :math:`[B, C, H, W]`, as in transformers, is left out: see :func:`layers_left_out`.
 
     Raises:
         ValueError: for a name the network does not have, or that is not enough.
@@ -118,6 +125,37 @@ def find_layers(
     order = list(calls)
     names = sorted(set(chosen), key=order.index)
     return {name: _layer(name, calls[name], (picture[0], picture[1])) for name in names}
+
+
+def layers_left_out(network: nn.Module, size: int | tuple[int, int]) -> dict[str, list[int]]:
+    """What :func:`find_layers` leaves out by default because it gives no map of the picture.
+
+    Args:
+        network, size: as in :func:`find_layers`.
+
+    Returns:
+        The shapes that nonlinearities give for one picture, by the name of the layer, in the
+        order of execution: tokens :math:`[1, N, C]`, or the features :math:`[1, C]` of a
+        flattened map. Where those are functions, the norms before them, or else other layers
+        of tokens with weights. What comes after pooling over the whole picture does not count.
+
+    Example:
+        >>> network = nn.Sequential(nn.Conv2d(3, 4, 2, 2), nn.Flatten(2), nn.GELU())
+        >>> list(find_layers(network, 8)), layers_left_out(network, 8)
+        (['0'], {'2': [1, 4, 16]})
+    """
+    calls = _watch(network, (size, size) if isinstance(size, int) else size)
+    modules = dict(network.named_modules())
+    others = {layer: call for layer, call in calls.items() if _is_local(call) and not _is_map(call)}
+    for is_kind in _KINDS:
+        found = {name: call for name, call in others.items() if is_kind(modules[call.name])}
+        if found:
+            return {name: call.shape for name, call in found.items()}
+    return {
+        name: call.shape
+        for name, call in others.items()
+        if len(call.shape) > 2 and any(True for _ in modules[call.name].parameters(recurse=False))
+    }
 
 
 def receptive_fields(
@@ -203,25 +241,24 @@ def _is_channels_last(planes: Planes) -> bool:
     return varies(rows, 1) and varies(columns, 2) and not varies(rows + columns, 3)
 
 
+def _is_map(call: _Call) -> bool:
+    return len(call.shape) in (4, 5)
+
+
+def _is_local(call: _Call) -> bool:
+    return call.planes is not None and not _is_pooled(call.planes)
+
+
 def _is_pooled(planes: Planes) -> bool:
     """Whether nothing local is left: nominal planes leave out global pooling."""
-    return all(bool(planes[index].isinf().all()) for index in NOMINAL)
+    return all(bool((planes[index] == torch.inf).all()) for index in NOMINAL)
 
 
 def _by_default(network: nn.Module, calls: Mapping[str, _Call]) -> list[str]:
     modules = dict(network.named_modules())
-    maps = {
-        layer: modules[call.name]
-        for layer, call in calls.items()
-        if len(call.shape) in (4, 5) and call.planes is not None and not _is_pooled(call.planes)
-    }
-    kinds: tuple[Callable[[nn.Module], bool], ...] = (
-        lambda module: type(module).__name__.lower() in _ACTIVATIONS,
-        lambda module: isinstance(module, _NORMS),
-        lambda module: type(module).__name__.lower() in _CONVOLUTIONS,
-    )
-    for is_kind in kinds:
-        names = [layer for layer, module in maps.items() if is_kind(module)]
+    local = [layer for layer, call in calls.items() if _is_map(call) and _is_local(call)]
+    for is_kind in _KINDS:
+        names = [layer for layer in local if is_kind(modules[calls[layer].name])]
         if names:
             return names
     raise ValueError(

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equicolor.analysis.planes import Planes
+from equicolor.analysis.planes import NOMINAL, STEPS, Planes
 
-__all__ = ["Box", "ReceptiveField", "field_from_planes"]
+__all__ = ["SINGLE", "Box", "ReceptiveField", "field_from_planes"]
 
 Box = tuple[int, int, int, int]  # top, left, bottom, right; the last two just outside
+SINGLE = "padding of a single position"
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +27,8 @@ class ReceptiveField:
     on. The **frame** has the same size at every position and may reach outside the picture: it
     is the field in a picture without borders. Global pooling within a network, as in
     squeeze-and-excitation or instance norms, makes the field the whole picture, but not the
-    frame, which follows what is local. Where there is no such frame, it is the whole picture.
+    frame, which follows what is local. Where there is no such frame, or a map of one row or
+    column is padded of which nobody knows how far the next one would be, it is the whole picture.
 
     Attributes:
         rows: int64 :math:`[C, H, 2]`, of every channel and row of positions the first row of
@@ -35,8 +37,9 @@ class ReceptiveField:
         frame_rows: int64 :math:`[C, 3]`: where the frame of the first position begins, how far
             the next one's is away, and how large it is.
         frame_columns: int64 :math:`[C, 3]`, the same for columns.
-        unknown: operations before this layer whose dependence was overestimated; empty if the
-            fields are exact.
+        unknown: operations before this layer whose dependence was overestimated, and
+            :data:`SINGLE` if that is why the frame is the whole picture; empty if fields and
+            frames are exact.
     """
 
     rows: Tensor
@@ -91,13 +94,16 @@ def field_from_planes(
         (1, 1, 2, 2)
     """
     axes = ((0, 2, 4), (0, 2, 4), (0, 2, 3), (0, 2, 3)) * 2
-    lows = [plane.amin(axis).cpu() for plane, axis in zip(planes, axes, strict=True)]
+    placed = planes[: STEPS[0]]
+    lows = [plane.amin(axis).cpu() for plane, axis in zip(placed, axes, strict=True)]
     (rows, columns), frames = (
         [_interval(lows[i], lows[i + 1]) for i in start] for start in ((0, 2), (4, 6))
     )
     frame_rows, frame_columns = (
         _frame(interval, extent) for interval, extent in zip(frames, picture, strict=True)
     )
+    if any(bool((lows[index] == -torch.inf).any()) for index in NOMINAL):
+        unknown = unknown | {SINGLE}
     return ReceptiveField(rows.long(), columns.long(), frame_rows, frame_columns, unknown)
 
 

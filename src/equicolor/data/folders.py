@@ -1,8 +1,10 @@
 """Datasets that come as folders of class folders: Caltech-101, ImageNet, and anybody's own."""
 
 import os
+import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -12,7 +14,13 @@ from equicolor.data.pictures import Contents, PictureFiles
 
 __all__ = ["Caltech101", "Folder", "ImageNet"]
 
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+# Those of torchvision, and what else Pillow reads of the formats that pictures come in. Not all
+# that Pillow opens: documents, icons and films (.pdf, .ico, .mpg) are hardly pictures of a class.
+# A fixed list, so that a folder is the same dataset with every version of Pillow.
+SUFFIXES = (
+    ".apng", ".avif", ".bmp", ".dib", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm",
+    ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp",
+)  # fmt: skip
 _SPLIT = 1000  # a stream of random numbers, apart from those of training
 
 
@@ -34,7 +42,7 @@ class Caltech101:
 
     def read(self, root: Path, split: str, seed: int) -> Contents:
         """Read one part."""
-        files = {name: class_files(root / self.folder / name) for name in self.classes(root)}
+        files = class_files(root / self.folder, self.classes(root))
         return split_classes(root / self.folder, files, split, fraction=0.67, seed=seed)
 
     def classes(self, root: Path) -> list[str]:
@@ -101,7 +109,7 @@ class Folder:
         test = self._test()
         if test is not None:
             return read_parts(self.path / "train", test, split)
-        files = {name: class_files(self.path / name) for name in checked_classes(self.path)}
+        files = class_files(self.path, checked_classes(self.path))
         return split_classes(self.path, files, split, fraction=0.8, seed=seed)
 
     def _test(self) -> Path | None:
@@ -132,18 +140,69 @@ def checked_classes(folder: Path) -> list[str]:
     raise ValueError(f"{folder} should hold a folder of pictures for every class, but holds {held}")
 
 
-def class_files(folder: Path) -> PictureFiles:
-    """The pictures in a folder and below, sorted by path; one at least."""
-    names = sorted(_pictures_below(str(folder)))
-    if not names:
-        raise ValueError(
-            f"the class folder {folder} holds no pictures ({', '.join(SUFFIXES)}); remove it or "
-            "fill it"
+@dataclass
+class _Others:
+    """Files that are not taken for pictures: how many, one of them, and their suffixes."""
+
+    count: int = 0
+    example: str = ""
+    suffixes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, path: str) -> None:
+        self.count += 1
+        self.example = min(self.example or path, path)  # whatever the order on the disk
+        self.suffixes[Path(path).suffix.lower() or "no suffix"] += 1
+
+    def __str__(self) -> str:
+        kinds = [f"{kind} ({count:,})" for kind, count in self.suffixes.most_common()]
+        files = "1 file" if self.count == 1 else f"{self.count:,} files"
+        return f"{files} such as {self.example}: {enumerated(kinds)}"
+
+
+def class_files(folder: Path, names: Sequence[str]) -> dict[str, PictureFiles]:
+    """The pictures of every class: those in its folder and below, sorted by path; one at least.
+
+    Files are pictures by their suffix, one of :data:`SUFFIXES` in any case. Hidden files do not
+    count; of others a warning says how many there are.
+
+    Args:
+        folder: of class folders.
+        names: of the class folders.
+
+    Raises:
+        ValueError: for a class without a picture.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name in ("cat/1.png", "cat/2.JFIF", "dog/more/3.jpg"):
+        ...         path = Path(folder, name)
+        ...         path.parent.mkdir(parents=True, exist_ok=True)
+        ...         path.touch()
+        ...     found = class_files(Path(folder), ["cat", "dog"])
+        >>> {name: [file.path.name for file in files] for name, files in found.items()}
+        {'cat': ['1.png', '2.JFIF'], 'dog': ['3.jpg']}
+    """
+    files, others = {}, _Others()
+    for name in names:
+        paths = sorted(_pictures_below(str(folder / name), others))
+        if not paths:
+            raise ValueError(
+                f"the class folder {folder / name} holds no pictures ({', '.join(SUFFIXES)}); "
+                "remove it or fill it"
+            )
+        files[name] = PictureFiles.from_paths(paths)
+    if others.count:
+        warnings.warn(
+            f"the class folders of {folder} also hold {others}. They are left out: pictures end "
+            f"in {', '.join(SUFFIXES)}",
+            stacklevel=2,
         )
-    return PictureFiles.from_paths(names)
+    return files
 
 
-def _pictures_below(folder: str) -> Iterator[str]:
+def _pictures_below(folder: str, others: _Others) -> Iterator[str]:
+    """The pictures in a folder and below; what is none is counted."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
@@ -151,7 +210,9 @@ def _pictures_below(folder: str) -> Iterator[str]:
             if entry.name.lower().endswith(SUFFIXES):
                 yield entry.path
             elif entry.is_dir():
-                yield from _pictures_below(entry.path)
+                yield from _pictures_below(entry.path, others)
+            else:
+                others.add(entry.path)
 
 
 def read_parts(train: Path, test: Path, split: str) -> Contents:
@@ -166,7 +227,7 @@ def read_parts(train: Path, test: Path, split: str) -> Contents:
                 "have the same"
             )
     folder = train if split == "train" else test
-    return _contents([class_files(folder / name) for name in names], names)
+    return _contents(list(class_files(folder, names).values()), names)
 
 
 def split_classes(

@@ -33,8 +33,8 @@ class Pictures:
         split: ``"train"`` or ``"test"``.
         labels: int64 :math:`[N]`.
         class_names: one a class.
-        files: the undecoded pictures, kept as :class:`PictureFiles`; or
-        pixels: uint8 :math:`[N, 3, H, W]`.
+        files: the undecoded pictures, kept as :class:`PictureFiles`; empty if there are pixels.
+        pixels: the decoded ones, uint8 :math:`[N, 3, H, W]`; None if there are files.
 
     Example:
         >>> pixels = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)

@@ -1,6 +1,6 @@
 """Neuron features of a trained network as one picture (paper, Figure 5), and their hues."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,23 +11,18 @@ from equicolor.analysis import (
     NeuronFeatures,
     RandomHues,
     find_layers,
-    hue_rows,
-    neuron_features,
     selectivity,
     stage_ends,
     top_activations,
 )
-from equicolor.analysis.activations import Batches
-from equicolor.analysis.hue_rows import mean_colour
+from equicolor.analysis.activations import Batches, images_of
+from equicolor.analysis.hue_rows import HueRows
+from equicolor.analysis.unit_rows import MEASURED, by_selectivity, selective_channels, unit_rows
 from equicolor.inspection.figures import photo_png, tiles
-from equicolor.inspection.inspect import SELECTIVE
 
 __all__ = ["measure_and_draw", "sheet"]
 
 Row = dict[str, Any]
-
-_MEASURED = 48  # channels of a layer whose hues are measured, the most selective ones
-_LIMIT = 128  # pixels of a frame at most, and those of the picture: late units see more
 
 
 def measure_and_draw(
@@ -36,6 +31,7 @@ def measure_and_draw(
     *,
     top: int = 50,
     units: int = 2,
+    measured_units: int = MEASURED,
     autocast: torch.dtype | None = None,
 ) -> tuple[list[Row], bytes]:
     """Draw the most colour-selective units of every stage, and measure the hues of their rows.
@@ -45,6 +41,7 @@ def measure_and_draw(
         pictures: batches of one size, to go through several times.
         top: pictures to average.
         units: how many of a stage to draw.
+        measured_units: of how many of a stage, the most selective ones, to measure the hues.
         autocast: compute with torch's autocast to this dtype.
 
     Returns:
@@ -54,8 +51,7 @@ def measure_and_draw(
         rotation finds what it looks for, ``hue_deviation_data`` among the pictures as they are.
         And the sheet as PNG.
     """
-    first = next(iter(pictures))
-    images = first if isinstance(first, Tensor) else first[0]
+    images = images_of(next(iter(pictures)))
     size = images.shape[-2], images.shape[-1]
     layers = find_layers(network, size)
     ends = [name for name in stage_ends(layers) if layers[name].rotations > 1]
@@ -69,45 +65,33 @@ def measure_and_draw(
     index = selectivity(network, pictures, found=found[""], autocast=autocast)
     rows, drawn, scores = [], {}, {}
     for name in ends:
-        score = scores[name] = index.layers[name].mean(1)  # over the rotations
-        alive = found[""][name].alive.any(1)
-        order = torch.where(alive, score, -torch.inf).argsort(descending=True).tolist()
-        selective = [channel for channel in order if alive[channel] and score[channel] >= SELECTIVE]
-        chosen = list(dict.fromkeys([*order[:units], *selective[:_MEASURED]]))
-        features = {
-            which: neuron_features(
-                network,
-                source,
-                name,
-                chosen,
-                found=found[which][name],
-                limit=min(_LIMIT, *size),
-                autocast=autocast,
-            )
+        alive = found[""][name].alive
+        order = (by_selectivity(index.layers[name], alive) or list(range(len(alive))))[:units]
+        selective = selective_channels(index.layers[name], alive)
+        measured = selective[:measured_units]
+        made = {
+            which: unit_rows(network, source, found[which][name], measured, order, size=size)
             for which, source in sources.items()
         }
-        measured = selective[:_MEASURED]
+        score = scores[name] = index.layers[name].mean(1)  # over the rotations
         rows.append(
             {
                 "layer": name,
                 "units": len(score),
                 "selective": len(selective),
                 "selectivity": round(float(score.mean()), 4),
-                "hue_deviation": _deviation(features["random hues"], measured),
-                "hue_deviation_data": _deviation(features[""], measured),
+                "hue_deviation": _deviation(made["random hues"].hues),
+                "hue_deviation_data": _deviation(made[""].hues),
                 "hue_channels": len(measured),
                 "top": top,
             }
         )
-        drawn[name] = {which: one.only(chosen[:units]) for which, one in features.items()}
+        drawn[name] = {which: one.drawn.only(order) for which, one in made.items()}
     return rows, photo_png(sheet(drawn, scores))
 
 
-def _deviation(features: NeuronFeatures, channels: Sequence[int]) -> float | None:
-    if not channels:
-        return None
-    rows = hue_rows(features.only(channels).features, mean_colour(features.features))
-    return round(rows.median_deviation(), 2)
+def _deviation(hues: HueRows | None) -> float | None:
+    return None if hues is None else round(hues.median_deviation(), 2)
 
 
 def sheet(

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,27 +22,23 @@ from equicolor.analysis import (
     TopActivations,
     find_layers,
     first_filters,
-    hue_rows,
     layer_equivariance,
-    neuron_features,
+    layers_left_out,
     selectivity,
     stage_ends,
     top_activations,
 )
-from equicolor.analysis.activations import Batches
-from equicolor.analysis.hue_rows import mean_colour
 from equicolor.analysis.selectivity import GREYS
+from equicolor.analysis.unit_rows import MEASURED, by_selectivity, selective_channels, unit_rows
 from equicolor.evaluation.diagnose import Subject, judge
 from equicolor.evaluation.evaluate import Evaluation
 from equicolor.evaluation.networks import network_facts
 from equicolor.evaluation.pictures import count_outputs, match_classes
 from equicolor.reporting.progress import counting
 
-__all__ = ["SELECTIVE", "Inspection", "Sheet", "inspect"]
+__all__ = ["Inspection", "Sheet", "inspect"]
 
-SELECTIVE = 0.25  # units from here on are called selective
 _SHEETS = 4  # layers whose units are drawn
-_MEASURED = 24  # channels of a layer whose hues are measured
 _COMPARED = 8  # pictures to measure equivariance on
 _PLAIN_ROTATIONS = 3  # thirds of a turn for networks without a group
 
@@ -88,6 +84,9 @@ class Inspection:
         pictures: how many were looked at.
         seconds: how long it took.
         unjudged: why there is no evaluation, in words.
+        left_out: layers that were not looked at because they give no map of the picture, with
+            their shapes for one picture; see :func:`equicolor.analysis.layers_left_out`. Empty
+            if layers were named.
     """
 
     facts: dict[str, Any]
@@ -101,6 +100,7 @@ class Inspection:
     pictures: int
     seconds: float
     unjudged: str = ""
+    left_out: dict[str, list[int]] = field(default_factory=dict)
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a layer, for a result file.
@@ -142,7 +142,8 @@ class Inspection:
         """What belongs to the whole network, for a result file.
 
         Returns:
-            The facts; ``selectivity``, the mean over all ``units``; ``hue_deviation`` and
+            The facts; ``selectivity``, the mean over all ``units``; ``left_out``, the shapes of
+            layers that were not looked at, by their names; ``hue_deviation`` and
             ``hue_deviation_data``, the medians over the measured rows of all layers, or None;
             accuracy and hue curve of the evaluation, if there is one; ``pictures`` and
             ``inspect_seconds``.
@@ -157,6 +158,7 @@ class Inspection:
             **judged,
             "selectivity": round(self.selectivity.mean, 4),
             "units": self.selectivity.units,
+            "left_out": self.left_out,
             **{
                 name: None if math.isnan(value) else round(value, 2)
                 for name, value in deviations.items()
@@ -223,6 +225,7 @@ def inspect(
     sheet_layers: Sequence[str] | None = None,
     top: int = 50,
     units: int = 3,
+    measured_units: int = MEASURED,
     grey: str = "luma",
     shifts: int | Sequence[float] | Tensor = 37,
     console: Console | None = None,
@@ -236,6 +239,7 @@ def inspect(
             resolution, at most four.
         top: pictures kept for each unit.
         units: how many of the most and of the least selective channels to draw.
+        measured_units: of how many of the most selective channels to measure the hues of rows.
         grey: see :func:`equicolor.analysis.selectivity`.
         shifts: see :func:`equicolor.evaluation.evaluate`.
         console: shows progress; None shows nothing.
@@ -246,9 +250,11 @@ def inspect(
     # What can be wrong is found out before minutes are spent.
     _checks.one_of("grey", grey, GREYS)
     _checks.positive_int("units", units)
+    _checks.positive_int("measured_units", measured_units)
     known = find_layers(network, subject.facts["size"], layers)
     drawn = stage_ends(known)[-_SHEETS:] if sheet_layers is None else list(sheet_layers)
     wanted = list(known | find_layers(network, subject.facts["size"], drawn))
+    left_out = layers_left_out(network, subject.facts["size"]) if layers is None else {}
     judged = None
     matched, unjudged = _matched(subject)
     if matched is not None:
@@ -273,7 +279,10 @@ def inspect(
                 autocast=autocast,
                 progress=progress,
             )
-    sheets = [_sheet(subject, measured, turned.get(name), name, units, console) for name in drawn]
+    sheets = [
+        _sheet(subject, measured.only([name]), turned.get(name), units, measured_units, console)
+        for name in drawn
+    ]
     rotations = facts["rotations"] or 1
     rotations = rotations if rotations > 1 else _PLAIN_ROTATIONS
     action = facts["lifting"] or "hsv"
@@ -296,6 +305,7 @@ def inspect(
         pictures=len(subject.pictures),
         seconds=time.perf_counter() - start,
         unjudged=unjudged,
+        left_out=left_out,
     )
 
 
@@ -303,47 +313,45 @@ def _sheet(
     subject: Subject,
     measured: Selectivity,
     turned: TopActivations | None,
-    name: str,
     units: int,
+    measured_units: int,
     console: Console | None,
 ) -> Sheet:
-    tops = measured.top[name]
+    """The sheet of the one layer that was measured."""
+    ((name, tops),) = measured.top.items()
     layer, indices = tops.layer, measured.layers[name].mean(1)
-    alive = tops.alive.any(1).nonzero().flatten()
-    alive = alive if len(alive) else torch.arange(layer.channels)
-    by_index = alive[indices[alive].argsort(descending=True)].tolist()
+    by_index = by_selectivity(measured.layers[name], tops.alive) or list(range(layer.channels))
     most = by_index[:units]
     least = sorted(by_index, key=lambda channel: abs(float(indices[channel])))[:units]
-    selective = [channel for channel in by_index if indices[channel] >= SELECTIVE][:_MEASURED]
+    selective: list[int] = []
+    if turned is not None:
+        selective = selective_channels(measured.layers[name], tops.alive)[:measured_units]
+    size = subject.facts["size"], subject.facts["size"]
     with counting(console, f"drawing units of {name}") as progress:
-
-        def draw(batches: Batches, found: TopActivations, *groups: list[int]) -> NeuronFeatures:
-            channels = list(dict.fromkeys(channel for group in groups for channel in group))
-            size: int = subject.facts["size"]
-            return neuron_features(
-                subject.network, batches, name, channels, limit=size, found=found, progress=progress
-            )
-
+        drawn, hues = unit_rows(
+            subject.network,
+            subject.batches,
+            tops,
+            selective,
+            [*most, *least],
+            size=size,
+            progress=progress,
+        )
+        sheet = Sheet(layer, drawn.only(most), drawn.only(least), indices, hues)
         if turned is None:
-            drawn = draw(subject.batches, tops, most, least)
-            return Sheet(layer, drawn.only(most), drawn.only(least), indices)
-        drawn = draw(subject.batches, tops, most, least, selective)
-        drawn_turned = draw(RandomHues(subject.batches), turned, most, selective)
-    return Sheet(
-        layer,
-        drawn.only(most),
-        drawn.only(least),
-        indices,
-        _hues(drawn, selective),
-        drawn_turned.only(most),
-        _hues(drawn_turned, selective),
+            return sheet
+        in_random_hues = unit_rows(
+            subject.network,
+            RandomHues(subject.batches),
+            turned,
+            selective,
+            most,
+            size=size,
+            progress=progress,
+        )
+    return dataclasses.replace(
+        sheet, turned=in_random_hues.drawn.only(most), turned_hues=in_random_hues.hues
     )
-
-
-def _hues(drawn: NeuronFeatures, selective: list[int]) -> HueRows | None:
-    if not selective:
-        return None
-    return hue_rows(drawn.only(selective).features, mean_colour(drawn.features))
 
 
 def _first_pictures(subject: Subject, count: int) -> Tensor:

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import torch
 
+from equicolor.analysis.unit_rows import SELECTIVE
 from equicolor.evaluation.figures import evaluation_figure
 from equicolor.evaluation.report import class_table, summary_table
 from equicolor.inspection import figures
-from equicolor.inspection.inspect import SELECTIVE, Inspection, Sheet
+from equicolor.inspection.inspect import Inspection, Sheet
 from equicolor.reporting.html import Section, write_report
 from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import provenance, write_results
@@ -27,7 +28,7 @@ def _title(found: Inspection) -> str:
 
 
 def headline(found: Inspection) -> str:
-    """One sentence: how selective units are, and what hue shifts cost."""
+    """In a sentence or two: how selective units are, what hue shifts cost, what was left out."""
     judged = found.evaluation
     accuracy = ""
     if judged is not None and "hsv" in judged.sweeps:
@@ -41,7 +42,23 @@ def headline(found: Inspection) -> str:
         )
     return (
         f"{accuracy}colour selectivity {found.selectivity.mean:.2f} over "
-        f"{found.selectivity.units} units{hues}."
+        f"{found.selectivity.units} units{hues}.{_left_out(found)}"
+    )
+
+
+def _left_out(found: Inspection) -> str:
+    """A sentence about layers that were not looked at; empty if there are none."""
+    which = [
+        f"{_short(name)} [{'B' if batch == 1 else f'{batch} B'}, {', '.join(map(str, rest))}]"
+        for name, (batch, *rest) in found.left_out.items()
+    ]
+    if not which:
+        return ""
+    if len(which) == 1:
+        return f" Left out: 1 layer that gives no map [B, C, H, W], {which[0]}."
+    return (
+        f" Left out: {len(which)} layers that give no map [B, C, H, W], from {which[0]} to "
+        f"{which[-1]}."
     )
 
 
@@ -97,7 +114,7 @@ def sections(found: Inspection) -> list[Section]:
             "Units (channels, and rotations if there are any) with the height and width of their "
             "receptive field; mean and quartiles of their colour selectivity; the share that no "
             "picture excites; the equivariance error; and how far the hues of rows are from "
-            "where they should be, in random hues, where that was measured.",
+            f"where they should be, in random hues, where that was measured.{_left_out(found)}",
             table=layer_table(found),
         ),
     ]
@@ -142,7 +159,7 @@ def _selectivity_section(found: Inspection, names: list[str]) -> Section:
         f"How much of a unit's activation is lost when the {top} pictures that excite it most "
         "are made grey: 1 if all of it, 0 if none, negative if it likes grey better. The mean "
         f"over all {found.selectivity.units} units is {found.selectivity.mean:.3f}; "
-        f"{share:.0f} % of them have {SELECTIVE} or more.",
+        f"{share:.0f} % of them have {SELECTIVE} or more.{_left_out(found)}",
         figure=figures.selectivity_figure(found.selectivity.layers, names),
         caption="Every dot is a unit; boxes are quartiles, whiskers 5 and 95 %, the line in a "
         "box is the median and the diamond the mean.",
