@@ -181,6 +181,44 @@ def test_bad_input_is_one_line(folder: Path, arguments: list[str], line: str) ->
     assert not (folder / "runs").exists()
 
 
+def test_what_is_trained_further_is_not_tested_on_what_it_knows(folder: Path) -> None:
+    options = ("--width", "2", "--epochs", "1", "--batch-size", "6")
+    result = invoke("pets", *options, "--size", "18", "--split-seed", "3", "--device", "cpu",
+                    "-o", "s3")  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    further = ("pets", "--finetune", "s3", "--device", "cpu", "--dry-run")
+    recipe = recipe_of(invoke(*further))
+    assert (recipe.split_seed, recipe.size, recipe.resize) == (3, 18, 20)
+    (folder / "s3" / "model.safetensors").rename(folder / "copy.safetensors")
+    recipe = recipe_of(invoke("pets", "--finetune", "copy.safetensors", *further[3:]))
+    assert (recipe.split_seed, recipe.size, recipe.resize) == (3, 18, 20)
+    (folder / "copy.safetensors").rename(folder / "s3" / "model.safetensors")
+    result = invoke(*further, "--split-seed", "4", "--size", "19")
+    recipe = recipe_of(result)
+    assert (recipe.split_seed, recipe.size, recipe.resize) == (4, 19, 21)
+    assert "test pictures are training pictures of" in result.stderr
+    assert "whose split seed is 3 instead of 4" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--width", "2", "--size", "4"), "resnet18 cannot take images of 4 × 4 pixels (it was"),
+        (("--model", "z2cnn", "--size", "20"), "z2cnn cannot take images of 20 × 20 pixels (it"),
+        (("--width", "2", "--size", "16", "--batch-size", "1"), "a batch of 1 picture of 16 × 16"),
+    ],
+)
+def test_small_images_and_batches_are_refused_at_once(
+    folder: Path, arguments: tuple[str, ...], line: str
+) -> None:
+    for dry in ((), ("--dry-run",)):
+        result = invoke("pets", *arguments, "--device", "cpu", *dry)
+        assert result.exit_code == 2
+        assert result.stderr.startswith(f"equicolor: {line}")
+        assert len(result.stderr.splitlines()) == 1
+        assert not (folder / "runs").exists()
+
+
 def test_missing_data_say_how_to_get_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EQUICOLOR_DATA", str(folder / "nothing"))
     result = invoke("cifar10", "--device", "cpu")

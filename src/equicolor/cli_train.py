@@ -82,14 +82,18 @@ def train(
     ] = None,
     js: Annotated[bool | None, _data("AugMix's Jensen-Shannon loss.", False, "--js")] = None,
     size: Annotated[
-        int | None, _data("Height and width of the images.", "224; 32 for CIFAR")
+        int | None,
+        _data("Height and width of the images.", "224; 32 for CIFAR; the network's to finetune"),
     ] = None,
     split_seed: Annotated[
-        int | None, _data("Of the split, where a dataset comes without one.", "0")
+        int | None,
+        _data("Of the split, where a dataset comes without one.", "0; the run's to finetune"),
     ] = None,
     # how it learns
     epochs: Annotated[int | None, _training("Times through the pictures.", "200")] = None,
-    batch_size: Annotated[int | None, _training("Of all devices together.", "256")] = None,
+    batch_size: Annotated[
+        int | None, _training("Of all devices together.", "256; the run's to finetune")
+    ] = None,
     optimizer: Annotated[
         str | None, _training("adam, adamw or sgd (Nesterov momentum, of 0.9).", "adam")
     ] = None,
@@ -108,7 +112,9 @@ def train(
     ] = None,
     precision: Annotated[str | None, _training("bf16 or 32.", "bf16 on a GPU, else 32")] = None,
     compile_: Annotated[bool | None, _training("Use torch.compile.", False, "--compile")] = None,
-    seed: Annotated[int | None, _training("Of everything random.", "0")] = None,
+    seed: Annotated[
+        int | None, _training("Of everything random.", "0; the run's to finetune")
+    ] = None,
     # where it runs
     device: Annotated[str, _running("auto, cpu or cuda.")] = "auto",
     devices: Annotated[int, _running("Processes on each computer.")] = 1,
@@ -149,7 +155,8 @@ def train(
     `equicolor train flowers102 --model ce_resnet18 --rotations 12 --lifting hsv`
 
     `equicolor train flowers102 --finetune converted.safetensors` trains a network further, by
-    default for 20 epochs at a tenth of the learning rate.
+    default for 20 epochs at a tenth of the learning rate, on images of the same size, and on the
+    same split if it was trained on DATASET before.
 
     On several devices, or computers under torchrun or SLURM: `--devices 8 --num-nodes 4`.
     """
@@ -202,7 +209,9 @@ def _choose(
     finetune: str | None = None,
 ) -> "TrainingRecipe":
     """The recipe that the options describe."""
-    from equicolor.training.recipes import default_recipe, find_recipe, finetune_recipe
+    from equicolor.models.registry import usual_resize
+    from equicolor.training.finetuning import finetune_recipe
+    from equicolor.training.recipes import default_recipe, find_recipe
 
     if finetune is not None:
         given = [*["model"] * bool(model), *["recipe"] * bool(recipe), *network]
@@ -222,7 +231,7 @@ def _choose(
     else:
         raise ValueError("a dataset is needed: a name, a folder, or --recipe DATASET/NETWORK")
     if "size" in changes and chosen.crop == "resized":
-        changes["resize"] = changes["size"] * 8 // 7  # 256 for 224, as everywhere
+        changes["resize"] = usual_resize(changes["size"])
     return dataclasses.replace(chosen, options=chosen.options | network, **changes)
 
 
@@ -264,6 +273,8 @@ def _describe(recipe: "TrainingRecipe", options: "RunOptions", folder: Path) -> 
     from equicolor.data.datasets import load_dataset
     from equicolor.data.epochs import Epochs
     from equicolor.data.loaders import choose_data_path
+    from equicolor.training.finetuning import finetune_remarks
+    from equicolor.training.fit import check_network
     from equicolor.training.picture_data import check_pictures
     from equicolor.training.run_folder import RunFolder
 
@@ -271,7 +282,10 @@ def _describe(recipe: "TrainingRecipe", options: "RunOptions", folder: Path) -> 
     RunFolder(folder).check(recipe)
     pictures = load_dataset(recipe.dataset, "train", root=options.root, seed=recipe.split_seed)
     check_pictures(recipe, pictures)
-    network = recipe.build(len(pictures.class_names))
+    network = recipe.build(len(pictures.class_names), pictures.class_names)
+    check_network(network, recipe, len(pictures), options)
+    for remark in finetune_remarks(recipe, pictures.class_names, options.root):
+        typer.echo(remark, err=True)
     count = sum(parameter.numel() for parameter in network.parameters())
     steps = len(Epochs(len(pictures), recipe.batch_size, shuffle=True))
     side = recipe.short_side("train")

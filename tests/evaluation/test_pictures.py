@@ -27,7 +27,8 @@ from equicolor.evaluation.pictures import (
     recipe_of_run,
 )
 from equicolor.models import resnet18, resnet44, save_model
-from equicolor.training.recipes import TrainingRecipe
+from equicolor.models.registry import Origin
+from equicolor.training.recipes import TrainingRecipe, default_recipe
 
 QUIET = Console(quiet=True)
 
@@ -97,8 +98,35 @@ def test_preparation_of_other_networks() -> None:
     foreign = ForeignNetwork(nn.Flatten(), "x", image_size=288, resize=300)
     assert choose_preparation(foreign) == (288, 300)
     assert choose_preparation(foreign, "small") == (288, 288)
+    assert choose_preparation(ForeignNetwork(nn.Flatten(), "x", image_size=32)) == (32, 36)
     assert choose_preparation(resnet44(10, width=4), "small") == (32, 32)
     assert choose_preparation(nn.Flatten()) == (224, 256)
+
+
+def test_preparation_of_trained_networks() -> None:
+    network = resnet18(10, width=4)
+    network.origin = Origin(32, 36, "pets", 0)
+    for kind in ("large", "small"):  # as with the recipe of its run
+        assert choose_preparation(network, kind) == (32, 36)
+    assert choose_preparation(network, resize=40) == (32, 40)
+    assert choose_preparation(network, size=64) == (64, 73)
+
+
+def test_training_and_testing_resize_alike() -> None:
+    for model in ("resnet18", "resnet44"):
+        recipe = default_recipe("flowers102", model)
+        assert choose_preparation(recipe.build(3)) == (recipe.size, recipe.resize)
+
+
+def test_images_that_are_too_small_are_named(folder: Path, tmp_path: Path) -> None:
+    message = r"resnet18 cannot take images of 4 × 4 pixels \(it was made for 224 × 224\): .*6 x 6"
+    network = resnet18(3, width=4).eval()
+    with pytest.raises(ValueError, match=message):
+        count_outputs(network, 4)
+    path = save_model(network, tmp_path / "net.safetensors")
+    for any_classes in (True, False):
+        with pytest.raises(ValueError, match=message):
+            load_subject(path, folder, size=4, any_classes=any_classes, console=QUIET)
 
 
 def test_batches_are_the_centres_of_resized_pictures(folder: Path) -> None:
@@ -267,6 +295,27 @@ def test_no_training_picture_is_tested_on(
     assert load_subject("run", data, split_seed=1, console=QUIET).facts["split_seed"] == 1
     monkeypatch.chdir("/")  # the run knows its data from everywhere
     assert load_subject(tmp_path / "run", console=QUIET).facts["split_seed"] == 5
+
+
+def test_a_copied_network_is_judged_like_its_run(
+    run_folder: Path, folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder / "train", tmp_path / "shapes")  # without a split
+    recipe = recipe_of_run(run_folder)
+    assert recipe is not None
+    recipe = dataclasses.replace(recipe, dataset=str(tmp_path / "shapes"), split_seed=5)
+    (run_folder / "recipe.json").write_text(recipe.to_json())
+    network = recipe.build(3)
+    network.origin = recipe.origin
+    save_model(network, run_folder / "model.safetensors")
+    copy = shutil.copy(run_folder / "model.safetensors", tmp_path / "copy.safetensors")
+    keys = ("size", "resize", "split_seed", "trained_on")
+    for data, seed in ((tmp_path / "shapes", 5), (folder, 0)):
+        for path in (run_folder, copy):
+            facts = load_subject(path, data, console=QUIET).facts
+            assert [facts[key] for key in keys] == [24, 28, seed, "shapes"]
+    with pytest.raises(ValueError, match=r"say which data .*; it was trained on .*'shapes'$"):
+        load_subject(copy, console=QUIET)
 
 
 def test_classes_of_the_training_are_those_judged(run_folder: Path, folder: Path) -> None:

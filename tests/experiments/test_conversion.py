@@ -10,6 +10,7 @@ from equicolor.experiments.conversion import rows
 from equicolor.models import load_model, save_model, z2cnn
 from equicolor.training.fit import RunOptions, fit
 from equicolor.training.recipes import TrainingRecipe
+from equicolor.training.run_folder import origin_of, recipe_of_run
 
 
 @pytest.fixture
@@ -54,6 +55,12 @@ def test_rows_before_after_and_fine_tuned(pictures: Path, tmp_path: Path) -> Non
         assert len({curve[0], curve[12], curve[24], curve[36]}) == 1  # shifts by 120 degrees
         assert row["coset_pool"] == "max"
     assert load_model(tmp_path / "out" / "finetuned-max" / "model.safetensors").rotations == 3
+    # the fine-tune goes on as the run trained, and so does whoever finds the converted network
+    before, after = (recipe_of_run(tmp_path / path) for path in ("run", "out/finetuned-max"))
+    assert after is not None
+    kept = ("split_seed", "size", "crop", "resize", "flip", "batch_size", "seed")
+    assert [getattr(after, name) for name in kept] == [getattr(before, name) for name in kept]
+    assert origin_of(tmp_path / "out" / "converted-max.safetensors") == recipe.origin
     # a second time finds the fine-tuned run finished
     again = rows(tmp_path / "run", finetune_epochs=1, coset_pools=("max",), **how)
     assert again[2]["original"] == tuned["original"]

@@ -21,8 +21,10 @@ from equicolor.models import (
     save_model,
     z2cnn,
 )
+from equicolor.models.checkpoints import read_origin, weights_digest
 from equicolor.models.gray import GrayInput
 from equicolor.models.heads import with_classes
+from equicolor.models.registry import Origin
 
 NETWORKS = {
     "z2cnn": lambda: z2cnn(3, width=2),
@@ -307,6 +309,19 @@ def test_truncated_torch_files(zipped, part, tmp_path):
     assert "expected a torch checkpoint of tensors (.pth)" in message
 
 
+def test_flipped_bits_in_a_tensor_are_noticed(tmp_path):
+    path, network = tmp_path / "a.pth", tiny()
+    torch.save(released(network), path)
+    contents = bytearray(path.read_bytes())
+    tensor = max(network.state_dict().values(), key=torch.numel).numpy().tobytes()
+    contents[contents.index(tensor) + len(tensor) // 2] ^= 0x10
+    path.write_bytes(contents)
+    torch.load(path, weights_only=True)  # does not look
+    message = refusal(lambda path: load_reference(tiny(), path), path)
+    assert "the file is damaged (the checksum of " in message
+    assert message.endswith("is wrong): get it again")
+
+
 @pytest.mark.parametrize("kind", ["zip", "legacy", "bare pickle", "old pickle"])
 def test_malicious_pickles_are_refused_and_not_run(kind, tmp_path):
     path, marker = tmp_path / "evil.pth", tmp_path / "executed"
@@ -421,3 +436,29 @@ def test_grey_networks_round_trip(name, tmp_path):
 def test_grey_networks_of_unknown_origin_cannot_be_saved(tmp_path):
     with pytest.raises(TypeError, match="needs to know where this GrayInput comes from"):
         save_model(GrayInput(nn.Flatten()), tmp_path / "grey.safetensors")
+
+
+def test_pictures_of_the_training_travel_with_the_network(tmp_path):
+    network = tiny()
+    assert network.origin == (network.image_size, None, "", None)
+    network.origin = Origin(48, 54, "pets", 0)
+    path = save_model(network, tmp_path / "a.safetensors")
+    loaded = load_model(path)
+    assert loaded.origin == read_origin(path) == (48, 54, "pets", 0)
+    assert (loaded.image_size, loaded.resize) == (48, 54)
+    assert loaded.config == network.config
+    assert GrayInput(loaded).image_size == 48
+    # older files, and headers that somebody else wrote
+    tensors, header = network.state_dict(), {"format": "equicolor-1"}
+    header["config"] = json.dumps(network.config)
+    for strange in ({}, {"image_size": "large"}, {"image_size": "-1", "dataset": "[1]"}):
+        safetensors.torch.save_file(tensors, path, header | strange)
+        assert load_model(path).origin == tiny().origin
+        assert read_origin(path) == Origin()
+
+
+def test_sizes_are_not_part_of_what_a_network_is(tmp_path):
+    network = tiny()
+    first = weights_digest(save_model(network, tmp_path / "a.safetensors"))
+    network.origin = Origin(48, 54, "pets", 0)
+    assert weights_digest(save_model(network, tmp_path / "b.safetensors")) == first

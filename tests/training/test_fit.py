@@ -25,9 +25,10 @@ from equicolor.models import CheckpointError, load_model
 from equicolor.models.export import find_model
 from equicolor.training import fit as fitting
 from equicolor.training import task as tasks
+from equicolor.training.finetuning import finetune_recipe
 from equicolor.training.fit import Fit, RunOptions, fit
 from equicolor.training.monitor import DivergedError, Metrics
-from equicolor.training.recipes import TrainingRecipe, find_recipe, finetune_recipe
+from equicolor.training.recipes import TrainingRecipe, find_recipe
 
 CPU = RunOptions(device="cpu", checkpoint_every=0)
 
@@ -320,6 +321,64 @@ class TestFailure:
             fit(toy_recipe, run, CPU)
         assert not (tmp_path / "sprung").exists()
 
+    def test_damaged_checkpoints_say_what_to_do(self, finished: Fit, tmp_path: Path) -> None:
+        recipe = TrainingRecipe.from_json(finished.folder.recipe.read_text())
+        last = tmp_path / "last.ckpt"
+        for path in (finished.folder.recipe, finished.folder.metrics):
+            shutil.copy(path, tmp_path)
+        contents = bytearray(finished.folder.checkpoint.read_bytes())
+        state = torch.load(finished.folder.checkpoint, weights_only=True)["state_dict"]
+        tensor = max(state.values(), key=torch.numel).numpy().tobytes()
+        contents[contents.index(tensor) + 1] ^= 0x40
+        last.write_bytes(contents)
+        torch.load(last, weights_only=True)  # does not look
+        remedy = r"delete it to train from the start, or the whole run with --force$"
+        with pytest.raises(CheckpointError, match=rf"^{last} .* damaged \(the checksum .*{remedy}"):
+            fit(recipe, tmp_path, CPU)
+        torch.save([1], last)
+        with pytest.raises(CheckpointError, match=rf"^{last} is no checkpoint .*a list: {remedy}"):
+            fit(recipe, tmp_path, CPU)
+        torch.save({"pytorch-lightning_version": "2.0.0"}, last)
+        with pytest.raises(CheckpointError, match=rf"not written by equicolor.*{remedy}"):
+            fit(recipe, tmp_path, CPU)
+        last.unlink()
+        found = fit(recipe, tmp_path, CPU)
+        assert found is not None
+        assert found.continued == 0
+        assert same(tmp_path, finished.folder.path)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"size": 2}, r"ce_resnet18 cannot take images of 2 × 2 pixels \(it was made for 224"),
+            (
+                {"batch_size": 1},
+                "a batch of 1 picture of 16 × 16 pixels is too small for the",
+            ),
+        ],
+    )
+    def test_what_cannot_be_trained_leaves_nothing(
+        self,
+        toy_recipe: TrainingRecipe,
+        tmp_path: Path,
+        change: dict[str, int],
+        message: str,
+    ) -> None:
+        with pytest.raises(ValueError, match=message):
+            fit(dataclasses.replace(toy_recipe, **change), tmp_path / "run", CPU)
+        assert not (tmp_path / "run").exists()
+
+    def test_single_pictures_will_do_where_batch_norms_see_pixels(
+        self, toy_recipe: TrainingRecipe
+    ) -> None:
+        for change in ({"size": 96, "resize": 96}, {"augmix": "original", "js": True}):
+            recipe = dataclasses.replace(toy_recipe, batch_size=1, **change)
+            network = recipe.build(3)
+            before = {key: value.clone() for key, value in network.state_dict().items()}
+            fitting.check_network(network, recipe, 33, CPU)
+            after = network.state_dict()
+            assert all(torch.equal(after[key], before[key]) for key in before)
+
     def test_a_diverging_loss_stops_and_keeps_the_last_good_state(
         self, finished: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -568,15 +627,15 @@ def test_grey_networks_are_judged_on_shifted_colours(
 def test_grey_networks_are_trained_further(toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
     fit(dataclasses.replace(toy_recipe, gray=True, epochs=1), tmp_path / "grey", CPU)
     recipe = dataclasses.replace(
-        finetune_recipe(toy_recipe.dataset, tmp_path / "grey"), epochs=1, batch_size=12,
-        size=16, resize=18, precision="32",
-    )  # fmt: skip
+        finetune_recipe(toy_recipe.dataset, tmp_path / "grey"), epochs=1, precision="32"
+    )
     found = fit(recipe, tmp_path / "more", CPU)
     assert found is not None
     assert found.row["model"] == "ce_resnet18-gray"
     network = load_model(tmp_path / "more" / "model.safetensors")
     assert isinstance(network, GrayInput)
     assert not isinstance(network.network, GrayInput)
+    assert network.origin == toy_recipe.origin == (16, 18, "toy", 0)
 
 
 def test_runs_of_other_class_names_are_not_continued(

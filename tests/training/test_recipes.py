@@ -121,6 +121,38 @@ def test_folders_are_stored_by_their_absolute_path(
     assert TrainingRecipe(dataset="cifar10").dataset == "cifar10"
 
 
+def test_checkpoints_are_stored_by_their_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = TrainingRecipe(finetune="nets/../net.safetensors")
+    assert recipe.finetune == str(tmp_path / "net.safetensors")
+    text = recipe.to_json()
+    monkeypatch.chdir("/")
+    assert TrainingRecipe.from_json(text) == recipe
+    assert recipe.differences(TrainingRecipe(finetune=str(tmp_path / "net.safetensors"))) == []
+    older = TrainingRecipe.from_json(text.replace(str(tmp_path) + "/", ""))  # a relative path
+    assert recipe.differences(older) == [
+        f"finetune /net.safetensors instead of {tmp_path / 'net.safetensors'}"
+    ]
+    # but it is the network that counts, as far as it is known
+    known = [dataclasses.replace(each, finetune_digest="ab") for each in (recipe, older)]
+    assert known[0].differences(known[1]) == []
+    assert recipe.differences(known[1])
+    assert known[0].differences(dataclasses.replace(known[0], finetune_digest="cd"))
+
+
+def test_what_a_trained_network_knows_of_its_pictures(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+    recipe = TrainingRecipe(dataset=str(tmp_path / "pets"), split_seed=3, size=64, resize=80)
+    assert recipe.origin == (64, 80, "pets", 3)
+    (tmp_path / "pets").rename(tmp_path / "moved")
+    assert recipe.origin.dataset == "pets"
+    small = TrainingRecipe("resnet44", dataset="cifar10", size=32, resize=40, crop="padded")
+    assert small.origin == (32, 32, "cifar10", 0)  # which are not cropped
+
+
 def test_a_build_is_fixed_by_its_seed_alone() -> None:
     recipe = TrainingRecipe("resnet44", {"width": 2}, size=32)
     torch.manual_seed(1)

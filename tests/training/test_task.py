@@ -119,7 +119,7 @@ def test_checkpoints_of_other_runs_are_refused(toy_recipe: TrainingRecipe) -> No
     named = ClassificationTask(toy_recipe, network, {"pictures": 33, "class names": "ab12"})
     named.on_load_checkpoint(saved)  # which was written when nobody asked for the names
     named.on_save_checkpoint(saved)
-    with pytest.raises(CheckpointError, match=r"another run: other class names$"):
+    with pytest.raises(CheckpointError, match=r"another run: other class names\. Choose"):
         ClassificationTask(toy_recipe, network, {"class names": "cd34"}).on_load_checkpoint(saved)
     with pytest.raises(CheckpointError, match="not written by equicolor"):
         ClassificationTask(toy_recipe, network).on_load_checkpoint({})

@@ -18,7 +18,7 @@ from equicolor.models import CheckpointError, load_model, save_model
 from equicolor.models.heads import with_classes
 from equicolor.nn import fold
 from equicolor.nn.batched import BatchedCEConv2d
-from equicolor.training.recipes import finetune_recipe
+from equicolor.training.finetuning import finetune_recipe
 
 torchvision = pytest.importorskip(
     "torchvision", reason="torchvision is not installed; 'make vision' has it"

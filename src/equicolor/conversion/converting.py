@@ -137,6 +137,7 @@ def convert(
     network.image_size, network.resize = size, _choose_resize(model, size)
     if isinstance(model, Network):
         network.class_names = model.class_names
+        network.dataset, network.split_seed = model.dataset, model.split_seed
     known = source_of(model, source, run, plan.exit)
     if known is not None:
         options |= {"image_size": size, "resize": network.resize}

@@ -10,7 +10,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from equicolor import _checks
-from equicolor.data.datasets import canonical_dataset, find_dataset, load_dataset
+from equicolor.data.datasets import DATASETS, find_dataset, load_dataset
 from equicolor.data.decoded import default_cache
 from equicolor.data.pictures import Pictures
 from equicolor.evaluation.evaluate import Evaluation, evaluate
@@ -23,7 +23,9 @@ from equicolor.evaluation.pictures import (
     match_classes,
     recipe_of_run,
     some_pictures,
+    try_images,
 )
+from equicolor.models.registry import Network, Origin
 from equicolor.reporting.progress import counting
 
 __all__ = ["PRECISIONS", "Subject", "diagnose", "judge", "load_subject"]
@@ -94,9 +96,10 @@ def load_subject(
     Args:
         network: see :func:`equicolor.evaluation.load_network`.
         data: a name of :data:`equicolor.data.datasets.DATASETS` or a folder of class folders;
-            by default what the run was trained on, if the network is a training run.
+            by default what the network was trained on, as far as its run or its file says that.
         split: ``"test"`` or ``"train"``.
-        split_seed: of datasets without a split of their own; the run's by default.
+        split_seed: of datasets without a split of their own; by default that of the training, if
+            it was on the same data.
         size, resize: see :func:`equicolor.evaluation.pictures.choose_preparation`.
         gray: feed the network the mean of the channels; a run that was trained so says it.
         pretrained: load the weights that timm or torchvision offer.
@@ -122,16 +125,26 @@ def load_subject(
     facts: dict[str, Any] = {}
     if recipe is not None:
         facts |= {"augmentation": recipe.augmentation_name, "epochs": recipe.epochs}
-        facts |= {"seed": recipe.seed, "trained_on": Path(recipe.dataset).name}
+        facts |= {"seed": recipe.seed}
         gray = gray or recipe.gray
-        if data is None or canonical_dataset(data) == recipe.dataset:
-            data = recipe.dataset
-            split_seed = recipe.split_seed if split_seed is None else split_seed
-    if data is None:
-        raise ValueError(f"{network} is not the folder of a training run: say which data (--data)")
-    info = find_dataset(data)
+        data = recipe.dataset if data is None else data
+    elif data is not None:
+        find_dataset(data)  # so that a wrong name is known at once
     model = load_network(network, pretrained=pretrained, device=device)
-    preparation = choose_preparation(model, info.kind, recipe=recipe, size=size, resize=resize)
+    origin = model.origin if isinstance(model, Network) else Origin()
+    if origin.dataset:
+        facts["trained_on"] = origin.dataset
+    if data is None and origin.dataset in DATASETS:
+        data = origin.dataset
+    if data is None:
+        hint = f"; it was trained on a folder called {origin.dataset!r}" * bool(origin.dataset)
+        raise ValueError(
+            f"{network} is not the folder of a training run: say which data (--data){hint}"
+        )
+    info = find_dataset(data)
+    if split_seed is None and info.name == origin.dataset:
+        split_seed = origin.split_seed
+    preparation = choose_preparation(model, info.kind, size=size, resize=resize)
     if gray and not isinstance(model, GrayInput):
         model = GrayInput(model)
     if device.type == "cuda":
@@ -140,7 +153,9 @@ def load_subject(
     place: Path | None = default_cache() if cache is None else cache
     if limit is not None and limit < len(pictures):
         pictures, place = some_pictures(pictures, limit), None
-    if not any_classes:
+    if any_classes:
+        try_images(model, preparation.size)
+    else:
         check_outputs(model, pictures, preparation.size)
         pictures = pictures if classes_by_index else match_classes(model, pictures)
     with counting(console, f"decoding {info.name}") as decoding:

@@ -12,6 +12,7 @@ from equicolor.models import Network, list_models, load_model
 from equicolor.models.checkpoints import WEIGHTS
 from equicolor.models.foreign import LIBRARIES, ForeignNetwork, load_foreign
 from equicolor.models.gray import GrayInput
+from equicolor.training.run_folder import recipe_of_run
 
 __all__ = ["ForeignNetwork", "GrayInput", "load_network", "network_facts"]
 
@@ -58,7 +59,11 @@ def load_network(
     elif file.endswith(".py"):
         network = _from_file(Path(file), function)
     else:
-        network = load_model(_checkpoint(Path(text)))
+        loaded = load_model(_checkpoint(Path(text)))
+        recipe = recipe_of_run(text)
+        if recipe is not None:  # older files do not know it themselves
+            loaded.origin = recipe.origin
+        network = loaded
     return network.to(device).eval()
 
 
@@ -142,6 +147,4 @@ def _from_file(path: Path, function: str) -> nn.Module:
     if isinstance(network, (ForeignNetwork, GrayInput, Network)):
         return network
     size = getattr(network, "image_size", 224)
-    return ForeignNetwork(
-        network, f"{path.name}:{function}", image_size=size, resize=round(size * 256 / 224)
-    )
+    return ForeignNetwork(network, f"{path.name}:{function}", image_size=size)

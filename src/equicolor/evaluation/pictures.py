@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,11 @@ from equicolor.data.decoded import decode
 from equicolor.data.loaders import ResidentLoader, StreamingLoader, choose_data_path
 from equicolor.data.pictures import Pictures
 from equicolor.evaluation.hue_sweep import Batches
-from equicolor.evaluation.networks import ForeignNetwork
+from equicolor.evaluation.networks import ForeignNetwork, network_facts
 from equicolor.models import Network
-
-if TYPE_CHECKING:
-    from equicolor.training.recipes import TrainingRecipe
+from equicolor.models.registry import Origin, usual_resize
+from equicolor.training.recipes import TrainingRecipe
+from equicolor.training.run_folder import recipe_of_run
 
 __all__ = [
     "Preparation",
@@ -28,6 +28,7 @@ __all__ = [
     "match_classes",
     "recipe_of_run",
     "some_pictures",
+    "try_images",
 ]
 
 _SHOWN = 3  # how many names an error shows
@@ -45,44 +46,18 @@ class Preparation(NamedTuple):
     resize: int
 
 
-def recipe_of_run(path: Path | str) -> "TrainingRecipe | None":
-    """The recipe of a training run.
-
-    Args:
-        path: the folder of a run, or a file in it.
-
-    Returns:
-        None if it is not the folder of a run.
-
-    Example:
-        >>> recipe_of_run("nowhere") is None
-        True
-    """
-    from equicolor.training.recipes import TrainingRecipe
-    from equicolor.training.run_folder import RunFolder
-
-    path = Path(path)
-    file = RunFolder(path if path.is_dir() else path.parent).recipe
-    if not path.exists() or not file.is_file():
-        return None
-    try:
-        return TrainingRecipe.from_json(file.read_text())
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{file} is not the recipe of a training run: {error}") from None
-
-
 def choose_preparation(
     network: nn.Module,
     kind: str = "large",
     *,
-    recipe: "TrainingRecipe | None" = None,
+    recipe: TrainingRecipe | None = None,
     size: int | None = None,
     resize: int | None = None,
 ) -> Preparation:
     """How to cut test pictures for a network, as far as that is not said.
 
     Args:
-        network: its own size is the default.
+        network: its own size is the default, and what it was trained with if it knows that.
         kind: of the dataset; ``"small"`` pictures, such as CIFAR's, are not cropped.
         recipe: of the network's training, which goes before.
         size, resize: what is said; a ``size`` alone keeps the proportion of 224 to 256.
@@ -94,16 +69,48 @@ def choose_preparation(
         >>> choose_preparation(resnet18(10), size=112)
         Preparation(size=112, resize=128)
     """
-    if recipe is not None and size is None:
-        trained = recipe.augmentation.evaluation()
-        return Preparation(trained.size, trained.resize if resize is None else resize)
     if size is None:
-        size = getattr(network, "image_size", 224)
+        own = network.origin if isinstance(network, Network) else Origin()
+        origin = own if recipe is None else recipe.origin
+        size = origin.image_size or int(getattr(network, "image_size", 224))
+        if resize is None and origin.dataset:  # trained so, whatever the pictures are now
+            resize = origin.resize
         if resize is None and isinstance(network, (ForeignNetwork, Network)) and kind != "small":
             resize = network.resize
     if resize is None:
-        resize = size if kind == "small" else round(size * 256 / 224)
+        resize = size if kind == "small" else usual_resize(size)
     return Preparation(size, resize)
+
+
+def try_images(network: nn.Module, size: int, batch: int = 2) -> object:
+    """What a network makes of black images.
+
+    Args:
+        network: in the mode it shall be tried in.
+        size: height and width of the images.
+        batch: how many.
+
+    Raises:
+        ValueError: if it cannot take them, with the reason.
+
+    Example:
+        >>> from equicolor.models import z2cnn
+        >>> try_images(z2cnn(30).eval(), 28).shape
+        torch.Size([2, 30])
+    """
+    tensor = next(network.parameters(), torch.empty(0))
+    images = torch.zeros(batch, 3, size, size, device=tensor.device, dtype=tensor.dtype)
+    try:
+        with torch.no_grad():
+            return network(images)
+    # Torch's ways to say that shapes do not fit, and other libraries'.
+    except (RuntimeError, ValueError, AssertionError) as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        made = getattr(network, "image_size", None)
+        raise ValueError(
+            f"{network_facts(network)['model']} cannot take images of {size} × {size} pixels"
+            f"{'' if made in (None, size) else f' (it was made for {made} × {made})'}: {reason}"
+        ) from error
 
 
 def count_outputs(network: nn.Module, size: int) -> int:
@@ -118,15 +125,12 @@ def count_outputs(network: nn.Module, size: int) -> int:
         >>> count_outputs(z2cnn(30).eval(), 28)
         30
     """
-    tensor = next(network.parameters(), torch.empty(0))
-    images = torch.zeros(2, 3, size, size, device=tensor.device, dtype=tensor.dtype)
-    with torch.no_grad():
-        logits: object = network(images)
-    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(images):
+    logits = try_images(network, size)
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != 2:
         came = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
         raise ValueError(
-            f"the network must give logits [{len(images)}, classes] for pictures "
-            f"{list(images.shape)}, got {came}"
+            f"the network must give logits [2, classes] for pictures {[2, 3, size, size]}, got "
+            f"{came}"
         )
     return logits.shape[1]
 

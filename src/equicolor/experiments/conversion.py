@@ -9,20 +9,19 @@ from rich.console import Console
 
 from equicolor._files import output_folder
 from equicolor.conversion import convert
+from equicolor.data.datasets import DATASETS
 from equicolor.devices import choose_device
 from equicolor.evaluation.diagnose import diagnose
-from equicolor.evaluation.pictures import recipe_of_run
 from equicolor.models.checkpoints import checkpoint_file, load_model, save_model
+from equicolor.training.finetuning import finetune_recipe
 from equicolor.training.fit import fit
-from equicolor.training.recipes import JITTER, TrainingRecipe, finetune_recipe
+from equicolor.training.recipes import JITTER, TrainingRecipe
+from equicolor.training.run_folder import origin_of, recipe_of_run
 from equicolor.training.run_options import RunOptions
 
 __all__ = ["rows"]
 
 Row = dict[str, Any]
-
-# What the fine-tune takes over from the training of the network, beside the dataset.
-_LIKE_BEFORE = ("split_seed", "size", "crop", "resize", "flip", "batch_size", "seed")
 
 
 def rows(
@@ -45,7 +44,7 @@ def rows(
 
     Args:
         checkpoint: a plain network of :func:`equicolor.models.save_model`, or the folder of its
-            training run, whose pictures are then prepared alike.
+            training run. Pictures are prepared as they were there.
         data: a dataset by name, or a folder of class folders; the run's by default.
         rotations, lifting: of :func:`equicolor.convert`.
         coset_pools: each is tried.
@@ -60,19 +59,15 @@ def rows(
         Flat rows with ``stage`` in words, ``original``, ``hue_mean`` and ``hue_curve``.
     """
     output, where = output_folder(output), choose_device(device)
-    trained = recipe_of_run(checkpoint)
+    trained, origin = recipe_of_run(checkpoint), origin_of(checkpoint)
+    if data is None and trained is None and origin.dataset not in DATASETS:
+        raise ValueError(f"{checkpoint} is not the folder of a training run: say which data")
     if data is None:
-        if trained is None:
-            raise ValueError(f"{checkpoint} is not the folder of a training run: say which data")
-        data = trained.dataset
+        data = origin.dataset if trained is None else trained.dataset
     quiet = Console(quiet=True) if console is None else console
-    cut: dict[str, Any] = {}
-    if trained is not None:
-        test = trained.augmentation.evaluation()
-        cut = {"size": test.size, "resize": test.resize, "split_seed": trained.split_seed}
 
     def judge(path: str | Path, stage: str, **facts: Any) -> Row:
-        found = diagnose(path, data, actions=("hsv",), device=where, console=quiet, **cut)
+        found = diagnose(path, data, actions=("hsv",), device=where, console=quiet)
         return found.rows()[0] | {"stage": stage, **facts}
 
     def tune(recipe: TrainingRecipe, name: str, stage: str) -> Row:
@@ -84,6 +79,7 @@ def rows(
     for pool in coset_pools:
         path = output / f"converted-{pool}.safetensors"
         plain = load_model(checkpoint_file(checkpoint))
+        plain.origin = origin
         network = convert(plain, rotations, lifting, coset_pool=pool)
         save_model(network, path)
         facts = {"coset_pool": pool}
@@ -103,8 +99,7 @@ def rows(
 def _finetune(
     data: str, path: str | Path, trained: TrainingRecipe | None, epochs: int, lr: float, device: str
 ) -> TrainingRecipe:
-    recipe = finetune_recipe(data, path)
-    same = {} if trained is None else {name: getattr(trained, name) for name in _LIKE_BEFORE}
+    recipe = finetune_recipe(data, path, like=trained)
     half = device == "cuda" and (trained is None or trained.precision == "bf16")
     precision = "bf16" if half else "32"
-    return dataclasses.replace(recipe, **same, epochs=epochs, lr=lr, precision=precision)
+    return dataclasses.replace(recipe, epochs=epochs, lr=lr, precision=precision)

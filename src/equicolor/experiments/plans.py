@@ -16,6 +16,7 @@ from equicolor.experiments.picture_jobs import Part, parts_of, plan, settle
 from equicolor.experiments.quick_pictures import PICTURES, write_pictures
 from equicolor.experiments.recipe_names import narrow
 from equicolor.experiments.registry import find_experiment
+from equicolor.models.registry import usual_resize
 from equicolor.training.recipes import default_recipe, usual_precision
 from equicolor.training.run_options import RunOptions
 
@@ -199,7 +200,7 @@ def _runs(
     if scope.epochs is not None:
         changes["epochs"] = scope.epochs
     if scope.size is not None:
-        changes |= {"size": scope.size, "resize": scope.size * 8 // 7}
+        changes |= {"size": scope.size, "resize": usual_resize(scope.size)}
     runs = [run._replace(recipe=dataclasses.replace(run.recipe, **changes)) for run in runs]
     if scope.quick:
         runs = [run._replace(recipe=narrow(run.recipe, _QUICK_WIDTH)) for run in runs]

@@ -9,6 +9,7 @@ import hashlib
 import json
 import pickle
 import warnings
+import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from equicolor._files import written_aside
 from equicolor.groups import HueGroup
-from equicolor.models.registry import Network, create_model
+from equicolor.models.registry import Network, Origin, create_model
 
 __all__ = ["CheckpointError", "load_model", "load_reference", "read_config", "save_model"]
 
@@ -36,7 +37,10 @@ class CheckpointError(ValueError):
 
 
 def save_model(model: nn.Module, path: str | Path) -> Path:
-    """Save a network with its configuration and class names as one safetensors file.
+    """Save a network with its configuration as one safetensors file.
+
+    What is known of its training goes along: the names of its classes and its
+    :class:`~equicolor.models.registry.Origin`.
 
     Args:
         model: a network made by a builder of :mod:`equicolor.models`, or a converted one of
@@ -71,6 +75,7 @@ def save_model(model: nn.Module, path: str | Path) -> Path:
     header = {"format": _FORMAT}
     if model.class_names:
         header[_CLASSES] = json.dumps(model.class_names)
+    header |= {key: json.dumps(value) for key, value in model.origin.known().items()}
     with written_aside(path) as partial:
         save_file(tensors, partial, {**header, "config": json.dumps(model.config)})
     return path
@@ -125,7 +130,7 @@ def load_model(path: str | Path, *, device: torch.device | str = "cpu") -> Netwo
     if len(dtypes) == 1:
         model.to(dtypes.pop())
     load_strict(model, tensors, str(path))
-    model.class_names = _class_names(header)
+    model.class_names, model.origin = _class_names(header), _origin(header)
     return model.to(device).eval()
 
 
@@ -134,6 +139,19 @@ def _class_names(header: Mapping[str, str]) -> tuple[str, ...]:
         return tuple(map(str, json.loads(header.get(_CLASSES, "[]"))))
     except (TypeError, ValueError):  # somebody else's idea of class names
         return ()
+
+
+def _origin(header: Mapping[str, str]) -> Origin:
+    """What a header says of the pictures; older files say nothing, and others something else."""
+    found: dict[str, Any] = {}
+    for key in Origin._fields:
+        try:
+            value = json.loads(header[key])
+        except (KeyError, ValueError):
+            continue
+        if isinstance(value, str) if key == "dataset" else type(value) is int and value >= 0:
+            found[key] = value
+    return Origin(**found)
 
 
 def _open(path: Path, *, weights: bool = False) -> tuple[dict[str, str], dict[str, Tensor]]:
@@ -149,7 +167,8 @@ def _open(path: Path, *, weights: bool = False) -> tuple[dict[str, str], dict[st
             tensors = {key: file.get_tensor(key) for key in keys}
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
-            f"{path} is not a complete safetensors file saved by equicolor ({_one_line(error)})"
+            f"{path} is not a complete safetensors file saved by equicolor ({_one_line(error)}): "
+            "get it again, or train it again with --force"
         ) from None
     if header.get("format") != _FORMAT:
         raise CheckpointError(
@@ -182,6 +201,28 @@ def read_config(path: str | Path) -> dict[str, Any]:
     """
     config: dict[str, Any] = json.loads(_open(Path(path))[0]["config"])
     return config
+
+
+def read_class_names(path: str | Path) -> tuple[str, ...]:
+    """What the outputs of a saved network mean; empty if its file does not say that."""
+    return _class_names(_open(Path(path))[0])
+
+
+def read_origin(path: str | Path) -> Origin:
+    """The pictures that a saved network was trained on, as far as its file says that.
+
+    Example:
+        >>> import tempfile
+        >>> from equicolor.models import z2cnn
+        >>> path = save_model(z2cnn(30), Path(tempfile.mkdtemp()) / "z2cnn.safetensors")
+        >>> read_origin(path).image_size
+        28
+    """
+    header, _ = _open(Path(path))
+    config = json.loads(header["config"])
+    # Older files of converted networks say it in their configuration.
+    before = Origin(config.get("image_size"), config.get("resize"))
+    return before._replace(**_origin(header).known())
 
 
 def weights_digest(path: str | Path) -> str:
@@ -301,26 +342,46 @@ def _describe(model: Network) -> str:
     return f"{name}({', '.join(f'{key}={config[key]}' for key in shown if key in config)})"
 
 
-def read_pickle(path: Path) -> Any:
-    """The contents of a torch file, tensors and plain containers alone."""
+def read_pickle(path: Path, remedy: str = "") -> Any:
+    """The contents of a torch file, tensors and plain containers alone.
+
+    Args:
+        path: the file.
+        remedy: what errors advise; by default, to get a damaged file again.
+
+    Raises:
+        CheckpointError: if it is not a torch file, holds code, or is damaged: also in the
+            middle of a tensor, where the file has checksums.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint at {path}")
-    expected = "expected a torch checkpoint of tensors (.pth)"
+    expected, advice = "expected a torch checkpoint of tensors (.pth)", f"; {remedy}" * bool(remedy)
     with path.open("rb") as file:
         magic = file.read(4)
     if not magic.startswith((b"PK", b"\x80")):  # a zip archive, or a bare pickle
-        raise CheckpointError(f"{path} is not a torch file: {expected}")
+        raise CheckpointError(f"{path} is not a torch file: {expected}{advice}")
     try:
+        if magic.startswith(b"PK"):
+            _check_sums(path)
         with warnings.catch_warnings(action="ignore"):  # remarks on the pickle protocol
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise CheckpointError(
-            f"{path} was refused: {expected}, but it holds more, which was not executed"
+            f"{path} was refused: {expected}, but it holds more, which was not executed{advice}"
         ) from None
     except Exception as error:  # on damaged bytes the parser fails in every way there is
         raise CheckpointError(
-            f"{path} cannot be read: {expected}; the file is damaged ({_one_line(error)})"
+            f"{path} cannot be read: {expected}; the file is damaged ({_one_line(error)}): "
+            f"{remedy or 'get it again'}"
         ) from None
+
+
+def _check_sums(path: Path) -> None:
+    """Compare a zip archive with its checksums, which torch writes but does not read."""
+    with zipfile.ZipFile(path) as archive:
+        wrong = archive.testzip()
+    if wrong is not None:
+        raise zipfile.BadZipFile(f"the checksum of {wrong} is wrong")
 
 
 def _state_dict(contents: Any, source: str) -> dict[str, Tensor]:

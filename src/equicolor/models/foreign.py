@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from equicolor.models.layers import IMAGENET_MEAN, IMAGENET_STD
+from equicolor.models.registry import usual_resize
 
 __all__ = ["LIBRARIES", "ForeignNetwork", "load_foreign"]
 
@@ -23,7 +24,7 @@ class ForeignNetwork(nn.Module):
         name: for tables.
         mean, std: of the normalisation, per channel.
         image_size: height and width it was trained for.
-        resize: the short side of a picture before its centre is cropped.
+        resize: the short side of a picture before its centre is cropped; None for what is usual.
 
     Example:
         >>> network = ForeignNetwork(nn.Flatten(), "flat", mean=(0.5,) * 3, std=(0.5,) * 3)
@@ -42,11 +43,12 @@ class ForeignNetwork(nn.Module):
         mean: Sequence[float] = (0.0, 0.0, 0.0),
         std: Sequence[float] = (1.0, 1.0, 1.0),
         image_size: int = 224,
-        resize: int = 256,
+        resize: int | None = None,
     ) -> None:
         super().__init__()
         self.network, self.name = network, name
-        self.image_size, self.resize = image_size, resize
+        self.image_size = image_size
+        self.resize = usual_resize(image_size) if resize is None else resize
         self.plain = tuple(mean) == (0.0, 0.0, 0.0) and tuple(std) == (1.0, 1.0, 1.0)
         for key, values in (("mean", mean), ("std", std)):
             self.register_buffer(key, torch.tensor(values).view(3, 1, 1), persistent=False)

@@ -5,7 +5,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from torch import nn
 
@@ -14,15 +14,52 @@ class OptionError(TypeError, ValueError):
     """An option that a network does not have."""
 
 
+class Origin(NamedTuple):
+    """The pictures that a network was trained on and how they were cut, as far as known.
+
+    Attributes:
+        image_size: height and width of the images.
+        resize: the short side of a test picture before its centre is cropped.
+        dataset: the name of the dataset or of the folder, without its path; empty if unknown.
+        split_seed: of the split, for datasets that come without one.
+    """
+
+    image_size: int | None = None
+    resize: int | None = None
+    dataset: str = ""
+    split_seed: int | None = None
+
+    def known(self) -> dict[str, Any]:
+        """What is known, by name.
+
+        Example:
+            >>> Origin(224, dataset="pets").known()
+            {'image_size': 224, 'dataset': 'pets'}
+        """
+        return {key: value for key, value in self._asdict().items() if value not in (None, "")}
+
+
+def usual_resize(size: int) -> int:
+    """The short side of pictures before a centre of this size is cropped, where nobody said it.
+
+    Example:
+        >>> usual_resize(224), usual_resize(64), usual_resize(32)
+        (256, 73, 36)
+    """
+    return size * 8 // 7
+
+
 class Network(nn.Module):
     """A network that knows the call that builds it and its names in the paper authors' code.
 
     Attributes:
         config: the builder's name under ``"model"`` and every argument, defaults included.
         resolved: arguments the network settled itself, such as a matched width.
-        image_size: the height and width of the images it was designed for.
+        image_size: the height and width of the images it was designed for, or trained on.
         resize: the short side of a picture before its centre is cropped, where that is known.
         class_names: what its outputs mean, where it was trained and that is known.
+        dataset: the name of what it was trained on, where that is known.
+        split_seed: of the split it was trained on, where that is known.
     """
 
     config: dict[str, Any]
@@ -30,10 +67,22 @@ class Network(nn.Module):
     image_size: int = 224
     resize: int | None = None
     class_names: tuple[str, ...] = ()
+    dataset: str = ""
+    split_seed: int | None = None
 
     def __init__(self) -> None:
         super().__init__()
         self.config, self.resolved = {}, {}
+
+    @property
+    def origin(self) -> Origin:
+        """What pictures the network was made for; of one that is set, what is known is taken."""
+        return Origin(self.image_size, self.resize, self.dataset, self.split_seed)
+
+    @origin.setter
+    def origin(self, origin: Origin) -> None:
+        for name, value in origin.known().items():
+            setattr(self, name, value)
 
     def reference_key(self, key: str) -> str:
         """The name of a state-dict entry in the paper authors' code."""

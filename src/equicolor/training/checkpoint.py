@@ -11,9 +11,11 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from equicolor._files import written_aside
-from equicolor.models.checkpoints import read_pickle
+from equicolor.models.checkpoints import CheckpointError, read_pickle
 
-__all__ = ["EpochCheckpoint", "SafeCheckpointIO"]
+__all__ = ["REMEDY", "EpochCheckpoint", "SafeCheckpointIO"]
+
+REMEDY = "delete it to train from the start, or the whole run with --force"
 
 
 class SafeCheckpointIO(TorchCheckpointIO):
@@ -37,8 +39,15 @@ class SafeCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: Path | str, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a checkpoint; code hidden in it is refused, whatever ``weights_only`` says."""
-        contents: dict[str, Any] = read_pickle(Path(path))
+        """Read a checkpoint; code hidden in it is refused, whatever ``weights_only`` says.
+
+        Raises:
+            CheckpointError: if it is damaged or something else, and what to do.
+        """
+        contents = read_pickle(Path(path), REMEDY)
+        if not isinstance(contents, dict):
+            kind = type(contents).__name__
+            raise CheckpointError(f"{path} is no checkpoint of a run, but a {kind}: {REMEDY}")
         return contents
 
 

@@ -1,6 +1,7 @@
 """Train a network by a recipe, in a folder that a killed run is continued from."""
 
 import contextlib
+import copy
 import gc
 import hashlib
 import importlib.util
@@ -25,10 +26,12 @@ from torch import nn
 
 from equicolor.data.epochs import Epochs
 from equicolor.evaluation import GrayInput, evaluate
+from equicolor.evaluation.pictures import try_images
 from equicolor.models import Network, save_model
 from equicolor.reporting.progress import counting
 from equicolor.results import read_results, write_results
 from equicolor.training.checkpoint import EpochCheckpoint, SafeCheckpointIO
+from equicolor.training.finetuning import finetune_remarks
 from equicolor.training.monitor import DivergedError, Metrics, Monitor
 from equicolor.training.picture_data import PictureData
 from equicolor.training.recipes import TrainingRecipe
@@ -37,7 +40,7 @@ from equicolor.training.run_options import RunOptions
 from equicolor.training.sync_norm import sync_batch_norm
 from equicolor.training.task import ClassificationTask
 
-__all__ = ["Fit", "RunOptions", "fit"]
+__all__ = ["Fit", "RunOptions", "check_network", "fit"]
 
 # What a row says of the recipe, beside the network and the augmentation.
 _TOLD = (
@@ -103,8 +106,8 @@ def fit(
         What was found; None in all processes but the first.
 
     Raises:
-        ValueError: if the folder holds a run of another recipe, or another number of processes
-            was started than the options say.
+        ValueError: if the folder holds a run of another recipe, the network cannot take such
+            pictures, or another number of processes was started than the options say.
         LockedError: if another process trains in the folder.
         DivergedError: if the loss, or a weight, is no longer finite; the last good checkpoint
             is kept.
@@ -146,11 +149,9 @@ def fit(
         console=console,
     )
     task = _task(recipe, data, options)
-    if console is not None and recipe.replaces_head(len(data.train.class_names)):
-        console.print(
-            f"{recipe.finetune} has another number of classes: its classifier is drawn anew, with "
-            f"{len(data.train.class_names)} outputs"
-        )
+    if console is not None:
+        for remark in finetune_remarks(recipe, data.train.class_names, options.root):
+            console.print(remark)
     if not first:
         _fit(task, data, folder, options, None, first=False)
         return None
@@ -208,6 +209,7 @@ def _trained_network(task: ClassificationTask, data: PictureData) -> Network:
     network.class_names = data.train.class_names
     if task.recipe.gray and not isinstance(network, GrayInput):
         network = GrayInput(network)
+    network.origin = task.recipe.origin
     return network.eval()
 
 
@@ -227,17 +229,47 @@ def _finished(folder: RunFolder) -> Fit:
 
 
 def _task(recipe: TrainingRecipe, data: PictureData, options: RunOptions) -> ClassificationTask:
-    network = recipe.build(len(data.train.class_names))
+    names = data.train.class_names
+    network = recipe.build(len(names), names)
+    check_network(network, recipe, len(data.train), options)
     if options.processes > 1 and options.sync_norm:
         sync_batch_norm(network)
-    # Asked before any process is started: can they share a batch?
-    Epochs(len(data.train), recipe.batch_size, world_size=options.processes)
-    names = data.train.class_names
     facts: dict[str, int | str] = {"pictures": len(data.train), "classes": len(names)}
     facts["class names"] = _digest(names)
     # Other processes' gradients are asked for while the backward pass runs.
     graphs = options.graphs and options.processes == 1 and options.strategy != "ddp"
     return ClassificationTask(recipe, network, facts, graphs=graphs and not recipe.compile)
+
+
+def check_network(
+    network: Network, recipe: TrainingRecipe, pictures: int, options: RunOptions
+) -> None:
+    """Try a network on the images and batches of its recipe, before anything is written.
+
+    Args:
+        network: it is not changed.
+        recipe: how it will be trained.
+        pictures: how many there are to train on.
+        options: how many processes share a batch.
+
+    Raises:
+        ValueError: if the images are too small, or batches for its batch norms; or if the
+            processes cannot share a batch.
+    """
+    shared = Epochs(pictures, recipe.batch_size, shuffle=True, world_size=options.processes)
+    images = (shared.batch if options.sync_norm else shared.own_batch) * recipe.augmentation.views
+    trial = copy.deepcopy(network).train()
+    with torch.random.fork_rng(devices=[]):  # for dropout
+        try_images(trial, recipe.size)
+        if images > 1:
+            return
+        try:
+            try_images(trial, recipe.size, images)
+        except ValueError as error:
+            raise ValueError(
+                f"a batch of 1 picture of {recipe.size} × {recipe.size} pixels is too small for "
+                f"the batch norms of {recipe.model}: take larger batches, or larger pictures"
+            ) from error
 
 
 def _digest(names: Sequence[str]) -> str:

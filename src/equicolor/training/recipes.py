@@ -10,7 +10,7 @@ import difflib
 import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,16 @@ from equicolor import _checks
 from equicolor.data.augment import Augmentation
 from equicolor.data.augmix import AugMix
 from equicolor.data.datasets import DATASETS, canonical_dataset, find_dataset
-from equicolor.models.checkpoints import (
-    checkpoint_file,
-    load_model,
-    read_config,
-    weights_digest,
+from equicolor.models.registry import (
+    Network,
+    Origin,
+    create_model,
+    get_builder,
+    usual_resize,
 )
-from equicolor.models.heads import classes_of, with_classes
-from equicolor.models.registry import Network, create_model, get_builder
+from equicolor.training.pretrained import load_pretrained
 
-__all__ = [
-    "TrainingRecipe", "default_recipe", "find_recipe", "finetune_recipe", "recipes",
-    "usual_precision",
-]  # fmt: skip
+__all__ = ["TrainingRecipe", "default_recipe", "find_recipe", "recipes", "usual_precision"]
 
 OPTIMIZERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("onecycle", "cosine", "constant")
@@ -76,8 +73,8 @@ class TrainingRecipe:
         precision: ``"bf16"`` (mixed) or ``"32"``.
         compile: use ``torch.compile``.
         seed: of initialisation, order and augmentation.
-        finetune: the checkpoint to begin from, or the folder of a run; None draws the network.
-            ``model`` is then the checkpoint's, and there are no options.
+        finetune: the checkpoint to begin from, or the folder of a run; its path is made absolute.
+            ``model`` is then the checkpoint's, and there are no options. None draws the network.
         finetune_digest: of the network in that checkpoint, so that another one under the same
             path is noticed; empty for any.
 
@@ -117,6 +114,9 @@ class TrainingRecipe:
     def __post_init__(self) -> None:
         """Refuse what cannot be trained, before anything is loaded."""
         object.__setattr__(self, "dataset", canonical_dataset(self.dataset))
+        if self.finetune is not None:
+            path = Path(self.finetune).expanduser().resolve()
+            object.__setattr__(self, "finetune", str(path))
         older: dict[object, str] = {True: "original", False: ""}
         object.__setattr__(self, "augmix", older.get(self.augmix, self.augmix))
         get_builder(self.model)
@@ -186,31 +186,28 @@ class TrainingRecipe:
         parts += ["js"] * self.js
         return " + ".join(parts) or "none"
 
-    def build(self, num_classes: int) -> Network:
+    @property
+    def origin(self) -> Origin:
+        """What the trained network will know of its pictures."""
+        test = self.augmentation.evaluation()
+        try:
+            name = find_dataset(self.dataset).name
+        except (OSError, ValueError):  # a folder that is elsewhere now
+            name = Path(self.dataset).name
+        return Origin(test.size, test.resize, name, self.split_seed)
+
+    def build(self, num_classes: int, class_names: Sequence[str] | None = None) -> Network:
         """The network, freshly drawn from the seed; torch's own generator stays as it was.
 
-        One that is fine-tuned is loaded; its classifier is drawn anew if the classes differ.
+        One that is fine-tuned is loaded; its classifier is drawn anew if the classes differ, in
+        number or, as far as they are known, in name.
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             if self.finetune is not None:
-                self._check_checkpoint(self.finetune)
-                return with_classes(load_model(checkpoint_file(self.finetune)), num_classes).train()
+                digest = self.finetune_digest
+                return load_pretrained(self.finetune, num_classes, class_names, digest=digest)
             return create_model(self.model, num_classes=num_classes, **self.options)
-
-    def _check_checkpoint(self, path: str) -> None:
-        found = weights_digest(checkpoint_file(path)) if self.finetune_digest else ""
-        if found != self.finetune_digest:
-            raise ValueError(
-                f"{path} is not the network that the run began with: its digest is {found}, but "
-                f"that of the recipe is {self.finetune_digest}"
-            )
-
-    def replaces_head(self, num_classes: int) -> bool:
-        """Whether the classifier of the checkpoint is drawn anew."""
-        if self.finetune is None:
-            return False
-        return classes_of(read_config(checkpoint_file(self.finetune))) != num_classes
 
     def to_json(self) -> str:
         """The recipe as text that :meth:`from_json` reads."""
@@ -243,6 +240,8 @@ class TrainingRecipe:
         mine, theirs = json.loads(self.to_json()), json.loads(other.to_json())
         if not self.finetune_digest:  # a run from before there were any
             del mine["finetune_digest"]
+        elif self.finetune_digest == other.finetune_digest:
+            del mine["finetune"]  # the same network, wherever it lies
         return [
             f"{key} {theirs[key]} instead of {mine[key]}"
             for key in mine
@@ -273,36 +272,7 @@ def default_recipe(dataset: str, model: str | None = None) -> TrainingRecipe:
         return TrainingRecipe(model, dataset=dataset, size=32, resize=32, crop="padded")
     model = "resnet18" if model is None else model
     size = _image_size(model)
-    return TrainingRecipe(model, dataset=dataset, size=size, resize=size * 8 // 7)
-
-
-def finetune_recipe(dataset: str, checkpoint: str | Path) -> TrainingRecipe:
-    """A short training of a network that was trained, or converted, before.
-
-    Args:
-        dataset: a name, or the path of a folder of class folders.
-        checkpoint: a file of :func:`equicolor.models.save_model`, or the folder of a run.
-
-    Returns:
-        The default recipe with a tenth of its learning rate and epochs.
-
-    Example:
-        >>> import tempfile
-        >>> from equicolor.models import resnet18, save_model
-        >>> path = save_model(resnet18(10, width=4), Path(tempfile.mkdtemp()) / "net.safetensors")
-        >>> recipe = finetune_recipe("flowers102", path)
-        >>> recipe.model, recipe.epochs, recipe.lr
-        ('resnet18', 20, 0.0001)
-    """
-    config = read_config(checkpoint_file(checkpoint))
-    name = config["model"]
-    plain = default_recipe(dataset, None if "image_size" in config else name)
-    changes: dict[str, Any] = {"model": name, "options": {}, "finetune": str(checkpoint)}
-    changes["finetune_digest"] = weights_digest(checkpoint_file(checkpoint))
-    if plain.crop == "resized":
-        size = config.get("image_size", plain.size)
-        changes |= {"size": size, "resize": config.get("resize") or size * 8 // 7}
-    return dataclasses.replace(plain, epochs=20, lr=1e-4, **changes)
+    return TrainingRecipe(model, dataset=dataset, size=size, resize=usual_resize(size))
 
 
 @functools.cache
@@ -384,8 +354,8 @@ def find_recipe(name: str, dataset: str | None = None) -> TrainingRecipe:
     """A recipe by name.
 
     Args:
-        name: one of :func:`recipes`; what comes before the slash may be left out where
-        dataset: a name or the path of a folder, says it.
+        name: one of :func:`recipes`; with a dataset, what comes before the slash may be left out.
+        dataset: a name, or the path of a folder of class folders; None for all names.
 
     Raises:
         ValueError: if there is none, with the nearest names.

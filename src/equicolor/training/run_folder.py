@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equicolor._files import locked, written_aside
+from equicolor.models.checkpoints import checkpoint_file, read_origin
+from equicolor.models.registry import Origin
 from equicolor.training.recipes import TrainingRecipe
 
-__all__ = ["RunFolder"]
+__all__ = ["RunFolder", "origin_of", "recipe_of_run"]
 
 
 @dataclass(frozen=True)
@@ -109,3 +111,43 @@ class RunFolder:
         if anew or not self.recipe.is_file():
             with written_aside(self.recipe) as partial:
                 partial.write_text(recipe.to_json())
+
+
+def recipe_of_run(path: Path | str) -> TrainingRecipe | None:
+    """The recipe of a training run.
+
+    Args:
+        path: the folder of a run, or a file in it.
+
+    Returns:
+        None if it is not the folder of a run.
+
+    Example:
+        >>> recipe_of_run("nowhere") is None
+        True
+    """
+    path = Path(path)
+    file = RunFolder(path if path.is_dir() else path.parent).recipe
+    if not path.exists() or not file.is_file():
+        return None
+    try:
+        return TrainingRecipe.from_json(file.read_text())
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{file} is not the recipe of a training run: {error}") from None
+
+
+def origin_of(path: Path | str) -> Origin:
+    """The pictures a network was trained on: by the recipe of its run, else by its own file.
+
+    Args:
+        path: a file of :func:`equicolor.models.save_model`, or the folder of a run.
+
+    Example:
+        >>> import tempfile
+        >>> from equicolor.models import save_model, z2cnn
+        >>> path = save_model(z2cnn(30), Path(tempfile.mkdtemp()) / "z2cnn.safetensors")
+        >>> origin_of(path).image_size
+        28
+    """
+    recipe = recipe_of_run(path)
+    return read_origin(checkpoint_file(path)) if recipe is None else recipe.origin

@@ -21,6 +21,7 @@ from equicolor.models.checkpoints import CheckpointError
 from equicolor.models.registry import Network
 from equicolor.nn import capture
 from equicolor.training.average import WeightAverage
+from equicolor.training.checkpoint import REMEDY
 from equicolor.training.losses import cross_entropy, jensen_shannon
 from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.tally import Counts, Tally
@@ -184,7 +185,9 @@ class ClassificationTask(pl.LightningModule):
         """Refuse a checkpoint that belongs to something else."""
         owner = checkpoint.get(_OWNER, {})
         if not isinstance(owner.get("recipe"), str):
-            raise CheckpointError("the checkpoint was not written by equicolor's training")
+            raise CheckpointError(
+                f"the checkpoint was not written by equicolor's training: {REMEDY}"
+            )
         changed = TrainingRecipe.from_json(owner["recipe"]).differences(self.recipe)
         changed += [
             f"{value} {name} instead of {owner[name]}"
@@ -194,4 +197,7 @@ class ClassificationTask(pl.LightningModule):
             if name in owner and value != owner[name]  # older ones say less
         ]
         if changed:
-            raise CheckpointError(f"the checkpoint belongs to another run: {', '.join(changed)}")
+            raise CheckpointError(
+                f"the checkpoint belongs to another run: {', '.join(changed)}. Choose another "
+                "folder, or --force to delete that run"
+            )

@@ -1,0 +1,107 @@
+"""Recipes that train a network further, on pictures cut and split as they were before."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from equicolor.data.datasets import find_dataset, load_dataset
+from equicolor.models.checkpoints import checkpoint_file, read_config, weights_digest
+from equicolor.models.registry import Origin, usual_resize
+from equicolor.training.pretrained import new_head
+from equicolor.training.recipes import TrainingRecipe, default_recipe
+from equicolor.training.run_folder import origin_of, recipe_of_run
+
+__all__ = ["finetune_recipe", "finetune_remarks"]
+
+# What a fine-tune takes over from the training of the network, beside split and size.
+_LIKE_BEFORE = ("flip", "batch_size", "seed")
+
+
+def finetune_recipe(
+    dataset: str, checkpoint: str | Path, *, like: TrainingRecipe | None = None
+) -> TrainingRecipe:
+    """A short training of a network that was trained, or converted, before.
+
+    Args:
+        dataset: a name, or the path of a folder of class folders.
+        checkpoint: a file of :func:`equicolor.models.save_model`, or the folder of a run.
+        like: how the network was trained; that of the run by default. A file without its run
+            says less: size, dataset and split.
+
+    Returns:
+        The default recipe with a tenth of its learning rate and epochs, and with the images,
+        batches and seed of the earlier training. On the same dataset the split is the same,
+        too: what was trained on is not tested on.
+
+    Example:
+        >>> import tempfile
+        >>> from equicolor.models import resnet18, save_model
+        >>> path = save_model(resnet18(10, width=4), Path(tempfile.mkdtemp()) / "net.safetensors")
+        >>> recipe = finetune_recipe("flowers102", path)
+        >>> recipe.model, recipe.epochs, recipe.lr, recipe.size
+        ('resnet18', 20, 0.0001, 224)
+    """
+    config = read_config(checkpoint_file(checkpoint))
+    like = recipe_of_run(checkpoint) if like is None else like
+    trained = origin_of(checkpoint) if like is None else like.origin
+    plain = default_recipe(dataset, None if "image_size" in config else config["model"])
+    changes: dict[str, Any] = {"model": config["model"], "options": {}}
+    changes |= {"finetune": str(checkpoint)}
+    changes |= {"finetune_digest": weights_digest(checkpoint_file(checkpoint))}
+    same = trained.dataset == find_dataset(dataset).name
+    if same and trained.split_seed is not None:
+        changes["split_seed"] = trained.split_seed
+    if like is not None:
+        changes |= {name: getattr(like, name) for name in _LIKE_BEFORE}
+    if same and like is not None:
+        changes |= {name: getattr(like, name) for name in ("crop", "size", "resize")}
+    elif same or plain.crop == "resized":  # others are as small as they are
+        changes |= _size(trained, plain.size)
+    return dataclasses.replace(plain, epochs=20, lr=1e-4, **changes)
+
+
+def _size(trained: Origin, default: int) -> dict[str, int]:
+    size = trained.image_size or default
+    return {"size": size, "resize": trained.resize or usual_resize(size)}
+
+
+def finetune_remarks(
+    recipe: TrainingRecipe, class_names: Sequence[str], root: Path | None = None
+) -> list[str]:
+    """What to know about a fine-tune before it runs.
+
+    Args:
+        recipe: of any training; there is nothing to remark on one that begins from nothing.
+        class_names: of its dataset.
+        root: the data folder (default: :func:`equicolor.data.data_root`).
+
+    Returns:
+        Sentences: that the classifier is drawn anew, and that pictures are tested on which the
+        network was trained on before.
+
+    Example:
+        >>> finetune_remarks(TrainingRecipe(), ["a", "b"])
+        []
+    """
+    if recipe.finetune is None:
+        return []
+    remarks = []
+    why = new_head(recipe.finetune, len(class_names), class_names)
+    if why:
+        remarks.append(
+            f"{recipe.finetune} has {why}: its classifier is drawn anew, with {len(class_names)} "
+            "outputs"
+        )
+    trained = origin_of(recipe.finetune)
+    seed = trained.split_seed
+    if trained.dataset == recipe.origin.dataset and seed not in (None, recipe.split_seed):
+        tested = load_dataset(recipe.dataset, "test", root=root, seed=recipe.split_seed).files
+        before = set(load_dataset(recipe.dataset, "train", root=root, seed=seed or 0).files)
+        seen = sum(file in before for file in tested)
+        if seen:
+            remarks.append(
+                f"warning: {seen} of {len(tested)} test pictures are training pictures of "
+                f"{recipe.finetune}, whose split seed is {seed} instead of {recipe.split_seed}"
+            )
+    return remarks

@@ -1,0 +1,85 @@
+"""The network that a fine-tune begins with: from a checkpoint, its classifier kept or not."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from equicolor.models.checkpoints import (
+    checkpoint_file,
+    load_model,
+    read_class_names,
+    read_config,
+    weights_digest,
+)
+from equicolor.models.heads import classes_of, with_classes
+from equicolor.models.registry import Network
+
+__all__ = ["load_pretrained", "new_head"]
+
+
+def new_head(
+    checkpoint: str | Path, num_classes: int, class_names: Sequence[str] | None = None
+) -> str:
+    """Why the classifier of a checkpoint is drawn anew for these classes.
+
+    Args:
+        checkpoint: a file of :func:`equicolor.models.save_model`, or the folder of a run.
+        num_classes: how many there are.
+        class_names: their names; None compares the number alone, as do files without names.
+
+    Returns:
+        In words; empty if the classifier is kept.
+
+    Example:
+        >>> import tempfile
+        >>> from equicolor.models import save_model, z2cnn
+        >>> network = z2cnn(2, width=4)
+        >>> network.class_names = ("cat", "dog")
+        >>> path = save_model(network, Path(tempfile.mkdtemp()) / "net.safetensors")
+        >>> new_head(path, 2, ("cat", "dog")), new_head(path, 2, ("car", "van"))
+        ('', 'other classes')
+        >>> new_head(path, 3)
+        'another number of classes'
+    """
+    file = checkpoint_file(checkpoint)
+    if classes_of(read_config(file)) != num_classes:
+        return "another number of classes"
+    before = read_class_names(file)
+    known = class_names is not None and len(before) == num_classes
+    return "other classes" if known and before != tuple(class_names or ()) else ""
+
+
+def load_pretrained(
+    checkpoint: str | Path,
+    num_classes: int,
+    class_names: Sequence[str] | None = None,
+    *,
+    digest: str = "",
+) -> Network:
+    """The network of a checkpoint for these classes, in training mode.
+
+    Args:
+        checkpoint, num_classes, class_names: see :func:`new_head`.
+        digest: of the network that is expected; empty for any.
+
+    Raises:
+        ValueError: if it is another network.
+
+    Example:
+        >>> import tempfile
+        >>> from equicolor.models import save_model, z2cnn
+        >>> path = save_model(z2cnn(2, width=4), Path(tempfile.mkdtemp()) / "net.safetensors")
+        >>> load_pretrained(path, 3).config["num_classes"]
+        3
+    """
+    file = checkpoint_file(checkpoint)
+    found = weights_digest(file) if digest else ""
+    if found != digest:
+        raise ValueError(
+            f"{checkpoint} is not the network that the run began with: its digest is {found}, but "
+            f"that of the recipe is {digest}"
+        )
+    network = load_model(file)
+    if new_head(file, num_classes, class_names) == "other classes":
+        # By way of another number of classes, which is what tells a classifier from the rest.
+        network = with_classes(network, num_classes + 1)
+    return with_classes(network, num_classes).train()
