@@ -56,7 +56,8 @@ format: $(READY) ## let ruff rewrite
 bench: $(READY)  ## speed, as ratios; writes results/bench-*.json
 	$(BIN)/equicolor bench layers --device cpu --output results/bench-layers-cpu.json --force
 
-docs: $(READY)   ## regenerate the pictures in docs/ from results/
+# neuron-features.png needs a trained network and photographs: see docs/experiments.md.
+docs: $(READY)   ## redraw the pictures in docs/ that results/ hold
 	$(BIN)/equicolor reproduce all --from results --pictures docs
 
 clean:           ## remove the environment and reports

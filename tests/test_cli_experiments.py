@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from equicolor.cli import app
 from equicolor.data import download
 from equicolor.data.datasets import DATASETS
-from equicolor.experiments import registry, reproduce
+from equicolor.experiments import classification, registry, reproduce
 from equicolor.experiments.launching import Launch
 
 
@@ -122,13 +122,47 @@ def test_figures_from_a_file_print_markdown(tmp_path: Path) -> None:
     assert not (tmp_path / "docs" / "report.html").exists()
 
 
+@pytest.mark.parametrize("experiment", ["colormnist-longtailed", "classification"])
 @pytest.mark.parametrize("option", [("--seeds", "3"), ("--quick",), ("--device", "cpu")])
-def test_drawing_takes_no_options_of_training(tmp_path: Path, option: tuple[str, ...]) -> None:
-    result = invoke(
-        "reproduce", "colormnist-longtailed", "--from", str(tmp_path / "rows.json"), *option
-    )
+def test_drawing_takes_no_options_of_training(
+    tmp_path: Path, experiment: str, option: tuple[str, ...]
+) -> None:
+    result = invoke("reproduce", experiment, "--from", str(tmp_path / "rows.json"), *option)
     assert result.exit_code == 2
     assert "it takes --output alone" in result.output
+
+
+def test_rows_that_come_twice_count_once(tmp_path: Path) -> None:
+    row = {
+        "model": "resnet44", "dataset": "cifar10", "augmentation": "none", "seed": 0,
+        "epochs": 10, "original": 87.0, "hue_mean": 77.0,
+    }  # fmt: skip
+    source = tmp_path / "rows.json"
+    source.write_text(json.dumps({"rows": [row]}))
+    twice = ("--from", str(source)) * 2
+    result = invoke("reproduce", "classification", *twice, "-o", str(tmp_path / "out"))
+    assert result.exit_code == 0
+    assert "\nCIFAR-10 (10 epochs instead of 200): ResNet-44 reaches 87.0 %" in result.stdout
+    assert "| 87.00 |" in (tmp_path / "out" / "classification.md").read_text()
+
+
+def test_options_reach_the_networks_of_the_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = []
+
+    def fake(runs, output, options, *, actions, how, console) -> list[Path]:
+        planned.append(([run.recipe for run in runs], actions))
+        return []
+
+    monkeypatch.setattr(classification, "reproduce", fake)
+    options = ("--size", "64", "--seeds", "2", "--epochs", "3", "--actions", "hsv, rotate")
+    networks = ("--networks", "ce-4", "--device", "cpu", "-o", str(tmp_path))
+    result = invoke("reproduce", "classification", "flowers102", *options, *networks)
+    assert result.exit_code == 0
+    ((recipes, actions),) = planned
+    assert [(recipe.size, recipe.resize, recipe.epochs) for recipe in recipes] == [(64, 73, 3)] * 2
+    assert actions == ["hsv", "rotate"]
 
 
 def test_missing_file_of_results_is_one_line(tmp_path: Path) -> None:

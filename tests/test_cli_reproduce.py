@@ -96,7 +96,13 @@ def test_quick_runs_have_a_folder_of_their_own(calls: list[tuple[Any, ...]]) -> 
     result = invoke("reproduce", "all", "--quick", "--device", "cpu")
     assert result.exit_code == 1  # one of them failed
     assert result.stderr == "conversion: no data\n"
-    assert invoke("reproduce", "classification", "--quick", "--device", "cpu").exit_code == 0
+    quick = ("reproduce", "classification", "--quick", "--device", "cpu")
+    assert invoke(*quick, "--seeds", "2", "--size", "32").exit_code == 0
+    assert (calls[1][0].seeds, calls[1][0].size) == (2, 32)
+    for option in ("--networks", "--actions"):
+        result = invoke(*quick, option, "hsv")
+        assert result.exit_code == 2
+        assert "--quick has networks and hue shifts of its own" in result.stderr
     assert [(scope.output, names) for scope, names, _ in calls] == [
         (Path("runs/reproduce-quick"), None),
         (Path("runs/reproduce-quick"), ["classification"]),
@@ -115,6 +121,9 @@ def test_quick_runs_have_a_folder_of_their_own(calls: list[tuple[Any, ...]]) -> 
         (["--only", "configurations", "--seeds", "2"], "configurations does not take --seeds"),
         (["--only", "equivariance", "--datasets", "a"], "equivariance does not take datasets"),
         (["--from", "results", "--quick"], "--from shows the rows that are there"),
+        (["--only", ","], "--only takes names separated by commas, got ','"),
+        (["--datasets", " "], "--datasets takes names separated by commas, got ' '"),
+        (["--device", ","], "--device takes names separated by commas, got ','"),
     ],
 )
 def test_bad_options_are_one_line(

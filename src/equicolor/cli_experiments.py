@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from equicolor.cli_options import names
 from equicolor.cli_reproduce import (
     Epochs,
     LauncherName,
     LauncherOptions,
     ShardName,
+    Size,
     launch_options,
+    listed,
     register,
     run_experiments,
 )
@@ -87,7 +88,7 @@ def longtailed(
     chosen = {
         "seeds": seeds,
         "epochs": epochs,
-        "models": _listed("--models", models),
+        "models": listed("--models", models),
         "precision": precision,
         "quick": quick,
     }
@@ -126,7 +127,7 @@ def biased(
     chosen = {
         "seeds": seeds,
         "epochs": epochs,
-        "models": _listed("--models", models),
+        "models": listed("--models", models),
         "sigmas": _degrees(sigmas),
         "precision": precision,
         "quick": quick,
@@ -134,18 +135,10 @@ def biased(
     _colormnist("colormnist-biased", chosen, how, output, sources)
 
 
-def _listed(option: str, text: str | None) -> list[str] | None:
-    """What an option lists; one that lists nothing would be taken for nothing to do."""
-    found = names(text)
-    if found == []:
-        raise ValueError(f"{option} takes names separated by commas, got {text!r}")
-    return found
-
-
 def _degrees(sigmas: str | None) -> list[float] | None:
-    listed = _listed("--sigmas", sigmas)
+    found = listed("--sigmas", sigmas)
     try:
-        return None if listed is None else [float(sigma) for sigma in listed]
+        return None if found is None else [float(sigma) for sigma in found]
     except ValueError:
         raise ValueError(f"--sigmas takes numbers separated by commas, got {sigmas!r}") from None
 
@@ -196,12 +189,20 @@ def classification(
             metavar="A,B",
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="How many seeds, counted from 0.")] = 1,
+    seeds: Annotated[
+        int | None, typer.Option(help="How many seeds, counted from 0.", show_default="1")
+    ] = None,
     epochs: Epochs = None,
+    size: Size = None,
     device: Device = "auto",
     actions: Annotated[
-        str, typer.Option(help="Hue shifts to judge by: hsv, rotate, rotate-clip.")
-    ] = "hsv",
+        str | None,
+        typer.Option(
+            help="Hue shifts to judge by: hsv, rotate, rotate-clip.",
+            show_default="hsv",
+            metavar="A,B",
+        ),
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Minutes on two CPU cores, on made-up pictures.")
     ] = False,
@@ -221,17 +222,20 @@ def classification(
     from equicolor.experiments import classification as experiment
     from equicolor.experiments.classification_report import headline
     from equicolor.experiments.classification_variants import datasets_of
-    from equicolor.results import read_results
-    from equicolor.training.recipes import usual_precision
-    from equicolor.training.run_options import RunOptions
+    from equicolor.experiments.launching import Launch
 
     how = launch_options(device, workers, shard, launcher, launcher_option)
+    wanted, judged = listed("--networks", networks), listed("--actions", actions)
+    if sources:
+        chosen = (dataset, wanted, seeds, epochs, size, judged)
+        if quick or how != Launch() or any(value is not None for value in chosen):
+            raise ValueError("--from draws the rows that are there: it takes --output alone")
     if quick:
-        if sources or networks or seeds != 1:
-            raise ValueError("--quick takes --epochs and --output alone")
+        if wanted or judged:
+            raise ValueError("--quick has networks and hue shifts of its own: it takes none")
         run_experiments(
             ["classification"], how, output, quick=True, sources=None, pictures=None,
-            datasets=dataset, epochs=epochs,
+            datasets=listed("DATASET", dataset), seeds=seeds, epochs=epochs, size=size,
         )  # fmt: skip
         return
     if output is None:  # a run keeps its figures
@@ -242,19 +246,35 @@ def classification(
     else:
         if dataset is None:
             raise ValueError("name a dataset, such as flowers102, or give rows with --from PATH")
-        wanted = _listed("--networks", networks)
-        options = RunOptions(device=how.devices[0])
-        precision = usual_precision(cuda=options.accelerator == "cuda")
-        runs = experiment.plan(dataset, wanted, seeds=seeds, epochs=epochs, precision=precision)
-        judged = _listed("--actions", actions) or []
-        written = experiment.reproduce(
-            runs, output, options, actions=judged, how=how, console=Console(stderr=True)
-        )
+        given = {"networks": wanted, "seeds": seeds, "epochs": epochs, "size": size}
+        written = _train(dataset, given, judged or [], how, output)
         sources = written[:1]
-    rows = [row for source in sources for row in read_results(source)["rows"]]
+    rows = experiment.read(sources)
     typer.echo(f"wrote {', '.join(map(str, written))}")
     for name in datasets_of(rows):
         typer.echo(headline(rows, name))
+
+
+def _train(
+    dataset: str, given: dict[str, Any], actions: list[str], how: "Launch", output: Path
+) -> list[Path]:
+    """Train the networks of the tables as far as options say."""
+    from equicolor import _checks
+    from equicolor.experiments import classification as experiment
+    from equicolor.models.registry import usual_resize
+    from equicolor.training.recipes import usual_precision
+    from equicolor.training.run_options import RunOptions
+
+    options = RunOptions(device=how.devices[0])
+    changes: dict[str, Any] = {"precision": usual_precision(cuda=options.accelerator == "cuda")}
+    size = given.pop("size")
+    if size is not None:
+        changes |= {"size": _checks.positive_int("size", size), "resize": usual_resize(size)}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    runs = experiment.plan(dataset, **chosen, **changes)
+    return experiment.reproduce(
+        runs, output, options, actions=actions, how=how, console=Console(stderr=True)
+    )
 
 
 @datasets.callback(invoke_without_command=True)

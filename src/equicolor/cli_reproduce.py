@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from equicolor.cli_options import names as split_names
+
 if TYPE_CHECKING:
     from equicolor.experiments.launching import Launch
 
-__all__ = ["Devices", "Epochs", "LauncherName", "LauncherOptions", "ShardName", "Workers",
-           "launch_options", "register", "run_experiments"]  # fmt: skip
+__all__ = ["Devices", "Epochs", "LauncherName", "LauncherOptions", "ShardName", "Size", "Workers",
+           "launch_options", "listed", "register", "run_experiments"]  # fmt: skip
 
 # Commands of their own, with options of their own, have these.
 OWN = ("colormnist-longtailed", "colormnist-biased", "classification")
@@ -141,11 +143,10 @@ def _command(name: str) -> Callable[..., None]:
         pictures: Pictures = None,
     ) -> None:
         how = launch_options(device, workers, shard, launcher, launcher_option)
-        given: dict[str, Any] = {"datasets": dataset, "seeds": seeds}
-        given |= {"epochs": epochs, "size": size}
         run_experiments(
-            [name], how, output, quick=quick, sources=sources, pictures=pictures, **given
-        )
+            [name], how, output, quick=quick, sources=sources, pictures=pictures,
+            datasets=listed("DATASET", dataset), seeds=seeds, epochs=epochs, size=size,
+        )  # fmt: skip
 
     return command
 
@@ -181,10 +182,27 @@ def reproduce_all(
     --launcher-option gpus_per_node=1 --device cuda` runs on a cluster.
     """
     how = launch_options(device, workers, shard, launcher, launcher_option)
-    names = None if only is None else [name.strip() for name in only.split(",")]
-    given: dict[str, Any] = {"datasets": datasets, "seeds": seeds}
-    given |= {"epochs": epochs, "size": size}
-    run_experiments(names, how, output, quick=quick, sources=sources, pictures=pictures, **given)
+    run_experiments(
+        listed("--only", only), how, output, quick=quick, sources=sources, pictures=pictures,
+        datasets=listed("--datasets", datasets), seeds=seeds, epochs=epochs, size=size,
+    )  # fmt: skip
+
+
+def listed(option: str, text: str | None) -> list[str] | None:
+    """What an option lists; one that lists nothing would be taken for nothing to do.
+
+    Example:
+        >>> listed("--only", "equivariance, conversion"), listed("--only", None)
+        (['equivariance', 'conversion'], None)
+        >>> listed("--only", ",")
+        Traceback (most recent call last):
+            ...
+        ValueError: --only takes names separated by commas, got ','
+    """
+    found = split_names(text)
+    if found == []:
+        raise ValueError(f"{option} takes names separated by commas, got {text!r}")
+    return found
 
 
 def launch_options(
@@ -205,7 +223,7 @@ def launch_options(
         options[name] = int(value) if value.isdigit() else value
     return Launch(
         workers=workers,
-        devices=tuple(name.strip() for name in device.split(",")),
+        devices=tuple(listed("--device", device) or ()),
         shard=None if shard is None else parse_shard(shard),
         launcher=launcher,
         options=options,
@@ -233,8 +251,8 @@ def run_experiments(
     quick: bool,
     sources: list[Path] | None,
     pictures: Path | None,
-    datasets: str | None = None,
-    **given: Any,
+    datasets: list[str] | None = None,
+    **given: int | None,
 ) -> None:
     """Run experiments, or show what files hold of them, and say what was written."""
     from equicolor.experiments import all_report
@@ -266,9 +284,8 @@ def run_experiments(
                 raise ValueError(f"{names[0]} does not take {what}")
     for name, value in chosen.items():
         _checks.positive_int(name, value)
-    listed = () if datasets is None else tuple(name.strip() for name in datasets.split(","))
     cuda = _sees_gpu(how.devices, how.launcher)
-    scope = Scope(output, quick=quick, datasets=listed, cuda=cuda, **chosen)
+    scope = Scope(output, quick=quick, datasets=tuple(datasets or ()), cuda=cuda, **chosen)
     if not (quick or cuda or set(names or _SLOW).isdisjoint(_SLOW)):
         typer.echo("no GPU: the full protocol takes weeks; --quick takes minutes", err=True)
     found = run_all(scope, names, how, console=Console(stderr=True))

@@ -85,7 +85,45 @@ def test_a_table_has_the_papers_numbers_where_there_are_any(rows) -> None:
         "50.00 ± 0.00",
     )
     assert lines["CE-ResNet-18 (HSV, n = 6)"] == ("–", "66.00", "–", "50.00", "51.00", "52.00", "1")
-    assert "200 epochs (paper: 200)" in made.title
+    assert made.title == "Flowers-102: accuracy in percent"
+
+
+@pytest.fixture
+def mixed() -> list[dict[str, Any]]:
+    """Most of them at 64 pixels."""
+    small = {"size": 64, "hue_mean": 20.0}
+    return [row(**small), row(3, **small), row(3, coset_pool="avg", **small), row(), row(3)]
+
+
+def test_a_reduced_setting_is_in_the_title(mixed) -> None:
+    for experiment in ABLATIONS:
+        made = table(experiment, mixed[:3], FLOWERS)
+        assert made.title == "Flowers-102: accuracy in percent; ours: 64 pixels instead of 224"
+    (drawn,) = figures("ablation-cosetpool", mixed[:3], FLOWERS).values()
+    assert drawn.axes[0].get_title() == "CE-ResNet-18, 64 pixels"
+    assert peak_table(mixed[:3], FLOWERS).title.endswith("; 64 pixels instead of 224")
+
+
+def test_two_settings_have_lines_and_panels_of_their_own(mixed) -> None:
+    made = table("ablation-cosetpool", mixed, FLOWERS)
+    assert [line[0] for line in made.rows] == [
+        "ResNet-18", "CE-ResNet-18", "ResNet-18 (64 pixels)", "CE-ResNet-18 (64 pixels)",
+        "CE-ResNet-18 (average pooling) (64 pixels)",
+    ]  # fmt: skip
+    assert [line[1] == "–" for line in made.rows] == [False, False, True, True, True]
+    assert made.title == "Flowers-102: accuracy in percent"
+    for experiment, titles in {
+        "ablation-cosetpool": ["CE-ResNet-18", "CE-ResNet-18, 64 pixels"],
+        "ablation-jitter": [
+            "CE-ResNet-18", "ResNet-18", "CE-ResNet-18, 64 pixels", "ResNet-18, 64 pixels",
+        ],
+    }.items():  # fmt: skip
+        (drawn,) = figures(experiment, mixed, FLOWERS).values()
+        assert [axes.get_title() for axes in drawn.axes if axes.get_title()] == titles
+    curves, accuracy = figures("ablation-rotations", mixed, FLOWERS).values()
+    assert len([axes for axes in curves.axes if "64 pixels" in axes.get_title()]) == 6
+    assert accuracy.axes[4].get_title() == "original pictures, 64 pixels"
+    assert [line[0] for line in peak_table(mixed, FLOWERS).rows] == ["RGB", "RGB (64 pixels)"]
 
 
 def test_peaks_are_at_the_angles_of_the_group() -> None:

@@ -1,11 +1,13 @@
 """One page for all experiments, from rows alone."""
 
+import math
 from pathlib import Path
 
 import pytest
 
-from equicolor.experiments import all_report
+from equicolor.experiments import all_report, selectivity_figures
 from equicolor.experiments.registry import EXPERIMENTS
+from equicolor.experiments.rows import distinct
 from equicolor.experiments.sections import Findings, sections
 from equicolor.results import write_results
 
@@ -16,16 +18,19 @@ def trained(rotations: int = 1, **facts) -> dict:
     ce = rotations > 1
     return {
         "model": "ce_resnet18" if ce else "resnet18", "rotations": rotations,
-        "lifting": "rgb" if ce else None, "ce_stages": 4 if ce else 0, "width": 64,
+        "lifting": "rgb" if ce else None, "ce_stages": 4 if ce else 0,
         "dataset": "flowers102", "augmentation": "none", "seed": 0, "epochs": 200,
         "original": 66.0, "hue_mean": 50.0, "hue_curve": [50.0] * 37, **facts,
     }  # fmt: skip
 
 
+UNITS = {"model": "resnet18", "layer": "all", "selectivity": 0.7, "units": 2}
+
+
 @pytest.fixture
 def found() -> Findings:
     """Rows of every experiment on pictures, and a picture that rows cannot hold."""
-    unit = {"dataset": "flowers102", "layer": "all", "selectivity": 0.7, "units": 2}
+    unit = UNITS | {"dataset": "flowers102"}
     layer = unit | {"layer": "layers.0.relu", "values": [0.6, 0.8]}
     feature = {"dataset": "flowers102", "layer": "layers.0.relu", "units": 8, "selective": 3}
     converted = trained() | {"stage": "converted", "rotations": 6}
@@ -115,6 +120,7 @@ def test_rows_come_once_and_do_not_contradict(tmp_path: Path) -> None:
         write_results(tmp_path / f"{name}.json", [trained()], experiment="classification")
     found = all_report.read([tmp_path])
     assert len(found.of("classification")) == 1
+    assert len(distinct([trained(), trained(finetuned="first")])) == 2
     assert not found.quick
     other = [trained(original=67.0)]
     write_results(tmp_path / "c.json", other, experiment="classification", quick=True)
@@ -137,7 +143,49 @@ def test_an_ablation_of_a_reduced_setting_is_in_its_own_section() -> None:
         "ResNet-18", "CE-ResNet-18", "CE-ResNet-18 (average pooling)",
     ]  # fmt: skip
     assert {row[-1] for row in section.table.rows} == {"1"}
-    assert "30 epochs" in section.table.title
+    assert section.table.title.endswith(
+        "ours: 30 epochs instead of 200, 112 pixels instead of 224, precision 32"
+    )
+
+
+def test_an_ablation_without_rows_of_its_own_takes_those_of_the_tables() -> None:
+    tables = [trained(), trained(3), trained(6)]
+    small = [trained(size=64), *(trained(3, size=64, seed=seed) for seed in range(3))]
+    found = Findings({"ablation-jitter": small, "classification": tables})
+    section, _ = sections(EXPERIMENTS["ablation-rotations"], found)[0]
+    assert section.table is not None
+    assert [row[0] for row in section.table.rows] == [
+        "ResNet-18", "CE-ResNet-18", "CE-ResNet-18 (RGB, n = 6)",
+    ]  # fmt: skip
+    assert section.table.rows[1][1] == "68.18 ± 0.45"
+
+
+def test_figure_1b_is_of_the_papers_dataset_where_it_was_run() -> None:
+    cifar = trained(model="resnet44", dataset="cifar10")
+    only = ["classification"]
+    drawn = all_report.pictures(Findings({"classification": [cifar, trained()]}), only)
+    assert set(drawn) == {
+        "classification-cifar10", "classification-fig1b", "classification-flowers102",
+    }  # fmt: skip
+    drawn = all_report.pictures(Findings({"classification": [cifar]}), only)
+    assert set(drawn) == {"classification-cifar10-fig1b", "classification-cifar10"}
+
+
+def test_gains_name_their_epochs_and_join_neighbours_alone() -> None:
+    hybrids = [trained(3, ce_stages=stages) for stages in (1, 2, 4)]
+    short = {"model": "resnet44", "dataset": "cifar10", "epochs": 10}
+    rows = [trained(), *hybrids, trained(**short), trained(3, **short | {"ce_stages": 3})]
+    units = [UNITS | {"dataset": "flowers102"}, UNITS | {"dataset": "cifar10"}]
+    figure = selectivity_figures.gain_figure(units, rows)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "CIFAR-10 (10 epochs), selectivity 0.70", "Flowers-102 (200 epochs), selectivity 0.70",
+    ]  # fmt: skip
+    cifar, flowers, *_ = figure.axes[0].get_lines()
+    assert [math.isnan(gain) for gain in cifar.get_ydata()] == [False, True, True, False]
+    assert [math.isnan(gain) for gain in flowers.get_ydata()] == [False] * 3 + [True, False]
+    assert selectivity_figures.table(units, rows).rows[0][0] == "CIFAR-10 (10 epochs)"
+    (line,) = selectivity_figures.table(units[:1], rows).rows
+    assert line[0] == "Flowers-102"  # as in the paper, and nothing beside it
 
 
 def test_rows_of_two_precisions_have_lines_of_their_own() -> None:

@@ -117,6 +117,11 @@ def test_tables_from_rows_alone(pictures: str, tmp_path: Path) -> None:
     results, *_ = classification.reproduce(small(pictures, ["baseline"]), tmp_path / "out", CPU)
     written = classification.from_results([results], tmp_path / "docs")
     assert [path.name for path in written] == ["classification.md", "classification-pets.png"]
+    page = written[0].read_text()
+    assert "ours: 1 epoch instead of 200, 32 pixels instead of 224, batch size 8" in page
+    # Rows that come twice count once.
+    again = classification.from_results([results, results], tmp_path / "docs")
+    assert again[0].read_text() == page
 
 
 def test_bad_input_is_refused() -> None:

@@ -53,6 +53,18 @@ def test_figure_1b_shows_the_papers_curves_and_our_best(rows) -> None:
     assert figure_1b(rows, "cifar10") is None
 
 
+def test_titles_name_a_reduced_setting(rows) -> None:
+    small = [line | {"size": 64} for line in rows]
+    for figure, title in (
+        (figure_1b(small), "Flowers-102, 64 pixels"),
+        (hue_figure(small, "flowers102"), "Flowers-102, no colour augmentation, 64 pixels"),
+        # Figure 1b is of one setting, the paper's if it was run.
+        (figure_1b([*small, *rows[:4]]), "Flowers-102"),
+    ):
+        assert figure is not None
+        assert figure.axes[0].get_title() == title
+
+
 def test_curves_are_means_over_seeds_with_a_band(rows) -> None:
     figure = hue_figure(rows[:2], "flowers102")
     assert figure is not None
@@ -83,6 +95,7 @@ def test_a_panel_for_each_augmentation(rows) -> None:
 
 
 def test_networks_and_augmentations_can_be_told_apart(rows) -> None:
+    rows = [*rows, row("ce_resnet18-gray")]
     variants = by_variant([line for line in rows if line["augmentation"] == "none"])
     looks = {(look["color"], look["marker"]) for look in map(style, variants)}
     assert len(looks) == len(variants)

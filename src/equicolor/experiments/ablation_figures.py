@@ -1,22 +1,30 @@
-"""Figures of the ablations: hue curves and accuracies from rows of results."""
+"""Figures of the ablations: hue curves and accuracies from rows of results.
 
+Networks that were trained otherwise than in the paper, or than others, have panels of their own,
+whose titles say how.
+"""
+
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from equicolor.evaluation.evaluate import PREFIX
 from equicolor.evaluation.figures import ACTION_NAMES, Curve, hue_panels
 from equicolor.evaluation.hue_sweep import ACTIONS, hue_shifts
 from equicolor.experiments.ablations import of_ablation, strength
-from equicolor.experiments.classification_variants import Variant
+from equicolor.experiments.classification_variants import Variant, shared_setting
+from equicolor.experiments.settings import titled
 
 __all__ = ["figures"]
 
 Row = Mapping[str, Any]
+Groups = Mapping[Variant, Sequence[Row]]
 
 _MARKERS = "osD^vPX<>hd"
 _LIFTINGS = {"rgb": ("#0072b2", "o"), "hsv": ("#d55e00", "s")}
@@ -43,15 +51,27 @@ def figures(experiment: str, rows: Sequence[Row], dataset: str) -> dict[str, Fig
         ...        "original": 50.0, "hue_curve": [50.0] * 37}
         >>> list(figures("ablation-cosetpool", [row], "mine"))
         ['ablation-cosetpool']
+        >>> small = row | {"size": 64}
+        >>> figures("ablation-jitter", [small], "mine")["ablation-jitter"].axes[0].get_title()
+        'ResNet-18, 64 pixels'
     """
     groups = of_ablation(experiment, [row for row in rows if row.get("hue_curve")], dataset)
     if not groups:
         return {}
+    ways = _by_setting(groups)
     if experiment == "ablation-rotations":
-        return {experiment: _rotations(groups), f"{experiment}-accuracy": _over_rotations(groups)}
-    if experiment == "ablation-jitter":
-        return {experiment: _jitter(groups)}
-    return {experiment: _pooling(groups)}
+        return {experiment: _rotations(ways), f"{experiment}-accuracy": _over_rotations(ways)}
+    return {experiment: _jitter(ways) if experiment == "ablation-jitter" else _pooling(ways)}
+
+
+def _by_setting(groups: Groups) -> dict[str, dict[Variant, Sequence[Row]]]:
+    """Groups by how they were trained: what differs from the paper, in words."""
+    shared = shared_setting([row for group in groups.values() for row in group])
+    found: dict[str, dict[Variant, Sequence[Row]]] = {}
+    for variant in sorted(groups, key=lambda variant: variant.setting):
+        words = ", ".join(filter(None, (shared, variant.setting)))
+        found.setdefault(words, {})[variant] = groups[variant]
+    return found
 
 
 def _curve(group: Sequence[Row], action: str, label: str, style: Mapping[str, Any]) -> Curve | None:
@@ -72,89 +92,101 @@ def _shade(place: int, count: int) -> dict[str, Any]:
     return {"color": matplotlib.colors.to_hex(color), "marker": _MARKERS[place % len(_MARKERS)]}
 
 
-def _rotations(groups: Mapping[Variant, Sequence[Row]]) -> Figure:
+def _rotations(ways: Mapping[str, Groups]) -> Figure:
     """A panel for each action and lifting, a curve for each number of rotations."""
-    orders = sorted({variant.rotations for variant in groups})
+    orders = _orders(ways)
     panels: dict[str, list[Curve]] = {}
-    for action in ACTIONS:
-        for lifting in _LIFTINGS:
-            curves = []
-            for variant, group in groups.items():
-                if variant.rotations > 1 and variant.lifting != lifting:
-                    continue
-                place = orders.index(variant.rotations)
-                label = f"n = {variant.rotations}"
-                curve = _curve(group, action, label, _shade(place, len(orders)))
-                curves += [] if curve is None else [curve]
-            exact = " (exact)" if (lifting, action) in (("hsv", "hsv"), ("rgb", "rotate")) else ""
-            title = f"{lifting.upper()} lifting, {ACTION_NAMES[action]}{exact}"
-            if curves:
-                panels[title] = sorted(curves, key=lambda curve: int(curve.label.split()[-1]))
+    for (setting, groups), action, lifting in itertools.product(ways.items(), ACTIONS, _LIFTINGS):
+        curves = []
+        for variant, group in groups.items():
+            if variant.rotations > 1 and variant.lifting != lifting:
+                continue
+            place = orders.index(variant.rotations)
+            label = f"n = {variant.rotations}"
+            curve = _curve(group, action, label, _shade(place, len(orders)))
+            curves += [] if curve is None else [curve]
+        exact = " (exact)" if (lifting, action) in (("hsv", "hsv"), ("rgb", "rotate")) else ""
+        title = f"{lifting.upper()} lifting, {ACTION_NAMES[action]}{exact}"
+        if curves:
+            curves.sort(key=lambda curve: int(curve.label.split()[-1]))
+            panels[titled(title, setting)] = curves
     return hue_panels(panels)
 
 
-def _over_rotations(groups: Mapping[Variant, Sequence[Row]]) -> Figure:
+def _orders(ways: Mapping[str, Groups]) -> list[int]:
+    return sorted({variant.rotations for groups in ways.values() for variant in groups})
+
+
+def _over_rotations(ways: Mapping[str, Groups]) -> Figure:
     """Accuracy over the number of rotations, on original and on shifted pictures."""
     measures = {"original": "original pictures"}
     measures |= {
         f"{PREFIX[action]}_mean": f"mean over {ACTION_NAMES[action]}s" for action in ACTIONS
     }
+    rows = [row for groups in ways.values() for group in groups.values() for row in group]
     measures = {
         key: title.replace("clippeds", "clipped").replace("RGB rotation,", "RGB rotations,")
         for key, title in measures.items()
-        if any(row.get(key) is not None for group in groups.values() for row in group)
+        if any(row.get(key) is not None for row in rows)
     }
-    figure = Figure(figsize=(3.3 * len(measures) + 0.4, 3.3), layout="constrained")
-    panels = np.atleast_1d(figure.subplots(1, len(measures), sharey=True))
-    orders = sorted({variant.rotations for variant in groups})
-    for axes, (key, title) in zip(panels, measures.items(), strict=True):
-        for lifting, (color, marker) in _LIFTINGS.items():
-            points = {}
-            for variant, group in groups.items():
-                values = [row[key] for row in group if row.get(key) is not None]
-                if values and (variant.rotations == 1 or variant.lifting == lifting):
-                    points[variant.rotations] = values
-            known = sorted(points)
-            axes.errorbar(
-                known,
-                [statistics.fmean(points[order]) for order in known],
-                [statistics.stdev(p) if len(p := points[order]) > 1 else 0.0 for order in known],
-                color=color, marker=marker, capsize=2, label=f"{lifting.upper()} lifting",
-            )  # fmt: skip
-        axes.set_title(title, fontsize=10)
-        axes.set_xticks(orders)
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("test accuracy, %")
-    panels[0].legend(frameon=False, fontsize=9)
+    size = 3.3 * len(measures) + 0.4, 3.0 * len(ways) + 0.3
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(len(ways), len(measures), sharey=True, squeeze=False)
+    for line, (setting, groups) in zip(grid, ways.items(), strict=True):
+        for axes, (key, title) in zip(line, measures.items(), strict=True):
+            _draw_over_rotations(axes, groups, key)
+            axes.set_title(titled(title, setting, width=36), fontsize=10)  # narrow panels
+            axes.set_xticks(_orders(ways))
+            axes.grid(alpha=0.3)
+        line[0].set_ylabel("test accuracy, %")
+    grid[0, 0].legend(frameon=False, fontsize=9)
     figure.supxlabel("rotations; 1 is the plain network", fontsize=10)
     return figure
 
 
-def _jitter(groups: Mapping[Variant, Sequence[Row]]) -> Figure:
+def _draw_over_rotations(axes: Axes, groups: Groups, key: str) -> None:
+    for lifting, (color, marker) in _LIFTINGS.items():
+        points = {}
+        for variant, group in groups.items():
+            values = [row[key] for row in group if row.get(key) is not None]
+            if values and (variant.rotations == 1 or variant.lifting == lifting):
+                points[variant.rotations] = values
+        known = sorted(points)
+        axes.errorbar(
+            known,
+            [statistics.fmean(points[order]) for order in known],
+            [statistics.stdev(p) if len(p := points[order]) > 1 else 0.0 for order in known],
+            color=color, marker=marker, capsize=2, label=f"{lifting.upper()} lifting",
+        )  # fmt: skip
+
+
+def _jitter(ways: Mapping[str, Groups]) -> Figure:
     """The paper's Figure on jitter: equivariant and plain, a curve for each strength."""
-    strengths = sorted({strength(variant) for variant in groups})
+    strengths = sorted({strength(variant) for groups in ways.values() for variant in groups})
     panels: dict[str, list[Curve]] = {}
-    for kind in ("ce", "baseline"):
+    for (setting, groups), kind in itertools.product(ways.items(), ("ce", "baseline")):
         chosen = [variant for variant in groups if variant.kind == kind]
         for variant in sorted(chosen, key=strength):
             style = _shade(strengths.index(strength(variant)), len(strengths))
             label = f"jitter {strength(variant):g}"
             curve = _curve(groups[variant], "hsv", label, style)
             if curve is not None:
-                panels.setdefault(variant.network_name, []).append(curve)
+                panels.setdefault(titled(variant.network_name, setting), []).append(curve)
     return hue_panels(panels)
 
 
-def _pooling(groups: Mapping[Variant, Sequence[Row]]) -> Figure:
-    """The paper's Figure on pooling: one panel, a curve for each way to end."""
-    curves = []
-    for variant, group in groups.items():
-        if variant.kind == "ce":
-            color, marker, label = _POOL_STYLES[variant.pool]
-        else:
-            color, marker, label = "#d55e00", "s", "plain network"
-        curve = _curve(group, "hsv", label, {"color": color, "marker": marker})
-        curves += [] if curve is None else [curve]
-    by_name = sorted(groups, key=lambda variant: (variant.kind != "ce", variant.pool != "max"))
-    name = by_name[0].network_name
-    return hue_panels({name: curves}, width=7.4)
+def _pooling(ways: Mapping[str, Groups]) -> Figure:
+    """The paper's Figure on pooling: a curve for each way to end."""
+    panels = {}
+    for setting, groups in ways.items():
+        curves = []
+        for variant, group in groups.items():
+            if variant.kind == "ce":
+                color, marker, label = _POOL_STYLES[variant.pool]
+            else:
+                color, marker, label = "#d55e00", "s", "plain network"
+            curve = _curve(group, "hsv", label, {"color": color, "marker": marker})
+            curves += [] if curve is None else [curve]
+        named = min(groups, key=lambda variant: (variant.kind != "ce", variant.pool != "max"))
+        panels[titled(named.network_name, setting)] = curves
+    return hue_panels(panels, width=7.4)

@@ -14,12 +14,13 @@ from equicolor.data.datasets import find_dataset
 from equicolor.evaluation.evaluate import PREFIX
 from equicolor.evaluation.figures import ACTION_NAMES
 from equicolor.evaluation.hue_sweep import ACTIONS, hue_shifts
-from equicolor.experiments.classification_tables import paper_numbers
+from equicolor.experiments.classification_tables import paper_numbers, title
 from equicolor.experiments.classification_variants import (
     Variant,
     all_stages,
     by_variant,
-    dataset_title,
+    shared_setting,
+    variant_of,
 )
 from equicolor.experiments.recipe_names import named_recipe
 from equicolor.reporting.tables import MISSING, Table, mean_and_std
@@ -74,7 +75,7 @@ def networks(experiment: str, dataset: str, *, quick: bool = False) -> list[str]
 
 
 def of_ablation(experiment: str, rows: Sequence[Row], dataset: str) -> dict[Variant, list[Row]]:
-    """The rows that belong to an ablation, by variant.
+    """The rows that belong to an ablation, by variant; of each way of training apart.
 
     Args:
         experiment: one of :data:`ABLATIONS`.
@@ -88,29 +89,36 @@ def of_ablation(experiment: str, rows: Sequence[Row], dataset: str) -> dict[Vari
         [6]
     """
     wanted = _WANTED[experiment]
-    own = [row for row in rows if row["dataset"] == dataset]
-    return {variant: group for variant, group in by_variant(own).items() if wanted(variant)}
+    own = [row for row in rows if row["dataset"] == dataset and wanted(variant_of(row))]
+    return by_variant(own)
 
 
 def _rotations(variant: Variant) -> bool:
-    if variant.augmentation != "none" or variant.setting or variant.pool != "max":
+    if variant.augmentation != "none" or variant.pool != "max":
         return False
-    return variant.kind == "baseline" or (variant.kind == "ce" and variant.full)
+    return _plain(variant) or _full(variant)
 
 
 def _jitter(variant: Variant) -> bool:
     plain = variant.augmentation == "none" or variant.augmentation.startswith("jitter ")
-    if not plain or "+" in variant.augmentation or variant.setting:
+    if not plain or "+" in variant.augmentation:
         return False
-    return variant.kind == "baseline" or (variant.in_paper and variant.full)
+    return _plain(variant) or (variant.in_paper and _full(variant))
 
 
 def _cosetpool(variant: Variant) -> bool:
-    if variant.augmentation != "none" or variant.setting:
+    if variant.augmentation != "none":
         return False
-    if variant.kind == "ce":
-        return variant.full and (variant.rotations, variant.lifting) == (3, "rgb")
-    return variant.kind == "baseline"
+    of_paper = (variant.rotations, variant.lifting) == (3, "rgb")
+    return _plain(variant) or (of_paper and _full(variant))
+
+
+def _plain(variant: Variant) -> bool:
+    return variant.kind == "baseline" and not variant.gray
+
+
+def _full(variant: Variant) -> bool:
+    return variant.kind == "ce" and variant.full and not variant.gray
 
 
 _WANTED: dict[str, Callable[[Variant], bool]] = {
@@ -149,7 +157,7 @@ def table(experiment: str, rows: Sequence[Row], dataset: str) -> Table:
         action
         for action in ACTIONS[1:]
         if experiment == "ablation-rotations"
-        and any(row.get(f"{PREFIX[action]}_mean") is not None for g in groups.values() for row in g)
+        and any(row.get(f"{PREFIX[action]}_mean") is not None for row in _rows(groups))
     ]
     lines = []
     for variant, group in sorted(groups.items(), key=lambda item: _order(experiment, item[0])):
@@ -163,29 +171,23 @@ def table(experiment: str, rows: Sequence[Row], dataset: str) -> Table:
         f"{test}, {whose}" for test in ("original", "HSV shifts") for whose in ("paper", "ours")
     ]
     columns = ("network", *both, *(ACTION_NAMES[action] for action in swept), "seeds")
-    title = f"{dataset_title(dataset)}: accuracy in percent, {_epochs(groups)}"
-    return Table(columns, lines, title)
+    return Table(columns, lines, title(_rows(groups), dataset))
+
+
+def _rows(groups: Mapping[Variant, Sequence[Row]]) -> list[Row]:
+    return [row for group in groups.values() for row in group]
 
 
 def _order(experiment: str, variant: Variant) -> tuple[Any, ...]:
     if experiment == "ablation-rotations":
-        return variant.lifting, variant.rotations
+        return variant.setting, variant.lifting, variant.rotations
     if experiment == "ablation-jitter":
-        return variant.kind, strength(variant)
-    return variant.kind, variant.pool != "max", variant.pool
+        return variant.setting, variant.kind, strength(variant)
+    return variant.setting, variant.kind, variant.pool != "max", variant.pool
 
 
 def _mean(group: Sequence[Row], key: str) -> str:
     return mean_and_std([row[key] for row in group if row.get(key) is not None])
-
-
-def _epochs(groups: Mapping[Variant, Sequence[Row]]) -> str:
-    epochs = sorted(
-        {row["epochs"] for group in groups.values() for row in group if "epochs" in row}
-    )
-    return (
-        f"{' and '.join(map(str, epochs))} epochs (paper: 200)" if epochs else "paper: 200 epochs"
-    )
 
 
 def peaks(curve: Sequence[float], rotations: int) -> list[float] | None:
@@ -232,11 +234,12 @@ def peak_table(rows: Sequence[Row], dataset: str) -> Table:
     lines = []
     groups = of_ablation("ablation-rotations", rows, dataset)
     for variant, group in sorted(
-        groups.items(), key=lambda item: (item[0].lifting, item[0].rotations)
+        groups.items(), key=lambda item: _order("ablation-rotations", item[0])
     ):
         if variant.rotations == 1:
             continue
-        cells = [variant.lifting.upper(), str(variant.rotations)]
+        setting = f" ({variant.setting})" if variant.setting else ""
+        cells = [variant.lifting.upper() + setting, str(variant.rotations)]
         known = False
         for action in ACTIONS:
             key = f"{PREFIX[action]}_curve"
@@ -251,6 +254,7 @@ def peak_table(rows: Sequence[Row], dataset: str) -> Table:
             cells.append(f"{low:.1f} to {high:.1f}")
         if known:
             lines.append(tuple(cells))
-    title = "Accuracy at the group's own hue shifts: lowest to highest peak, in percent"
+    words = "Accuracy at the group's own hue shifts: lowest to highest peak, in percent"
+    setting = shared_setting(_rows(groups), beside_paper=True)
     columns = ("lifting", "rotations", *(ACTION_NAMES[action] for action in ACTIONS))
-    return Table(columns, lines, title)
+    return Table(columns, lines, f"{words}; {setting}" if setting else words)

@@ -177,7 +177,8 @@ def write(
 _LEAD = """Every figure and table of Color Equivariant Convolutional Networks (Lengyel et al.,
 NeurIPS 2023), with what the paper reports beside what was measured here, and some that the paper
 does not have. Each number comes from a file of results, which names the command, seed, versions
-and device that made it."""
+and device that made it. Where training was not the paper's, the title of a table or figure says
+so if all of ours have it in common; else the line does, which then has no number of the paper."""
 _QUICK_LEAD = (
     _LEAD
     + """

@@ -4,7 +4,7 @@ Every network trains in a run folder of its own (:mod:`equicolor.training.fit`),
 interrupted experiment goes on where it stopped, and a run is there to evaluate or export.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from equicolor.experiments import classification_report
 from equicolor.experiments.jobs import Store
 from equicolor.experiments.launching import Launch, launch
 from equicolor.experiments.picture_jobs import Part, Run, parts_of, plan, row_facts, settle
+from equicolor.experiments.rows import distinct
 from equicolor.results import read_results, read_rows, write_results
 from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.run_folder import RunFolder
 from equicolor.training.run_options import RunOptions
 
-__all__ = ["RESULTS", "Run", "collect", "from_results", "plan", "reproduce"]
+__all__ = ["RESULTS", "Run", "collect", "from_results", "plan", "read", "reproduce"]
 
 RESULTS = "results.json"
 _NEEDED = ("dataset", "model", "augmentation", "seed", "epochs")
@@ -123,12 +124,21 @@ def _row(folder: RunFolder) -> dict[str, Any]:
     return {**row, **swept, **row_facts(recipe)}
 
 
+def read(sources: Sequence[Path | str]) -> list[Mapping[str, Any]]:
+    """The rows of files such as :func:`reproduce` wrote; those that come again count once.
+
+    Raises:
+        ValueError: if a file holds other things, or if two rows are about the same and do not
+            agree.
+    """
+    return distinct([row for source in sources for row in read_rows(source, _NEEDED, _NUMBERS)])
+
+
 def from_results(sources: Sequence[Path | str], output: Path | str) -> list[Path]:
     """Write tables and figures from files of rows, without training.
 
     Args:
-        sources: files such as :func:`reproduce` wrote.
+        sources: as :func:`read` takes them.
         output: the folder.
     """
-    rows = [row for source in sources for row in read_rows(source, _NEEDED, _NUMBERS)]
-    return classification_report.write(rows, output)
+    return classification_report.write(read(sources), output)

@@ -1,7 +1,8 @@
 """Accuracy over the hue shift: the paper's Figure 1b, and the curves of every dataset.
 
 Pure functions from rows of results to matplotlib figures. A colour and a marker stand for a
-network, dashes and hollow markers for an augmentation.
+network, grey for grey input, dashes and hollow markers for an augmentation. Titles name what all
+rows have otherwise than the paper.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,9 @@ from equicolor.experiments.classification_variants import (
     Variant,
     by_variant,
     dataset_title,
+    shared_setting,
 )
+from equicolor.experiments.settings import alike, titled
 
 __all__ = ["figure_1b", "hue_figure"]
 
@@ -26,10 +29,10 @@ Row = Mapping[str, Any]
 FIGURE_1B = "flowers102"  # the dataset of the paper's figure
 _STYLES = {
     "baseline": ("#d55e00", "s"),
-    "gray": ("#7a7a7a", "v"),
     "ciconv": ("#e69f00", "^"),
     "other": ("#a65628", "p"),
 }
+_GRAY = "#7a7a7a"
 # Of equivariant networks: by lifting and rotations if full, by stages if hybrid.
 _FULL_STYLES = {
     ("rgb", 3): ("#0072b2", "o"),
@@ -62,6 +65,8 @@ def style(variant: Variant) -> dict[str, Any]:
         color, marker = _FULL_STYLES.get((variant.lifting, variant.rotations), _STYLES["other"])
     else:
         color, marker = _HYBRID_STYLES.get(variant.ce_stages, _STYLES["other"])
+    if variant.gray:
+        color, marker = _GRAY, "v" if variant.kind == "baseline" else marker
     augmented = variant.augmentation != "none"
     return {
         "color": color,
@@ -77,7 +82,8 @@ def figure_1b(rows: Sequence[Row], dataset: str = FIGURE_1B) -> Figure | None:
     Our networks of the most rotations with exact HSV lifting stand beside them.
 
     Args:
-        rows: of any datasets.
+        rows: of any datasets; those trained the paper's way are shown, or if there are none,
+            those trained like most.
         dataset: which; the paper shows Flowers-102.
 
     Returns:
@@ -87,20 +93,23 @@ def figure_1b(rows: Sequence[Row], dataset: str = FIGURE_1B) -> Figure | None:
         >>> figure_1b([{"model": "resnet18", "dataset": "cifar10", "seed": 0}]) is None
         True
     """
-    groups = _swept(rows, dataset)
+    swept = alike(_swept(rows, dataset))
+    groups = by_variant(swept)
     most = max((found.rotations for found in groups if found.lifting == "hsv"), default=0)
 
     def wanted(variant: Variant) -> bool:
         if variant.setting or variant.augmentation not in AUGMENTATIONS[:2]:
             return False
+        if variant.gray:
+            return (variant.kind, variant.augmentation) == ("baseline", "none")
         if variant.kind == "ce":
             ours = (variant.lifting, variant.rotations) == ("hsv", most)
             return variant.full and (variant.in_paper or ours)
-        plain_gray = variant.kind == "gray" and variant.augmentation == "none"
-        return variant.kind == "baseline" or plain_gray
+        return variant.kind == "baseline"
 
     curves = [_curve(variant, group) for variant, group in groups.items() if wanted(variant)]
-    return hue_panels({dataset_title(dataset): curves}, width=8.0) if curves else None
+    title = titled(dataset_title(dataset), shared_setting(swept))
+    return hue_panels({title: curves}, width=8.0) if curves else None
 
 
 def hue_figure(rows: Sequence[Row], dataset: str) -> Figure | None:
@@ -121,20 +130,20 @@ def hue_figure(rows: Sequence[Row], dataset: str) -> Figure | None:
         'mine, no colour augmentation'
     """
     panels: dict[str, list[Curve]] = {}
-    title = dataset_title(dataset)
-    for variant, group in _swept(rows, dataset).items():
+    swept = _swept(rows, dataset)
+    title, setting = dataset_title(dataset), shared_setting(swept)
+    for variant, group in by_variant(swept).items():
         known = variant.augmentation in _PANELS
-        panel = f"{title}, {_PANELS.get(variant.augmentation, _OTHERS)}"
+        panel = titled(title, _PANELS.get(variant.augmentation, _OTHERS), setting)
         # In the panel of an augmentation there is no need to say which.
         label = variant._replace(augmentation="none").name if known else variant.name
         panels.setdefault(panel, []).append(_curve(variant, group, label))
     return hue_panels(panels) if panels else None
 
 
-def _swept(rows: Sequence[Row], dataset: str) -> dict[Variant, list[Row]]:
-    """The variants of a dataset that have hue curves."""
-    own = [row for row in rows if row["dataset"] == dataset and row.get("hue_curve")]
-    return by_variant(own)
+def _swept(rows: Sequence[Row], dataset: str) -> list[Row]:
+    """The rows of a dataset that have hue curves."""
+    return [row for row in rows if row["dataset"] == dataset and row.get("hue_curve")]
 
 
 def _curve(variant: Variant, group: Sequence[Row], label: str | None = None) -> Curve:

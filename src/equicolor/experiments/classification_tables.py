@@ -4,6 +4,9 @@ A line holds one network trained one way: mean ± standard deviation over seeds,
 paper reports for it. Lines of the paper that we have not run are there with a dash; networks
 the paper does not have (other numbers of rotations, exact HSV lifting, grey input beside the
 hybrids) follow those it has, within the same augmentation.
+
+Training that is not the paper's is named: in the title, beside the paper's, if all rows have it
+in common; else in the line, which then has no number of the paper.
 """
 
 import csv
@@ -18,15 +21,14 @@ from equicolor.experiments.classification_variants import (
     by_variant,
     dataset_title,
     datasets_of,
-    most_common,
+    shared_setting,
 )
 from equicolor.reporting.tables import MISSING, Table, mean_and_std
 
-__all__ = ["PaperCell", "markdown", "paper_numbers", "table1", "table3"]
+__all__ = ["PaperCell", "markdown", "paper_numbers", "table1", "table3", "title"]
 
 Row = Mapping[str, Any]
 
-PAPER_EPOCHS = 200
 _PAPER_AUGMENTATION = {"none": "none", "jitter": "jitter 0.5", "augmix": "augmix"}
 _PAPER_DATASET = {"oxford-iiit-pet": "oxford_pet", "stanford-cars": "stanford_cars"}
 _HYBRID = 2  # the one of the paper's Table 1
@@ -105,12 +107,16 @@ def table3(rows: Sequence[Row], dataset: str) -> Table:
     Example:
         >>> row = {"model": "ce_resnet44", "rotations": 3, "ce_stages": 1, "dataset": "cifar10",
         ...        "epochs": 30, "seed": 0, "original": 90.0, "hue_mean": 88.0}
+        >>> table3([row], "cifar10").title
+        'Table 3, CIFAR-10: accuracy in percent; ours: 30 epochs instead of 200'
         >>> table3([row], "cifar10").rows[2]
         ('CE-ResNet-44-1', '1', '94.06 ± 0.09', '90.00', '91.93 ± 0.14', '88.00', '1')
     """
-    return _table(
-        rows, dataset, "Table 3", lambda variant: variant.kind != "gray", stages_column=True
-    )
+
+    def wanted(variant: Variant) -> bool:
+        return variant.kind == "ce" or not variant.gray
+
+    return _table(rows, dataset, "Table 3", wanted, stages_column=True)
 
 
 def _table(
@@ -143,15 +149,22 @@ def _table(
         "hue-shifted, ours",
         "seeds",
     ]
-    title = f"{name}, {dataset_title(dataset)}: accuracy in percent{_epochs(own)}"
-    return Table(tuple(columns), lines, title)
+    return Table(tuple(columns), lines, f"{name}, {title(own, dataset)}")
 
 
-def _epochs(rows: Sequence[Row]) -> str:
-    epochs = most_common(rows, "epochs")
-    if epochs is None:
-        return ""
-    return f", {epochs} epochs" + ("" if epochs == PAPER_EPOCHS else f" (paper: {PAPER_EPOCHS})")
+def title(rows: Sequence[Row], dataset: str) -> str:
+    """The title of a table: dataset, measure, and how all of ours differ from the paper's.
+
+    Args:
+        rows: those of the table.
+        dataset: which.
+
+    Example:
+        >>> title([{"model": "resnet18", "dataset": "flowers102", "size": 64}], "flowers102")
+        'Flowers-102: accuracy in percent; ours: 64 pixels instead of 224'
+    """
+    ours = shared_setting(rows, beside_paper=True)
+    return f"{dataset_title(dataset)}: accuracy in percent" + (f"; ours: {ours}" if ours else "")
 
 
 def markdown(rows: Sequence[Row]) -> str:

@@ -6,35 +6,39 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from equicolor.data.datasets import DATASETS
-from equicolor.models.resnet import ARCHITECTURES
-from equicolor.training.recipes import TrainingRecipe
+from equicolor.experiments.settings import (
+    common,
+    deviations,
+    in_words,
+    most_common,
+    paper_settings,
+    setting,
+)
+from equicolor.models.resnet import ARCHITECTURES, matched_widths
 
-__all__ = ["AUGMENTATIONS", "Variant", "by_variant", "dataset_title", "datasets_of", "most_common"]
+__all__ = [
+    "AUGMENTATIONS", "Variant", "by_variant", "dataset_title", "datasets_of", "shared_setting",
+    "variant_of",
+]  # fmt: skip
 
 Row = Mapping[str, Any]
 
 AUGMENTATIONS = ("none", "jitter 0.5", "augmix")  # the paper's, in its order
-# What may differ between runs of one variant beside the seed; a run that differs from most
-# gets a line of its own. Rows that do not say are taken to follow the paper.
-_SETTINGS = (
-    "epochs", "batch_size", "optimizer", "lr", "weight_decay", "schedule", "label_smoothing",
-    "ema", "clip", "size", "split_seed", "precision",
-)  # fmt: skip
-_USUAL = {name: getattr(TrainingRecipe(), name) for name in _SETTINGS}
 _POOL_NAMES = {"max": [], "avg": ["average pooling"], "none": ["flattened"]}
-_KINDS = ("baseline", "ciconv", "ce", "gray", "other")  # in the order of the tables
+_KINDS = ("baseline", "ciconv", "ce", "other")  # in the order of the tables
 
 
 class Variant(NamedTuple):
     """A network and how it was trained: what runs of different seeds have in common.
 
     Attributes:
-        kind: ``"baseline"``, ``"ciconv"``, ``"ce"``, ``"gray"`` or ``"other"``.
+        kind: ``"baseline"``, ``"ciconv"``, ``"ce"`` or ``"other"``.
         network: the plain architecture, such as ``"resnet18"``.
         rotations, lifting, ce_stages: of equivariant networks; 1, ``""`` and 0 of others.
         augmentation: as in the rows.
-        setting: what else differs from most runs, in words.
+        setting: what differs from the paper's training and is not common to all rows, in words.
         pool: how the rotations are pooled: ``"max"``, ``"avg"`` or ``"none"`` (flattened).
+        gray: whether it sees the mean of the channels alone.
 
     Example:
         >>> Variant("ce", "resnet18", 12, "hsv", 4, "jitter 0.5").name
@@ -51,6 +55,7 @@ class Variant(NamedTuple):
     augmentation: str
     setting: str = ""
     pool: str = "max"
+    gray: bool = False
 
     @property
     def full(self) -> bool:
@@ -60,6 +65,8 @@ class Variant(NamedTuple):
     @property
     def in_paper(self) -> bool:
         """Whether the paper has networks of this kind."""
+        if self.gray:
+            return False
         if self.kind == "ce":
             return (self.rotations, self.lifting, self.pool) == (3, "rgb", "max")
         return self.kind in ("baseline", "ciconv")
@@ -68,17 +75,16 @@ class Variant(NamedTuple):
     def network_name(self) -> str:
         """The network for legends and tables."""
         title = re.sub(r"^resnet(\d+)$", r"ResNet-\1", self.network)
-        if self.kind == "gray":
-            return f"{title} (grey input)"
+        special = []
         if self.kind == "ciconv":
-            return f"CIConv-W {title}"
-        if self.kind != "ce":
-            return title
-        hybrid = "" if self.full else f"-{self.ce_stages}"
-        usual = (self.rotations, self.lifting) == (3, "rgb")
-        special = [] if usual else [self.lifting.upper(), f"n = {self.rotations}"]
-        special += _POOL_NAMES[self.pool]
-        return f"CE-{title}{hybrid}" + (f" ({', '.join(special)})" if special else "")
+            title = f"CIConv-W {title}"
+        elif self.kind == "ce":
+            title = f"CE-{title}" + ("" if self.full else f"-{self.ce_stages}")
+            if (self.rotations, self.lifting) != (3, "rgb"):
+                special = [self.lifting.upper(), f"n = {self.rotations}"]
+            special += _POOL_NAMES[self.pool]
+        special += ["grey input"] * self.gray
+        return title + (f" ({', '.join(special)})" if special else "")
 
     @property
     def training_name(self) -> str:
@@ -101,9 +107,9 @@ class Variant(NamedTuple):
         known = self.augmentation in AUGMENTATIONS
         group = AUGMENTATIONS.index(self.augmentation) if known else len(AUGMENTATIONS)
         return (
-            group, "" if known else self.augmentation, not self.in_paper, _KINDS.index(self.kind),
-            self.lifting, self.rotations, self.ce_stages, self.network, self.pool != "max",
-            self.pool, self.setting,
+            group, "" if known else self.augmentation, not self.in_paper, self.gray,
+            _KINDS.index(self.kind), self.lifting, self.rotations, self.ce_stages, self.network,
+            self.pool != "max", self.pool, self.setting,
         )  # fmt: skip
 
 
@@ -124,8 +130,9 @@ def by_variant(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
 
     Args:
         rows: with ``model``, ``rotations``, ``lifting``, ``ce_stages``, ``augmentation`` and
-            ``seed``; what was trained otherwise than most, such as for fewer epochs, makes a
-            group of its own.
+            ``seed``. Those that were trained otherwise than in the paper, such as for fewer
+            epochs, make a group of their own, whose ``setting`` says what differs; what all of
+            them have in common, :func:`shared_setting`, is left out there.
 
     Returns:
         Groups in the order of the tables.
@@ -137,17 +144,23 @@ def by_variant(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
         >>> row = {"model": "resnet18", "rotations": 1, "augmentation": "none", "original": 66.0}
         >>> [len(group) for group in by_variant([row | {"seed": 0}, row | {"seed": 1}]).values()]
         [2]
+        >>> full, small = row | {"epochs": 200}, row | {"epochs": 200, "size": 64}
+        >>> [variant.name for variant in by_variant([full, small, small | {"seed": 1}])]
+        ['ResNet-18', 'ResNet-18 (64 pixels)']
     """
-    usual = {key: most_common([_USUAL | dict(row) for row in rows], key) for key in _SETTINGS}
     groups: dict[Variant, list[Row]] = {}
     for row in rows:
-        groups.setdefault(_variant(row), []).append(row)
+        groups.setdefault(variant_of(row), []).append(row)
+    shared, other_widths = common(rows), _other_widths(rows)
     split: dict[Variant, list[Row]] = {}
     for variant, group in groups.items():
-        width = most_common(group, "width")  # which differs from network to network
+        paper = None if other_widths else _paper_width(variant)
+        width = most_common(group, "width") if paper is None else paper
         for row in group:
-            setting = _setting(row, {**usual, "width": width})
-            split.setdefault(variant._replace(setting=setting), []).append(row)
+            own = {key: value for key, value in deviations(row).items() if key not in shared}
+            if row.get("width") not in (None, width):
+                own["width"] = row["width"]
+            split.setdefault(variant._replace(setting=in_words(own)), []).append(row)
     for variant, group in split.items():
         for seed, count in Counter(row.get("seed") for row in group).items():
             if count > 1:
@@ -155,50 +168,67 @@ def by_variant(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
     return {variant: split[variant] for variant in sorted(split, key=lambda found: found.rank)}
 
 
-def most_common(rows: Sequence[Row], key: str) -> Any:
-    """The commonest value of a key, or None where rows do not say.
+def shared_setting(
+    rows: Sequence[Row], *, beside_paper: bool = False, also: Sequence[str] = ()
+) -> str:
+    """How all rows were trained otherwise than in the paper, in words; it belongs in a title.
+
+    Args:
+        rows: of one dataset.
+        beside_paper: with the paper's settings.
+        also: settings to name even if they are the paper's.
 
     Example:
-        >>> most_common([{"epochs": 30}, {"epochs": 200}, {"epochs": 200}], "epochs")
-        200
+        >>> row = {"model": "resnet18", "dataset": "flowers102", "size": 64}
+        >>> shared_setting([row]), shared_setting([row], beside_paper=True)
+        ('64 pixels', '64 pixels instead of 224')
+        >>> shared_setting([row, row | {"size": 224}])
+        ''
+        >>> shared_setting([row], also=["epochs"])
+        '200 epochs, 64 pixels'
     """
-    counted = Counter(repr(row[key]) for row in rows if row.get(key) is not None)
-    if not counted:
+    if not rows:
+        return ""
+    paper = paper_settings(rows[0].get("dataset", "")) if beside_paper else None
+    named = {name: setting(rows[0], name) for name in also} | common(rows)
+    widths = "other widths" if _other_widths(rows) else ""
+    return ", ".join(filter(None, (in_words(named, instead_of=paper), widths)))
+
+
+def _other_widths(rows: Sequence[Row]) -> bool:
+    """Whether no network is as wide as the paper's; each of them has a width of its own."""
+    pairs = [(row.get("width"), _paper_width(variant_of(row))) for row in rows]
+    return all(None not in pair and pair[0] != pair[1] for pair in pairs)
+
+
+def _paper_width(variant: Variant) -> int | None:
+    """The channels of the first stage by the paper's rule; None if it is no ResNet of ours."""
+    depth = re.fullmatch(r"resnet(\d+)", variant.network)
+    if depth is None or int(depth[1]) not in ARCHITECTURES:
         return None
-    commonest = counted.most_common(1)[0][0]
-    return next(row[key] for row in rows if repr(row.get(key)) == commonest)
+    return matched_widths(int(depth[1]), variant.rotations, variant.ce_stages)[0]
 
 
-def _setting(row: Row, usual: Mapping[str, Any]) -> str:
-    parts = []
-    for key, value in usual.items():
-        own = row.get(key, _USUAL["size"] if key == "size" else None)
-        if own is not None and own != value:
-            plain = (
-                f"{own} epochs"
-                if key == "epochs"
-                else f"{own} pixels"
-                if key == "size"
-                else f"{key.replace('_', ' ')} {own}"
-            )
-            parts.append(plain)
-    return ", ".join(parts)
+def variant_of(row: Row) -> Variant:
+    """The network of a row and its augmentation, whatever else it was trained with.
 
-
-def _variant(row: Row) -> Variant:
+    Example:
+        >>> variant_of({"model": "ciconv_resnet18-gray"}).name
+        'CIConv-W ResNet-18 (grey input)'
+    """
     model, rotations = row["model"], row.get("rotations") or 1
     network = model.removeprefix("ce_").removeprefix("ciconv_").removesuffix("-gray")
-    augmentation = row.get("augmentation") or "none"
+    augmentation, gray = row.get("augmentation") or "none", model.endswith("-gray")
     if rotations > 1:
         stages = row.get("ce_stages")
         stages = all_stages(network) if stages is None else stages
         lifting = row.get("lifting") or "rgb"
         pool = row.get("coset_pool") or "max"
-        return Variant("ce", network, rotations, lifting, stages, augmentation, pool=pool)
+        ce = Variant("ce", network, rotations, lifting, stages, augmentation)
+        return ce._replace(pool=pool, gray=gray)
     kind = "baseline" if re.fullmatch(r"resnet\d+", network) else "other"
-    kind = "gray" if model.endswith("-gray") else kind
     kind = "ciconv" if model.startswith("ciconv_") else kind
-    return Variant(kind, network, 1, "", 0, augmentation)
+    return Variant(kind, network, 1, "", 0, augmentation, gray=gray)
 
 
 def datasets_of(rows: Sequence[Row]) -> list[str]:

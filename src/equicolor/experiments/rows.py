@@ -12,7 +12,8 @@ _IDENTITY = (
     "dataset", "model", "network", "rotations", "lifting", "ce_stages", "ce_layers", "width",
     "input_size", "augmentation", "weighted", "sigma", "coset_pool", "layer", "stage", "state",
     "digits", "seed", "epochs", "batch_size", "optimizer", "lr", "weight_decay", "schedule",
-    "label_smoothing", "ema", "clip", "size", "precision", "split_seed", "finetune_epochs",
+    "label_smoothing", "ema", "clip", "size", "precision", "split_seed", "finetuned",
+    "finetune_epochs",
 )  # fmt: skip
 
 

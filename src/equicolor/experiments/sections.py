@@ -3,7 +3,6 @@
 import itertools
 import re
 import statistics
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,11 +26,11 @@ from equicolor.experiments.classification_variants import dataset_title, dataset
 from equicolor.experiments.quick_pictures import PICTURES
 from equicolor.experiments.registry import Experiment
 from equicolor.experiments.rows import identity
+from equicolor.experiments.settings import alike, deviations
 from equicolor.inspection.figures import selectivity_figure
 from equicolor.reporting.figures import png
 from equicolor.reporting.html import Section
 from equicolor.reporting.tables import MISSING, Table
-from equicolor.training.recipes import TrainingRecipe
 
 __all__ = ["Findings", "sections"]
 
@@ -164,16 +163,19 @@ def _colormnist(name: str, found: Findings) -> Parts:
 def _classification(name: str, found: Findings) -> Parts:
     rows = [row for row in found.of(name) if "original" in row]
     made: Parts = []
-    for dataset in datasets_of(rows):
+    datasets = datasets_of(rows)
+    of_paper = classification_figures.FIGURE_1B
+    for dataset in datasets:
         title = _title(dataset)
-        figure = classification_figures.figure_1b(rows, dataset)
+        # Without the paper's dataset, others stand in for it.
+        shown = dataset == of_paper or of_paper not in datasets
+        figure = classification_figures.figure_1b(rows, dataset) if shown else None
         table = classification_tables.table1(rows, dataset)
         picture = None if figure is None else _figure(figure)
         caption = "As the paper's Figure 1b: accuracy over the hue shift of the test pictures."
         text = _made_up([dataset])
-        of_paper = dataset == classification_figures.FIGURE_1B
-        file = f"{name}-fig1b" if of_paper else f"{name}-{dataset}-fig1b"
-        made.append((Section(title, text, table, picture, caption), file))
+        file = f"{name}-fig1b" if dataset == of_paper else f"{name}-{dataset}-fig1b"
+        made.append((Section(title, text, table, picture, caption if picture else ""), file))
         figure = classification_figures.hue_figure(rows, dataset)
         table = classification_tables.table3(rows, dataset)
         picture = None if figure is None else _figure(figure)
@@ -218,20 +220,13 @@ def _datasets(name: str, found: Findings) -> set[str]:
 
 
 def _comparable(name: str, found: Findings, dataset: str) -> list[Row]:
-    """An ablation's own rows, and those of other experiments that were trained like most."""
+    """An ablation's own rows and others trained like them; without any, those of the tables."""
     everything = [row for row in found.trained if row["dataset"] == dataset]
     own = {identity(row) for row in found.of(name) if row["dataset"] == dataset}
     if not own:
-        return everything
-    counted = Counter(map(_training, (row for row in everything if identity(row) in own)))
-    ((usual, _),) = counted.most_common(1)
-    return [row for row in everything if identity(row) in own or _training(row) == usual]
-
-
-def _training(row: Row) -> tuple[Any, ...]:
-    """What must be equal for accuracies to be compared; rows that do not say are the paper's."""
-    names = ("epochs", "size", "batch_size", "lr", "precision")
-    return tuple(row.get(name, getattr(TrainingRecipe, name)) for name in names)
+        return alike(everything)
+    ways = [deviations(row) for row in everything if identity(row) in own]
+    return [row for row in everything if deviations(row) in ways]
 
 
 _FURTHER = {"ablation-rotations": "accuracy over the number of rotations, and heights of peaks"}

@@ -1,0 +1,162 @@
+"""How rows were trained, against the paper's way: what differs, and how it is said.
+
+The paper's way is that of the recipes of its tables. Rows that do not say follow it.
+"""
+
+import functools
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from equicolor.data.datasets import DATASETS
+from equicolor.training.recipes import TrainingRecipe, default_recipe
+
+__all__ = [
+    "alike",
+    "common",
+    "deviations",
+    "in_words",
+    "most_common",
+    "paper_settings",
+    "setting",
+    "titled",
+]
+
+Row = Mapping[str, Any]
+
+# What may differ between runs of one network with one augmentation, beside the seed.
+_OF_RECIPES = (
+    "epochs", "size", "batch_size", "optimizer", "lr", "weight_decay", "schedule",
+    "label_smoothing", "ema", "clip", "split_seed", "precision",
+)  # fmt: skip
+_NOT_GIVEN = ("split_seed", "precision")  # by the paper: ours are named without a "paper's"
+
+
+@functools.cache
+def paper_settings(dataset: str) -> Mapping[str, Any]:
+    """How the paper trains on a dataset; on one it does not have, the same.
+
+    Args:
+        dataset: as rows name it.
+
+    Example:
+        >>> paper_settings("cifar10")["size"], paper_settings("mine")["epochs"]
+        (32, 200)
+    """
+    recipe = default_recipe(dataset) if dataset in DATASETS else TrainingRecipe()
+    return {**{name: getattr(recipe, name) for name in _OF_RECIPES}, "finetuned": None}
+
+
+def setting(row: Row, name: str) -> Any:
+    """A setting of a row: the paper's if the row does not say.
+
+    Example:
+        >>> setting({"dataset": "cifar10"}, "size"), setting({"size": 64}, "size")
+        (32, 64)
+    """
+    own = row.get(name)
+    return paper_settings(row.get("dataset", ""))[name] if own is None else own
+
+
+def deviations(row: Row) -> dict[str, Any]:
+    """The settings of a row that are not the paper's for its dataset.
+
+    Example:
+        >>> deviations({"dataset": "flowers102", "epochs": 200, "size": 64})
+        {'size': 64}
+    """
+    usual = paper_settings(row.get("dataset", ""))
+    return {name: own for name in usual if (own := setting(row, name)) != usual[name]}
+
+
+def common(rows: Sequence[Row]) -> dict[str, Any]:
+    """The deviations that all rows have.
+
+    Example:
+        >>> common([{"epochs": 30, "size": 64}, {"epochs": 200, "size": 64}]), common([])
+        ({'size': 64}, {})
+    """
+    first, *others = [deviations(row) for row in rows] or [{}]
+    return {
+        name: value
+        for name, value in first.items()
+        if all(name in other and other[name] == value for other in others)
+    }
+
+
+def alike(rows: Sequence[Row]) -> list[Row]:
+    """The rows that were trained the paper's way; if none was, those trained like most.
+
+    Example:
+        >>> alike([{"size": 64}, {"size": 64}, {"size": 224}]), len(alike([{"size": 64}] * 2))
+        ([{'size': 224}], 2)
+    """
+    ways = [deviations(row) for row in rows]
+    way = {} if {} in ways or not ways else most_common([{"way": way} for way in ways], "way")
+    return [row for row, own in zip(rows, ways, strict=True) if own == way]
+
+
+def most_common(rows: Sequence[Row], key: str) -> Any:
+    """The commonest value of a key, or None where rows do not say.
+
+    Example:
+        >>> most_common([{"width": 55}, {"width": 64}, {"width": 64}], "width")
+        64
+    """
+    counted = Counter(repr(row[key]) for row in rows if row.get(key) is not None)
+    if not counted:
+        return None
+    commonest = counted.most_common(1)[0][0]
+    return next(row[key] for row in rows if repr(row.get(key)) == commonest)
+
+
+def in_words(settings: Mapping[str, Any], *, instead_of: Mapping[str, Any] | None = None) -> str:
+    """Settings for titles and lines.
+
+    Args:
+        settings: values by their names in rows.
+        instead_of: the paper's, to be named beside them.
+
+    Example:
+        >>> in_words({"epochs": 30, "size": 64, "batch_size": 32})
+        '30 epochs, 64 pixels, batch size 32'
+        >>> in_words({"size": 64, "precision": "32"}, instead_of=paper_settings("flowers102"))
+        '64 pixels instead of 224, precision 32'
+    """
+    parts = []
+    for name, value in settings.items():
+        usual = None if instead_of is None or name in _NOT_GIVEN else instead_of.get(name)
+        other = "" if usual in (None, value) else f" instead of {usual}"
+        parts.append(_word(name, value) + other)
+    return ", ".join(parts)
+
+
+def _word(name: str, value: Any) -> str:
+    if name == "epochs":
+        return "1 epoch" if value == 1 else f"{value} epochs"
+    if name == "size":
+        return f"{value} pixels"
+    if name == "finetuned":
+        return f"fine-tuned from {value}"
+    return f"{name.replace('_', ' ')} {value}"
+
+
+def titled(title: str, *words: str, width: int = 64) -> str:
+    r"""The title of a panel with what else there is to say, in lines that end with commas.
+
+    Args:
+        title: of the panel.
+        words: left out where empty.
+        width: characters in a line.
+
+    Example:
+        >>> titled("CE-ResNet-18", "64 pixels"), titled("ResNet-18", "")
+        ('CE-ResNet-18, 64 pixels', 'ResNet-18')
+        >>> titled("ResNet-18", "64 pixels, batch size 32", width=30)
+        'ResNet-18, 64 pixels,\nbatch size 32'
+    """
+    parts = ", ".join(filter(None, (title, *words))).split(", ")
+    joined = ", ".join(part.replace(" ", "\u00a0") for part in parts)  # where lines do not end
+    lines = textwrap.wrap(joined, width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace("\u00a0", " ")
