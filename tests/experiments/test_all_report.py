@@ -171,7 +171,7 @@ def test_figure_1b_is_of_the_papers_dataset_where_it_was_run() -> None:
     assert set(drawn) == {"classification-cifar10-fig1b", "classification-cifar10"}
 
 
-def test_gains_name_their_epochs_and_join_neighbours_alone() -> None:
+def test_gains_name_their_epochs_and_join_neighbours() -> None:
     hybrids = [trained(3, ce_stages=stages) for stages in (1, 2, 4)]
     short = {"model": "resnet44", "dataset": "cifar10", "epochs": 10}
     rows = [trained(), *hybrids, trained(**short), trained(3, **short | {"ce_stages": 3})]
@@ -180,7 +180,8 @@ def test_gains_name_their_epochs_and_join_neighbours_alone() -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
         "CIFAR-10 (10 epochs), selectivity 0.70", "Flowers-102 (200 epochs), selectivity 0.70",
     ]  # fmt: skip
-    cifar, flowers, *_ = figure.axes[0].get_lines()
+    dots, cifar, _, flowers, *_ = figure.axes[0].get_lines()
+    assert (dots.get_linestyle(), list(dots.get_xdata())) == (":", [0, 3])
     assert [math.isnan(gain) for gain in cifar.get_ydata()] == [False, True, True, False]
     assert [math.isnan(gain) for gain in flowers.get_ydata()] == [False] * 3 + [True, False]
     assert selectivity_figures.table(units, rows).rows[0][0] == "CIFAR-10 (10 epochs)"
