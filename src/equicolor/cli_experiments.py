@@ -44,6 +44,12 @@ Models = Annotated[
 Precision = Annotated[
     str, typer.Option(help="What convolutions compute in: bf16, 32, or auto, bf16 on a GPU.")
 ]
+Redraw = Annotated[
+    bool,
+    typer.Option(
+        "--redraw", help="Draw digits, colours and noise anew for every seed, not once for all."
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, or several: cuda:0,cuda:1.")]
 SomeWorkers = Annotated[
     int, typer.Option("--workers", help="Processes that share the work.", show_default="1")
@@ -71,6 +77,7 @@ def longtailed(
     quick: Quick = False,
     models: Models = None,
     precision: Precision = "auto",
+    redraw: Redraw = False,
     device: Device = "auto",
     workers: SomeWorkers = 1,
     shard: ShardName = None,
@@ -90,6 +97,7 @@ def longtailed(
         "epochs": epochs,
         "models": listed("--models", models),
         "precision": precision,
+        "redraw": redraw,
         "quick": quick,
     }
     _colormnist("colormnist-longtailed", chosen, how, output, sources)
@@ -110,6 +118,7 @@ def biased(
         ),
     ] = None,
     precision: Precision = "auto",
+    redraw: Redraw = False,
     device: Device = "auto",
     workers: SomeWorkers = 1,
     shard: ShardName = None,
@@ -130,6 +139,7 @@ def biased(
         "models": listed("--models", models),
         "sigmas": _degrees(sigmas),
         "precision": precision,
+        "redraw": redraw,
         "quick": quick,
     }
     _colormnist("colormnist-biased", chosen, how, output, sources)

@@ -217,6 +217,21 @@ def test_damaged_checkpoints_are_named(tiny: ColorMNIST, tmp_path: Path, content
         run([Job("cecnn", TINY, (tiny,))], tmp_path, seeds=[0])
 
 
+def test_data_may_be_drawn_anew_for_every_seed(tmp_path: Path) -> None:
+    digits = load_mnist(embedded=True)
+    options = {"models": ["z2cnn"], "sigmas": [0.0, 12.0], "epochs": 1}
+    first, second = jobs("colormnist-biased", digits, redraw=[0, 1], **options)
+    (usual,) = jobs("colormnist-biased", digits, **options)
+    assert (first.seeds, second.seeds, usual.seeds) == ((0,), (1,), ())
+    assert [data.checksum for data in first.datasets] == [d.checksum for d in usual.datasets]
+    assert not {data.checksum for data in second.datasets} & {d.checksum for d in first.datasets}
+    assert [seeds for _, seeds in parts([first, second], [0, 1])] == [(0,), (1,)]
+    alone = parts([first, second], [0, 1], side_by_side=False)
+    assert [(part.datasets[0].seed, seeds) for part, seeds in alone] == [
+        (0, (0,)), (0, (0,)), (1, (1,)), (1, (1,)),
+    ]  # fmt: skip
+
+
 def run_parts(
     job: Job, folder: Path, *, side_by_side: bool, networks: bool = False
 ) -> list[dict[str, Any]]:

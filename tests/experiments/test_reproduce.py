@@ -17,11 +17,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small networks and datasets behind the same names."""
     digits = load_mnist(embedded=True)
     tiny = longtailed_colormnist(digits, seed=1, largest=3, test_per_class=2)
-    monkeypatch.setattr(colormnist, "longtailed_colormnist", lambda digits: tiny)
+    monkeypatch.setattr(colormnist, "longtailed_colormnist", lambda digits, seed: tiny)
     biased = colormnist.biased_colormnist
 
-    def tiny_biased(sigma, digits):
-        return biased(sigma, digits, train_size=30, test_size=20)
+    def tiny_biased(sigma, digits, seed):
+        return biased(sigma, digits, seed=seed, train_size=30, test_size=20)
 
     monkeypatch.setattr(colormnist, "biased_colormnist", tiny_biased)
 
@@ -68,6 +68,18 @@ def test_biased_writes_its_figure(tmp_path: Path) -> None:
     assert (tmp_path / f"{BIASED}.png").read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / f"{BIASED}-hue.png").exists()
     assert "Biased ColorMNIST" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("small")
+def test_every_seed_may_have_data_of_its_own(tmp_path: Path) -> None:
+    chosen = {"epochs": 1, "models": ["z2cnn"], "sigmas": [12.0], "quick": True, "device": "cpu"}
+    made = reproduce.reproduce(BIASED, tmp_path, seeds=2, redraw=True, **chosen)
+    assert [(row["seed"], row["data_seed"]) for row in made.rows] == [(0, 0), (1, 1)]
+    once = reproduce.reproduce(BIASED, tmp_path, seeds=2, **chosen)
+    assert "data_seed" not in once.rows[0]
+    # The usual seed of the data is 0, too.
+    assert once.rows[0]["loss"] == made.rows[0]["loss"]
+    assert once.rows[1]["loss"] != made.rows[1]["loss"]
 
 
 def test_quick_uses_the_demonstrations_recipe() -> None:

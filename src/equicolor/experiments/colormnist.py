@@ -22,6 +22,7 @@ from equicolor.data import (
     load_mnist,
     longtailed_colormnist,
 )
+from equicolor.data.colormnist import BIASED_SEED, LONGTAILED_SEED
 from equicolor.models.z2cnn import Z2CNN
 from equicolor.results import read_results, write_results
 from equicolor.training.many_seeds import Recipe, Result, read_kept, train_many
@@ -95,11 +96,19 @@ _BIASED = (
 
 
 class Job(NamedTuple):
-    """One configuration and the datasets it trains on, all seeds at once."""
+    """One configuration and the datasets it trains on, all seeds at once.
+
+    Attributes:
+        name: of the model, with its variant.
+        recipe: the configuration.
+        datasets: each gets all seeds.
+        seeds: the one that the datasets were drawn for; empty if they are for all.
+    """
 
     name: str
     recipe: Recipe
     datasets: tuple[ColorMNIST, ...]
+    seeds: tuple[int, ...] = ()
 
 
 def jobs(
@@ -110,6 +119,7 @@ def jobs(
     models: Sequence[str] | None = None,
     sigmas: Sequence[float] = SIGMAS,
     precision: str = "auto",
+    redraw: Sequence[int] = (),
 ) -> list[Job]:
     """The jobs of an experiment.
 
@@ -120,6 +130,8 @@ def jobs(
         models: only jobs of these names; ``"cecnn+jitter"`` names a variant.
         sigmas: of the biased experiment, in degrees.
         precision: of :class:`equicolor.training.many_seeds.Recipe`.
+        redraw: seeds to draw the data for, each with a job of its own; by default they are drawn
+            once for all.
 
     Example:
         >>> [job.name for job in jobs("colormnist-longtailed", epochs=1)][:4]
@@ -130,11 +142,9 @@ def jobs(
     if not (longtailed or sigmas):
         raise ValueError("sigmas must hold at least one number of degrees, got none")
     digits = load_mnist() if digits is None else digits
-    data = (
-        (longtailed_colormnist(digits),)
-        if longtailed
-        else tuple(biased_colormnist(sigma, digits) for sigma in sigmas)
-    )
+    drawn: list[tuple[tuple[int, ...], tuple[ColorMNIST, ...]]]
+    drawn = [((seed,), _datasets(digits, longtailed, sigmas, seed)) for seed in redraw]
+    drawn = drawn or [((), _datasets(digits, longtailed, sigmas))]
     default = 1000 if longtailed else 1500
     listed = []
     for model, jittered, weighted in _LONGTAILED if longtailed else _BIASED:
@@ -146,13 +156,24 @@ def jobs(
             precision=precision,
         )
         name = model + ("+jitter" if jittered else "") + ("+weighted" if weighted else "")
-        listed.append(Job(name, recipe, data))
+        listed += [Job(name, recipe, datasets, own) for own, datasets in drawn]
     if models is None:
         return listed
     known = [job.name for job in listed]
     for name in models:
         _checks.one_of("model", name, known)
     return [job for job in listed if job.name in models]
+
+
+def _datasets(
+    digits: Digits, longtailed: bool, sigmas: Sequence[float], seed: int | None = None
+) -> tuple[ColorMNIST, ...]:
+    """The data of an experiment, from the usual seed unless another is given."""
+    if longtailed:
+        seed = LONGTAILED_SEED if seed is None else seed
+        return (longtailed_colormnist(digits, seed=seed),)
+    seed = BIASED_SEED if seed is None else seed
+    return tuple(biased_colormnist(sigma, digits, seed=seed) for sigma in sigmas)
 
 
 Progress = Callable[[str, int, int, float], None]
@@ -165,7 +186,7 @@ def parts(
 
     Args:
         listed: the jobs.
-        seeds: one network each.
+        seeds: one network each; jobs with seeds of their own have those.
         side_by_side: all networks of a job at once, which is what a GPU is fast at and a CPU
             has no memory for.
 
@@ -177,12 +198,12 @@ def parts(
     if not seeds:
         raise ValueError("expected at least one seed, got none")
     if side_by_side:
-        return [(job, tuple(seeds)) for job in listed]
+        return [(job, job.seeds or tuple(seeds)) for job in listed]
     return [
-        (Job(f"{job.name}.{data.name}.{seed}", job.recipe, (data,)), (seed,))
+        (job._replace(name=f"{job.name}.{data.name}.{seed}", datasets=(data,)), (seed,))
         for job in listed
         for data in job.datasets
-        for seed in seeds
+        for seed in job.seeds or seeds
     ]
 
 
@@ -335,5 +356,6 @@ def _row(job: Job, result: Result) -> dict[str, Any]:
         "train_size": len(data.train.labels),
         "test_size": len(data.test.labels),
         "digits": data.source,
+        **({"data_seed": data.seed} if job.seeds else {}),
         **({} if biased else {"per_class": [round(value, 2) for value in result.per_class]}),
     }

@@ -38,6 +38,7 @@ def plan(
     models: Sequence[str] | None = None,
     sigmas: Sequence[float] | None = None,
     precision: str = "auto",
+    redraw: bool = False,
     quick: bool = False,
 ) -> tuple[int, list[colormnist.Job]]:
     """The number of seeds, and what to train on which data.
@@ -47,6 +48,7 @@ def plan(
         digits: what to colour.
         seeds, epochs, models, sigmas: instead of the paper's, or of :data:`QUICK`.
         precision: of :class:`equicolor.training.many_seeds.Recipe`.
+        redraw: draw the data anew for every seed.
         quick: as in :data:`QUICK`.
 
     Example:
@@ -56,6 +58,7 @@ def plan(
         (1, ['z2cnn', 'cecnn', 'cecnn-pooled'])
     """
     extent = QUICK[experiment] if quick else FULL
+    count = extent.seeds if seeds is None else seeds
     listed = colormnist.jobs(
         experiment,
         digits,
@@ -63,8 +66,8 @@ def plan(
         models=extent.models if models is None else models,
         sigmas=extent.sigmas if sigmas is None else sigmas,
         precision=precision,
+        redraw=range(count) if redraw else (),
     )
-    count = extent.seeds if seeds is None else seeds
     if not quick:
         return count, listed
     steps: dict[str, Any] = {"lr": demo.LEARNING_RATE, "batch_size": demo.BATCH_SIZE}
@@ -104,10 +107,11 @@ def as_jobs(
                 "seeds": list(chosen),
                 "embedded": part.datasets[0].source != "MNIST, full",
                 "data": [data.checksum for data in part.datasets],
+                **({"redraw": list(whole.seeds)} if whole.seeds else {}),
             }
             name = f"{prefix}{part.name}-{digest(settings, 8)}"
             jobs.append(Job(name, "colormnist", settings))
-        found[whole.name] = jobs
+        found.setdefault(whole.name, []).extend(jobs)
     return found
 
 

@@ -44,7 +44,8 @@ def train_colormnist(
 
     Args:
         settings: ``experiment``, ``model`` (of the jobs of the experiment), ``recipe`` (changes
-            of it), ``sigmas``, ``seeds``, and whether the digits are the ``embedded`` ones.
+            of it), ``sigmas``, ``seeds``, whether the digits are the ``embedded`` ones, and
+            ``redraw``, the seed they are drawn for, if not for all.
         folder: keeps the checkpoint, and the trained networks at the end.
         where: device and console.
         before: nothing.
@@ -71,6 +72,7 @@ def colormnist_job(settings: Settings) -> colormnist.Job:
         _digits(settings["embedded"]),
         models=[settings["model"]],
         sigmas=settings["sigmas"],
+        redraw=settings.get("redraw", ()),
     )
     return job._replace(recipe=dataclasses.replace(job.recipe, **settings["recipe"]))
 

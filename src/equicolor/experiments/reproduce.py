@@ -46,6 +46,7 @@ def reproduce(
     models: Sequence[str] | None = None,
     sigmas: Sequence[float] | None = None,
     precision: str = "auto",
+    redraw: bool = False,
     quick: bool = False,
     device: str = "auto",
     how: Launch | None = None,
@@ -64,6 +65,7 @@ def reproduce(
         sigmas: of the biased experiment, in degrees; the paper's by default.
         precision: what convolutions compute in, ``"bf16"`` or ``"32"``; ``"auto"`` is bf16 on
             CUDA.
+        redraw: draw digits, colours and noise anew for every seed, instead of once for all.
         quick: few models, seeds and epochs on the embedded digits, unless given.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
         how: how to spread the work; one network after the other on the device by default. Of a
@@ -84,6 +86,7 @@ def reproduce(
         models=models,
         sigmas=sigmas,
         precision=precision,
+        redraw=redraw,
         quick=quick,
     )
     output = output_folder(output)
@@ -177,7 +180,8 @@ def _curves(
         return None
     curves = {}
     for job in listed:
-        if job.name in demo.MODELS and job.name in networks:
+        first = job.name not in curves  # data may be drawn for every seed
+        if first and job.name in demo.MODELS and job.name in networks:
             (data,) = job.datasets
             known = colormnist_report.best_known(data)
             network = networks[job.name]

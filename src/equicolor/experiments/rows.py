@@ -11,8 +11,8 @@ Row = Mapping[str, Any]
 _IDENTITY = (
     "dataset", "model", "network", "rotations", "lifting", "ce_stages", "ce_layers", "width",
     "input_size", "augmentation", "weighted", "sigma", "coset_pool", "layer", "stage", "state",
-    "digits", "seed", "epochs", "batch_size", "optimizer", "lr", "weight_decay", "schedule",
-    "label_smoothing", "ema", "clip", "size", "precision", "split_seed", "finetuned",
+    "digits", "data_seed", "seed", "epochs", "batch_size", "optimizer", "lr", "weight_decay",
+    "schedule", "label_smoothing", "ema", "clip", "size", "precision", "split_seed", "finetuned",
     "finetune_epochs",
 )  # fmt: skip
 
