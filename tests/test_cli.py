@@ -291,7 +291,7 @@ def test_a_wrong_export_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_missing_packages_name_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    for package, extra in {"onnxruntime": "export", "safetensors": "hub"}.items():
+    for package, extra in {"onnxruntime": "export", "safetensors": "train"}.items():
         error = ModuleNotFoundError(f"No module named {package!r}", name=package)
         result = models_failing_with(monkeypatch, error)
         line = f"{package} is not installed: pip install 'equicolor[{extra}]'"

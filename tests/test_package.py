@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ import equicolor.models.export
 import equicolor.nn
 import equicolor.nn.functional
 import equicolor.testing
+from equicolor.data import default_cache
 
 OPTIONAL = {
     "PIL", "huggingface_hub", "kornia", "lightning", "matplotlib", "mlxtend", "onnx", "rich",
@@ -189,6 +191,17 @@ print(tuple(layer(torch.rand(1, 3, 4, 4)).shape))
 print({OPTIONAL!r} & {{name.split(".")[0] for name in sys.modules}})
 """
     assert run(script).splitlines() == ["torch.float32 True cpu", "(1, 2, 3, 2, 2)", "set()"]
+
+
+def test_these_tests_keep_out_of_the_users_cache(tmp_path_factory):
+    assert default_cache().is_relative_to(tmp_path_factory.getbasetemp())
+
+
+@pytest.mark.parametrize("extra", ["train", "hub"])
+def test_extras_that_save_networks_install_safetensors(extra):
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    packages = project["optional-dependencies"][extra]
+    assert "safetensors" in {re.match(r"[\w-]+", package)[0] for package in packages}
 
 
 def run(script):

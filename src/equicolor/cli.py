@@ -36,7 +36,6 @@ _EXTRAS = {
     "onnxruntime": "export",
     "onnxscript": "export",
     "huggingface_hub": "hub",
-    "safetensors": "hub",
     "submitit": "cluster",
     "timm": "vision",
     "torchvision": "vision",

@@ -86,8 +86,6 @@ def convert(
     console.print(Table(columns, rows).rich())
     typer.echo(f"wrote {output}")
     if data is not None:
-        table, headline = hue_table(
-            source, output, data, size=size, pretrained=pretrained, device=where
-        )
+        table, headline = hue_table(source, output, data, pretrained=pretrained, device=where)
         console.print(table.rich())
         typer.echo(headline)

@@ -1,13 +1,21 @@
-"""``equicolor convert`` looks at what it is told before it computes or writes anything."""
+"""``equicolor convert``: mistakes are found first, and both networks are judged in one way."""
 
+import functools
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+import safetensors.torch
+from PIL import Image
 from typer.testing import CliRunner
 
 from equicolor.cli import app
-from equicolor.models import save_model, z2cnn
+from equicolor.conversion import command
+from equicolor.conversion.cost_report import NetworkCost
+from equicolor.models import load_model, save_model, z2cnn
+from equicolor.training.recipes import TrainingRecipe
+from equicolor.training.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -39,3 +47,71 @@ def test_mistakes_are_found_first(place, arguments, message):
     assert re.search(message, result.stderr.splitlines()[-1])
     assert sorted(place.iterdir()) == before
     assert Path("old.safetensors").read_bytes() == b"kept"
+
+
+@pytest.fixture
+def toys(tmp_path):
+    """A folder of small pictures in three classes, without a split."""
+    rng = np.random.default_rng(0)
+    for label in range(3):
+        folder = tmp_path / "toys" / f"class{label}"
+        folder.mkdir(parents=True)
+        for index in range(5):
+            pixels = rng.integers(0, 256, (32, 40, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{index}.png")
+    return tmp_path / "toys"
+
+
+def make_run(path, toys, *, older, **settings):
+    """The folder of a run; older ones held plain networks that knew nothing of their pictures."""
+    recipe = TrainingRecipe(options={"width": 2}, dataset=str(toys), split_seed=3, **settings)
+    path.mkdir()
+    RunFolder(path).begin(recipe)
+    network = recipe.build(3)
+    if not older:
+        network.origin = recipe.origin
+    file = save_model(network, path / "model.safetensors")
+    if older:
+        with safetensors.safe_open(file, framework="pt") as opened:
+            header = {key: opened.metadata()[key] for key in ("format", "config")}
+        safetensors.torch.save_file(safetensors.torch.load_file(file), file, header)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("older", "options", "cut"), [(False, [], (32, 40)), (True, ["--size", "48"], (48, 60))]
+)
+def test_both_are_judged_on_the_same_pictures(tmp_path, monkeypatch, toys, older, options, cut):
+    run = make_run(tmp_path / "run", toys, older=older, model="resnet18", size=32, resize=40)
+    output = tmp_path / "converted.safetensors"
+    judged, counted = [], []
+    diagnose = command.diagnose
+
+    def judge(*arguments, **how):
+        judged.append(diagnose(*arguments, shifts=4, **how))
+        return judged[-1]
+
+    def count(networks, size, **how):
+        counted.append(size)
+        return [NetworkCost("before", 1, 1, None)]
+
+    monkeypatch.setattr(command, "convert", functools.partial(command.convert, verify=False))
+    monkeypatch.setattr(command, "diagnose", judge)
+    monkeypatch.setattr(command, "cost_report", count)
+    arguments = ["convert", run, "-o", output, "--rotations", "2", "--data", toys, *options]
+    result = CliRunner().invoke(app, [*map(str, arguments), "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    assert counted == [cut[0]]
+    assert len(judged) == 2
+    for facts in (each.facts for each in judged):
+        assert (facts["size"], facts["resize"], facts["split_seed"]) == (*cut, 3)
+    assert load_model(output).origin == (*cut, "toys", 3)  # `equicolor evaluate` finds the same
+
+
+def test_a_grey_run_stays_grey_though_its_older_file_does_not_say_so(tmp_path, toys):
+    run = make_run(tmp_path / "run", toys, older=True, model="z2cnn", size=28, resize=30, gray=True)
+    output = tmp_path / "converted.safetensors"
+    command.convert_source(run, output, rotations=2)
+    network = load_model(output)
+    assert network.config["source_options"]["gray"]
+    assert network.origin == (28, 30, "toys", 3)

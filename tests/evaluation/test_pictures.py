@@ -206,6 +206,9 @@ def test_recipe_of_a_run(run_folder: Path, tmp_path: Path) -> None:
         assert recipe is not None
         assert (recipe.epochs, recipe.seed) == (7, 3)
     assert recipe_of_run(tmp_path) is None
+    converted = run_folder / "converted.safetensors"
+    converted.touch()
+    assert recipe_of_run(converted) is None  # it lies there, but the run did not make it
     assert recipe_of_run("timm:resnet18") is None
     (run_folder / "recipe.json").write_text('{"strange": 1}')
     with pytest.raises(ValueError, match=r"recipe.json is not the recipe of a training run"):

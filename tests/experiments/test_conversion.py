@@ -1,5 +1,6 @@
 """The conversion experiment from a trained network to its rows."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from PIL import Image
 
 from equicolor.experiments.conversion import rows
+from equicolor.experiments.conversion_figures import hue_figure
 from equicolor.models import load_model, save_model, z2cnn
 from equicolor.training.fit import RunOptions, fit
 from equicolor.training.recipes import TrainingRecipe
@@ -74,3 +76,15 @@ def test_a_checkpoint_alone_needs_its_data_said(tmp_path: Path) -> None:
     path = save_model(z2cnn(3), tmp_path / "net.safetensors")
     with pytest.raises(ValueError, match=r"is not the folder of a training run: say which data"):
         rows(path, output=tmp_path / "out", device="cpu")
+
+
+def test_curves_that_coincide_can_be_told_apart() -> None:
+    stages = [{"dataset": "mine", "stage": str(n), "hue_curve": [50.0] * 37} for n in range(7)]
+    figure = hue_figure(stages, "mine")
+    assert figure is not None
+    lines = figure.axes[0].get_lines()
+    assert len({line.get_color() for line in lines}) == 7
+    assert len({line.get_marker() for line in lines}) == 7
+    assert len({line.get_markevery() for line in lines}) == 7
+    for first, second in itertools.pairwise(lines):
+        assert first.get_linestyle() != second.get_linestyle()

@@ -12,12 +12,6 @@ from PIL import Image
 from equicolor.training.recipes import TrainingRecipe
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoded pictures of tests stay out of the user's cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
 @pytest.fixture(scope="session")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Fill a folder once for all processes that test; the others wait for it."""

@@ -368,6 +368,14 @@ class TestFailure:
             fit(dataclasses.replace(toy_recipe, **change), tmp_path / "run", CPU)
         assert not (tmp_path / "run").exists()
 
+    def test_what_could_not_be_saved_is_not_trained(
+        self, toy_recipe: TrainingRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "safetensors", None)  # as where it is not installed
+        with pytest.raises(ModuleNotFoundError, match=r"saved with safetensors: pip .*\[train\]"):
+            fit(toy_recipe, tmp_path / "run", CPU)
+        assert not (tmp_path / "run").exists()
+
     def test_single_pictures_will_do_where_batch_norms_see_pixels(
         self, toy_recipe: TrainingRecipe
     ) -> None:

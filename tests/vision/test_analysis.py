@@ -8,7 +8,7 @@ from equicolor.analysis import find_layers, selectivity
 from equicolor.analysis.taps import tapped
 
 for library in ("torchvision", "timm"):
-    pytest.importorskip(library, reason=f"{library} is not installed; 'make vision' has it")
+    pytest.importorskip(library, reason="torchvision or timm is missing; 'make vision' has both")
 
 from tests.vision.families import TIMM, TORCHVISION  # noqa: E402
 

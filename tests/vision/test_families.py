@@ -14,7 +14,7 @@ from equicolor.nn import fold
 from equicolor.nn.batched import BatchedCEConv2d
 
 for library in ("torchvision", "timm"):
-    pytest.importorskip(library, reason=f"{library} is not installed; 'make vision' has it")
+    pytest.importorskip(library, reason="torchvision or timm is missing; 'make vision' has both")
 
 from tests.vision.families import (  # noqa: E402
     FAMILIES,

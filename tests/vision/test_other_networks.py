@@ -20,10 +20,9 @@ from equicolor.nn import fold
 from equicolor.nn.batched import BatchedCEConv2d
 from equicolor.training.finetuning import finetune_recipe
 
-torchvision = pytest.importorskip(
-    "torchvision", reason="torchvision is not installed; 'make vision' has it"
-)
-timm = pytest.importorskip("timm", reason="timm is not installed; 'make vision' has it")
+MISSING = "torchvision or timm is missing; 'make vision' has both"
+torchvision = pytest.importorskip("torchvision", reason=MISSING)
+timm = pytest.importorskip("timm", reason=MISSING)
 
 from tests.vision.families import (  # noqa: E402
     MEAN,

@@ -5,19 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from equicolor.conversion.converting import convert
 from equicolor.conversion.cost_report import cost_report, cost_rows
 from equicolor.conversion.supported import ConversionError
-from equicolor.data.datasets import load_dataset
+from equicolor.data.datasets import find_dataset, load_dataset
 from equicolor.evaluation.diagnose import diagnose
 from equicolor.evaluation.evaluate import Evaluation
-from equicolor.evaluation.networks import load_network
-from equicolor.models.checkpoints import WEIGHTS, save_model
+from equicolor.evaluation.networks import GrayInput, load_network
+from equicolor.evaluation.pictures import choose_preparation
+from equicolor.models.checkpoints import WEIGHTS, load_model, save_model
 from equicolor.models.foreign import LIBRARIES
 from equicolor.models.registry import Network
 from equicolor.nn import fold
 from equicolor.reporting.tables import Table
+from equicolor.training.run_folder import recipe_of_run
 
 __all__ = ["check_names", "convert_source", "hue_table"]
 
@@ -77,7 +80,8 @@ def convert_source(
         source: see :func:`equicolor.evaluation.load_network`.
         output: the checkpoint to write.
         pretrained: load the weights that timm or torchvision offer.
-        size: height and width of the images; the network's own by default.
+        size: height and width of the images; by default those the network was trained on, or made
+            for. Costs are counted at it, and the checkpoint keeps it.
         device: where to take the time.
         options: of :func:`equicolor.convert`.
 
@@ -93,7 +97,7 @@ def convert_source(
         >>> [row[1] for row in rows]
         ['25,570', '32,770 (1.28×)', '25,290 (0.99×)']
     """
-    network = load_network(source, pretrained=pretrained)
+    network = _load(source, pretrained=pretrained)
     converted = convert(network, image_size=size, **options)
     if not isinstance(converted, Network) or not converted.config:
         raise ConversionError(
@@ -107,20 +111,59 @@ def convert_source(
     return cost_rows(cost_report(networks, converted.image_size, device=device))
 
 
+def _load(source: str | Path, *, pretrained: bool) -> nn.Module:
+    """A network as it will be judged: grey if its run was, which older files do not say."""
+    network = load_network(source, pretrained=pretrained)
+    recipe = recipe_of_run(source)
+    if recipe is None or not recipe.gray or isinstance(network, GrayInput):
+        return network
+    gray = GrayInput(network)
+    gray.origin = recipe.origin
+    return gray
+
+
 def hue_table(
     source: str | Path,
     output: Path,
     data: str,
     *,
-    size: int | None = None,
     pretrained: bool = True,
     device: torch.device | str = "cpu",
 ) -> tuple[Table, str]:
-    """Accuracy under HSV hue shifts before and after, as a table and in one line."""
+    """Accuracy under HSV hue shifts before and after, as a table and in one line.
+
+    Both see the same pictures, cut as the converted network's file says: what differs is due to
+    the networks, and ``equicolor evaluate`` finds the same of that file.
+
+    Args:
+        source: what was converted.
+        output: the checkpoint that :func:`convert_source` wrote.
+        data: a dataset by name, or a folder of class folders.
+        pretrained: load the weights that timm or torchvision offer.
+        device: where to compute.
+
+    Returns:
+        The table, and what it says in short.
+    """
+    size, resize = choose_preparation(load_model(output), find_dataset(data).kind)
     before = diagnose(
-        source, data, actions=["hsv"], size=size, pretrained=pretrained, device=device
+        source,
+        data,
+        actions=["hsv"],
+        size=size,
+        resize=resize,
+        pretrained=pretrained,
+        device=device,
     )
-    after = diagnose(output, data, actions=["hsv"], size=size, device=device)
+    after = diagnose(
+        output,
+        data,
+        actions=["hsv"],
+        size=size,
+        resize=resize,
+        split_seed=before.facts["split_seed"],
+        device=device,
+    )
     degrees = before.sweeps["hsv"].shifts.mul(360).round().int().tolist()[::_EVERY]
     names = ["original", "mean over hue shifts", *(f"shifted by {angle}°" for angle in degrees)]
     rows = list(zip(names, _column(before), _column(after), strict=True))

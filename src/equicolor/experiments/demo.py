@@ -338,8 +338,9 @@ def _sections(demo: Demo) -> list[Section]:
         ),
         Section(
             "Who reads what",
-            """The rarer a class, the further the networks are apart: the plain one has little to
-            go by, the equivariant one borrows the shape from the other colours.""",
+            """The networks are furthest apart where a class is rare: the plain one has little to
+            go by, the equivariant one borrows the shape from the other colours. Where there are
+            but one or two images, that is often not enough for it either.""",
             table=table(demo),
             figure=figures.per_class_figure(demo.rows, demo.data),
             caption="Bars: training images of a class. Curves: test accuracy of each network.",

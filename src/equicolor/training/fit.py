@@ -108,6 +108,7 @@ def fit(
     Raises:
         ValueError: if the folder holds a run of another recipe, the network cannot take such
             pictures, or another number of processes was started than the options say.
+        ModuleNotFoundError: if the network could not be saved at the end.
         LockedError: if another process trains in the folder.
         DivergedError: if the loss, or a weight, is no longer finite; the last good checkpoint
             is kept.
@@ -139,6 +140,7 @@ def fit(
             folder.check(recipe)
         if folder.result.is_file():
             return _finished(folder) if first else None
+    _check_saving()
     data = PictureData(
         recipe,
         data_path=options.data_path,
@@ -220,6 +222,15 @@ def _check_alone(folder: RunFolder, options: RunOptions) -> None:
         raise ValueError(
             f"--force cannot delete a run while several processes start at once: delete "
             f"{folder.path} first"
+        )
+
+
+def _check_saving() -> None:
+    """Find out before training what would otherwise be found out after it."""
+    if importlib.util.find_spec("safetensors") is None:
+        raise ModuleNotFoundError(
+            "trained networks are saved with safetensors: pip install 'equicolor[train]'",
+            name="safetensors",
         )
 
 

@@ -117,18 +117,20 @@ def recipe_of_run(path: Path | str) -> TrainingRecipe | None:
     """The recipe of a training run.
 
     Args:
-        path: the folder of a run, or a file in it.
+        path: the folder of a run, or its network or checkpoint; other networks that lie there,
+            such as converted ones, are not the run's.
 
     Returns:
-        None if it is not the folder of a run.
+        None if it is not of a run.
 
     Example:
         >>> recipe_of_run("nowhere") is None
         True
     """
     path = Path(path)
-    file = RunFolder(path if path.is_dir() else path.parent).recipe
-    if not path.exists() or not file.is_file():
+    run = RunFolder(path if path.is_dir() else path.parent)
+    file, own = run.recipe, path.is_dir() or path in (run.model, run.checkpoint)
+    if not (path.exists() and own and file.is_file()):
         return None
     try:
         return TrainingRecipe.from_json(file.read_text())
