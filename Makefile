@@ -56,7 +56,8 @@ format: $(READY) ## let ruff rewrite
 bench: $(READY)  ## speed, as ratios; writes results/bench-*.json
 	$(BIN)/equicolor bench layers --device cpu --output results/bench-layers-cpu.json --force
 
-# neuron-features.png needs a trained network and photographs: see docs/experiments.md.
+# neuron-features.png needs a trained network and photographs, and the samples of ColorMNIST need
+# the full MNIST: what cannot be drawn stays as it is. See docs/experiments.md.
 docs: $(READY)   ## redraw the pictures in docs/ that results/ hold
 	$(BIN)/equicolor reproduce all --from results --pictures docs
 

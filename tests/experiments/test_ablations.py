@@ -86,6 +86,8 @@ def test_a_table_has_the_papers_numbers_where_there_are_any(rows) -> None:
     )
     assert lines["CE-ResNet-18 (HSV, n = 6)"] == ("–", "66.00", "–", "50.00", "51.00", "52.00", "1")
     assert made.title == "Flowers-102: accuracy in percent"
+    mine = table("ablation-cosetpool", [line | {"dataset": "mine"} for line in rows], "mine")
+    assert mine.columns == ("network", "original, ours", "HSV shifts, ours", "seeds")
 
 
 @pytest.fixture
@@ -165,3 +167,10 @@ def test_figures_have_a_panel_for_each_question(experiment: str, rows) -> None:
         },
     }[experiment]  # fmt: skip
     assert figures(experiment, rows, "stl10") == {}
+
+
+def test_liftings_that_are_as_good_are_both_seen(rows) -> None:
+    drawn = figures("ablation-rotations", rows, FLOWERS)["ablation-rotations-accuracy"]
+    rgb, hsv = (container.lines[0] for container in drawn.axes[0].containers)
+    assert (rgb.get_linestyle(), hsv.get_linestyle()) == ("-", "--")
+    assert hsv.get_markerfacecolor() == "none"

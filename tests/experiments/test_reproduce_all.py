@@ -151,6 +151,13 @@ def test_what_fails_is_said_and_the_rest_is_written(
     assert "It was not run: equicolor reproduce all --only configurations" not in (
         alone.report.read_text()
     )
+    # What cannot be shown does not cost the report.
+    monkeypatch.setattr(configurations, "plot", broken)
+    shown = reproduce_all(scope, ["configurations"], CPU)
+    assert shown.broken
+    reason = "cannot be shown: RuntimeError: out of memory"
+    assert dict(shown.failed) == {"configurations": reason}
+    assert f"It {reason}" in shown.report.read_text()
 
 
 def test_rows_of_earlier_calls_stay(scope: Scope) -> None:

@@ -88,6 +88,12 @@ def test_what_is_not_given_is_left_out() -> None:
         assert tag not in page
 
 
+@pytest.mark.parametrize(("columns", "kind"), [(6, "wide"), (8, "wide dense")])
+def test_tables_of_many_columns_are_set_in_smaller_type(columns: int, kind: str) -> None:
+    table = Table([f"σ = {index}" for index in range(columns)], [["99.01 ± 0.07"] * columns])
+    assert f'<div class="{kind}"><table>' in render("Page", [Section("Table", "", table)])
+
+
 def test_bytes_of_a_png_are_taken_as_they_are(figure: Figure) -> None:
     picture = png(figure)
     page = render("Picture", [Section("It", figure=picture)])

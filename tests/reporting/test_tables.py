@@ -26,6 +26,17 @@ def test_html_escapes_and_marks_numbers() -> None:
     assert "caption" not in Table(("x",), []).html()
 
 
+def test_named_columns_without_a_number_are_left_out() -> None:
+    columns, rows = (
+        ("network", "paper", "ours", "other"),
+        [("a", "–", "1", "–"), ("b", "–", "2", "–")],
+    )
+    table = Table(columns, rows, "Two", text_columns=2).without_empty(["paper", "ours"])
+    assert table == Table(("network", "ours", "other"), [("a", "1", "–"), ("b", "2", "–")], "Two")
+    one = Table(columns, [*rows, ("c", "3", "–", "–")])
+    assert one.without_empty(["paper"]).columns == columns
+
+
 def test_terminal_shows_everything_even_when_narrow() -> None:
     path = "/a/rather/long/folder/of/datasets"
     text = io.StringIO()

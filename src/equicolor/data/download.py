@@ -1,10 +1,11 @@
 """Getting datasets: what is there, and downloads of what is not."""
 
+import contextlib
 import hashlib
 import importlib
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -173,7 +174,8 @@ def download(
 ) -> Path:
     """Download what is missing of a dataset and verify it.
 
-    A file appears under its name only when it is complete and its md5 is right.
+    A file appears under its name only when it is complete and its md5 is right. Folders that
+    would stay empty, because nothing came, are not left behind.
 
     Args:
         dataset: which.
@@ -188,27 +190,46 @@ def download(
     """
     root = Path(data_root() if root is None else root)
     folder = root / dataset.folder
-    for name in missing_files(dataset, root):
-        folder.mkdir(parents=True, exist_ok=True)
-        answers = []
-        for mirror in dataset.mirrors:
-            try:
-                _fetch(mirror + name, folder / name, *dataset.files[name], progress)
-                break
-            except (urllib.error.URLError, TimeoutError, ConnectionError, DownloadError) as error:
-                reason = error.reason if isinstance(error, urllib.error.URLError) else error
-                answers.append(f"{mirror} ({reason})")
-        else:
-            raise DownloadError(f"{name} could not be downloaded from {', '.join(answers)}")
+    with _no_empty_folders(folder):
+        for name in missing_files(dataset, root):
+            _fetch_from_any(dataset, name, folder, progress)
     return folder
+
+
+@contextlib.contextmanager
+def _no_empty_folders(folder: Path) -> Iterator[None]:
+    """Takes back a folder, and parents of it, that were made within and are empty at the end."""
+    new = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        yield
+    finally:
+        for place in new:  # the innermost first
+            with contextlib.suppress(OSError):  # it was not made, or something came
+                place.rmdir()
+
+
+def _fetch_from_any(
+    dataset: KnownFiles, name: str, folder: Path, progress: Progress | None
+) -> None:
+    """One file from the first mirror that has it."""
+    answers = []
+    for mirror in dataset.mirrors:
+        try:
+            _fetch(mirror + name, folder / name, *dataset.files[name], progress)
+            return
+        except (urllib.error.URLError, TimeoutError, ConnectionError, DownloadError) as error:
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            answers.append(f"{mirror} ({reason})")
+    raise DownloadError(f"{name} could not be downloaded from {', '.join(answers)}")
 
 
 def _fetch(url: str, path: Path, md5: str, size: int, progress: Progress | None) -> None:
     """One file, kept only if its checksum is right."""
     digest = hashlib.md5(usedforsecurity=False)
     done = 0
-    with written_aside(path) as partial:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer, partial.open("wb") as file:
+    # The folder is made once there is an answer.
+    with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer, written_aside(path) as partial:
+        with partial.open("wb") as file:
             while chunk := answer.read(_CHUNK):
                 file.write(chunk)
                 digest.update(chunk)
@@ -248,14 +269,15 @@ def download_with_torchvision(info: DatasetInfo, root: Path | str | None = None)
             f"{info.title} is downloaded by torchvision, which cannot be imported ({error}): pip "
             f"install torchvision, or {info.by_hand} (see {info.page}). The data folder is {place}"
         ) from None
-    place.mkdir(parents=True, exist_ok=True)
-    try:
-        getattr(module, info.torchvision)(str(place), download=True)
-    except (OSError, RuntimeError) as error:  # a refused connection, a wrong checksum
-        raise DownloadError(
-            f"torchvision could not download {info.title}: {error}; {info.by_hand} (see "
-            f"{info.page})"
-        ) from None
+    with _no_empty_folders(place):
+        place.mkdir(parents=True, exist_ok=True)
+        try:
+            getattr(module, info.torchvision)(str(place), download=True)
+        except (OSError, RuntimeError) as error:  # a refused connection, a wrong checksum
+            raise DownloadError(
+                f"torchvision could not download {info.title}: {error}; {info.by_hand} (see "
+                f"{info.page})"
+            ) from None
     left = dataset_state(info, place)
     if left.missing:
         raise DownloadError(f"{info.title} is {left} after the download into {place}")

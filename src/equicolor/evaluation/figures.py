@@ -116,7 +116,14 @@ def _draw_curves(axes: Axes, curves: Sequence[Curve]) -> None:
             fontsize=_FONT,
             verticalalignment="center",
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.6, "shrinkA": 0},
+            # From the left end of the label: from its middle, it would cross the one beside it.
+            arrowprops={
+                "arrowstyle": "-",
+                "color": color,
+                "linewidth": 0.6,
+                "shrinkA": 0,
+                "relpos": (0, 0.5),
+            },
         )
 
 

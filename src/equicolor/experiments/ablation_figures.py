@@ -27,7 +27,11 @@ Row = Mapping[str, Any]
 Groups = Mapping[Variant, Sequence[Row]]
 
 _MARKERS = "osD^vPX<>hd"
-_LIFTINGS = {"rgb": ("#0072b2", "o"), "hsv": ("#d55e00", "s")}
+# Where both liftings are as good, the first shows through the gaps of the second, drawn later.
+_LIFTINGS: Mapping[str, Mapping[str, Any]] = {
+    "rgb": {"color": "#0072b2", "marker": "o"},
+    "hsv": {"color": "#d55e00", "marker": "s", "linestyle": "--", "markerfacecolor": "none"},
+}
 _POOL_STYLES = {
     "max": ("#0072b2", "o", "coset max pooling"),
     "avg": ("#009e73", "D", "coset average pooling"),
@@ -145,7 +149,7 @@ def _over_rotations(ways: Mapping[str, Groups]) -> Figure:
 
 
 def _draw_over_rotations(axes: Axes, groups: Groups, key: str) -> None:
-    for lifting, (color, marker) in _LIFTINGS.items():
+    for lifting, style in _LIFTINGS.items():
         points = {}
         for variant, group in groups.items():
             values = [row[key] for row in group if row.get(key) is not None]
@@ -156,7 +160,7 @@ def _draw_over_rotations(axes: Axes, groups: Groups, key: str) -> None:
             known,
             [statistics.fmean(points[order]) for order in known],
             [statistics.stdev(p) if len(p := points[order]) > 1 else 0.0 for order in known],
-            color=color, marker=marker, capsize=2, label=f"{lifting.upper()} lifting",
+            capsize=2, label=f"{lifting.upper()} lifting", **style,
         )  # fmt: skip
 
 

@@ -167,11 +167,10 @@ def table(experiment: str, rows: Sequence[Row], dataset: str) -> Table:
             cells += [MISSING if known is None else str(known), _mean(group, key)]
         cells += [_mean(group, f"{PREFIX[action]}_mean") for action in swept]
         lines.append((*cells, str(len(group))))
-    both = [
-        f"{test}, {whose}" for test in ("original", "HSV shifts") for whose in ("paper", "ours")
-    ]
+    of_paper = "original, paper", "HSV shifts, paper"
+    both = of_paper[0], "original, ours", of_paper[1], "HSV shifts, ours"
     columns = ("network", *both, *(ACTION_NAMES[action] for action in swept), "seeds")
-    return Table(columns, lines, title(_rows(groups), dataset))
+    return Table(columns, lines, title(_rows(groups), dataset)).without_empty(of_paper)
 
 
 def _rows(groups: Mapping[Variant, Sequence[Row]]) -> list[Row]:

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
+
+from rich.console import Console
 
 from equicolor._files import output_folder, written_aside
 from equicolor.experiments.registry import EXPERIMENTS, Experiment
 from equicolor.experiments.rows import distinct
-from equicolor.experiments.sections import Findings, sections
+from equicolor.experiments.sections import Findings, heading, rows_shown, sections
 from equicolor.reporting.html import Section, write_report
 from equicolor.reporting.tables import Table
 from equicolor.results import read_results
@@ -25,11 +28,13 @@ class Written(NamedTuple):
         report: the page.
         pictures: its figures as files.
         sections: of the experiments.
+        failed: why experiments could not be shown, by their ids.
     """
 
     report: Path
     pictures: list[Path]
     sections: list[Section]
+    failed: Mapping[str, str] = MappingProxyType({})
 
 
 def read(sources: Sequence[Path | str]) -> Findings:
@@ -104,18 +109,24 @@ def files_of(experiment: str, sources: Sequence[Path | str]) -> list[Path]:
     return files
 
 
-def pictures(found: Findings, names: Sequence[str] | None = None) -> dict[str, bytes]:
+def pictures(
+    found: Findings, names: Sequence[str] | None = None, *, console: Console | None = None
+) -> dict[str, bytes]:
     """Every figure that can be drawn from rows, as PNG by the name of its file.
 
     Args:
         found: of :func:`read`.
         names: of experiments; all by default.
+        console: says which cannot be drawn here, and why (default: stderr).
     """
+    console = Console(stderr=True) if console is None else console
     drawn: dict[str, bytes] = {}
     for experiment in _chosen(names):
         for section, name in sections(experiment, found):
             if name and isinstance(section.figure, bytes):
                 drawn[name] = section.figure
+            elif name:
+                console.print(f"{name}.png: {section.text}", soft_wrap=True, highlight=False)
     return drawn
 
 
@@ -129,6 +140,9 @@ def write(
     provenance: Mapping[str, Any] | None = None,
 ) -> Written:
     """Write the report and its figures.
+
+    Of several experiments, one that cannot be shown does not cost the others: the page says why
+    in its place.
 
     Args:
         found: all rows.
@@ -144,19 +158,28 @@ def write(
         'report.html'
     """
     output = output_folder(output)
-    failed = failed or {}
+    failed, unshown = failed or {}, {}
     made: list[Section] = []
     paths: list[Path] = []
     lines = []
-    for experiment in _chosen(names):
-        parts = sections(experiment, found)
+    chosen = _chosen(names)
+    for experiment in chosen:
+        try:
+            parts = sections(experiment, found)
+        except Exception as error:
+            if len(chosen) == 1:
+                raise
+            reason = unshown[experiment.name] = f"cannot be shown: {_reason(error)}"
+            title, paper = heading(experiment)
+            parts = [(Section(title, f"{paper}\n\nIt {reason}"), "")]
         figures = [name for section, name in parts if name and section.figure is not None]
         why = failed.get(experiment.name)
         if why is not None:
             first, name = parts[0]
             text = f"{first.text}\n\nNot complete: {why}"
             parts[0] = Section(first.title, text, *_rest(first)), name
-        lines.append(_line(experiment, found, len(figures), why))
+        unwell = why is not None or experiment.name in unshown
+        lines.append(_line(experiment, found, len(figures), complete=not unwell))
         for section, name in parts:
             made.append(section)
             if name and isinstance(section.figure, bytes):
@@ -171,7 +194,7 @@ def write(
         lead=_QUICK_LEAD if quick or found.quick else _LEAD,
         provenance=provenance,
     )
-    return Written(page, paths, made)
+    return Written(page, paths, made, unshown)
 
 
 _LEAD = """Every figure and table of Color Equivariant Convolutional Networks (Lengyel et al.,
@@ -197,13 +220,19 @@ def _chosen(names: Sequence[str] | None) -> list[Experiment]:
     return [each for name, each in EXPERIMENTS.items() if names is None or name in names]
 
 
+def _reason(error: Exception) -> str:
+    """An error in words; of one that nobody foresaw, its kind as well."""
+    foreseen = isinstance(error, (OSError, ValueError))
+    return str(error) if foreseen else f"{type(error).__name__}: {error}"
+
+
 def _line(
-    experiment: Experiment, found: Findings, figures: int, why: str | None
+    experiment: Experiment, found: Findings, figures: int, *, complete: bool
 ) -> tuple[str, ...]:
-    rows = len(found.of(experiment.name))
-    state = "shown" if rows or figures else "not run"
-    state = "incomplete" if why is not None else state
-    return experiment.name, experiment.paper or "ours", state, str(rows), str(figures)
+    own = len(found.of(experiment.name))
+    state = ("shown" if own or figures else "not run") if complete else "incomplete"
+    rows = str(own) if own or not figures else f"{len(rows_shown(experiment.name, found))} shared"
+    return experiment.name, experiment.paper or "ours", state, rows, str(figures)
 
 
 def _save(path: Path, picture: bytes) -> Path:

@@ -3,7 +3,8 @@
 A line holds one network trained one way: mean ± standard deviation over seeds, and what the
 paper reports for it. Lines of the paper that we have not run are there with a dash; networks
 the paper does not have (other numbers of rotations, exact HSV lifting, grey input beside the
-hybrids) follow those it has, within the same augmentation.
+hybrids) follow those it has, within the same augmentation. Columns of the paper are left out
+where it has no number at all, as of a dataset of your own.
 
 Training that is not the paper's is named: in the title, beside the paper's, if all rows have it
 in common; else in the line, which then has no number of the paper.
@@ -142,14 +143,10 @@ def _table(
             cells += [MISSING if known is None else str(known), mean_and_std(values)]
         lines.append((*cells, str(len(group)) if group else MISSING))
     columns = ["network", *(["CE stages"] if stages_column else [])]
-    columns += [
-        "original, paper",
-        "original, ours",
-        "hue-shifted, paper",
-        "hue-shifted, ours",
-        "seeds",
-    ]
-    return Table(tuple(columns), lines, f"{name}, {title(own, dataset)}")
+    of_paper = "original, paper", "hue-shifted, paper"
+    columns += [of_paper[0], "original, ours", of_paper[1], "hue-shifted, ours", "seeds"]
+    table = Table(tuple(columns), lines, f"{name}, {title(own, dataset)}")
+    return table.without_empty(of_paper)
 
 
 def title(rows: Sequence[Row], dataset: str) -> str:

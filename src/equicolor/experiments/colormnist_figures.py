@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.transforms import ScaledTranslation
 
 from equicolor.data import ColorMNIST
 from equicolor.reporting.figures import draw_hues
@@ -48,6 +49,7 @@ _STYLES = {
     "cecnn-hsv6": ("#56b4e9", "h"),
     "cecnn-hsv12": ("#000000", "X"),
 }
+_SPREAD = 16.0  # points over which the markers of one σ stand side by side
 _TINTS = {"red": "#c0392b", "green": "#1e8449", "blue": "#1f4fbf"}
 
 
@@ -176,22 +178,29 @@ def sigma_figure(rows: Sequence[Row]) -> Figure:
     groups = by_variant(rows)
     for index, (variant, group) in enumerate(groups.items()):
         found = [[row["original"] for row in group if row["sigma"] == sigma] for sigma in sigmas]
-        shift = 0.3 * ((index + 0.5) / len(groups) - 0.5)
         known = [position for position, values in enumerate(found) if values]
+        means = np.array([statistics.fmean(found[position]) for position in known])
+        deviations = np.array(
+            [statistics.stdev(v) if len(v := found[position]) > 1 else 0.0 for position in known]
+        )
+        # In points, for a share of the axis would be wide where there are few σ.
+        inches = _SPREAD * ((index + 0.5) / len(groups) - 0.5) / 72
         axes.errorbar(
-            [position + shift for position in known],
-            [statistics.fmean(found[position]) for position in known],
-            [
-                statistics.stdev(found[position]) if len(found[position]) > 1 else 0.0
-                for position in known
-            ],
+            known,
+            means,
+            deviations,
             label=variant.name,
             linewidth=1.4,
             elinewidth=1,
             capsize=2,
             markersize=5,
+            transform=axes.transData + ScaledTranslation(inches, 0, figure.dpi_scale_trans),
             **variant.style,
         )
+        for ends in (means - deviations, means + deviations):  # which the shift hides from the axis
+            axes.update_datalim(np.column_stack((known, ends)))
+    axes.autoscale_view(scalex=False)
+    axes.set_xlim(-0.5, len(sigmas) - 0.5)
     axes.set_xticks(range(len(sigmas)), [_sigma_label(sigma) for sigma in sigmas])
     axes.set(xlabel="standard deviation of the hue, degrees", ylabel="test accuracy, %")
     axes.grid(axis="y", alpha=0.3)

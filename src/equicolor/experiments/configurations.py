@@ -156,7 +156,9 @@ def run() -> list[Row]:
     ]
     plans += [(model, options, None) for model, options in BEYOND]
     plans.sort(key=lambda plan: plan[0])
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    # Elsewhere than in a terminal it would leave an empty line.
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         return [
             _beside(measure(model, **options), paper)
             for model, options, paper in progress.track(plans, description="counting")

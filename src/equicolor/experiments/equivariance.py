@@ -331,7 +331,9 @@ def run(output: Path | str) -> list[HueResponse]:
 
 def _measure_and_draw(path: Path) -> list[HueResponse]:
     photo = sample_photo()
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    # Elsewhere than in a terminal it would leave an empty line.
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         specs = progress.track(DEMO, description="measuring")
         responses = [measure(spec, photo) for spec in specs]
     plot(responses, photo).savefig(path, dpi=100)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from equicolor.data.datasets import DATASETS, dataset_state
-from equicolor.data.root import data_root
+from equicolor.data.download import MNIST, missing_files
 
 __all__ = ["EXPERIMENTS", "Experiment", "find_experiment", "missing_data"]
 
@@ -146,7 +146,7 @@ def missing_data(experiment: Experiment) -> Sequence[str]:
     absent = []
     for name in experiment.data:
         if name == "mnist":
-            there = (data_root() / "MNIST" / "raw").is_dir()
+            there = not missing_files(MNIST)
         else:
             there = not dataset_state(DATASETS[name]).missing
         if not there:

@@ -155,7 +155,11 @@ def from_results(
     twice = [key for key, count in seen.items() if count > 1]
     if twice:
         raise ValueError(f"{twice[0][0]!r} with seed {twice[0][-1]} comes more than once")
-    written = colormnist_report.write(experiment, rows, load_mnist(), output, report=False)
+    digits = colormnist_report.digits_of(rows)
+    if digits is None:
+        _, why = colormnist_report.captions(experiment, rows, None)[f"{experiment}-samples"]
+        Console(stderr=True).print(f"{experiment}-samples.png: {why}", soft_wrap=True)
+    written = colormnist_report.write(experiment, rows, digits, output, report=False)
     return Reproduction(rows, written)
 
 

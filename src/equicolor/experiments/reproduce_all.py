@@ -36,7 +36,7 @@ class Reproduced(NamedTuple):
         report: the page.
         results: the files of rows.
         jobs, finished: how many there are, and how many of them are done.
-        failed: why experiments could not run or finish, by their ids.
+        failed: why experiments could not run, finish or be shown, by their ids.
         broken: whether anything failed, rather than being left to other shards.
     """
 
@@ -147,7 +147,12 @@ def _write(
     nothing = Findings({}, quick=scope.quick)
     found = all_report.read([output / all_report.RESULTS]) if known else nothing
     written = all_report.write(found, output, quick=scope.quick, failed=failed, provenance=facts)
-    return Reproduced(written.report, results, len(jobs), finished, failed, broken)
+    said = {
+        name: "; ".join(why for why in (failed.get(name), written.failed.get(name)) if why)
+        for name in (*failed, *written.failed)
+    }
+    broken = broken or bool(written.failed)
+    return Reproduced(written.report, results, len(jobs), finished, said, broken)
 
 
 def _jobs(planned: Mapping[str, Sequence[Part]]) -> list[Job]:

@@ -1,7 +1,6 @@
 """The sections of the report: what each experiment found, beside what the paper found."""
 
-import itertools
-import re
+import dataclasses
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,9 +8,6 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from equicolor.data import load_mnist
-from equicolor.evaluation.figures import Curve, hue_panels
-from equicolor.evaluation.hue_sweep import hue_shifts
 from equicolor.experiments import (
     ablation_figures,
     ablations,
@@ -19,10 +15,11 @@ from equicolor.experiments import (
     classification_tables,
     colormnist_report,
     configurations,
+    conversion_figures,
     equivariance,
     selectivity_figures,
 )
-from equicolor.experiments.classification_variants import dataset_title, datasets_of
+from equicolor.experiments.classification_variants import dataset_title, datasets_of, variant_of
 from equicolor.experiments.quick_pictures import PICTURES
 from equicolor.experiments.registry import Experiment
 from equicolor.experiments.rows import identity
@@ -32,7 +29,7 @@ from equicolor.reporting.figures import png
 from equicolor.reporting.html import Section
 from equicolor.reporting.tables import MISSING, Table
 
-__all__ = ["Findings", "sections"]
+__all__ = ["Findings", "heading", "rows_shown", "sections"]
 
 Row = Mapping[str, Any]
 
@@ -79,7 +76,9 @@ class Findings:
         return list(found.values())
 
 
-Parts = list[tuple[Section, str]]  # a section, and the name of its figure's file
+# A section, and the name of its figure's file. A name without a figure is that of one that cannot
+# be drawn here; the text says why.
+Parts = list[tuple[Section, str]]
 
 
 def sections(experiment: Experiment, found: Findings) -> Parts:
@@ -90,8 +89,9 @@ def sections(experiment: Experiment, found: Findings) -> Parts:
         found: all rows.
 
     Returns:
-        Sections, each with the name of the file of its figure (empty if it has none). One that
-        says so if there are no rows.
+        Sections, each with the name of the file of its figure (empty if it has none; a figure
+        that cannot be drawn here has a name, and the text says why). One that says so if there
+        are no rows.
 
     Example:
         >>> from equicolor.experiments.registry import EXPERIMENTS
@@ -100,9 +100,7 @@ def sections(experiment: Experiment, found: Findings) -> Parts:
         ('Conversion of a trained network', True)
     """
     made = _MAKERS[experiment.name](experiment.name, found)
-    place = f" ({experiment.paper})" if experiment.paper else ""
-    title = f"{experiment.title}{place}"
-    paper = f"The paper: {experiment.finding}" if experiment.paper else experiment.finding
+    title, paper = heading(experiment)
     if not made:
         # Unlike the experiment's own command, this adds to the folder of the report.
         command = f"equicolor reproduce all --only {experiment.name}"
@@ -112,6 +110,37 @@ def sections(experiment: Experiment, found: Findings) -> Parts:
     text = f"{paper}\n\n{first.text}" if first.text else paper
     head = Section(title, text, first.table, first.figure, first.caption)
     return [(head, name), *rest]
+
+
+def heading(experiment: Experiment) -> tuple[str, str]:
+    """The title of an experiment, and what the paper says of it.
+
+    Example:
+        >>> from equicolor.experiments.registry import EXPERIMENTS
+        >>> heading(EXPERIMENTS["ablation-cosetpool"])[0]
+        'Coset pooling (App. D)'
+    """
+    place = f" ({experiment.paper})" if experiment.paper else ""
+    paper = f"The paper: {experiment.finding}" if experiment.paper else experiment.finding
+    return f"{experiment.title}{place}", paper
+
+
+def rows_shown(experiment: str, found: Findings) -> list[Row]:
+    """The rows of an experiment; of an ablation without any, those of others that it shows.
+
+    Example:
+        >>> row = {"dataset": "flowers102", "model": "resnet18", "seed": 0, "original": 66.0}
+        >>> len(rows_shown("ablation-jitter", Findings({"classification": [row]})))
+        1
+    """
+    own = found.of(experiment)
+    if own or experiment not in ablations.ABLATIONS:
+        return own
+    groups = [
+        ablations.of_ablation(experiment, _comparable(experiment, found, dataset), dataset)
+        for dataset in _datasets(experiment, found)
+    ]
+    return [row for each in groups for group in each.values() for row in group]
 
 
 def _figure(figure: Figure | bytes) -> bytes:
@@ -147,7 +176,7 @@ def _colormnist(name: str, found: Findings) -> Parts:
     rows = found.of(name)
     if not rows:
         return []
-    digits = load_mnist()
+    digits = colormnist_report.digits_of(rows)
     captions = colormnist_report.captions(name, rows, digits)
     table = colormnist_report.summary_table(name, rows)
     made: Parts = []
@@ -157,6 +186,9 @@ def _colormnist(name: str, found: Findings) -> Parts:
         text = colormnist_report.headline(name, rows) if first else ""
         section = Section(title, text, table if first else None, _figure(figure), caption)
         made.append((section, file))
+    if digits is None:
+        samples = f"{name}-samples"
+        made.append((Section(*captions[samples]), samples))
     return made
 
 
@@ -175,14 +207,21 @@ def _classification(name: str, found: Findings) -> Parts:
         caption = "As the paper's Figure 1b: accuracy over the hue shift of the test pictures."
         text = _made_up([dataset])
         file = f"{name}-fig1b" if dataset == of_paper else f"{name}-{dataset}-fig1b"
-        made.append((Section(title, text, table, picture, caption if picture else ""), file))
+        made.append(_part(Section(title, text, table, picture, caption), file))
         figure = classification_figures.hue_figure(rows, dataset)
         table = classification_tables.table3(rows, dataset)
         picture = None if figure is None else _figure(figure)
         caption = "All networks, a panel for each augmentation (paper, appendix C)."
         section = Section(f"{title}: all networks", "", table, picture, caption)
-        made.append((section, f"{name}-{dataset}"))
+        made.append(_part(section, f"{name}-{dataset}"))
     return made
+
+
+def _part(section: Section, file: str) -> tuple[Section, str]:
+    """A section and the file of its figure; without one, it needs neither file nor caption."""
+    if section.figure is None:
+        return dataclasses.replace(section, caption=""), ""
+    return section, file
 
 
 def _configurations(name: str, found: Findings) -> Parts:
@@ -250,6 +289,7 @@ def _selectivity(name: str, found: Findings) -> Parts:
     made: Parts = []
     gains = selectivity_figures.gain_figure(rows, found.trained)
     table = selectivity_figures.table(rows, found.trained)
+    table = table.without_empty(["selectivity, literature"])
     caption = (
         "Accuracy gained over the plain network by equivariance up to a stage; colours say how "
         "colour-selective the plain network's units are on average."
@@ -275,18 +315,23 @@ def _selectivity(name: str, found: Findings) -> Parts:
 def _features(name: str, found: Findings) -> Parts:
     rows = found.of(name)
     made: Parts = []
-    for file, picture in sorted(found.pictures.items()):
-        if not file.startswith(name):
-            continue
-        dataset = re.sub(rf"^{name}-?", "", file) or "flowers102"
+    for dataset in datasets_of(rows):
         own = [row for row in rows if row["dataset"] == dataset]
-        text = " ".join(filter(None, (_made_up([dataset]), _hue_sentence(own))))
+        file = name if dataset == "flowers102" else f"{name}-{dataset}"
+        picture = found.pictures.get(file)
+        text = [_made_up([dataset]), _hue_sentence(own)]
+        if picture is None:
+            text.append("The picture takes the network and its pictures, and is not among them.")
         caption = (
-            "Neuron features of the most colour-selective units of each stage, and the three "
-            "pictures that excite each most; a row for each rotation. Left among the pictures as "
-            "they are, right among the same in random hues."
+            "Neuron features of the most colour-selective units at the end of every stage that "
+            "keeps more than one position, and the three pictures that excite each most; a row for "
+            "each rotation. Left among the pictures as they are, right among the same in random "
+            "hues."
         )
-        made.append((Section(_title(dataset), text, _hue_table(own), picture, caption), file))
+        section = Section(
+            _title(dataset), " ".join(filter(None, text)), _hue_table(own), picture, caption
+        )
+        made.append(_part(section, file))
     return made
 
 
@@ -294,59 +339,41 @@ def _hue_sentence(rows: Sequence[Row]) -> str:
     deviations = [row["hue_deviation"] for row in rows if row.get("hue_deviation") is not None]
     if not deviations:
         return ""
+    several = len({variant_of(row) for row in rows}) > 1
     return (
         "From row to row the hue of a feature moves by 360°/n, give or take "
-        f"{statistics.median(deviations):.0f}° (median over stages of the median over units) where "
-        "pictures come in all hues."
+        f"{statistics.median(deviations):.0f}° (median over {'networks and ' if several else ''}"
+        "stages of the median over units) where pictures come in all hues."
     )
 
 
-def _hue_table(rows: Sequence[Row]) -> Table | None:
-    if not rows:
-        return None
-
+def _hue_table(rows: Sequence[Row]) -> Table:
     def degrees(value: float | None) -> str:
         return MISSING if value is None else f"{value:.1f}°"
 
     lines = [
         (
-            row["layer"], str(row["units"]), str(row["selective"]),
+            variant_of(row).name, row["layer"], str(row["units"]), str(row["selective"]),
             degrees(row.get("hue_deviation")), degrees(row.get("hue_deviation_data")),
         )
         for row in rows
     ]  # fmt: skip
     title = "Hue of row k minus row 0, deviation from 360° k / n: median over selective units"
-    columns = "layer", "units", "selective", "in random hues", "in the data's hues"
-    return Table(columns, lines, title)
+    columns = "network", "layer", "units", "selective", "in random hues", "in the data's hues"
+    return Table(columns, lines, title, text_columns=2)
 
 
 def _conversion(name: str, found: Findings) -> Parts:
     rows = [row for row in found.of(name) if "original" in row]
     made: Parts = []
     for dataset in datasets_of(rows):
-        own = [row for row in rows if row["dataset"] == dataset]
-        lines = [
-            (_converted(row), f"{row['original']:.2f}", f"{row['hue_mean']:.2f}") for row in own
-        ]
-        title = f"{dataset_title(dataset)}: accuracy in percent (ours; the paper has none)"
-        table = Table(("network", "original", "hue-shifted"), lines, title)
-        curves = []
-        swept = [row for row in own if row.get("hue_curve")]
-        for row, color in zip(swept, itertools.cycle(_COLORS)):
-            shifts = hue_shifts(len(row["hue_curve"])).tolist()
-            curves.append(Curve(_converted(row), shifts, row["hue_curve"], style={"color": color}))
-        picture = _figure(hue_panels({_title(dataset): curves}, width=8.0)) if curves else None
+        table = conversion_figures.table(rows, dataset)
+        figure = conversion_figures.hue_figure(rows, dataset)
+        picture = None if figure is None else _figure(figure)
         caption = "Accuracy over the hue shift, before conversion and after."
         section = Section(_title(dataset), _made_up([dataset]), table, picture, caption)
-        made.append((section, f"{name}-{dataset}"))
+        made.append(_part(section, f"{name}-{dataset}"))
     return made
-
-
-_COLORS = ("#d55e00", "#0072b2", "#56b4e9", "#009e73", "#cc79a7", "#e69f00")
-
-
-def _converted(row: Row) -> str:
-    return str(row.get("stage") or row.get("state") or row.get("model"))
 
 
 def _title(dataset: str) -> str:

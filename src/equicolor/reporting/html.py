@@ -18,6 +18,7 @@ from equicolor.reporting.tables import Table
 
 __all__ = ["Section", "render", "write_report"]
 
+_MANY_COLUMNS = 7  # from here on smaller type, so that eight fit into the page
 _STYLE = """
 :root { --ink: #1c1e21; --soft: #5b6168; --line: #d9dce0; --accent: #0072b2; }
 * { box-sizing: border-box; }
@@ -35,12 +36,14 @@ p { margin: .6rem 0; max-width: 46rem; }
   font-variant-numeric: tabular-nums; }
 .tile span { color: var(--soft); font-size: .9rem; }
 .wide { overflow-x: auto; }
+.dense table { font-size: .84rem; }
+.dense th, .dense td { padding-right: .6rem; }
 table { border-collapse: collapse; margin: 1rem 0; font-size: .95rem; }
 caption { text-align: left; color: var(--soft); padding-bottom: .4rem; }
-th, td { padding: .4rem .9rem .4rem 0; text-align: left; border-bottom: 1px solid var(--line);
-  white-space: nowrap; }
-th { border-bottom: 2px solid var(--ink); white-space: normal; vertical-align: bottom; }
+th, td { padding: .4rem .9rem .4rem 0; text-align: left; border-bottom: 1px solid var(--line); }
+th { border-bottom: 2px solid var(--ink); vertical-align: bottom; }
 .number { text-align: right; font-variant-numeric: tabular-nums; }
+td.number { white-space: nowrap; }
 figure { margin: 1.2rem 0; }
 img { max-width: 100%; height: auto; display: block; }
 figcaption { color: var(--soft); font-size: .92rem; margin-top: .5rem; max-width: 46rem; }
@@ -145,7 +148,8 @@ def _section(section: Section) -> str:
     parts = [f"<h2>{html.escape(section.title)}</h2>"]
     parts += [f"<p>{html.escape(text)}</p>" for text in _paragraphs(section.text)]
     if section.table is not None:
-        parts.append(f'<div class="wide">{section.table.html()}</div>')
+        kind = "wide dense" if len(section.table.columns) >= _MANY_COLUMNS else "wide"
+        parts.append(f'<div class="{kind}">{section.table.html()}</div>')
     if section.figure is not None:
         picture = section.figure if isinstance(section.figure, bytes) else png(section.figure)
         encoded = base64.b64encode(picture).decode()

@@ -1,8 +1,9 @@
 """Tables as data: one table for the terminal, for Markdown and for HTML."""
 
+import dataclasses
 import html
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table as RichTable
@@ -42,6 +43,30 @@ class Table:
                     f"a row of a table with {len(self.columns)} columns has {len(row)} cells: "
                     f"{list(row)}"
                 )
+
+    def without_empty(self, columns: Iterable[str]) -> "Table":
+        """The table without those of some columns that hold dashes alone.
+
+        Args:
+            columns: by their names in the header, such as those of the paper's numbers.
+
+        Example:
+            >>> table = Table(("network", "paper", "ours"), [("z2cnn", MISSING, "71.6")])
+            >>> table.without_empty(["paper"]).columns
+            ('network', 'ours')
+        """
+        named = set(columns)
+        kept = [
+            index
+            for index, name in enumerate(self.columns)
+            if name not in named or any(row[index] != MISSING for row in self.rows)
+        ]
+        return dataclasses.replace(
+            self,
+            columns=tuple(self.columns[index] for index in kept),
+            rows=[tuple(row[index] for index in kept) for row in self.rows],
+            text_columns=sum(index < self.text_columns for index in kept),
+        )
 
     def rich(self) -> RichTable:
         """The table for the terminal.
