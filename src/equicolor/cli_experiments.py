@@ -44,12 +44,6 @@ Models = Annotated[
 Precision = Annotated[
     str, typer.Option(help="What convolutions compute in: bf16, 32, or auto, bf16 on a GPU.")
 ]
-Redraw = Annotated[
-    bool,
-    typer.Option(
-        "--redraw", help="Draw digits, colours and noise anew for every seed, not once for all."
-    ),
-]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, or several: cuda:0,cuda:1.")]
 SomeWorkers = Annotated[
     int, typer.Option("--workers", help="Processes that share the work.", show_default="1")
@@ -77,7 +71,6 @@ def longtailed(
     quick: Quick = False,
     models: Models = None,
     precision: Precision = "auto",
-    redraw: Redraw = False,
     device: Device = "auto",
     workers: SomeWorkers = 1,
     shard: ShardName = None,
@@ -97,7 +90,6 @@ def longtailed(
         "epochs": epochs,
         "models": listed("--models", models),
         "precision": precision,
-        "redraw": redraw,
         "quick": quick,
     }
     _colormnist("colormnist-longtailed", chosen, how, output, sources)
@@ -118,7 +110,12 @@ def biased(
         ),
     ] = None,
     precision: Precision = "auto",
-    redraw: Redraw = False,
+    redraw: Annotated[
+        bool,
+        typer.Option(
+            "--redraw", help="Draw digits, hues and noise for every seed, not once for all."
+        ),
+    ] = False,
     device: Device = "auto",
     workers: SomeWorkers = 1,
     shard: ShardName = None,

@@ -230,6 +230,34 @@ def test_data_may_be_drawn_anew_for_every_seed(tmp_path: Path) -> None:
     assert [(part.datasets[0].seed, seeds) for part, seeds in alone] == [
         (0, (0,)), (0, (0,)), (1, (1,)), (1, (1,)),
     ]  # fmt: skip
+    with pytest.raises(ValueError, match="no redraw"):
+        jobs("colormnist-longtailed", digits, redraw=[0])
+
+
+def test_a_job_with_a_seed_of_its_own_trains_that_alone(tiny: ColorMNIST, tmp_path: Path) -> None:
+    rows = run([Job("cecnn", TINY, (tiny,), (1,))], tmp_path, seeds=[0, 1])
+    assert [(row["seed"], row["data_seed"]) for row in rows] == [(1, tiny.seed)]
+
+
+def test_results_of_another_network_are_not_taken(
+    tiny: ColorMNIST, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job("cecnn", TINY, (tiny,))
+    run([job], tmp_path, seeds=[0])
+    monkeypatch.setattr(colormnist, "DROPPING", (0, 1, 2, 3, 4, 5))
+    with pytest.raises(ValueError, match="another configuration"):
+        run([job], tmp_path, seeds=[0])
+
+
+def test_rows_trained_otherwise_have_lines_of_their_own() -> None:
+    row = {"model": "cecnn", "augmentation": "none", "weighted": False, "sigma": 0.0}
+    row |= {"epochs": 1500, "digits": "MNIST, full", "original": 99.0}
+    table = colormnist_report.biased_table([row, row | {"data_seed": 0, "original": 50.0}])
+    assert list(table.rows) == [
+        ("CECNN", "99.00"), ("CECNN (data drawn for every seed)", "50.00"),
+    ]  # fmt: skip
+    table = colormnist_report.longtailed_table([row, row | {"epochs": 1}])
+    assert [line[0] for line in table.rows] == ["CECNN (1500 epochs)", "CECNN (1 epoch)"]
 
 
 def run_parts(

@@ -17,11 +17,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small networks and datasets behind the same names."""
     digits = load_mnist(embedded=True)
     tiny = longtailed_colormnist(digits, seed=1, largest=3, test_per_class=2)
-    monkeypatch.setattr(colormnist, "longtailed_colormnist", lambda digits, seed: tiny)
+    monkeypatch.setattr(colormnist, "longtailed_colormnist", lambda digits: tiny)
     biased = colormnist.biased_colormnist
 
-    def tiny_biased(sigma, digits, seed):
-        return biased(sigma, digits, seed=seed, train_size=30, test_size=20)
+    def tiny_biased(sigma, digits, **seed):
+        return biased(sigma, digits, train_size=30, test_size=20, **seed)
 
     monkeypatch.setattr(colormnist, "biased_colormnist", tiny_biased)
 

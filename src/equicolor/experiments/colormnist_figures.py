@@ -64,13 +64,15 @@ class Variant(NamedTuple):
     model: str
     augmentation: str
     weighted: bool
+    setting: str = ""
 
     @property
     def name(self) -> str:
         """For legends and tables."""
         jitter = " + jitter" if self.augmentation != "none" else ""
         weighted = " + weighted loss" if self.weighted else ""
-        return _NAMES.get(self.model, self.model) + jitter + weighted
+        setting = f" ({self.setting})" if self.setting else ""
+        return _NAMES.get(self.model, self.model) + jitter + weighted + setting
 
     @property
     def style(self) -> dict[str, Any]:
@@ -88,14 +90,23 @@ class Variant(NamedTuple):
 def by_variant(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
     """Rows grouped by network and training, in the paper's order, variants last.
 
+    Where epochs or digits differ among the rows, and where the data were drawn for every seed,
+    the ``setting`` of a variant says it.
+
     Example:
         >>> row = {"model": "z2cnn", "augmentation": "none", "weighted": False, "original": 71.0}
         >>> [len(group) for group in by_variant([row, row]).values()]
         [2]
+        >>> [variant.name for variant in by_variant([row | {"epochs": n} for n in (1, 1500)])]
+        ['Z2CNN (1 epoch)', 'Z2CNN (1500 epochs)']
     """
+    several = [key for key in ("epochs", "digits") if len({row.get(key) for row in rows}) > 1]
     groups: dict[Variant, list[Row]] = {}
     for row in rows:
-        variant = Variant(row["model"], row["augmentation"], row["weighted"])
+        told = [_told(key, row.get(key)) for key in several]
+        told += ["data drawn for every seed"] * ("data_seed" in row)
+        setting = ", ".join(told)
+        variant = Variant(row["model"], row["augmentation"], row["weighted"], setting)
         groups.setdefault(variant, []).append(row)
     known = list(_NAMES)
 
@@ -104,6 +115,10 @@ def by_variant(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
         return variant.weighted, variant.augmentation != "none", place
 
     return {variant: groups[variant] for variant in sorted(groups, key=rank)}
+
+
+def _told(key: str, value: Any) -> str:
+    return f"{value} epoch{'' if value == 1 else 's'}" if key == "epochs" else str(value)
 
 
 def per_class_figure(rows: Sequence[Row], data: ColorMNIST) -> Figure:

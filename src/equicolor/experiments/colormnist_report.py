@@ -88,7 +88,7 @@ def longtailed_table(rows: Sequence[Row]) -> Table:
     """
     lines = []
     for variant, group in figures.by_variant(rows).items():
-        plain = variant.augmentation == "none" and not variant.weighted
+        plain = variant.augmentation == "none" and not variant.weighted and not variant.setting
         known = PAPER_LONGTAILED.get(variant.model) if plain else None
         paper = f"{known[0]:.2f} ± {known[1]:.2f}" if known else MISSING
         accuracy = mean_and_std([row["original"] for row in group])
@@ -116,7 +116,8 @@ def biased_table(rows: Sequence[Row]) -> Table:
         ]
         lines.append((variant.name, *cells))
         known = PAPER_BIASED.get(variant.model, {})
-        if variant.augmentation == "none" and known.keys() & set(sigmas):
+        plain = variant.augmentation == "none" and not variant.setting
+        if plain and known.keys() & set(sigmas):
             paper = [f"{known[sigma]:.2f}" if sigma in known else MISSING for sigma in sigmas]
             lines.append((f"{variant.name} (paper)", *paper))
     return Table(tuple(columns), lines, f"Test accuracy in percent, {_epochs(rows)}")

@@ -65,7 +65,8 @@ def reproduce(
         sigmas: of the biased experiment, in degrees; the paper's by default.
         precision: what convolutions compute in, ``"bf16"`` or ``"32"``; ``"auto"`` is bf16 on
             CUDA.
-        redraw: draw digits, colours and noise anew for every seed, instead of once for all.
+        redraw: of the biased experiment: draw digits, colours and noise anew for every seed,
+            instead of once for all.
         quick: few models, seeds and epochs on the embedded digits, unless given.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
         how: how to spread the work; one network after the other on the device by default. Of a

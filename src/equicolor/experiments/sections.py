@@ -388,7 +388,7 @@ def _made_up(datasets: Sequence[str]) -> str:
     return (
         f"A quick run, on made-up pictures: {', and '.join(each.title for each in quick)}; "
         f"{quick[0].train} for training, with narrow networks and few epochs. It shows that "
-        "everything runs; differences of a few points mean nothing."
+        "everything runs; differences of ten points mean nothing."
     )
 
 

@@ -28,6 +28,7 @@ from equicolor.data.epochs import Epochs
 from equicolor.evaluation import GrayInput, evaluate
 from equicolor.evaluation.pictures import try_images
 from equicolor.models import Network, save_model
+from equicolor.models.checkpoints import WEIGHTS
 from equicolor.reporting.progress import counting
 from equicolor.results import read_results, write_results
 from equicolor.training.checkpoint import EpochCheckpoint, SafeCheckpointIO
@@ -414,7 +415,7 @@ def _judge(
         "dataset": data.test.name,
         "augmentation": recipe.augmentation_name,
         **{name: getattr(recipe, name) for name in _TOLD},
-        **({} if recipe.finetune is None else {"finetuned": Path(recipe.finetune).name}),
+        **({} if recipe.finetune is None else {"finetuned": _origin_name(recipe.finetune)}),
         "train_seconds": round(seconds, 1),
         "images_per_second": round(shown / max(seconds, 1e-9), 1),
         **{f"skipped_{split}": len(data.skipped(split)) for split in ("train", "test")},
@@ -430,3 +431,9 @@ def _judge(
             facts=facts,
         )
     return found.rows()[0]
+
+
+def _origin_name(path: str) -> str:
+    """What a fine-tune began from: the name of the run, or that of a file from elsewhere."""
+    place = Path(path)
+    return place.parent.name if place.name == WEIGHTS else place.name

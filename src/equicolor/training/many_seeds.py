@@ -348,6 +348,7 @@ class _Trainer:
             "recipe": dataclasses.asdict(self.recipe),
             "seeds": list(self.seeds),
             "datasets": [data.checksum for data in self.datasets],
+            "dropping": list(DROPPING),
         }
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
