@@ -462,3 +462,10 @@ def test_sizes_are_not_part_of_what_a_network_is(tmp_path):
     first = weights_digest(save_model(network, tmp_path / "a.safetensors"))
     network.origin = Origin(48, 54, "pets", 0)
     assert weights_digest(save_model(network, tmp_path / "b.safetensors")) == first
+
+
+def test_the_state_of_a_run_points_to_its_network(tmp_path):
+    save_model(z2cnn(3, width=2), tmp_path / "model.safetensors")
+    (tmp_path / "last.ckpt").write_bytes(b"PK no safetensors")
+    with pytest.raises(CheckpointError, match=r"last.ckpt is not .*: take model.safetensors"):
+        load_model(tmp_path / "last.ckpt")

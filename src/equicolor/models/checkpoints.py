@@ -166,9 +166,12 @@ def _open(path: Path, *, weights: bool = False) -> tuple[dict[str, str], dict[st
             keys = list(file.keys()) if weights else []
             tensors = {key: file.get_tensor(key) for key in keys}
     except (SafetensorError, OSError) as error:
+        # The state of a run that lies beside it is no reason to delete the run.
+        other = path.name != WEIGHTS and (path.parent / WEIGHTS).is_file()
+        remedy = f"take {WEIGHTS}" if other else "get it again, or train it again with --force"
         raise CheckpointError(
             f"{path} is not a complete safetensors file saved by equicolor ({_one_line(error)}): "
-            "get it again, or train it again with --force"
+            f"{remedy}"
         ) from None
     if header.get("format") != _FORMAT:
         raise CheckpointError(
