@@ -203,6 +203,12 @@ def test_rows_of_two_precisions_have_lines_of_their_own() -> None:
     assert any("precision 32" in row[0] for row in table.rows)
 
 
+def test_the_note_of_a_file_is_on_the_page(tmp_path: Path) -> None:
+    write_results(tmp_path / "a.json", [trained()], experiment="classification", note="Mind this.")
+    made = all_report.write(all_report.read([tmp_path]), tmp_path / "page", ["classification"])
+    assert "<p>Mind this.</p>" in made.report.read_text()
+
+
 def test_files_of_an_experiment_are_found_in_folders(tmp_path: Path) -> None:
     write_results(tmp_path / "a.json", [trained()], experiment="classification")
     write_results(tmp_path / "b.json", [trained()], experiment="ablation-jitter")

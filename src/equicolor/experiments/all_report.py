@@ -43,7 +43,8 @@ def read(sources: Sequence[Path | str]) -> Findings:
     Args:
         sources: files of results, or folders of them with the pictures that rows cannot hold
             (``neuron-features*.png``). Files of other things, such as benchmarks, are passed
-            over. Rows that come again count once.
+            over. Rows that come again count once. A ``note`` in a file is for the reader of the
+            page.
 
     Raises:
         FileNotFoundError: if one is not there.
@@ -69,6 +70,7 @@ def read(sources: Sequence[Path | str]) -> Findings:
         else:
             files.append(source)
     rows: dict[str, list[Mapping[str, Any]]] = {}
+    notes: dict[str, str] = {}
     quick = False
     for path in files:
         contents = read_results(path)
@@ -76,10 +78,13 @@ def read(sources: Sequence[Path | str]) -> Findings:
         if experiment in EXPERIMENTS:
             rows.setdefault(experiment, []).extend(contents["rows"])
             quick = quick or bool(contents.get("quick"))
+            if "note" in contents:
+                notes[experiment] = contents["note"]
     if not rows:
         looked = ", ".join(map(str, sources))
         raise ValueError(f"no results of any experiment in {looked}")
-    return Findings({name: distinct(own) for name, own in rows.items()}, shown, quick=quick)
+    own = {name: distinct(found) for name, found in rows.items()}
+    return Findings(own, shown, quick=quick, notes=notes)
 
 
 def files_of(experiment: str, sources: Sequence[Path | str]) -> list[Path]:
@@ -174,9 +179,10 @@ def write(
             parts = [(Section(title, f"{paper}\n\nIt {reason}"), "")]
         figures = [name for section, name in parts if name and section.figure is not None]
         why = failed.get(experiment.name)
-        if why is not None:
+        said = [found.notes.get(experiment.name, ""), "" if why is None else f"Not complete: {why}"]
+        if any(said):
             first, name = parts[0]
-            text = f"{first.text}\n\nNot complete: {why}"
+            text = "\n\n".join(filter(None, (first.text, *said)))
             parts[0] = Section(first.title, text, *_rest(first)), name
         unwell = why is not None or experiment.name in unshown
         lines.append(_line(experiment, found, len(figures), complete=not unwell))

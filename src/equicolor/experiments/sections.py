@@ -41,6 +41,7 @@ class Findings:
         rows: by the id of the experiment.
         pictures: PNG files by name, such as ``"neuron-features-flowers102"``.
         quick: whether any are of a quick run.
+        notes: what to know about the rows, by the id of the experiment.
 
     Example:
         >>> row = {"dataset": "flowers102", "model": "resnet18", "seed": 0, "original": 66.0}
@@ -55,10 +56,11 @@ class Findings:
         pictures: Mapping[str, bytes] | None = None,
         *,
         quick: bool = False,
+        notes: Mapping[str, str] | None = None,
     ) -> None:
         self.rows = {name: list(found) for name, found in rows.items()}
         self.pictures = dict(pictures or {})
-        self.quick = quick
+        self.quick, self.notes = quick, dict(notes or {})
 
     def of(self, experiment: str) -> list[Row]:
         """The rows of one experiment."""
