@@ -13,6 +13,7 @@ from equicolor.data import ColorMNIST, Digits, biased_colormnist, load_mnist, lo
 from equicolor.experiments import colormnist, colormnist_figures, colormnist_report
 from equicolor.experiments.colormnist import Job, jobs, parts, run, trained
 from equicolor.reporting.figures import png
+from equicolor.training import many_seeds
 from equicolor.training.many_seeds import Recipe
 
 TINY = Recipe("cecnn", "cecnn", {"width": 3}, epochs=2, batch_size=32)
@@ -244,7 +245,7 @@ def test_results_of_another_network_are_not_taken(
 ) -> None:
     job = Job("cecnn", TINY, (tiny,))
     run([job], tmp_path, seeds=[0])
-    monkeypatch.setattr(colormnist, "DROPPING", (0, 1, 2, 3, 4, 5))
+    monkeypatch.setattr(many_seeds, "DROPPING", (0, 1, 2, 3, 4, 5))
     with pytest.raises(ValueError, match="another configuration"):
         run([job], tmp_path, seeds=[0])
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from equicolor.conversion.converting import convert
 from equicolor.conversion.cost_report import cost_report, cost_rows
@@ -13,14 +12,13 @@ from equicolor.conversion.supported import ConversionError
 from equicolor.data.datasets import find_dataset, load_dataset
 from equicolor.evaluation.diagnose import diagnose
 from equicolor.evaluation.evaluate import Evaluation
-from equicolor.evaluation.networks import GrayInput, load_network
+from equicolor.evaluation.networks import load_network
 from equicolor.evaluation.pictures import choose_preparation
 from equicolor.models.checkpoints import WEIGHTS, load_model, save_model
 from equicolor.models.foreign import LIBRARIES
 from equicolor.models.registry import Network
 from equicolor.nn import fold
 from equicolor.reporting.tables import Table
-from equicolor.training.run_folder import recipe_of_run
 
 __all__ = ["check_names", "convert_source", "hue_table"]
 
@@ -97,7 +95,7 @@ def convert_source(
         >>> [row[1] for row in rows]
         ['25,570', '32,770 (1.28×)', '25,290 (0.99×)']
     """
-    network = _load(source, pretrained=pretrained)
+    network = load_network(source, pretrained=pretrained)
     converted = convert(network, image_size=size, **options)
     if not isinstance(converted, Network) or not converted.config:
         raise ConversionError(
@@ -109,17 +107,6 @@ def convert_source(
     with contextlib.suppress(ValueError):  # not every network can be folded
         networks["converted, folded"] = fold(converted)
     return cost_rows(cost_report(networks, converted.image_size, device=device))
-
-
-def _load(source: str | Path, *, pretrained: bool) -> nn.Module:
-    """A network as it will be judged: grey if its run was, which older files do not say."""
-    network = load_network(source, pretrained=pretrained)
-    recipe = recipe_of_run(source)
-    if recipe is None or not recipe.gray or isinstance(network, GrayInput):
-        return network
-    gray = GrayInput(network)
-    gray.origin = recipe.origin
-    return gray
 
 
 def hue_table(

@@ -126,7 +126,6 @@ def load_subject(
     if recipe is not None:
         facts |= {"augmentation": recipe.augmentation_name, "epochs": recipe.epochs}
         facts |= {"seed": recipe.seed}
-        gray = gray or recipe.gray
         data = recipe.dataset if data is None else data
     elif data is not None:
         find_dataset(data)  # so that a wrong name is known at once

@@ -61,7 +61,9 @@ def load_network(
     else:
         loaded = load_model(_checkpoint(Path(text)))
         recipe = recipe_of_run(text)
-        if recipe is not None:  # older files do not know it themselves
+        if recipe is not None:  # older files know neither themselves
+            if recipe.gray and not isinstance(loaded, GrayInput):
+                loaded = GrayInput(loaded)
             loaded.origin = recipe.origin
         network = loaded
     return network.to(device).eval()

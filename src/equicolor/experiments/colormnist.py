@@ -22,9 +22,10 @@ from equicolor.data import (
     load_mnist,
     longtailed_colormnist,
 )
-from equicolor.models.z2cnn import DROPPING, Z2CNN
+from equicolor.data.colormnist import BIASED_SEED
+from equicolor.models.z2cnn import Z2CNN
 from equicolor.results import read_results, write_results
-from equicolor.training.many_seeds import Recipe, Result, read_kept, train_many
+from equicolor.training.many_seeds import Recipe, Result, identity, read_kept, train_many
 
 __all__ = [
     "EXPERIMENTS",
@@ -143,15 +144,15 @@ def jobs(
     if longtailed and redraw:
         raise ValueError("the long-tailed data are one draw, class sizes included: no redraw")
     digits = load_mnist() if digits is None else digits
-    drawn: list[tuple[tuple[int, ...], tuple[ColorMNIST, ...]]]
-    drawn = [
-        ((seed,), tuple(biased_colormnist(sigma, digits, seed=seed) for sigma in sigmas))
-        for seed in redraw
-    ]
-    if longtailed:
-        drawn = [((), (longtailed_colormnist(digits),))]
-    elif not redraw:
-        drawn = [((), tuple(biased_colormnist(sigma, digits) for sigma in sigmas))]
+
+    def draw(own: tuple[int, ...]) -> tuple[ColorMNIST, ...]:
+        if longtailed:
+            return (longtailed_colormnist(digits),)
+        seed = own[0] if own else BIASED_SEED
+        return tuple(biased_colormnist(sigma, digits, seed=seed) for sigma in sigmas)
+
+    each: list[tuple[int, ...]] = [(seed,) for seed in redraw]
+    drawn = [(own, draw(own)) for own in each or [()]]
     default = 1000 if longtailed else 1500
     listed = []
     for model, jittered, weighted in _LONGTAILED if longtailed else _BIASED:
@@ -234,7 +235,7 @@ def run(
     rows: list[dict[str, Any]] = []
     for job, chosen in parts(listed, seeds):
         done = folder / f"{job.name}.json"
-        wanted = _key(job, chosen)
+        wanted = identity(job.recipe, job.datasets, chosen)
         if done.exists():
             kept = _kept(done)
             if kept["key"] != wanted:
@@ -320,16 +321,6 @@ def _kept(path: Path) -> dict[str, Any]:
     if not complete:
         raise ValueError(f"{path} is damaged; delete it to run that job anew")
     return kept
-
-
-def _key(job: Job, seeds: Sequence[int]) -> dict[str, Any]:
-    """What finished rows must agree on to stand for a job; JSON turns tuples into lists."""
-    return {
-        "recipe": dataclasses.asdict(job.recipe),
-        "datasets": [data.checksum for data in job.datasets],
-        "seeds": list(seeds),
-        "dropping": list(DROPPING),
-    }
 
 
 def _row(job: Job, result: Result) -> dict[str, Any]:

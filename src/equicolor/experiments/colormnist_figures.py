@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import ScaledTranslation
 
 from equicolor.data import ColorMNIST
+from equicolor.experiments.settings import in_words
 from equicolor.reporting.figures import draw_hues
 
 __all__ = [
@@ -118,7 +119,7 @@ def by_variant(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
 
 
 def _told(key: str, value: Any) -> str:
-    return f"{value} epoch{'' if value == 1 else 's'}" if key == "epochs" else str(value)
+    return in_words({key: value}) if key == "epochs" else str(value)
 
 
 def per_class_figure(rows: Sequence[Row], data: ColorMNIST) -> Figure:

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 from matplotlib.figure import Figure
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -23,6 +21,7 @@ from equicolor.models import cost, create_model, list_models
 from equicolor.models.registry import get_builder
 from equicolor.nn import set_algorithm
 from equicolor.reporting import tables as reporting
+from equicolor.reporting.progress import tracked
 from equicolor.results import write_results
 
 __all__ = [
@@ -156,13 +155,10 @@ def run() -> list[Row]:
     ]
     plans += [(model, options, None) for model, options in BEYOND]
     plans.sort(key=lambda plan: plan[0])
-    console = Console(stderr=True)
-    # Elsewhere than in a terminal it would leave an empty line.
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        return [
-            _beside(measure(model, **options), paper)
-            for model, options, paper in progress.track(plans, description="counting")
-        ]
+    return [
+        _beside(measure(model, **options), paper)
+        for model, options, paper in tracked(plans, "counting")
+    ]
 
 
 def _beside(row: Row, paper: PaperRow | None) -> Row:

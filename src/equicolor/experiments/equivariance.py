@@ -16,14 +16,13 @@ import torch
 import torch.nn.functional as F
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor, nn
 
 from equicolor._files import output_folder
 from equicolor.color import shift_hue
 from equicolor.nn import CEBatchNorm2d, CEConv2d, CELiftConv2d, CEMaxPool2d, CosetMaxPool
+from equicolor.reporting.progress import tracked
 from equicolor.results import write_results
 
 __all__ = [
@@ -331,11 +330,7 @@ def run(output: Path | str) -> list[HueResponse]:
 
 def _measure_and_draw(path: Path) -> list[HueResponse]:
     photo = sample_photo()
-    console = Console(stderr=True)
-    # Elsewhere than in a terminal it would leave an empty line.
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        specs = progress.track(DEMO, description="measuring")
-        responses = [measure(spec, photo) for spec in specs]
+    responses = [measure(spec, photo) for spec in tracked(DEMO, "measuring")]
     plot(responses, photo).savefig(path, dpi=100)
     return responses
 

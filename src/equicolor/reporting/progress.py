@@ -1,12 +1,15 @@
 """Progress bars of long jobs."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-__all__ = ["counting"]
+__all__ = ["counting", "tracked"]
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -32,3 +35,20 @@ def counting(console: Console | None, title: str) -> Iterator[Callable[[int, int
     with bar:
         job = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(job, completed=done, total=total)
+
+
+def tracked(items: Sequence[T], title: str) -> Iterator[T]:
+    """Items one by one, with a bar on stderr of how many are done.
+
+    Args:
+        items: what to go through.
+        title: what is being done.
+
+    Example:
+        >>> [item for item in tracked("ab", "reading")]
+        ['a', 'b']
+    """
+    with counting(Console(stderr=True), title) as progress:
+        for done, item in enumerate(items):
+            progress(done, len(items))
+            yield item

@@ -31,7 +31,7 @@ from equicolor.models.z2cnn import DROPPING, Z2CNN
 from equicolor.training.recipes import PRECISIONS, usual_precision
 from equicolor.training.stacked import StackedZ2CNN, stack_states
 
-__all__ = ["Recipe", "Result", "train_many"]
+__all__ = ["Recipe", "Result", "identity", "train_many"]
 
 _SHUFFLE, _JITTER, _DROPOUT = range(3)  # streams of random numbers
 _BETA2, _EPS = 0.999, 1e-8  # Adam's, as in torch
@@ -103,6 +103,26 @@ class Result:
     per_class: list[float]
     loss: float
     state: dict[str, Tensor]
+
+
+def identity(
+    recipe: Recipe, datasets: Sequence[ColorMNIST], seeds: Sequence[int]
+) -> dict[str, Any]:
+    """What decides the outcome of a training, as JSON: what is kept of it is for these alone.
+
+    Args:
+        recipe, datasets, seeds: as for :func:`train_many`.
+
+    Example:
+        >>> identity(Recipe("z2cnn"), [], [0, 1])["seeds"]
+        [0, 1]
+    """
+    return {
+        "recipe": dataclasses.asdict(recipe),
+        "datasets": [data.checksum for data in datasets],
+        "seeds": list(seeds),
+        "dropping": list(DROPPING),
+    }
 
 
 Progress = Callable[[int, int, float], None]
@@ -344,12 +364,7 @@ class _Trainer:
     @functools.cached_property
     def _fingerprint(self) -> str:
         """What a checkpoint must agree on to be continued."""
-        facts = {
-            "recipe": dataclasses.asdict(self.recipe),
-            "seeds": list(self.seeds),
-            "datasets": [data.checksum for data in self.datasets],
-            "dropping": list(DROPPING),
-        }
+        facts = identity(self.recipe, self.datasets, self.seeds)
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def save(self, path: Path, epochs: int) -> None:
