@@ -9,9 +9,22 @@ import pytest
 import torch
 from torch import nn
 
-from equicolor.data import ColorMNIST, Digits, biased_colormnist, load_mnist, longtailed_colormnist
-from equicolor.experiments import colormnist, colormnist_figures, colormnist_report
+from equicolor.data import (
+    ColorMNIST,
+    Digits,
+    Split,
+    biased_colormnist,
+    load_mnist,
+    longtailed_colormnist,
+)
+from equicolor.experiments import (
+    colormnist,
+    colormnist_figures,
+    colormnist_jobs,
+    colormnist_report,
+)
 from equicolor.experiments.colormnist import Job, jobs, parts, run, trained
+from equicolor.experiments.job_kinds import colormnist_job
 from equicolor.reporting.figures import png
 from equicolor.training import many_seeds
 from equicolor.training.many_seeds import Recipe
@@ -221,23 +234,49 @@ def test_damaged_checkpoints_are_named(tiny: ColorMNIST, tmp_path: Path, content
 def test_data_may_be_drawn_anew_for_every_seed(tmp_path: Path) -> None:
     digits = load_mnist(embedded=True)
     options = {"models": ["z2cnn"], "sigmas": [0.0, 12.0], "epochs": 1}
-    first, second = jobs("colormnist-biased", digits, redraw=[0, 1], **options)
+    (job,) = jobs("colormnist-biased", digits, redraw=[0, 1], **options)
     (usual,) = jobs("colormnist-biased", digits, **options)
-    assert (first.seeds, second.seeds, usual.seeds) == ((0,), (1,), ())
-    assert [data.checksum for data in first.datasets] == [d.checksum for d in usual.datasets]
-    assert not {data.checksum for data in second.datasets} & {d.checksum for d in first.datasets}
-    assert [seeds for _, seeds in parts([first, second], [0, 1])] == [(0,), (1,)]
-    alone = parts([first, second], [0, 1], side_by_side=False)
-    assert [(part.datasets[0].seed, seeds) for part, seeds in alone] == [
-        (0, (0,)), (0, (0,)), (1, (1,)), (1, (1,)),
-    ]  # fmt: skip
+    drawn = [(data.name, data.seed) for data in job.datasets]
+    assert drawn == [(data.name, seed) for data in usual.datasets for seed in (0, 1)]
+    checksums = [data.checksum for data in job.datasets]
+    assert checksums[::2] == [data.checksum for data in usual.datasets]
+    assert len(set(checksums)) == 4
+    assert [(data.seed, seed) for data, seed in job.runs([0, 1])] == 2 * [(0, 0), (1, 1)]
+    alone = parts([job], [0, 1], side_by_side=False)
+    assert [(part.datasets[0].seed, *seeds) for part, seeds in alone] == 2 * [(0, 0), (1, 1)]
     with pytest.raises(ValueError, match="no redraw"):
         jobs("colormnist-longtailed", digits, redraw=[0])
 
 
-def test_a_job_with_a_seed_of_its_own_trains_that_alone(tiny: ColorMNIST, tmp_path: Path) -> None:
-    rows = run([Job("cecnn", TINY, (tiny,), (1,))], tmp_path, seeds=[0, 1])
-    assert [(row["seed"], row["data_seed"]) for row in rows] == [(1, tiny.seed)]
+@pytest.mark.parametrize("redraw", [(), (0, 1)])
+@pytest.mark.parametrize("side_by_side", [False, True])
+def test_settings_say_what_to_train(redraw: tuple[int, ...], side_by_side: bool) -> None:
+    digits = load_mnist(embedded=True)
+    options = {"models": ["z2cnn"], "sigmas": [0.0, 12.0], "epochs": 1, "redraw": redraw}
+    (whole,) = jobs("colormnist-biased", digits, **options)
+    spread = colormnist_jobs.as_jobs(
+        "colormnist-biased", [whole], [0, 1], side_by_side=side_by_side
+    )["z2cnn"]
+    assert len(spread) == (1 if side_by_side else 4)
+    found = []
+    for part in spread:
+        job = colormnist_job(part.settings)
+        assert (job.name, job.recipe) == (whole.name, whole.recipe)
+        found += [(data.checksum, seed) for data, seed in job.runs(part.settings["seeds"])]
+    assert found == [(data.checksum, seed) for data, seed in whole.runs([0, 1])]
+
+
+def test_drawn_anew_every_seed_trains_on_its_own_data(tiny: ColorMNIST, tmp_path: Path) -> None:
+    draws = tuple(dataclasses.replace(tiny, seed=seed, test=part) for seed, part in (
+        (0, tiny.test), (1, Split(tiny.test.images.flip(0), tiny.test.labels)),
+    ))  # fmt: skip
+    job = Job("cecnn", TINY, draws, redrawn=True)
+    rows = run([job], tmp_path, seeds=[0, 1], networks=True)
+    assert [(row["seed"], row["data_seed"]) for row in rows] == [(0, 0), (1, 1)]
+    for data, row in zip(draws, rows, strict=True):
+        (network,) = trained(job, tmp_path, row["seed"])
+        hits = network(data.test.images).argmax(1) == data.test.labels
+        assert row["original"] == pytest.approx(100 * hits.float().mean().item(), abs=1e-3)
 
 
 def test_results_of_another_network_are_not_taken(

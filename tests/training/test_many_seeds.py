@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def batch(data: ColorMNIST, recipe: Recipe, seed: int, step: int) -> tuple[Tenso
 
 
 def trainer(recipe: Recipe, datasets: list[ColorMNIST], seeds: list[int]) -> many_seeds._Trainer:
-    made = many_seeds._Trainer(recipe, datasets, seeds, CPU)
+    made = many_seeds._Trainer(recipe, list(product(datasets, seeds)), CPU)
     made.start_epoch(0)
     return made
 
@@ -143,7 +144,7 @@ def test_means_over_seeds_are_those_of_training_one_by_one(digits: Digits) -> No
     data = biased_colormnist(24.0, digits, train_size=160, test_size=500)
     options = {"width": 8, "dropout": 0.1}
     recipe = Recipe("z2cnn", options=options, epochs=6, batch_size=16, lr=1e-2)
-    together = [result.accuracy for result in train_many(recipe, [data], range(10))]
+    together = [result.accuracy for result in train_many(recipe, product([data], range(10)))]
     alone = [_train_alone(recipe, data, seed) for seed in range(1000, 1010)]
     errors = [statistics.stdev(values) / math.sqrt(10) for values in (together, alone)]
     assert min(*together, *alone) > 12  # all learn something
@@ -260,7 +261,7 @@ def test_gray_networks_see_the_mean_of_the_channels(data: ColorMNIST) -> None:
     images, labels = batch(data, recipe, 2, 0)
     logits = recipe.build(30, 2).train()(images.mean(1, keepdim=True).expand(-1, 3, -1, -1))
     assert loss.item() == pytest.approx(F.cross_entropy(logits, labels).item(), abs=1e-5)
-    (result,) = train_many(recipe, [data], [2])
+    (result,) = train_many(recipe, product([data], [2]))
     network = restore(recipe, result.state)
     gray = data.test.images.mean(1, keepdim=True).expand(-1, 3, -1, -1)
     assert accuracy(network, gray, data.test.labels) == pytest.approx(result.accuracy, abs=1e-3)
@@ -279,7 +280,7 @@ def accuracy(network: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 def test_results_are_those_of_the_network_that_is_returned(data: ColorMNIST) -> None:
     recipe = dataclasses.replace(DROPPING, epochs=3, lr=0.01)
-    results = train_many(recipe, [data], [0, 1])
+    results = train_many(recipe, product([data], [0, 1]))
     for result in results:
         network = restore(recipe, result.state)
         found = accuracy(network, *data.test)
@@ -302,13 +303,13 @@ def same(first: many_seeds.Result, second: many_seeds.Result) -> bool:
 
 
 def test_the_same_seed_twice_gives_identical_numbers(data: ColorMNIST) -> None:
-    once, again = (train_many(DROPPING, [data], [0, 1]) for _ in range(2))
+    once, again = (train_many(DROPPING, product([data], [0, 1])) for _ in range(2))
     assert all(same(first, second) for first, second in zip(once, again, strict=True))
     assert not torch.equal(once[0].state["classifier.weight"], once[1].state["classifier.weight"])
 
 
 def test_a_run_does_not_depend_on_its_neighbours(data: ColorMNIST) -> None:
-    pair, other = train_many(DROPPING, [data], [0, 1]), train_many(DROPPING, [data], [1, 2])
+    pair, other = (train_many(DROPPING, product([data], seeds)) for seeds in ([0, 1], [1, 2]))
     left, right = pair[1], other[0]
     assert left.seed == right.seed == 1
     assert left.loss == pytest.approx(right.loss, abs=1e-4)
@@ -319,18 +320,19 @@ def test_a_run_does_not_depend_on_its_neighbours(data: ColorMNIST) -> None:
             assert float((value - right.state[key]).norm()) < 0.02 * moved + 1e-6, key
 
 
-def test_datasets_are_the_outer_loop(digits: Digits) -> None:
+def test_every_run_has_its_own_data_and_seed(digits: Digits) -> None:
     datasets = [
         biased_colormnist(sigma, digits, train_size=40, test_size=20) for sigma in (0.0, 1e6)
     ]
-    results = train_many(PLAIN, datasets, [0, 1])
+    results = train_many(PLAIN, product(datasets, [0, 1]))
     names = [(result.dataset, result.seed) for result in results]
     sharp, vague = "colormnist-biased-0", "colormnist-biased-1e+06"
     assert names == [(sharp, 0), (sharp, 1), (vague, 0), (vague, 1)]
     # Every run trains on its own dataset: the same seed differs between them.
     assert results[0].loss != results[2].loss
-    alone = train_many(PLAIN, datasets[1:], [0, 1])
+    alone = train_many(PLAIN, [(datasets[1], 0), (datasets[0], 1)])
     assert alone[0].loss == pytest.approx(results[2].loss, abs=1e-4)
+    assert alone[1].loss == pytest.approx(results[1].loss, abs=1e-4)
 
 
 def test_progress_and_checkpoint(data: ColorMNIST, tmp_path: Path) -> None:
@@ -344,7 +346,8 @@ def test_progress_and_checkpoint(data: ColorMNIST, tmp_path: Path) -> None:
         seen.append(checkpoint.exists())
         assert loss > 0
 
-    train_many(recipe, [data], [0], checkpoint=checkpoint, checkpoint_every=1, progress=progress)
+    runs = [(data, 0)]
+    train_many(recipe, runs, checkpoint=checkpoint, checkpoint_every=1, progress=progress)
     assert calls == [(1, 3), (2, 3), (3, 3)]
     assert seen == [False, True, True]
     assert list(checkpoint.parent.iterdir()) == []  # removed at the end
@@ -355,7 +358,7 @@ def test_checkpoint_of_another_configuration_is_refused(data: ColorMNIST, tmp_pa
     trainer(PLAIN, [data], [0]).save(checkpoint, 1)
     for recipe, seeds in ((dataclasses.replace(PLAIN, lr=0.5), [0]), (PLAIN, [1])):
         with pytest.raises(ValueError, match=r"run.checkpoint belongs to another configuration"):
-            train_many(recipe, [data], seeds, checkpoint=checkpoint)
+            train_many(recipe, product([data], seeds), checkpoint=checkpoint)
     assert checkpoint.exists()
 
 
@@ -377,7 +380,7 @@ def test_checkpoint_of_other_data_is_refused(
     # Name, source and seed say the same.
     other = dataclasses.replace(data, **{part: change(getattr(data, part))})
     with pytest.raises(ValueError, match=r"run.checkpoint belongs to another configuration"):
-        train_many(PLAIN, [other], [0], checkpoint=checkpoint)
+        train_many(PLAIN, product([other], [0]), checkpoint=checkpoint)
     assert checkpoint.exists()
     # The same data, drawn once more, are welcome.
     again = dataclasses.replace(data, **{part: Split(*(x.clone() for x in getattr(data, part)))})
@@ -400,7 +403,7 @@ def test_a_diverged_run_stops_and_keeps_its_checkpoint(
     with pytest.raises(
         ValueError, match=r"training of seed 9 is no longer finite in epoch 2 .*good"
     ):
-        train_many(PLAIN, [data], [4, 9], checkpoint=checkpoint, checkpoint_every=1)
+        train_many(PLAIN, product([data], [4, 9]), checkpoint=checkpoint, checkpoint_every=1)
     saved = torch.load(checkpoint, weights_only=True)
     assert saved["epochs"] == 1
     assert all(value.isfinite().all() for value in saved["tensors"].values())
@@ -457,12 +460,10 @@ def test_a_killed_run_resumes_bit_by_bit(tmp_path: Path) -> None:
 
 
 def test_bad_input_is_refused(digits: Digits, data: ColorMNIST) -> None:
-    with pytest.raises(ValueError, match="at least one seed and dataset"):
-        train_many(PLAIN, [data], [])
-    with pytest.raises(ValueError, match="at least one seed and dataset"):
-        train_many(PLAIN, [], [0])
+    with pytest.raises(ValueError, match="at least one dataset and seed to train for, got none"):
+        train_many(PLAIN, [])
     with pytest.raises(ValueError, match="epochs must be at least 1, got 0"):
-        train_many(dataclasses.replace(PLAIN, epochs=0), [data], [0])
+        train_many(dataclasses.replace(PLAIN, epochs=0), product([data], [0]))
     pair = [biased_colormnist(0.0, digits, train_size=size, test_size=10) for size in (20, 30)]
     with pytest.raises(ValueError, match=r"need equal sizes, got \[20, 30\]"):
-        train_many(PLAIN, pair, [0])
+        train_many(PLAIN, product(pair, [0]))

@@ -6,6 +6,7 @@ experiment goes on where it stopped.
 """
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from equicolor.data import (
 from equicolor.data.colormnist import BIASED_SEED
 from equicolor.models.z2cnn import Z2CNN
 from equicolor.results import read_results, write_results
-from equicolor.training.many_seeds import Recipe, Result, identity, read_kept, train_many
+from equicolor.training.many_seeds import Recipe, Result, Run, identity, read_kept, train_many
 
 __all__ = [
     "EXPERIMENTS",
@@ -101,14 +102,19 @@ class Job(NamedTuple):
     Attributes:
         name: of the model, with its variant.
         recipe: the configuration.
-        datasets: each gets all seeds.
-        seeds: the one that the datasets were drawn for; empty if they are for all.
+        datasets: what it trains on.
+        redrawn: each dataset is for the seed it was drawn with, not for all.
     """
 
     name: str
     recipe: Recipe
     datasets: tuple[ColorMNIST, ...]
-    seeds: tuple[int, ...] = ()
+    redrawn: bool = False
+
+    def runs(self, seeds: Sequence[int]) -> list[Run]:
+        """The networks to train: dataset and seed of each."""
+        pairs = itertools.product(self.datasets, seeds)
+        return [(data, seed) for data, seed in pairs if not self.redrawn or data.seed == seed]
 
 
 def jobs(
@@ -130,8 +136,8 @@ def jobs(
         models: only jobs of these names; ``"cecnn+jitter"`` names a variant.
         sigmas: of the biased experiment, in degrees.
         precision: of :class:`equicolor.training.many_seeds.Recipe`.
-        redraw: seeds to draw the data of the biased experiment for, each with a job of its own;
-            by default they are drawn once for all.
+        redraw: seeds to draw the data of the biased experiment for; by default they are drawn
+            once for all.
 
     Example:
         >>> [job.name for job in jobs("colormnist-longtailed", epochs=1)][:4]
@@ -145,14 +151,11 @@ def jobs(
         raise ValueError("the long-tailed data are one draw, class sizes included: no redraw")
     digits = load_mnist() if digits is None else digits
 
-    def draw(own: tuple[int, ...]) -> tuple[ColorMNIST, ...]:
-        if longtailed:
-            return (longtailed_colormnist(digits),)
-        seed = own[0] if own else BIASED_SEED
-        return tuple(biased_colormnist(sigma, digits, seed=seed) for sigma in sigmas)
-
-    each: list[tuple[int, ...]] = [(seed,) for seed in redraw]
-    drawn = [(own, draw(own)) for own in each or [()]]
+    if longtailed:
+        datasets = [longtailed_colormnist(digits)]
+    else:
+        drawn = itertools.product(sigmas, redraw or (BIASED_SEED,))
+        datasets = [biased_colormnist(sigma, digits, seed=seed) for sigma, seed in drawn]
     default = 1000 if longtailed else 1500
     listed = []
     for model, jittered, weighted in _LONGTAILED if longtailed else _BIASED:
@@ -164,7 +167,7 @@ def jobs(
             precision=precision,
         )
         name = model + ("+jitter" if jittered else "") + ("+weighted" if weighted else "")
-        listed += [Job(name, recipe, datasets, own) for own, datasets in drawn]
+        listed.append(Job(name, recipe, tuple(datasets), redrawn=bool(redraw)))
     if models is None:
         return listed
     known = [job.name for job in listed]
@@ -183,7 +186,7 @@ def parts(
 
     Args:
         listed: the jobs.
-        seeds: one network each; jobs with seeds of their own have those.
+        seeds: one network each.
         side_by_side: all networks of a job at once, which is what a GPU is fast at and a CPU
             has no memory for.
 
@@ -195,12 +198,11 @@ def parts(
     if not seeds:
         raise ValueError("expected at least one seed, got none")
     if side_by_side:
-        return [(job, job.seeds or tuple(seeds)) for job in listed]
+        return [(job, tuple(seeds)) for job in listed]
     return [
         (job._replace(name=f"{job.name}.{data.name}.{seed}", datasets=(data,)), (seed,))
         for job in listed
-        for data in job.datasets
-        for seed in job.seeds or seeds
+        for data, seed in job.runs(seeds)
     ]
 
 
@@ -235,7 +237,7 @@ def run(
     rows: list[dict[str, Any]] = []
     for job, chosen in parts(listed, seeds):
         done = folder / f"{job.name}.json"
-        wanted = identity(job.recipe, job.datasets, chosen)
+        wanted = identity(job.recipe, job.runs(chosen))
         if done.exists():
             kept = _kept(done)
             if kept["key"] != wanted:
@@ -271,7 +273,7 @@ def trained(job: Job, folder: Path, seed: int = 0) -> list[Z2CNN]:
         An empty list if none were kept.
     """
     found = []
-    for data in job.datasets:
+    for data, _ in job.runs([seed]):
         for name in (job.name, f"{job.name}.{data.name}.{seed}"):
             path = folder / f"{name}.pt"
             states = read_kept(path) if path.exists() else {}
@@ -302,8 +304,7 @@ def _train(
     folder.mkdir(parents=True, exist_ok=True)
     return train_many(
         job.recipe,
-        job.datasets,
-        seeds,
+        job.runs(seeds),
         device=device,
         checkpoint=folder / f"{job.name}.checkpoint",
         checkpoint_every=checkpoint_every,
@@ -325,7 +326,7 @@ def _kept(path: Path) -> dict[str, Any]:
 
 def _row(job: Job, result: Result) -> dict[str, Any]:
     recipe = job.recipe
-    data = next(data for data in job.datasets if data.name == result.dataset)
+    data = next(data for data, _ in job.runs([result.seed]) if data.name == result.dataset)
     options = recipe.build(data.num_classes, 0).config
     sigma = result.dataset.removeprefix("colormnist-biased-")
     biased = sigma != result.dataset
@@ -347,6 +348,6 @@ def _row(job: Job, result: Result) -> dict[str, Any]:
         "train_size": len(data.train.labels),
         "test_size": len(data.test.labels),
         "digits": data.source,
-        **({"data_seed": data.seed} if job.seeds else {}),
+        **({"data_seed": data.seed} if job.redrawn else {}),
         **({} if biased else {"per_class": [round(value, 2) for value in result.per_class]}),
     }

@@ -103,11 +103,11 @@ def as_jobs(
                 "experiment": experiment,
                 "model": whole.name,
                 "recipe": dataclasses.asdict(whole.recipe),
-                "sigmas": [_sigma(data.name) for data in part.datasets],
+                "sigmas": list(dict.fromkeys(_sigma(data.name) for data in part.datasets)),
                 "seeds": list(chosen),
                 "embedded": part.datasets[0].source != "MNIST, full",
                 "data": [data.checksum for data in part.datasets],
-                **({"redraw": list(whole.seeds)} if whole.seeds else {}),
+                **({"redraw": True} if whole.redrawn else {}),
             }
             name = f"{prefix}{part.name}-{digest(settings, 8)}"
             jobs.append(Job(name, "colormnist", settings))

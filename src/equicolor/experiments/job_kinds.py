@@ -45,7 +45,7 @@ def train_colormnist(
     Args:
         settings: ``experiment``, ``model`` (of the jobs of the experiment), ``recipe`` (changes
             of it), ``sigmas``, ``seeds``, whether the digits are the ``embedded`` ones, and
-            ``redraw``, the seed they are drawn for, if not for all.
+            ``redraw`` if they are drawn for each seed.
         folder: keeps the checkpoint, and the trained networks at the end.
         where: device and console.
         before: nothing.
@@ -72,7 +72,7 @@ def colormnist_job(settings: Settings) -> colormnist.Job:
         _digits(settings["embedded"]),
         models=[settings["model"]],
         sigmas=settings["sigmas"],
-        redraw=settings.get("redraw", ()),
+        redraw=settings["seeds"] if settings.get("redraw") else (),
     )
     return job._replace(recipe=dataclasses.replace(job.recipe, **settings["recipe"]))
 

@@ -185,8 +185,7 @@ def _curves(
         return None
     curves = {}
     for job in listed:
-        first = job.name not in curves  # data may be drawn for every seed
-        if first and job.name in demo.MODELS and job.name in networks:
+        if job.name in demo.MODELS and job.name in networks:
             (data,) = job.datasets
             known = colormnist_report.best_known(data)
             network = networks[job.name]

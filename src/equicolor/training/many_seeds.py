@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from equicolor.models.z2cnn import DROPPING, Z2CNN
 from equicolor.training.recipes import PRECISIONS, usual_precision
 from equicolor.training.stacked import StackedZ2CNN, stack_states
 
-__all__ = ["Recipe", "Result", "identity", "train_many"]
+__all__ = ["Recipe", "Result", "Run", "identity", "train_many"]
 
 _SHUFFLE, _JITTER, _DROPOUT = range(3)  # streams of random numbers
 _BETA2, _EPS = 0.999, 1e-8  # Adam's, as in torch
@@ -105,64 +105,61 @@ class Result:
     state: dict[str, Tensor]
 
 
-def identity(
-    recipe: Recipe, datasets: Sequence[ColorMNIST], seeds: Sequence[int]
-) -> dict[str, Any]:
+Run = tuple[ColorMNIST, int]  # what a network is trained on, and its seed
+Progress = Callable[[int, int, float], None]
+
+
+def identity(recipe: Recipe, runs: Iterable[Run]) -> dict[str, Any]:
     """What decides the outcome of a training, as JSON: what is kept of it is for these alone.
 
     Args:
-        recipe, datasets, seeds: as for :func:`train_many`.
+        recipe, runs: as for :func:`train_many`.
 
     Example:
-        >>> identity(Recipe("z2cnn"), [], [0, 1])["seeds"]
-        [0, 1]
+        >>> from equicolor.data import biased_colormnist, load_mnist
+        >>> data = biased_colormnist(12.0, load_mnist(embedded=True))
+        >>> identity(Recipe("z2cnn"), [(data, 7)])["runs"] == [[data.checksum, 7]]
+        True
     """
     return {
         "recipe": dataclasses.asdict(recipe),
-        "datasets": [data.checksum for data in datasets],
-        "seeds": list(seeds),
+        "runs": [[data.checksum, seed] for data, seed in runs],
         "dropping": list(DROPPING),
     }
 
 
-Progress = Callable[[int, int, float], None]
-
-
 def train_many(
     recipe: Recipe,
-    datasets: Sequence[ColorMNIST],
-    seeds: Sequence[int],
+    runs: Iterable[Run],
     *,
     device: torch.device | str = "cpu",
     checkpoint: Path | None = None,
     checkpoint_every: int = 50,
     progress: Progress | None = None,
 ) -> list[Result]:
-    """Train every seed on every dataset, all at once.
+    """Train a network for each of many datasets and seeds, all at once.
 
     Args:
         recipe: the configuration.
-        datasets: of equal sizes and classes; each gets all the seeds.
-        seeds: one network each.
+        runs: a dataset and a seed for each network. ``itertools.product(datasets, seeds)`` is
+            every seed on every dataset; datasets need equal sizes and classes.
         device: where to train.
         checkpoint: a file to resume from and to save to; it is removed at the end.
         checkpoint_every: epochs between saves.
         progress: called after every epoch with (epochs done, epochs, mean loss).
 
     Returns:
-        A result for each dataset and seed, datasets outermost.
+        The result of each run.
 
     Example:
         >>> from equicolor.data import load_mnist, longtailed_colormnist
         >>> data = longtailed_colormnist(load_mnist(embedded=True), largest=5, test_per_class=5)
-        >>> results = train_many(Recipe("z2cnn", epochs=1), [data], seeds=[0, 1])
+        >>> results = train_many(Recipe("z2cnn", epochs=1), [(data, 0), (data, 1)])
         >>> [result.seed for result in results]
         [0, 1]
     """
     _checks.positive_int("epochs", recipe.epochs)
-    if not seeds or not datasets:
-        raise ValueError(f"expected at least one seed and dataset, got {seeds} and {datasets}")
-    trainer = _Trainer(recipe, datasets, seeds, torch.device(device))
+    trainer = _Trainer(recipe, list(runs), torch.device(device))
     # Float32 is float32: cuDNN would take TF32 by default.
     with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
         _train(trainer, checkpoint, checkpoint_every, progress)
@@ -199,20 +196,19 @@ def _train(
 class _Trainer:
     """The state of all runs on the device, and one step on it."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        datasets: Sequence[ColorMNIST],
-        seeds: Sequence[int],
-        device: torch.device,
-    ) -> None:
-        self.recipe, self.datasets, self.seeds, self.device = recipe, datasets, seeds, device
+    def __init__(self, recipe: Recipe, runs: Sequence[Run], device: torch.device) -> None:
+        if not runs:
+            raise ValueError("expected at least one dataset and seed to train for, got none")
+        self.recipe, self.runs, self.device = recipe, runs, device
+        # Each dataset is on the device once, however many seeds train on it.
+        distinct = {id(data): data for data, _ in runs}
+        self.datasets = datasets = list(distinct.values())
         classes = datasets[0].num_classes
         sizes = {len(data.train.labels) for data in datasets}
         if len(sizes) > 1:
             raise ValueError(f"datasets that train together need equal sizes, got {sorted(sizes)}")
         self.size = sizes.pop()
-        networks = [recipe.build(classes, seed) for _ in datasets for seed in seeds]
+        networks = [recipe.build(classes, seed) for _, seed in runs]
         cuda = device.type == "cuda"
         dtype = recipe.dtype(device)
         self.stacked = StackedZ2CNN.like(networks[0], dtype=dtype, pad=cuda, fused=cuda)
@@ -226,9 +222,9 @@ class _Trainer:
         self.first = torch.zeros_like(self.parameters)
         self.second = torch.zeros_like(self.parameters)
 
-        runs = len(networks)
-        self.run_seeds = torch.tensor(list(seeds) * len(datasets), device=device)
-        self.run_data = torch.arange(len(datasets), device=device).repeat_interleave(len(seeds))
+        self.run_seeds = torch.tensor([seed for _, seed in runs], device=device)
+        places = [list(distinct).index(id(data)) for data, _ in runs]
+        self.run_data = torch.tensor(places, device=device)
         self.images = torch.stack([data.train.images for data in datasets]).to(device)
         self.labels = torch.stack([data.train.labels for data in datasets]).to(device)
         counts = torch.stack([data.class_counts() for data in datasets]).to(device)
@@ -243,8 +239,8 @@ class _Trainer:
         self.schedule = _one_cycle(recipe.lr, total).to(device)
         self.step_number = torch.zeros((), dtype=torch.int64, device=device)
         length = self.batch * self.steps_per_epoch
-        self.order = torch.zeros(runs, length, dtype=torch.int64, device=device)
-        self.losses = torch.zeros(runs, device=device)
+        self.order = torch.zeros(len(runs), length, dtype=torch.int64, device=device)
+        self.losses = torch.zeros(len(runs), device=device)
 
     def start_epoch(self, epoch: int) -> None:
         """Draw the order of the images."""
@@ -364,7 +360,7 @@ class _Trainer:
     @functools.cached_property
     def _fingerprint(self) -> str:
         """What a checkpoint must agree on to be continued."""
-        facts = identity(self.recipe, self.datasets, self.seeds)
+        facts = identity(self.recipe, self.runs)
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def save(self, path: Path, epochs: int) -> None:
@@ -389,29 +385,28 @@ class _Trainer:
     def results(self) -> list[Result]:
         """Accuracy of every run on the test set, in float32, as the networks are delivered."""
         state, stacked = self._state(), dataclasses.replace(self.stacked, dtype=torch.float32)
-        images = torch.stack([data.test.images for data in self.datasets])
         labels = torch.stack([data.test.labels for data in self.datasets]).to(self.device)
         predicted = []
-        for part in images.split(_TEST_BATCH, dim=1):
+        for start in range(0, labels.shape[1], _TEST_BATCH):
+            chosen = slice(start, start + _TEST_BATCH)
+            part = torch.stack([data.test.images[chosen] for data in self.datasets])
             batch = part.to(self.device)[self.run_data]
             batch = _gray(batch) if self.recipe.gray else batch
             predicted.append(stacked.logits(state, batch).argmax(-1))
         correct = (torch.cat(predicted, 1) == labels[self.run_data]).float()
         hits = F.one_hot(labels, self.datasets[0].num_classes).float()[self.run_data]
         per_class = 100 * (correct[:, :, None] * hits).sum(1) / hits.sum(1).clamp_min(1)
-        results = []
-        for run, (data, seed) in enumerate((d, s) for d in self.datasets for s in self.seeds):
-            results.append(
-                Result(
-                    dataset=data.name,
-                    seed=seed,
-                    accuracy=100 * float(correct[run].mean()),
-                    per_class=per_class[run].tolist(),
-                    loss=float(self.losses[run]) / self.steps_per_epoch,
-                    state={key: value[run].cpu().clone() for key, value in state.items()},
-                )
+        return [
+            Result(
+                dataset=data.name,
+                seed=seed,
+                accuracy=100 * float(correct[run].mean()),
+                per_class=per_class[run].tolist(),
+                loss=float(self.losses[run]) / self.steps_per_epoch,
+                state={key: value[run].cpu().clone() for key, value in state.items()},
             )
-        return results
+            for run, (data, seed) in enumerate(self.runs)
+        ]
 
 
 def read_kept(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
