@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from equicolor._text import counted
 from equicolor.cli_options import names as split_names
 
 if TYPE_CHECKING:
@@ -318,7 +319,7 @@ def _show(
     for section in written.sections:  # to paste into the documentation
         if section.table is not None and names is not None:
             typer.echo(f"{section.title}: {section.table.title}\n\n{section.table.markdown()}\n")
-    figures = "1 figure" if len(written.pictures) == 1 else f"{len(written.pictures)} figures"
+    figures = counted(len(written.pictures), "figure")
     typer.echo(f"wrote {written.report} and {figures}", err=names is not None)
     for name, why in written.failed.items():
         typer.echo(f"{name}: {why}", err=True)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from equicolor._text import counted
+
 if TYPE_CHECKING:
     from equicolor.training.recipes import TrainingRecipe
     from equicolor.training.run_options import RunOptions
@@ -295,8 +297,9 @@ def _describe(recipe: "TrainingRecipe", options: "RunOptions", folder: Path) -> 
     typer.echo(recipe.to_json().rstrip())
     typer.echo(
         f"would train {recipe.model} ({count:,} parameters) on {len(pictures):,} pictures of "
-        f"{len(pictures.class_names)} classes, {path}, for {recipe.epochs} epochs of {steps} "
-        f"steps on {options.processes} {options.accelerator} device(s), in {folder}"
+        f"{len(pictures.class_names)} classes, {path}, for {counted(recipe.epochs, 'epoch')} of "
+        f"{counted(steps, 'step')} on {options.processes} {options.accelerator} device(s), in "
+        f"{folder}"
     )
 
 

@@ -297,7 +297,7 @@ def test_rows_trained_otherwise_have_lines_of_their_own() -> None:
         ("CECNN", "99.00"), ("CECNN (data drawn for every seed)", "50.00"),
     ]  # fmt: skip
     table = colormnist_report.longtailed_table([row, row | {"epochs": 1}])
-    assert [line[0] for line in table.rows] == ["CECNN (1500 epochs)", "CECNN (1 epoch)"]
+    assert [line[0] for line in table.rows] == ["CECNN (1,500 epochs)", "CECNN (1 epoch)"]
 
 
 def run_parts(
@@ -347,7 +347,7 @@ def test_longtailed_table_stands_beside_the_paper(longtailed_rows: list[dict[str
         ("Z2CNN + jitter", "28.50 ± 0.71", "–", "2"),
         ("CECNN + weighted loss", "90.50 ± 0.71", "–", "2"),
     ]
-    assert "1000 epochs" in table.title
+    assert "1,000 epochs" in table.title
 
 
 def test_biased_table_has_a_column_for_each_sigma(biased_rows: list[dict[str, Any]]) -> None:

@@ -44,8 +44,8 @@ def test_rows_before_after_and_fine_tuned(pictures: Path, tmp_path: Path) -> Non
     assert [row["rotations"] for row in found] == [1, 3, 3, 1, 1]
     assert [row["stage"] for row in found] == [
         "before conversion", "converted, max over 3 hues",
-        "converted and fine-tuned for 1 epochs, max", "plain, fine-tuned for 1 epochs",
-        "plain, fine-tuned with jitter for 1 epochs",
+        "converted and fine-tuned for 1 epoch, max", "plain, fine-tuned for 1 epoch",
+        "plain, fine-tuned with jitter for 1 epoch",
     ]  # fmt: skip
     assert plain["augmentation"] == "none"
     assert jittered["augmentation"] == "jitter 0.5"

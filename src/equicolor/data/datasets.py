@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from equicolor import _checks
+from equicolor._text import enumerated
 from equicolor.data.batches import Cifar, Stl10
-from equicolor.data.folders import Caltech101, Folder, ImageNet, enumerated
+from equicolor.data.folders import Caltech101, Folder, ImageNet
 from equicolor.data.layouts import Flowers102, OxfordPet, StanfordCars
 from equicolor.data.pictures import SPLITS, Contents, Pictures
 from equicolor.data.root import MissingDataError, data_root

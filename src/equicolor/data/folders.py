@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from equicolor._random import permutation
+from equicolor._text import counted, enumerated
 from equicolor.data.pictures import Contents, PictureFiles
 
 __all__ = ["Caltech101", "Folder", "ImageNet"]
@@ -155,8 +156,7 @@ class _Others:
 
     def __str__(self) -> str:
         kinds = [f"{kind} ({count:,})" for kind, count in self.suffixes.most_common()]
-        files = "1 file" if self.count == 1 else f"{self.count:,} files"
-        return f"{files} such as {self.example}: {enumerated(kinds)}"
+        return f"{counted(self.count, 'file')} such as {self.example}: {enumerated(kinds)}"
 
 
 def class_files(folder: Path, names: Sequence[str]) -> dict[str, PictureFiles]:
@@ -259,14 +259,3 @@ def _contents(files: Sequence[PictureFiles], class_names: Sequence[str]) -> Cont
     sizes = torch.tensor([len(members) for members in files])
     labels = torch.repeat_interleave(torch.arange(len(files)), sizes)
     return Contents(labels, tuple(class_names), PictureFiles.joined(files))
-
-
-def enumerated(names: Sequence[str], limit: int = 4) -> str:
-    """The first few names, and how many more there are.
-
-    Example:
-        >>> enumerated(["a", "b", "c"], 2)
-        'a, b and 1 more'
-    """
-    more = len(names) - limit
-    return ", ".join(names[:limit]) + (f" and {more:,} more" if more > 0 else "")

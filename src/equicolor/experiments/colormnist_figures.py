@@ -99,7 +99,7 @@ def by_variant(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
         >>> [len(group) for group in by_variant([row, row]).values()]
         [2]
         >>> [variant.name for variant in by_variant([row | {"epochs": n} for n in (1, 1500)])]
-        ['Z2CNN (1 epoch)', 'Z2CNN (1500 epochs)']
+        ['Z2CNN (1 epoch)', 'Z2CNN (1,500 epochs)']
     """
     several = [key for key in ("epochs", "digits") if len({row.get(key) for row in rows}) > 1]
     groups: dict[Variant, list[Row]] = {}

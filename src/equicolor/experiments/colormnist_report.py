@@ -128,7 +128,7 @@ def _epochs(rows: Sequence[Row]) -> str:
     several = len({row.get("seed") for row in rows}) > 1
     spread = " (mean ± standard deviation over seeds)" if several else ""
     plural = "" if epochs == [1] else "s"
-    return f"{' and '.join(map(str, epochs))} epoch{plural}{spread}"
+    return f"{' and '.join(f'{number:,}' for number in epochs)} epoch{plural}{spread}"
 
 
 def headline(experiment: str, rows: Sequence[Row]) -> str:

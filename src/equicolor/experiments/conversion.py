@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from equicolor._files import output_folder
+from equicolor._text import counted
 from equicolor.conversion import convert
 from equicolor.data.datasets import DATASETS
 from equicolor.devices import choose_device
@@ -75,6 +76,7 @@ def rows(
         assert found is not None
         return found.row | {"stage": stage}
 
+    length = counted(finetune_epochs, "epoch")
     made = [judge(checkpoint, "before conversion")]
     for pool in coset_pools:
         path = output / f"converted-{pool}.safetensors"
@@ -86,13 +88,13 @@ def rows(
         made.append(judge(path, f"converted, {pool} over {rotations} hues", **facts))
         if finetune_epochs:
             recipe = _finetune(data, path, trained, finetune_epochs, lr, where.type)
-            stage = f"converted and fine-tuned for {finetune_epochs} epochs, {pool}"
+            stage = f"converted and fine-tuned for {length}, {pool}"
             made.append(tune(recipe, f"finetuned-{pool}", stage) | facts)
     for name, jitter in (("plain", 0.0), ("plain-jitter", JITTER)) if finetune_epochs else ():
         recipe = _finetune(data, checkpoint, trained, finetune_epochs, lr, where.type)
         stage = f"plain, fine-tuned{' with jitter' if jitter else ''}"
         recipe = dataclasses.replace(recipe, jitter=jitter)
-        made.append(tune(recipe, f"finetuned-{name}", f"{stage} for {finetune_epochs} epochs"))
+        made.append(tune(recipe, f"finetuned-{name}", f"{stage} for {length}"))
     return made
 
 

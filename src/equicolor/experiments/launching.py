@@ -27,6 +27,7 @@ import torch
 from rich.console import Console
 
 from equicolor import _checks
+from equicolor._text import counted
 from equicolor.experiments.jobs import Job, Store, Where, run_job
 
 __all__ = ["LAUNCHERS", "JobsFailedError", "Launch", "Shard", "launch", "parse_shard", "work"]
@@ -198,9 +199,10 @@ def _raise(failed: Failures) -> None:
     if not failed:
         return
     why = {name: _said(error) for name, error in failed.items()}
-    count = "1 job failed" if len(why) == 1 else f"{len(why)} jobs failed"
     several = "; ".join(f"{name}: {reason}" for name, reason in why.items())
-    raise JobsFailedError(f"{count}: {several}", why) from next(iter(failed.values()))
+    raise JobsFailedError(f"{counted(len(why), 'job')} failed: {several}", why) from next(
+        iter(failed.values())
+    )
 
 
 def _said(error: Exception) -> str:

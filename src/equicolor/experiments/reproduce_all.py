@@ -13,6 +13,7 @@ from filelock import FileLock
 from rich.console import Console
 
 from equicolor._files import output_folder
+from equicolor._text import counted
 from equicolor.experiments import all_report
 from equicolor.experiments.ablations import ABLATIONS
 from equicolor.experiments.jobs import Job, Store
@@ -102,8 +103,8 @@ def reproduce_all(
                 sharded = how is not None and how.shard is not None
                 why = "left to other shards" if sharded else "not run"
                 reasons.append(f"{len(left) - len(own)} {why}")
-            unfinished = "1 job is" if len(left) == 1 else f"{len(left)} jobs are"
-            failed[name] = f"{unfinished} not finished: {'; '.join(reasons)}"
+            verb = "is" if len(left) == 1 else "are"
+            failed[name] = f"{counted(len(left), 'job')} {verb} not finished: {'; '.join(reasons)}"
     planned |= _finished(scope, store, without=chosen)
     with FileLock(output / ".report.lock"):  # other shards may end at the same time
         return _write(planned, store, scope, jobs, failed, broken)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from equicolor._text import counted
 from equicolor.data.datasets import DATASETS
 from equicolor.training.recipes import TrainingRecipe, default_recipe
 
@@ -134,7 +135,7 @@ def in_words(settings: Mapping[str, Any], *, instead_of: Mapping[str, Any] | Non
 
 def _word(name: str, value: Any) -> str:
     if name == "epochs":
-        return "1 epoch" if value == 1 else f"{value} epochs"
+        return counted(value, "epoch")
     if name == "size":
         return f"{value} pixels"
     if name == "finetuned":

@@ -24,6 +24,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from torch import nn
 
+from equicolor._text import counted
 from equicolor.data.epochs import Epochs
 from equicolor.evaluation import GrayInput, evaluate
 from equicolor.evaluation.pictures import try_images
@@ -76,7 +77,7 @@ class Fit(NamedTuple):
         row = self.row
         return (
             f"{row['original']:.2f} % on the test set of {row['dataset']}, {row['hue_mean']:.2f} % "
-            f"on average over hue shifts, after {row['epochs']} epochs"
+            f"on average over hue shifts, after {counted(row['epochs'], 'epoch')}"
         )
 
 
