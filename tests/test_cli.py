@@ -231,6 +231,16 @@ def test_export_of_a_checkpoint(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.jit.load(file)(images), network(images))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_export_of_a_run(tmp_path: Path) -> None:
+    network = cecnn(5, width=2).eval()
+    save_model(network, tmp_path / "run" / "model.safetensors")
+    file, images = tmp_path / "network.pt", torch.rand(2, 3, 28, 28)
+    result = invoke("export", str(tmp_path / "run"), "--to", "torchscript", "-o", str(file))
+    assert (result.exit_code, "random" in result.stdout) == (0, False)
+    torch.testing.assert_close(torch.jit.load(file)(images), network(images))
+
+
 def test_export_of_a_name_says_that_its_weights_are_random(tmp_path: Path) -> None:
     file = tmp_path / "network.pt"
     arguments = ["export", "z2cnn", "--to", "torchscript", "--output", str(file)]

@@ -72,6 +72,8 @@ def test_train_ends_with_files_and_the_headline(folder: Path) -> None:
     other = invoke("pets", *TINY, "--jitter", "0.5", "--lr", "0.1")
     assert (other.exit_code, other.stdout) == (2, "")
     assert "another recipe: lr 0.1 instead of 0.001" in other.stderr
+    dry = invoke("pets", *TINY, "--jitter", "0.5", "--lr", "0.1", "--force", "--dry-run")
+    assert (dry.exit_code, dry.stderr.splitlines()[0]) == (0, f"would delete the run in {run}")
     forced = invoke("pets", *TINY, "--jitter", "0.5", "--lr", "0.1", "--force")
     assert forced.exit_code == 0
     assert TrainingRecipe.from_json((run / "recipe.json").read_text()).lr == 0.1

@@ -206,7 +206,7 @@ def cost(
 def export(
     model: Annotated[
         str,
-        typer.Argument(help="A checkpoint of save_model, or a name of 'equicolor models'."),
+        typer.Argument(help="A checkpoint, the folder of a run, or a name of 'equicolor models'."),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
     to: Annotated[str, typer.Option(help="onnx, torchscript or exported-program.")] = "onnx",

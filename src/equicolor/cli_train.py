@@ -192,7 +192,7 @@ def train(
     chosen = _choose(dataset, recipe, model, network, changes, finetune)
     folder = Path("runs") / _run_name(chosen) if output is None else output
     if dry_run:
-        _describe(chosen, options, folder)
+        _describe(chosen, folder, options, force)
     else:
         _run(chosen, folder, options, force)
 
@@ -270,7 +270,7 @@ def _run(recipe: "TrainingRecipe", folder: Path, options: "RunOptions", force: b
     typer.echo(found.headline)
 
 
-def _describe(recipe: "TrainingRecipe", options: "RunOptions", folder: Path) -> None:
+def _describe(recipe: "TrainingRecipe", folder: Path, options: "RunOptions", force: bool) -> None:
     """What a run would do."""
     from equicolor.data.datasets import load_dataset
     from equicolor.data.epochs import Epochs
@@ -281,7 +281,11 @@ def _describe(recipe: "TrainingRecipe", options: "RunOptions", folder: Path) -> 
     from equicolor.training.run_folder import RunFolder
 
     options.check_launcher()
-    RunFolder(folder).check(recipe)
+    run = RunFolder(folder)
+    if force and run.recipe.is_file():
+        typer.echo(f"would delete the run in {folder}", err=True)
+    else:
+        run.check(recipe)
     pictures = load_dataset(recipe.dataset, "train", root=options.root, seed=recipe.split_seed)
     check_pictures(recipe, pictures)
     network = recipe.build(len(pictures.class_names), pictures.class_names)

@@ -246,6 +246,13 @@ def test_bad_sigma_is_refused(digits: Digits, sigma: float) -> None:
         biased_colormnist(sigma, digits)
 
 
+def test_a_power_law_of_nothing_is_refused(digits: Digits) -> None:
+    with pytest.raises(ValueError, match="power must be a positive number, got 0"):
+        longtailed_colormnist(digits, power=0.0)
+    with pytest.raises(ValueError, match="largest must be at least 1, got -5"):
+        longtailed_colormnist(digits, largest=-5)
+
+
 def test_too_few_digits_are_named(digits: Digits) -> None:
     with pytest.raises(ValueError, match=r"102 test images of digit 0 are needed .* are 100"):
         longtailed_colormnist(digits, test_per_class=34)

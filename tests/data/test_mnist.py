@@ -152,6 +152,12 @@ def test_cache_folder_follows_the_desktop_convention(
     assert data_root() == Path.home() / ".cache" / "equicolor"
 
 
+def test_a_root_that_is_no_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
+    with pytest.raises(MissingDataError, match=f"^{tmp_path / 'nowhere'} is not a folder$"):
+        load_mnist(tmp_path / "nowhere")
+
+
 @pytest.mark.parametrize("embedded", [None, False])
 def test_wrong_folder_says_what_was_looked_for(tmp_path: Path, embedded: bool | None) -> None:
     with pytest.raises(MissingDataError) as caught:

@@ -26,8 +26,8 @@ from equicolor.experiments import (
 from equicolor.experiments.colormnist import Job, jobs, parts, run, trained
 from equicolor.experiments.job_kinds import colormnist_job
 from equicolor.reporting.figures import png
-from equicolor.training import many_seeds
-from equicolor.training.many_seeds import Recipe
+from equicolor.training import digit_runs
+from equicolor.training.digit_runs import Recipe
 
 TINY = Recipe("cecnn", "cecnn", {"width": 3}, epochs=2, batch_size=32)
 
@@ -138,6 +138,8 @@ def test_unknown_names_are_refused(
 def test_no_sigma_is_refused(digits: Digits) -> None:
     with pytest.raises(ValueError, match="sigmas must hold at least one number of degrees"):
         jobs("colormnist-biased", digits, sigmas=[])
+    with pytest.raises(ValueError, match=r"sigmas must differ from each other, got \[12.0, 12.0\]"):
+        jobs("colormnist-biased", digits, sigmas=[12.0, 12.0])
 
 
 def test_precision_is_of_the_device_or_chosen(digits: Digits) -> None:
@@ -284,7 +286,7 @@ def test_results_of_another_network_are_not_taken(
 ) -> None:
     job = Job("cecnn", TINY, (tiny,))
     run([job], tmp_path, seeds=[0])
-    monkeypatch.setattr(many_seeds, "DROPPING", (0, 1, 2, 3, 4, 5))
+    monkeypatch.setattr(digit_runs, "DROPPING", (0, 1, 2, 3, 4, 5))
     with pytest.raises(ValueError, match="another configuration"):
         run([job], tmp_path, seeds=[0])
 

@@ -131,6 +131,8 @@ def test_lifting_shifts_back_and_then_normalises(smooth_images, relative_error):
     found = padded(given).unflatten(0, (6, 2))
     assert relative_error(found[..., :-1, :], lifted[..., :-1, :]) < 1e-12
     assert not found[..., -1, :].any()
+    with pytest.raises(ValueError, match="padded=True needs takes='normalized'"):
+        HueLift(6, mean=mean, std=std, padded=True)  # zeros are black there
 
 
 @pytest.mark.parametrize(

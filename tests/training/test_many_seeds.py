@@ -28,8 +28,10 @@ from equicolor.data import (
     longtailed_colormnist,
 )
 from equicolor.models.z2cnn import Z2CNN
-from equicolor.training import many_seeds
-from equicolor.training.many_seeds import Recipe, train_many
+from equicolor.training import many_seeds, stacked_trainer
+from equicolor.training.digit_runs import Recipe, Result, check_runs, identity
+from equicolor.training.many_seeds import train_many
+from equicolor.training.stacked_trainer import StackedTrainer
 
 CPU = torch.device("cpu")
 PLAIN = Recipe("z2cnn", "z2cnn", {"width": 4, "dropout": 0.0}, epochs=2, batch_size=32)
@@ -52,14 +54,14 @@ def batch(data: ColorMNIST, recipe: Recipe, seed: int, step: int) -> tuple[Tenso
     size = len(data.train.labels)
     steps = -(-size // recipe.batch_size)
     length = -(-size // steps)
-    order = permutation(torch.tensor([seed]), many_seeds._SHUFFLE, step // steps, size)[0]
+    order = permutation(torch.tensor([seed]), stacked_trainer._SHUFFLE, step // steps, size)[0]
     order = torch.cat([order, order])[: steps * length]
     chosen = order[step % steps * length :][:length]
     return data.train.images[chosen], data.train.labels[chosen]
 
 
-def trainer(recipe: Recipe, datasets: list[ColorMNIST], seeds: list[int]) -> many_seeds._Trainer:
-    made = many_seeds._Trainer(recipe, list(product(datasets, seeds)), CPU)
+def trainer(recipe: Recipe, datasets: list[ColorMNIST], seeds: list[int]) -> StackedTrainer:
+    made = StackedTrainer(recipe, list(product(datasets, seeds)), CPU)
     made.start_epoch(0)
     return made
 
@@ -227,7 +229,7 @@ def test_jitter_shifts_every_image_by_its_own_hue(
     made.step_number.fill_(step)
     for seed, loss in zip([0, 1], made._losses(), strict=True):
         images, labels = batch(data, recipe, seed, step)
-        numbers = uniform(torch.tensor([seed]), many_seeds._JITTER, step, len(labels))[0]
+        numbers = uniform(torch.tensor([seed]), stacked_trainer._JITTER, step, len(labels))[0]
         turns = (numbers - 0.5).tolist()  # ± half a turn
         assert min(turns) < -0.3
         assert max(turns) > 0.3
@@ -249,8 +251,8 @@ def test_shuffle_jitter_and_dropout_draw_from_streams_of_their_own(
 
         return record
 
-    monkeypatch.setattr(many_seeds, "permutation", recording(permutation))
-    monkeypatch.setattr(many_seeds, "uniform", recording(uniform))
+    monkeypatch.setattr(stacked_trainer, "permutation", recording(permutation))
+    monkeypatch.setattr(stacked_trainer, "uniform", recording(uniform))
     trainer(dataclasses.replace(DROPPING, jitter=0.5), [data], [0])._losses()
     assert len(streams) == len(set(streams)) == 3
 
@@ -293,7 +295,7 @@ def test_results_are_those_of_the_network_that_is_returned(data: ColorMNIST) -> 
         assert sum(result.per_class) / 30 == pytest.approx(result.accuracy, abs=1e-3)
 
 
-def same(first: many_seeds.Result, second: many_seeds.Result) -> bool:
+def same(first: Result, second: Result) -> bool:
     numbers = (first.accuracy, first.per_class, first.loss) == (
         second.accuracy,
         second.per_class,
@@ -391,15 +393,15 @@ def test_a_diverged_run_stops_and_keeps_its_checkpoint(
     data: ColorMNIST, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = tmp_path / "run.checkpoint"
-    losses = many_seeds._Trainer._losses
+    losses = StackedTrainer._losses
 
-    def diverge(self: many_seeds._Trainer) -> Tensor:
+    def diverge(self: StackedTrainer) -> Tensor:
         value = losses(self)
         factor = torch.ones_like(value)
         factor[1] = float("nan") if self.step_number >= self.steps_per_epoch else 1.0
         return value * factor
 
-    monkeypatch.setattr(many_seeds._Trainer, "_losses", diverge)
+    monkeypatch.setattr(StackedTrainer, "_losses", diverge)
     with pytest.raises(
         ValueError, match=r"training of seed 9 is no longer finite in epoch 2 .*good"
     ):
@@ -414,7 +416,7 @@ import os, signal
 from pathlib import Path
 from equicolor.data import load_mnist, longtailed_colormnist
 from equicolor.experiments.colormnist import Job, run
-from equicolor.training.many_seeds import Recipe
+from equicolor.training.digit_runs import Recipe
 
 def train(folder, victim=None):
     data = longtailed_colormnist(load_mnist(embedded=True), seed=1, largest=5, test_per_class=2)
@@ -462,8 +464,65 @@ def test_a_killed_run_resumes_bit_by_bit(tmp_path: Path) -> None:
 def test_bad_input_is_refused(digits: Digits, data: ColorMNIST) -> None:
     with pytest.raises(ValueError, match="at least one dataset and seed to train for, got none"):
         train_many(PLAIN, [])
-    with pytest.raises(ValueError, match="epochs must be at least 1, got 0"):
-        train_many(dataclasses.replace(PLAIN, epochs=0), product([data], [0]))
     pair = [biased_colormnist(0.0, digits, train_size=size, test_size=10) for size in (20, 30)]
-    with pytest.raises(ValueError, match=r"need equal sizes, got \[20, 30\]"):
+    with pytest.raises(ValueError, match=r"need as many training images, got \[20, 30\]"):
         train_many(PLAIN, product(pair, [0]))
+    pair = [biased_colormnist(0.0, digits, train_size=20, test_size=size) for size in (10, 12)]
+    with pytest.raises(ValueError, match=r"need as many test images, got \[10, 12\]"):
+        train_many(PLAIN, product(pair, [0]))
+    with pytest.raises(ValueError, match=r"need as many classes, got \[10, 30\]"):
+        check_runs([(dataclasses.replace(data, train=pair[0].train, test=pair[0].test), 0),
+                    (pair[0], 0)])  # fmt: skip
+    with pytest.raises(ValueError, match="seed 3 is to train on colormnist-longtailed twice"):
+        train_many(PLAIN, [(data, 3), (data, 3)])
+    with pytest.raises(ValueError, match="checkpoint_every must be at least 1, got 0"):
+        train_many(PLAIN, [(data, 0)], checkpoint_every=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"network": "resnet18"}, "network must be one of 'z2cnn', 'cecnn'; got 'resnet18'"),
+        ({"precision": "16"}, "precision must be one of"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"batch_size": 1}, "batch_size must be at least 2 for batch normalization, got 1"),
+        ({"jitter": -3.0}, "jitter must be a number of at least 0, got -3"),
+        ({"lr": math.nan}, "lr must be a number of at least 0, got nan"),
+        ({"weight_decay": math.inf}, "weight_decay must be a number of at least 0, got inf"),
+    ],
+)
+def test_recipes_of_nothing_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(PLAIN, **change)
+
+
+def test_a_bfloat16_network_trains_alone(data: ColorMNIST) -> None:
+    recipe = dataclasses.replace(EQUIVARIANT, precision="bf16", epochs=1)
+    (rounded,) = train_many(recipe, [(data, 0)])
+    (exact,) = train_many(dataclasses.replace(recipe, precision="32"), [(data, 0)])
+    assert rounded.loss != exact.loss
+    assert rounded.loss == pytest.approx(exact.loss, rel=0.05)
+
+
+def test_float32_is_float32_to_the_end(data: ColorMNIST, monkeypatch: pytest.MonkeyPatch) -> None:
+    cudnn, seen = torch.backends.cudnn, []
+    for name in ("step", "results"):
+        method = getattr(StackedTrainer, name)
+
+        def spy(self: StackedTrainer, method: Callable[..., Any] = method) -> Any:
+            seen.append((cudnn.allow_tf32, cudnn.deterministic))
+            return method(self)
+
+        monkeypatch.setattr(StackedTrainer, name, spy)
+    with cudnn.flags(enabled=True, deterministic=True, allow_tf32=True):
+        train_many(dataclasses.replace(PLAIN, epochs=1), [(data, 0)])
+        assert cudnn.allow_tf32
+    assert set(seen) == {(False, True)}
+
+
+def test_a_default_that_is_written_out_is_the_same_configuration(data: ColorMNIST) -> None:
+    written = dataclasses.replace(Recipe("z2cnn"), options={"width": 20})
+    assert identity(written, [(data, 0)]) == identity(Recipe("z2cnn"), [(data, 0)])
+    other = dataclasses.replace(written, options={"width": 21})
+    assert identity(other, [(data, 0)]) != identity(written, [(data, 0)])

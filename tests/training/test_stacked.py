@@ -164,10 +164,11 @@ def test_padding_lanes_stay_out_of_the_result(relative_error) -> None:
     assert relative_error(padded, plain) < 1e-5
 
 
-def test_bfloat16_convolutions_are_close(relative_error) -> None:
-    networks = [network.eval() for network in make("flat", 2)]
-    images = pictures(2)
-    stacked = StackedZ2CNN.like(networks[0], dtype=torch.bfloat16, pad=True)
+@cases("flat")
+def test_bfloat16_convolutions_are_close(name, count, pad, relative_error) -> None:
+    networks = [network.eval() for network in make(name, count)]
+    images = pictures(count)
+    stacked = StackedZ2CNN.like(networks[0], dtype=torch.bfloat16, pad=pad)
     with torch.no_grad():
         found = stacked.logits(stack_states(networks), images)
         expected = torch.stack([n(x) for n, x in zip(networks, images, strict=True)])

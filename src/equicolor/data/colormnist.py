@@ -1,8 +1,8 @@
 """The two coloured MNISTs of the paper (section 4.1), seeded and without its overlaps.
 
-The released generator draws without a seed, and draws digits so that classes share some.
-Here everything follows from a seed, and the digits of a colour, and of training and test
-set, are disjoint.
+The released generator of the long-tailed set draws without a seed, and draws digits so that
+classes share some. Here everything follows from a seed, and the digits of a colour, and of
+training and test set, are disjoint.
 """
 
 import functools
@@ -102,6 +102,9 @@ def longtailed_colormnist(
         >>> data.num_classes, len(data.test.images)
         (30, 600)
     """
+    _checks.positive_int("largest", largest)
+    if not (power > 0 and math.isfinite(power)):
+        raise ValueError(f"power must be a positive number, got {power}")
     digits = load_mnist() if digits is None else digits
     generator = torch.Generator().manual_seed(seed)
     # A power law with exponent a is the a-th root of a uniform number.

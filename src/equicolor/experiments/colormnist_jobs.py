@@ -47,7 +47,7 @@ def plan(
         experiment: one of :data:`equicolor.experiments.colormnist.EXPERIMENTS`.
         digits: what to colour.
         seeds, epochs, models, sigmas: instead of the paper's, or of :data:`QUICK`.
-        precision: of :class:`equicolor.training.many_seeds.Recipe`.
+        precision: of :class:`equicolor.training.digit_runs.Recipe`.
         redraw: draw the data anew for every seed.
         quick: as in :data:`QUICK`.
 

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from equicolor._files import output_folder
+from equicolor._text import counted
 from equicolor.color import shift_hue
 from equicolor.data import (
     ColorMNIST,
@@ -146,7 +147,7 @@ def headline(experiment: str, rows: Sequence[Row]) -> str:
         variant = figures.Variant(model, "none", False)
         found = [row["original"] for row in figures.by_variant(rows).get(variant, [])]
         if not found:
-            return f"{len(rows)} networks trained."
+            return f"{counted(len(rows), 'network')} trained."
         means.append(statistics.fmean(found))
     gap = means[0] - means[1]
     over = "" if experiment == "colormnist-longtailed" else f" (mean over σ; {_leads(rows)})"

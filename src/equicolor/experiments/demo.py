@@ -30,7 +30,7 @@ from equicolor.experiments.colormnist_report import HUE_SHIFTS, best_known, hue_
 from equicolor.reporting.html import Section, write_report
 from equicolor.reporting.tables import Table
 from equicolor.results import provenance, write_results
-from equicolor.training.many_seeds import Recipe
+from equicolor.training.digit_runs import Recipe
 
 __all__ = ["EPOCHS", "MODELS", "REPORT", "SUMMARY", "Demo", "headline", "run", "table"]
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from equicolor import _checks
-from equicolor.models.checkpoints import load_model
+from equicolor.models.checkpoints import checkpoint_file, load_model
 from equicolor.models.registry import Network, create_model, list_models
 from equicolor.nn.folding.fold import PLAIN_FORMS, fold
 
@@ -117,11 +117,11 @@ def export(
 
 
 def find_model(name_or_path: str) -> tuple[Network, bool]:
-    """The network of a checkpoint file, or one of a registered name with random weights.
+    """The network of a checkpoint, or one of a registered name with random weights.
 
     Args:
-        name_or_path: a file of :func:`equicolor.models.save_model`, or a name of
-            :func:`equicolor.models.list_models`.
+        name_or_path: a file of :func:`equicolor.models.save_model`, the folder of a training
+            run, or a name of :func:`equicolor.models.list_models`.
 
     Returns:
         The network in eval mode, and whether its weights come from a file.
@@ -131,7 +131,7 @@ def find_model(name_or_path: str) -> tuple[Network, bool]:
         >>> network.config["model"], trained
         ('z2cnn', False)
     """
-    path = Path(name_or_path)
+    path = checkpoint_file(name_or_path)
     if path.is_file() or (path.suffix and name_or_path not in list_models()):
         return load_model(path), True
     return create_model(name_or_path).eval(), False

@@ -47,12 +47,14 @@ class Z2CNN(Network):
         layers.check_group(rotations, lifting, coset_pool)
         if not 0 <= ce_layers <= DEPTH:
             raise ValueError(f"ce_layers must lie between 0 and {DEPTH}, got {ce_layers}")
-        if coset_pool is None and 0 < ce_layers < DEPTH:
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be a probability below 1, got {dropout}")
+        self.ce_layers = ce_layers if rotations > 1 else 0
+        if coset_pool is None and 0 < self.ce_layers < DEPTH:
             raise ValueError(
                 f"a hybrid network (ce_layers={ce_layers} of {DEPTH}) pools over its hues: "
                 "coset_pool must be 'max' or 'avg', got None"
             )
-        self.ce_layers = ce_layers if rotations > 1 else 0
         blocks = []
         for index in range(DEPTH):
             n = rotations if index < self.ce_layers else 1

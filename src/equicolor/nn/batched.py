@@ -324,6 +324,11 @@ class HueLift(DerivedConstants):
         self.normalizes = mean is not None
         if takes == "normalized" and not self.normalizes:
             raise ValueError("takes='normalized' needs the mean and std that images come with")
+        if padded and takes != "normalized":
+            raise ValueError(
+                "padded=True needs takes='normalized', where zeros are no colour; got "
+                f"takes={takes!r}, where they are black"
+            )
         self.numbers = {"mean": _three("mean", mean, 0.0), "std": _three("std", std, 1.0)}
         if min(self.numbers["std"]) <= 0:
             raise ValueError(f"std must be positive, got {list(self.numbers['std'])}")

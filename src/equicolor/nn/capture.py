@@ -72,7 +72,8 @@ def _training(
     # The nodes that take the gradients are those of the recording, and its stream is not that
     # of the replays: torch waits where it must, and would warn that it does.
     torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-    with torch.autocast("cuda", dtype, enabled=dtype is not None, cache_enabled=False):
+    casts = torch.autocast("cuda", dtype, enabled=dtype is not None, cache_enabled=False)
+    with torch.cuda.device(images.device), casts:
         # Warming up runs the network, more than once where cuDNN tries its algorithms.
         torch.cuda.make_graphed_callables(recorded, (images.clone(),), allow_unused_input=True)
     with torch.no_grad():

@@ -214,7 +214,8 @@ class StackedZ2CNN:
                 running_mean[0].copy_(mean + bias[0])
             normed = normed.permute(0, 2, 3, 1).reshape(pixels.shape).permute(0, 3, 1, 2)
             active = F.relu(normed)
-            return active if factors is None else active * factors[..., None, None]
+            kept = active if factors is None else active * factors[..., None, None]
+            return kept.to(y.dtype)
         if not training:
             mean, var = running_mean - bias, running_var
             return scale_and_cut(y, mean, var, weight, shift, factors, n=n, eps=EPS)

@@ -1,0 +1,67 @@
+"""Packages import what stands to their left in docs/architecture.md, and nothing else."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import equicolor
+
+ROOT = Path(equicolor.__file__).parent
+# Those of one level do not import each other, unless it is said below.
+LEVELS = (
+    {"_checks", "_files", "_random", "_text"},
+    {"color", "devices"},
+    {"groups", "testing", "results", "reporting", "data"},
+    {"nn"},
+    {"models"},
+    {"training", "evaluation"},
+    {"conversion", "benchmark"},
+    {"analysis"},
+    {"inspection"},
+    {"experiments"},
+    {"cli", "cli_options"},
+)
+EXCEPTIONS = {
+    ("evaluation", "training"): {"recipes", "run_folder"},
+    ("training", "evaluation"): {"", "pictures"},
+    ("models", "conversion"): {"rebuilding"},
+}
+
+
+def imports() -> Iterator[tuple[str, str, str]]:
+    """Who imports which module of which other package, inside functions too."""
+    for file in ROOT.rglob("*.py"):
+        own, *_ = file.relative_to(ROOT).with_suffix("").parts
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("equicolor"):
+                _, *parts = str(node.module).split(".")
+                for name, *rest in [parts] if parts else [[alias.name] for alias in node.names]:
+                    if name != own:
+                        yield own, name, ".".join(rest)
+
+
+def level(name: str) -> int:
+    if name.startswith("cli_"):
+        name = "cli"
+    return next(index for index, names in enumerate(LEVELS) if name in names)
+
+
+def test_nothing_imports_to_its_right() -> None:
+    listed = [
+        each for each in imports() if not each[0].startswith("__") and each[1] != "__version__"
+    ]
+    assert len(listed) > 100
+    wrong = {
+        f"{own} imports {other}.{module}"
+        for own, other, module in listed
+        if module not in EXCEPTIONS.get((own, other), set())
+        and level(own) <= level(other)
+        and not (own.startswith("cli") and other.startswith("cli"))
+    }
+    assert not wrong
+
+
+def test_every_exception_is_needed() -> None:
+    found = {(own, other, module) for own, other, module in imports()}
+    for (own, other), modules in EXCEPTIONS.items():
+        assert {module for o, p, module in found if (o, p) == (own, other)} == modules
