@@ -21,12 +21,11 @@ from equicolor.analysis.activations import (
     top_activations,
 )
 from equicolor.analysis.receptive_field import ReceptiveField
-from equicolor.color import rotate_hue, shift_hue
+from equicolor.testing import ACTIONS
 
 __all__ = ["ROWS", "NeuronFeatures", "neuron_features"]
 
 ROWS = ("dataset", "orbit")
-_SHIFTS = {"hsv": shift_hue, "rgb": rotate_hue}
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +111,7 @@ def neuron_features(
         [0.8333, 0.0, 0.0]
     """
     _checks.one_of("rows", rows, ROWS)
-    _checks.one_of("action", action, tuple(_SHIFTS))
+    _checks.one_of("action", action, tuple(ACTIONS))
     for name, value in (("crops", crops), ("limit", 1 if limit is None else limit)):
         _checks.positive_int(name, value)
     if found is None:
@@ -139,7 +138,7 @@ def neuron_features(
                 box = found.layer.field.frame(channels[entry.unit], entry.position)
                 crop = _cut(image, box, height, width)
                 if entry.turns:
-                    crop = _SHIFTS[action](crop, entry.turns)
+                    crop = ACTIONS[action](crop, entry.turns)
                 place = entry.unit, entry.row
                 features[place] += entry.weight * crop
                 weights[place] += entry.weight

@@ -259,7 +259,8 @@ def run(
             taken = round(time.perf_counter() - started, 1)
             if networks:
                 _save_networks(folder / f"{job.name}.pt", results)
-            made = [_row(job, result) for result in results]
+            precision = job.recipe.precision_on(torch.device(device))
+            made = [_row(job, result, precision) for result in results]
             write_results(done, made, device=device, key=wanted, seconds=taken)
         rows += made
     return rows
@@ -329,7 +330,7 @@ def _kept(path: Path) -> dict[str, Any]:
     return kept
 
 
-def _row(job: Job, result: Result) -> dict[str, Any]:
+def _row(job: Job, result: Result, precision: str) -> dict[str, Any]:
     recipe = job.recipe
     data = next(data for data, _ in job.runs([result.seed]) if data.name == result.dataset)
     options = recipe.build(data.num_classes, 0).config
@@ -347,7 +348,7 @@ def _row(job: Job, result: Result) -> dict[str, Any]:
         "weighted": recipe.weighted,
         "seed": result.seed,
         "epochs": recipe.epochs,
-        **({} if recipe.precision == "auto" else {"precision": recipe.precision}),
+        "precision": precision,
         "original": round(result.accuracy, 3),
         "loss": round(result.loss, 5),
         "train_size": len(data.train.labels),

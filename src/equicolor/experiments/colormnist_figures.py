@@ -91,8 +91,8 @@ class Variant(NamedTuple):
 def by_variant(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
     """Rows grouped by network and training, in the paper's order, variants last.
 
-    Where epochs or digits differ among the rows, and where the data were drawn for every seed,
-    the ``setting`` of a variant says it.
+    Where epochs, digits or precision differ among the rows, and where the data were drawn for
+    every seed, the ``setting`` of a variant says it.
 
     Example:
         >>> row = {"model": "z2cnn", "augmentation": "none", "weighted": False, "original": 71.0}
@@ -101,10 +101,11 @@ def by_variant(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
         >>> [variant.name for variant in by_variant([row | {"epochs": n} for n in (1, 1500)])]
         ['Z2CNN (1 epoch)', 'Z2CNN (1,500 epochs)']
     """
-    several = [key for key in ("epochs", "digits") if len({row.get(key) for row in rows}) > 1]
+    keys = "epochs", "digits", "precision"
+    several = [key for key in keys if len({row.get(key) for row in rows}) > 1]
     groups: dict[Variant, list[Row]] = {}
     for row in rows:
-        told = [_told(key, row.get(key)) for key in several]
+        told = [_told(key, row[key]) for key in several if key in row]
         told += ["data drawn for every seed"] * ("data_seed" in row)
         setting = ", ".join(told)
         variant = Variant(row["model"], row["augmentation"], row["weighted"], setting)
@@ -119,7 +120,7 @@ def by_variant(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
 
 
 def _told(key: str, value: Any) -> str:
-    return in_words({key: value}) if key == "epochs" else str(value)
+    return str(value) if key == "digits" else in_words({key: value})
 
 
 def per_class_figure(rows: Sequence[Row], data: ColorMNIST) -> Figure:

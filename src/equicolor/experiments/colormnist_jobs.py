@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from equicolor.data import Digits
+from equicolor.data.mnist import FULL_SOURCE
 from equicolor.experiments import colormnist, demo
 from equicolor.experiments.jobs import Job, Store, digest
 from equicolor.models.z2cnn import Z2CNN
@@ -105,7 +106,7 @@ def as_jobs(
                 "recipe": dataclasses.asdict(whole.recipe),
                 "sigmas": list(dict.fromkeys(_sigma(data.name) for data in part.datasets)),
                 "seeds": list(chosen),
-                "embedded": part.datasets[0].source != "MNIST, full",
+                "embedded": part.datasets[0].source != FULL_SOURCE,
                 "data": [data.checksum for data in part.datasets],
                 **({"redraw": True} if whole.redrawn else {}),
             }

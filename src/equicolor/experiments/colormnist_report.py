@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from equicolor._files import output_folder
 from equicolor._text import counted
-from equicolor.color import shift_hue
 from equicolor.data import (
     ColorMNIST,
     Digits,
@@ -22,6 +21,7 @@ from equicolor.data import (
     longtailed_colormnist,
 )
 from equicolor.data.mnist import EMBEDDED_SOURCE, FULL_SOURCE
+from equicolor.evaluation import hue_shifts, hue_sweep
 from equicolor.experiments import colormnist_figures as figures
 from equicolor.experiments.colormnist import PAPER_BIASED, PAPER_LONGTAILED
 from equicolor.reporting.figures import png
@@ -29,6 +29,7 @@ from equicolor.reporting.html import Section, write_report
 from equicolor.reporting.tables import MISSING, Table, mean_and_std
 
 __all__ = [
+    "HUE_IMAGES",
     "HUE_SHIFTS",
     "best_known",
     "biased_table",
@@ -45,7 +46,9 @@ __all__ = [
 Row = Mapping[str, Any]
 
 # As the paper sweeps hues: the two ends are the same shift.
-HUE_SHIFTS = torch.linspace(-0.5, 0.5, 37)
+HUE_SHIFTS = hue_shifts(37)
+HUE_IMAGES = 30  # of a class, on which the first seed is swept
+_HUE_BATCH = 250
 _SHEET_SIGMAS = (0.0, 36.0, 1e6)
 _ABOUT = {
     "colormnist-longtailed": """Ten digits in three colours are thirty classes, and some of them
@@ -169,11 +172,10 @@ def _leads(rows: Sequence[Row]) -> str:
     return f"ahead at {sum(f['cecnn'] > f['z2cnn'] for f in both)} of {len(both)}"
 
 
-@torch.no_grad()
 def hue_curve(
     network: nn.Module,
     data: ColorMNIST,
-    turns: Tensor = HUE_SHIFTS,
+    shifts: int | Sequence[float] | Tensor = HUE_SHIFTS,
     *,
     classes: Sequence[int] | None = None,
     per_class: int | None = None,
@@ -184,34 +186,41 @@ def hue_curve(
     right answer; the digit stays, so it is the digit alone that counts here.
 
     Args:
-        network: maps images to logits of the dataset's classes; put it in eval mode.
+        network: maps images to logits of the dataset's classes.
         data: what to test on.
-        turns: hue shifts ``[N]``.
+        shifts: hue shifts in turns, as for :func:`equicolor.evaluation.hue_sweep`.
         classes: only test images of these.
         per_class: only so many of each.
 
     Returns:
-        Percent of digits read correctly, ``[N]``.
+        Percent of digits read correctly, float64 ``[K]``.
 
     Example:
         >>> from equicolor.data import load_mnist
         >>> from equicolor.models import z2cnn
         >>> data = biased_colormnist(0.0, load_mnist(embedded=True), test_size=20)
-        >>> hue_curve(z2cnn().eval(), data, torch.tensor([0.0, 0.5])).shape
+        >>> hue_curve(z2cnn(), data, [0.0, 0.5]).shape
         torch.Size([2])
     """
     chosen = range(data.num_classes) if classes is None else classes
     kept = [torch.nonzero(data.test.labels == c).flatten()[:per_class] for c in chosen]
     images, labels = (part[torch.cat(kept)] for part in data.test)
     colors = data.num_classes // 10
-    accuracy = []
-    for turn in turns:
-        predicted = network(shift_hue(images, turn)).argmax(1)
-        hits = torch.div(predicted, colors, rounding_mode="floor") == torch.div(
-            labels, colors, rounding_mode="floor"
-        )
-        accuracy.append(100 * hits.float().mean())
-    return torch.stack(accuracy)
+    batches = zip(images.split(_HUE_BATCH), (labels // colors).split(_HUE_BATCH), strict=True)
+    return hue_sweep(_DigitReader(network, colors), list(batches), shifts).accuracy
+
+
+class _DigitReader(nn.Module):
+    """A network that names digits in colours, asked for the digit in whatever colour."""
+
+    def __init__(self, network: nn.Module, colors: int) -> None:
+        super().__init__()
+        self.network, self.colors = network, colors
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images ``[B, 3, 28, 28]`` to the highest logit of every digit, ``[B, 10]``."""
+        highest: Tensor = self.network(images).unflatten(1, (-1, self.colors)).amax(2)
+        return highest
 
 
 def best_known(data: ColorMNIST) -> list[int]:
@@ -370,7 +379,7 @@ def captions(
         f"{experiment}-hue": (
             "Shifted hues",
             "Digits in the colour each was seen most often, shifted to others: how often a network "
-            "still reads the digit; the colour it names does not count. First seed, 30 test images "
-            "of each.",
+            "still reads the digit; the colour it names does not count. First seed, "
+            f"{HUE_IMAGES} test images of each.",
         ),
     }

@@ -30,7 +30,7 @@ Row = dict[str, Any]
 # The function that runs jobs of a kind, and a number to raise when what it computes changes:
 # outcomes of an earlier number are then no longer used.
 KINDS: dict[str, tuple[str, int]] = {
-    "colormnist": ("equicolor.experiments.job_kinds:train_colormnist", 2),
+    "colormnist": ("equicolor.experiments.job_kinds:train_colormnist", 3),
     "training": ("equicolor.experiments.job_kinds:train", 1),
     "sweep": ("equicolor.experiments.job_kinds:sweep", 1),
     "configurations": ("equicolor.experiments.job_kinds:count", 1),

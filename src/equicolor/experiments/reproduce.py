@@ -189,7 +189,9 @@ def _curves(
             (data,) = job.datasets
             known = colormnist_report.best_known(data)
             network = networks[job.name]
-            curve = colormnist_report.hue_curve(network, data, classes=known, per_class=30)
+            curve = colormnist_report.hue_curve(
+                network, data, classes=known, per_class=colormnist_report.HUE_IMAGES
+            )
             curves[job.name] = curve.tolist()
     return curves
 

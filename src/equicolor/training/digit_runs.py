@@ -62,11 +62,14 @@ class Recipe:
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} must be a number of at least 0, got {value}")
 
-    def dtype(self, device: torch.device) -> torch.dtype:
-        """What convolutions compute in on a device."""
+    def precision_on(self, device: torch.device) -> str:
+        """What convolutions compute in on a device, ``"bf16"`` or ``"32"``."""
         usual = usual_precision(cuda=device.type == "cuda")
-        chosen = usual if self.precision == "auto" else self.precision
-        return torch.bfloat16 if chosen == "bf16" else torch.float32
+        return usual if self.precision == "auto" else self.precision
+
+    def dtype(self, device: torch.device) -> torch.dtype:
+        """The same, as torch has it."""
+        return torch.bfloat16 if self.precision_on(device) == "bf16" else torch.float32
 
     def build(self, num_classes: int, seed: int) -> Z2CNN:
         """The network of one seed, freshly drawn."""
