@@ -305,9 +305,10 @@ def _show(
 ) -> None:
     from equicolor._files import output_folder
     from equicolor.experiments import all_report
+    from equicolor.experiments.jobs import refuse_run
 
-    if pictures is None and (output / "jobs").is_dir():
-        raise ValueError(f"{output} is the folder of a run, with its own report: choose another")
+    if pictures is None:
+        refuse_run(output)
     found = all_report.read(sources)
     if pictures is not None:
         folder = output_folder(pictures)

@@ -246,6 +246,31 @@ def test_bad_sigma_is_refused(digits: Digits, sigma: float) -> None:
         biased_colormnist(sigma, digits)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sigma": "12"}, "sigma must be a number of degrees, got '12'"),
+        ({"sigma": 1.7e308, "half_degrees": True}, "sigma must be a number of degrees of at least"),
+        ({"sigma": 0.0, "seed": 1.5}, "seed must be an int from 0 .*, got 1.5"),
+        ({"sigma": 0.0, "seed": 2**70}, "seed must be an int from 0"),
+    ],
+)
+def test_what_is_no_number_is_refused(digits: Digits, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        biased_colormnist(digits=digits, **options)
+
+
+def test_every_sigma_has_its_own_name(digits: Digits) -> None:
+    def named(sigma: float, **options: bool) -> tuple[str, float | None]:
+        data = biased_colormnist(sigma, digits, train_size=1, test_size=1, **options)
+        return data.name.removeprefix("colormnist-biased-"), data.sigma
+
+    assert named(12) == ("12", 12.0)
+    assert named(1e6) == ("1e+06", 1e6)
+    assert named(1234567.0) == ("1234567.0", 1234567.0)
+    assert named(12.0, half_degrees=True) == ("24", 24.0)
+
+
 def test_a_power_law_of_nothing_is_refused(digits: Digits) -> None:
     with pytest.raises(ValueError, match="power must be a positive number, got 0"):
         longtailed_colormnist(digits, power=0.0)

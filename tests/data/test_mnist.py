@@ -1,3 +1,4 @@
+import dataclasses
 import gzip
 import hashlib
 import importlib.util
@@ -156,6 +157,15 @@ def test_a_root_that_is_no_folder_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
     with pytest.raises(MissingDataError, match=f"^{tmp_path / 'nowhere'} is not a folder$"):
         load_mnist(tmp_path / "nowhere")
+
+
+def test_digits_of_another_kind_are_refused(digits: Digits) -> None:
+    with pytest.raises(ValueError, match=r"train_images must be uint8 .* got torch.float32"):
+        dataclasses.replace(digits, train_images=digits.train_images / 255)
+    with pytest.raises(ValueError, match=r"test_images must be uint8 \[7, 28, 28\]"):
+        dataclasses.replace(digits, test_labels=digits.test_labels[:7])
+    with pytest.raises(ValueError, match=r"test_labels must be int64, got torch.int32"):
+        dataclasses.replace(digits, test_labels=digits.test_labels.int())
 
 
 @pytest.mark.parametrize("embedded", [None, False])

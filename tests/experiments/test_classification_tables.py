@@ -271,13 +271,14 @@ def test_headline_names_the_most_robust(rows) -> None:
     text = headline(rows, "flowers102")
     assert text.startswith(
         "Flowers-102: CE-ResNet-18 (HSV, n = 12) reaches 70.5 % and 69.5 % when hues are shifted "
-        "(without colour augmentation; the paper's highest are 69.4 and 59.0). "
-        "CE-ResNet-18 (HSV, n = 12) + AugMix reaches 78.0 % and 77.0 %"
+        "(without augmentation; the paper's highest are 69.4 and 59.0). "
+        "CE-ResNet-18 (HSV, n = 12) + AugMix reaches 78.0 % and 77.0 % when hues are shifted "
+        "(with AugMix; the paper's highest are 78.1 and 41.4). "
     )
-    assert text.endswith("(with colour augmentation; the paper's highest are 78.1 and 75.7).")
+    assert text.endswith("(with colour augmentation; the paper's highest are 75.0 and 75.7).")
     lonely = [row("resnet18", hue_mean=None)]
     assert headline(lonely, "flowers102") == (
-        "Flowers-102: 1 networks, none of them swept over hues."
+        "Flowers-102: 1 network, none of them swept over hues."
     )
 
 

@@ -229,8 +229,20 @@ def test_damaged_rows_are_named(tiny: ColorMNIST, tmp_path: Path, contents: str)
 @pytest.mark.parametrize("contents", [b"", b"PK\x03\x04 cut short"])
 def test_damaged_checkpoints_are_named(tiny: ColorMNIST, tmp_path: Path, contents: bytes) -> None:
     (tmp_path / "cecnn.checkpoint").write_bytes(contents)
-    with pytest.raises(ValueError, match=r"cecnn\.checkpoint is damaged .*; delete it"):
+    with pytest.raises(ValueError, match=r"cecnn\.checkpoint .*delete it to start that job anew"):
         run([Job("cecnn", TINY, (tiny,))], tmp_path, seeds=[0])
+
+
+def test_a_flipped_bit_is_noticed(tiny: ColorMNIST, tmp_path: Path) -> None:
+    job = Job("cecnn", TINY, (tiny,))
+    run([job], tmp_path, seeds=[0], networks=True)
+    file = tmp_path / "cecnn.pt"
+    contents = bytearray(file.read_bytes())
+    weight = torch.load(file)["colormnist-longtailed 0"]["blocks.1.0.weight"]
+    contents[contents.index(weight.numpy().tobytes()) + 1] ^= 1
+    file.write_bytes(contents)
+    with pytest.raises(ValueError, match=r"cecnn\.pt .*damaged .*delete it to start that job anew"):
+        trained(job, tmp_path)
 
 
 def test_data_may_be_drawn_anew_for_every_seed(tmp_path: Path) -> None:

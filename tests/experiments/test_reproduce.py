@@ -131,9 +131,24 @@ def test_broken_rows_are_refused(results: Path, tmp_path: Path, change: dict, me
         reproduce.from_results(LONGTAILED, [results], tmp_path / "docs")
 
 
-def test_the_same_rows_twice_are_refused(results: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="'z2cnn' with seed 0 comes more than once"):
-        reproduce.from_results(LONGTAILED, [results, results], tmp_path / "docs")
+def test_rows_that_come_again_count_once_unless_they_contradict(
+    results: Path, tmp_path: Path
+) -> None:
+    contents = json.loads(results.read_text())
+    found = reproduce.from_results(LONGTAILED, [results, results], tmp_path / "docs").rows
+    assert found == contents["rows"]
+    other = tmp_path / "other.json"
+    contents["rows"][0]["original"] += 1
+    other.write_text(json.dumps(contents))
+    with pytest.raises(ValueError, match=r"two rows of .* have different values of original"):
+        reproduce.from_results(LONGTAILED, [results, other], tmp_path / "docs")
+
+
+def test_the_folder_of_a_run_keeps_its_figures(results: Path, tmp_path: Path) -> None:
+    (tmp_path / "run" / "jobs").mkdir(parents=True)
+    with pytest.raises(ValueError, match="is the folder of a run, with its own report"):
+        reproduce.from_results(LONGTAILED, [results], tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["jobs"]
 
 
 @pytest.mark.parametrize("contents", ['{"experiment": "colormnist-biased"}', "my notes"])

@@ -51,7 +51,7 @@ def test_configurations_record_what_was_settled():
         ("ce-resnet18", "did you mean 'ce_resnet18'"),
         ("ResNet18", "did you mean 'resnet18'"),
         ("cecn", "did you mean 'cecnn'"),
-        ("transformer", "see list_models()"),
+        ("transformer", "see 'equicolor models'"),
     ],
 )
 def test_unknown_names_suggest_the_nearest(name, hint):

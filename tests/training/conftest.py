@@ -1,14 +1,18 @@
 """A small made-up folder of pictures, and the recipe of a tiny network for it."""
 
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from filelock import FileLock
 from PIL import Image
 
+from equicolor.models import load_model
+from equicolor.training.fit import Fit, RunOptions, fit
 from equicolor.training.recipes import TrainingRecipe
 
 
@@ -63,3 +67,29 @@ def toy_recipe(toy_folder: Path) -> TrainingRecipe:
         batch_size=12,
         precision="32",
     )
+
+
+@pytest.fixture(scope="session")
+def finished(toy_recipe: TrainingRecipe, tmp_path_factory: pytest.TempPathFactory) -> Fit:
+    """An uninterrupted run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        folder = tmp_path_factory.mktemp("runs") / "whole"
+        found = fit(
+            dataclasses.replace(toy_recipe, ema=0.9),
+            folder,
+            RunOptions(device="cpu", checkpoint_every=0),
+        )
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="session")
+def same() -> Callable[[Path, Path], bool]:
+    """Whether the networks of two runs have equal weights, bit by bit."""
+
+    def compare(*folders: Path) -> bool:
+        one, two = (load_model(folder / "model.safetensors").state_dict() for folder in folders)
+        return one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+
+    return compare

@@ -357,7 +357,7 @@ def test_progress_and_checkpoint(data: ColorMNIST, tmp_path: Path) -> None:
 
 def test_checkpoint_of_another_configuration_is_refused(data: ColorMNIST, tmp_path: Path) -> None:
     checkpoint = tmp_path / "run.checkpoint"
-    trainer(PLAIN, [data], [0]).save(checkpoint, 1)
+    many_seeds._save(trainer(PLAIN, [data], [0]), checkpoint, 1)
     for recipe, seeds in ((dataclasses.replace(PLAIN, lr=0.5), [0]), (PLAIN, [1])):
         with pytest.raises(ValueError, match=r"run.checkpoint belongs to another configuration"):
             train_many(recipe, product([data], seeds), checkpoint=checkpoint)
@@ -378,7 +378,7 @@ def test_checkpoint_of_other_data_is_refused(
     data: ColorMNIST, tmp_path: Path, part: str, change: Callable[[Split], Split]
 ) -> None:
     checkpoint = tmp_path / "run.checkpoint"
-    trainer(PLAIN, [data], [0]).save(checkpoint, 1)
+    many_seeds._save(trainer(PLAIN, [data], [0]), checkpoint, 1)
     # Name, source and seed say the same.
     other = dataclasses.replace(data, **{part: change(getattr(data, part))})
     with pytest.raises(ValueError, match=r"run.checkpoint belongs to another configuration"):
@@ -386,7 +386,7 @@ def test_checkpoint_of_other_data_is_refused(
     assert checkpoint.exists()
     # The same data, drawn once more, are welcome.
     again = dataclasses.replace(data, **{part: Split(*(x.clone() for x in getattr(data, part)))})
-    assert trainer(PLAIN, [again], [0]).resume(checkpoint) == 1
+    assert many_seeds._resume(trainer(PLAIN, [again], [0]), checkpoint) == 1
 
 
 def test_a_diverged_run_stops_and_keeps_its_checkpoint(

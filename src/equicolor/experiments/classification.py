@@ -4,7 +4,7 @@ Every network trains in a run folder of its own (:mod:`equicolor.training.fit`),
 interrupted experiment goes on where it stopped, and a run is there to evaluate or export.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from rich.console import Console
 
 from equicolor._files import output_folder
 from equicolor.experiments import classification_report
-from equicolor.experiments.jobs import Store
+from equicolor.experiments.jobs import Store, refuse_run
 from equicolor.experiments.launching import Launch, launch
 from equicolor.experiments.picture_jobs import Part, Run, parts_of, plan, row_facts, settle
 from equicolor.experiments.rows import distinct
@@ -124,7 +124,7 @@ def _row(folder: RunFolder) -> dict[str, Any]:
     return {**row, **swept, **row_facts(recipe)}
 
 
-def read(sources: Sequence[Path | str]) -> list[Mapping[str, Any]]:
+def read(sources: Sequence[Path | str]) -> list[dict[str, Any]]:
     """The rows of files such as :func:`reproduce` wrote; those that come again count once.
 
     Raises:
@@ -139,6 +139,7 @@ def from_results(sources: Sequence[Path | str], output: Path | str) -> list[Path
 
     Args:
         sources: as :func:`read` takes them.
-        output: the folder.
+        output: the folder; not that of a run, which has its own.
     """
+    refuse_run(output, _RUNS)
     return classification_report.write(read(sources), output)

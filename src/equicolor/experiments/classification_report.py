@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from equicolor._files import output_folder, written_aside
+from equicolor._text import counted
 from equicolor.experiments.classification_figures import FIGURE_1B, figure_1b, hue_figure
 from equicolor.experiments.classification_tables import markdown, paper_numbers
 from equicolor.experiments.classification_variants import (
@@ -63,7 +64,7 @@ def write(rows: Sequence[Row], output: Path | str) -> list[Path]:
 
 
 def headline(rows: Sequence[Row], dataset: str) -> str:
-    """One sentence for one dataset: our most robust network without and with augmentation.
+    """One sentence for one dataset: our most robust network for each kind of augmentation.
 
     The paper's highest numbers are beside it unless its training has a line of its own.
 
@@ -81,11 +82,11 @@ def headline(rows: Sequence[Row], dataset: str) -> str:
     groups, ours = by_variant(own), shared_setting(own, beside_paper=True)
     title = dataset_title(dataset) + (f" ({ours})" if ours else "")
     sentences = []
-    for augmented in (False, True):
+    for kind in ("without augmentation", "with AugMix", "with colour augmentation"):
         means = {
             variant: tuple(statistics.fmean(row[key] for row in group) for key in _TEST_SETS)
             for variant, group in groups.items()
-            if (variant.augmentation != "none") == augmented
+            if _kind(variant.augmentation) == kind
             and all(row.get(key) is not None for row in group for key in _TEST_SETS)
         }
         if not means:
@@ -95,7 +96,7 @@ def headline(rows: Sequence[Row], dataset: str) -> str:
             [
                 cell.accuracy
                 for (place, variant, test_set), cell in paper_numbers().items()
-                if (place, test_set, variant.augmentation != "none") == (dataset, key, augmented)
+                if (place, test_set, _kind(variant.augmentation)) == (dataset, key, kind)
             ]
             for key in _TEST_SETS
         ]
@@ -103,11 +104,17 @@ def headline(rows: Sequence[Row], dataset: str) -> str:
         if all(published) and not best.setting:
             highest = " and ".join(f"{max(values):.1f}" for values in published)
             paper = f"; the paper's highest are {highest}"
-        kind = "with" if augmented else "without"
         sentences.append(
             f"{best.name} reaches {means[best][0]:.1f} % and {means[best][1]:.1f} % when hues "
-            f"are shifted ({kind} colour augmentation{paper})"
+            f"are shifted ({kind}{paper})"
         )
     if not sentences:
-        return f"{title}: {len(groups)} networks, none of them swept over hues."
+        return f"{title}: {counted(len(groups), 'network')}, none of them swept over hues."
     return f"{title}: {'. '.join(sentences)}."
+
+
+def _kind(augmentation: str) -> str:
+    if augmentation == "none":
+        return "without augmentation"
+    colours = "jitter" in augmentation or "augmix full" in augmentation
+    return "with colour augmentation" if colours else "with AugMix"

@@ -334,16 +334,15 @@ def _row(job: Job, result: Result, precision: str) -> dict[str, Any]:
     recipe = job.recipe
     data = next(data for data, _ in job.runs([result.seed]) if data.name == result.dataset)
     options = recipe.build(data.num_classes, 0).config
-    sigma = result.dataset.removeprefix("colormnist-biased-")
-    biased = sigma != result.dataset
+    whole = data.sigma is None
     return {
         "model": recipe.model,
         "rotations": options.get("rotations", 1),
         "lifting": options.get("lifting", "none"),
         "ce_layers": options.get("ce_layers", 0),
         "width": options["width"],
-        "dataset": "colormnist-biased" if biased else result.dataset,
-        **({"sigma": float(sigma)} if biased else {}),
+        "dataset": result.dataset if data.sigma is None else "colormnist-biased",
+        **({} if data.sigma is None else {"sigma": data.sigma}),
         "augmentation": f"jitter {recipe.jitter:g}" if recipe.jitter else "none",
         "weighted": recipe.weighted,
         "seed": result.seed,
@@ -355,5 +354,5 @@ def _row(job: Job, result: Result, precision: str) -> dict[str, Any]:
         "test_size": len(data.test.labels),
         "digits": data.source,
         **({"data_seed": data.seed} if job.redrawn else {}),
-        **({} if biased else {"per_class": [round(value, 2) for value in result.per_class]}),
+        **({"per_class": [round(value, 2) for value in result.per_class]} if whole else {}),
     }

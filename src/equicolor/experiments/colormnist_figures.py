@@ -291,9 +291,9 @@ def sample_sheet(datasets: Sequence[ColorMNIST], *, columns: int | None = None) 
 
 
 def _panels(data: ColorMNIST) -> list[_Panel]:
-    if data.num_classes == 10:
-        sigma = _sigma_label(float(data.name.rpartition("-")[2]))
-        return [_Panel(f"σ = {sigma}", data, list(range(10)), list(data.class_names))]
+    if data.sigma is not None:
+        title = f"σ = {_sigma_label(data.sigma)}"
+        return [_Panel(title, data, list(range(10)), list(data.class_names))]
     colors = list(dict.fromkeys(name.split()[1] for name in data.class_names))
     counts = data.class_counts()
     panels = []

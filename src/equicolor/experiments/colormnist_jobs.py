@@ -100,11 +100,12 @@ def as_jobs(
     for whole in listed:
         jobs = []
         for part, chosen in colormnist.parts([whole], seeds, side_by_side=side_by_side):
+            sigmas = [data.sigma for data in part.datasets if data.sigma is not None]
             settings = {
                 "experiment": experiment,
                 "model": whole.name,
                 "recipe": dataclasses.asdict(whole.recipe),
-                "sigmas": list(dict.fromkeys(_sigma(data.name) for data in part.datasets)),
+                "sigmas": list(dict.fromkeys(sigmas)),
                 "seeds": list(chosen),
                 "embedded": part.datasets[0].source != FULL_SOURCE,
                 "data": [data.checksum for data in part.datasets],
@@ -114,12 +115,6 @@ def as_jobs(
             jobs.append(Job(name, "colormnist", settings))
         found.setdefault(whole.name, []).extend(jobs)
     return found
-
-
-def _sigma(name: str) -> float:
-    """Of a biased dataset; the long-tailed one has none, and none is looked for."""
-    sigma = name.removeprefix("colormnist-biased-")
-    return float(sigma) if sigma != name else 0.0
 
 
 def networks(jobs: Mapping[str, Sequence[Job]], store: Store, seed: int = 0) -> dict[str, Z2CNN]:

@@ -11,7 +11,7 @@ from equicolor.data.datasets import DATASETS, dataset_state, find_dataset, load_
 from equicolor.evaluation.hue_sweep import ACTIONS
 from equicolor.experiments import ablations, colormnist_jobs
 from equicolor.experiments.classification_variants import all_stages
-from equicolor.experiments.jobs import Job
+from equicolor.experiments.jobs import JOBS, Job
 from equicolor.experiments.picture_jobs import Part, parts_of, plan, settle
 from equicolor.experiments.quick_pictures import PICTURES, write_pictures
 from equicolor.experiments.recipe_names import narrow
@@ -207,5 +207,5 @@ def _runs(
     prefix = f"{name}/"
     options = RunOptions(workers=0) if scope.quick else None
     return parts_of(
-        settle(runs, scope.output / "jobs" / name), actions=actions, options=options, prefix=prefix
+        settle(runs, scope.output / JOBS / name), actions=actions, options=options, prefix=prefix
     )

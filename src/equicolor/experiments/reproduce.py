@@ -1,6 +1,5 @@
 """Run a ColorMNIST experiment from start to report, or draw one from its rows."""
 
-import collections
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,14 +12,14 @@ from equicolor._files import output_folder
 from equicolor.data import load_mnist
 from equicolor.devices import choose_device
 from equicolor.experiments import colormnist, colormnist_jobs, colormnist_report, demo
-from equicolor.experiments.jobs import Store
+from equicolor.experiments.jobs import JOBS, Store, refuse_run
 from equicolor.experiments.launching import Launch, launch
+from equicolor.experiments.rows import distinct
 from equicolor.results import read_results, read_rows, write_results
 
 __all__ = ["Reproduction", "from_results", "reproduce"]
 
 RESULTS = "results.json"
-_JOBS = "jobs"
 _NEEDED = ("dataset", "model", "augmentation", "weighted", "seed", "epochs", "digits")
 _CLASSES = 30  # of the long-tailed set
 
@@ -95,7 +94,7 @@ def reproduce(
     console = Console(stderr=True) if console is None else console
     cuda = where.type == "cuda"
     jobs = colormnist_jobs.as_jobs(experiment, listed, range(count), side_by_side=cuda)
-    store = Store(output / _JOBS)
+    store = Store(output / JOBS)
     how = Launch(devices=(device,)) if how is None else how
     try:
         launch([job for parts in jobs.values() for job in parts], store, how, console=console)
@@ -130,8 +129,8 @@ def _refuse_others(experiment: str, path: Path) -> None:
         return
     try:
         held = read_results(path).get("experiment")
-    except ValueError:
-        held = None
+    except ValueError as error:
+        raise ValueError(f"{error}; delete it, or choose another folder for {experiment}") from None
     if held != experiment:
         what = "something else" if held is None else f"results of {held}"
         raise ValueError(f"{path} holds {what}; choose another folder for {experiment}")
@@ -145,17 +144,11 @@ def from_results(
     Args:
         experiment: one of :data:`equicolor.experiments.colormnist.EXPERIMENTS`.
         sources: files that :func:`reproduce` wrote, of different models.
-        output: the folder for the figures.
+        output: the folder for the figures; not that of a run, which has its own.
     """
     _checks.one_of("experiment", experiment, colormnist.EXPERIMENTS)
-    rows = [row for source in sources for row in _rows(experiment, source)]
-    seen = collections.Counter(
-        tuple(row.get(name) for name in ("model", "augmentation", "weighted", "sigma", "seed"))
-        for row in rows
-    )
-    twice = [key for key, count in seen.items() if count > 1]
-    if twice:
-        raise ValueError(f"{twice[0][0]!r} with seed {twice[0][-1]} comes more than once")
+    refuse_run(output)
+    rows = distinct([row for source in sources for row in _rows(experiment, source)])
     digits = colormnist_report.digits_of(rows)
     if digits is None:
         _, why = colormnist_report.captions(experiment, rows, None)[f"{experiment}-samples"]

@@ -16,7 +16,7 @@ from equicolor._files import output_folder
 from equicolor._text import counted
 from equicolor.experiments import all_report
 from equicolor.experiments.ablations import ABLATIONS
-from equicolor.experiments.jobs import Job, Store
+from equicolor.experiments.jobs import JOBS, Job, Store
 from equicolor.experiments.launching import JobsFailedError, Launch, launch
 from equicolor.experiments.picture_jobs import Part
 from equicolor.experiments.plans import Scope, parts
@@ -26,8 +26,6 @@ from equicolor.experiments.sections import Findings
 from equicolor.results import provenance, read_results, write_results
 
 __all__ = ["Reproduced", "reproduce_all", "state"]
-
-_JOBS = "jobs"
 
 
 class Reproduced(NamedTuple):
@@ -72,7 +70,7 @@ def reproduce_all(
     """
     chosen = list(EXPERIMENTS) if names is None else [find_experiment(n).name for n in names]
     output = output_folder(scope.output)
-    store = Store(output / _JOBS)
+    store = Store(output / JOBS)
     planned: dict[str, list[Part]] = {}
     failed: dict[str, str] = {}
     for name in chosen:
@@ -224,7 +222,7 @@ def state(name: str, scope: Scope) -> str:
         jobs = _jobs({name: parts(name, scope)})
     except (OSError, ValueError):  # its data are missing
         return "not run"
-    store = Store(scope.output / _JOBS)
+    store = Store(scope.output / JOBS)
     try:
         done = sum(store.outcome(job) is not None for job in jobs)
     except ValueError as error:

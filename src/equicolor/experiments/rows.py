@@ -28,7 +28,7 @@ def identity(row: Row) -> tuple[str, ...]:
     return tuple(repr(row.get(name)) for name in _IDENTITY)
 
 
-def distinct(rows: Sequence[Row]) -> list[Row]:
+def distinct(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Rows without those that come again.
 
     Args:

@@ -137,7 +137,7 @@ def get_builder(name: str) -> Callable[..., Network]:
         return elsewhere
     if name not in _BUILDERS:
         near = difflib.get_close_matches(name.lower().replace("-", "_"), _BUILDERS, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "see list_models()"
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "see 'equicolor models'"
         raise ValueError(f"unknown model {name!r}; {hint}")
     return _BUILDERS[name]
 

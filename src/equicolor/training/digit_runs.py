@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from equicolor import _checks
 from equicolor.data.colormnist import ColorMNIST
+from equicolor.models.checkpoints import read_pickle
 from equicolor.models.registry import create_model
 from equicolor.models.z2cnn import DROPPING, Z2CNN
 from equicolor.training.recipes import PRECISIONS, usual_precision
@@ -155,16 +155,14 @@ def identity(recipe: Recipe, runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def read_kept(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """What an earlier run left in a torch file.
+def read_kept(path: Path) -> dict[str, Any]:
+    """What an earlier run left in a torch file, on the CPU.
 
     Raises:
-        ValueError: if the file is damaged.
+        ValueError: if the file is damaged, in any byte.
     """
-    try:
-        saved = torch.load(path, map_location=device, weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{path} is damaged ({error}); delete it to start that job anew") from None
+    remedy = "delete it to start that job anew"
+    saved = read_pickle(path, remedy)
     if not isinstance(saved, dict):
-        raise ValueError(f"{path} is not what a run keeps; delete it to start that job anew")
+        raise ValueError(f"{path} is not what a run keeps; {remedy}")
     return saved

@@ -29,7 +29,7 @@ from equicolor.data.epochs import Epochs
 from equicolor.evaluation import GrayInput, evaluate
 from equicolor.evaluation.pictures import try_images
 from equicolor.models import Network, save_model
-from equicolor.models.checkpoints import WEIGHTS
+from equicolor.models.checkpoints import WEIGHTS, read_config
 from equicolor.reporting.progress import counting
 from equicolor.results import read_results, write_results
 from equicolor.training.checkpoint import EpochCheckpoint, SafeCheckpointIO
@@ -237,6 +237,7 @@ def _check_saving() -> None:
 
 
 def _finished(folder: RunFolder) -> Fit:
+    read_config(folder.model)  # or an error: the file is missing, or cut short
     row: dict[str, Any] = read_results(folder.result)["rows"][0]
     return Fit(folder, row, row["epochs"])
 

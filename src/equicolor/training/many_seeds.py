@@ -139,7 +139,7 @@ def _resume(trainer: StackedTrainer, path: Path) -> int:
     """Continue from a checkpoint, if there is one; the number of epochs it has behind it."""
     if not path.exists():
         return 0
-    saved = read_kept(path, trainer.device)
+    saved = read_kept(path)
     if saved.get("fingerprint") != _fingerprint(trainer):
         raise ValueError(
             f"{path} belongs to another configuration; delete it or choose another folder"

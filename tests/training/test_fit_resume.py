@@ -1,0 +1,196 @@
+"""Runs that were killed, interrupted or disturbed by another process, and go on."""
+
+import dataclasses
+import platform
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from equicolor._files import LockedError
+from equicolor.training import fit as fitting
+from equicolor.training import task as tasks
+from equicolor.training.fit import Fit, RunOptions, fit
+from equicolor.training.monitor import Metrics
+from equicolor.training.recipes import TrainingRecipe
+
+CPU = RunOptions(device="cpu", checkpoint_every=0)
+
+
+KILLED_AT = (2, 6)  # steps
+
+
+@pytest.fixture(scope="module")
+def killed(finished: Fit, once: Callable[..., Path]) -> dict[int, Path]:
+    """Runs that began in processes of their own, each killed after so many steps."""
+    root = once("killed", lambda root: _kill(finished, root))
+    return {step: root / str(step) for step in KILLED_AT}
+
+
+def _kill(finished: Fit, root: Path) -> None:
+    script = f"""
+        import os, signal
+        from equicolor.training import monitor
+        from equicolor.training.fit import RunOptions, fit
+        from equicolor.training.recipes import TrainingRecipe
+
+        before = monitor.Monitor.on_train_batch_end
+        recipe = TrainingRecipe.from_json({finished.folder.recipe.read_text()!r})
+        for step in {KILLED_AT}:
+            def kill(self, trainer, *rest):
+                before(self, trainer, *rest)
+                if trainer.global_step == step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            monitor.Monitor.on_train_batch_end = kill
+            child = os.fork()  # which has imported everything
+            if not child:
+                fit(recipe, f"{root}/{{step}}", RunOptions(device="cpu", checkpoint_every=0))
+                os._exit(0)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300
+    )
+    assert ended.stdout.split() == [str(-signal.SIGKILL)] * len(KILLED_AT), ended.stderr
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {src!r})
+from equicolor._files import locked
+with locked(Path({path!r}), "busy"):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+class TestLock:
+    def test_two_processes_do_not_train_in_one_folder(
+        self, toy_recipe: TrainingRecipe, tmp_path: Path
+    ) -> None:
+        run = tmp_path / "run"
+        run.mkdir()
+        source = str(Path(fitting.__file__).parents[2])
+        script = HOLD.format(src=source, path=str(run / ".lock"))
+        recipe = dataclasses.replace(toy_recipe, epochs=1)
+        with subprocess.Popen(
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+        ) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "held\n"
+            for overwrite in (False, True):
+                with pytest.raises(LockedError) as caught:
+                    fit(recipe, run, CPU, overwrite=overwrite)
+            assert str(caught.value) == (
+                f"process {other.pid} on {platform.node()} is training in {run}: wait for it, or "
+                "choose another folder"
+            )
+            assert [path.name for path in run.iterdir()] == [".lock"]
+            other.kill()
+        assert fit(recipe, run, CPU) is not None  # a killed process holds nothing
+
+    def test_what_another_process_did_meanwhile_counts(
+        self, toy_recipe: TrainingRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        recipe = dataclasses.replace(toy_recipe, epochs=1)
+        fit(recipe, tmp_path / "other", CPU)
+        task = fitting._task
+
+        def late(*arguments):
+            (tmp_path / "run").mkdir()
+            for path in (tmp_path / "other").iterdir():
+                if path.is_file():
+                    (tmp_path / "run" / path.name).write_bytes(path.read_bytes())
+            return task(*arguments)
+
+        monkeypatch.setattr(fitting, "_task", late)
+        monkeypatch.setattr(fitting, "_fit", None)
+        found = fit(recipe, tmp_path / "run", CPU)
+        assert found is not None
+        assert found.continued == 1
+        (tmp_path / "run" / "result.json").unlink()
+        monkeypatch.setattr(fitting, "_task", task)
+        with pytest.raises(ValueError, match="another recipe"):
+            fit(dataclasses.replace(recipe, seed=1), tmp_path / "run", CPU)
+
+
+class TestResume:
+    @pytest.mark.parametrize("step", KILLED_AT)
+    def test_killed_runs_end_with_equal_weights(
+        self, finished: Fit, killed: dict[int, Path], step: int, same: Callable[[Path, Path], bool]
+    ) -> None:
+        recipe = TrainingRecipe.from_json(finished.folder.recipe.read_text())
+        folder = killed[step]
+        (folder / "last.ckpt.123456.partial").write_bytes(b"half a checkpoint")
+        with (folder / "metrics.csv").open("a") as file:
+            file.write("2,6,0.00")  # a row that was being written
+        found = fit(recipe, folder, CPU)
+        assert found is not None
+        assert found.continued == (step - 1) // 3
+        assert same(folder, finished.folder.path)
+        assert found.row["hue_curve"] == finished.row["hue_curve"]
+        columns = [
+            [[row[key] for key in ("epoch", "step", "lr", "loss", "accuracy")] for row in rows]
+            for rows in (Metrics(f / "metrics.csv").read() for f in (folder, finished.folder.path))
+        ]
+        assert columns[0] == columns[1]
+        assert not list(folder.glob("*.partial"))
+
+    def test_killed_while_judging(
+        self, finished: Fit, tmp_path: Path, same: Callable[[Path, Path], bool]
+    ) -> None:
+        recipe = TrainingRecipe.from_json(finished.folder.recipe.read_text())
+        for path in (finished.folder.recipe, finished.folder.checkpoint, finished.folder.metrics):
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+        found = fit(recipe, tmp_path, CPU)
+        assert found is not None
+        assert found.continued == 3
+        assert same(tmp_path, finished.folder.path)
+
+    def test_an_interrupt_leaves_a_run_that_continues(
+        self,
+        finished: Fit,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        same: Callable[[Path, Path], bool],
+    ) -> None:
+        recipe = TrainingRecipe.from_json(finished.folder.recipe.read_text())
+        console = Console(file=(tmp_path / "out").open("w"), width=200)
+        step = tasks.ClassificationTask.training_step
+
+        def interrupted(self, batch, index):
+            if self.global_step == 4:
+                raise KeyboardInterrupt
+            return step(self, batch, index)
+
+        handler = signal.getsignal(signal.SIGINT)
+        monkeypatch.setattr(tasks.ClassificationTask, "training_step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fit(recipe, tmp_path / "run", CPU, console=console)
+        monkeypatch.undo()
+        assert signal.getsignal(signal.SIGINT) == handler
+        console.file.close()
+        assert "The same command continues the run in" in (tmp_path / "out").read_text()
+        found = fit(recipe, tmp_path / "run", CPU)
+        assert found is not None
+        assert found.continued == 1
+        assert same(tmp_path / "run", finished.folder.path)
+
+    def test_seldom_checkpoints_change_nothing(
+        self,
+        finished: Fit,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        same: Callable[[Path, Path], bool],
+    ) -> None:
+        recipe = TrainingRecipe.from_json(finished.folder.recipe.read_text())
+        fit(recipe, tmp_path, dataclasses.replace(CPU, checkpoint_every=1000, validate_every=2))
+        assert same(tmp_path, finished.folder.path)
+        tested = [row["test_accuracy"] for row in Metrics(tmp_path / "metrics.csv").read()]
+        assert [bool(value) for value in tested] == [False, True, False]
