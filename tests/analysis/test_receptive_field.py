@@ -348,3 +348,28 @@ def test_looking_changes_nothing():
     assert network.training
     assert all(torch.equal(network.state_dict()[key], value) for key, value in before.items())
     assert not any(module._forward_hooks for module in network.modules())
+
+
+@pytest.mark.parametrize(
+    "up",
+    [
+        nn.Upsample(scale_factor=2),
+        nn.Upsample(scale_factor=2, mode="bilinear"),
+        nn.ConvTranspose2d(2, 2, 2, stride=2),
+    ],
+    ids=["nearest", "bilinear", "transposed"],
+)
+def test_nobody_knows_what_is_beside_a_position_that_was_spread(up: nn.Module) -> None:
+    down = [nn.Conv2d(3 if not i else 2, 2, 3, stride=2, padding=1) for i in range(3)]
+    network = nn.Sequential(*down, up, nn.Conv2d(2, 2, 3, padding=1)).eval()
+    field = receptive_fields(network, 8, ["4"])["4"]  # by way of a map of one position
+    # Its own frame has 15 pixels; in a larger picture it would see its neighbours', too.
+    assert receptive_fields(network, 8, ["2"])["2"].size() == (15, 15)
+    assert field.frame(0, 0) == field.frame(0, 3) == (0, 0, 8, 8)
+    assert field.unknown == {"padding of a single position"}
+
+
+def test_a_frame_that_stays_where_it_is_is_none() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 2, 4, stride=4), nn.Upsample(scale_factor=2)).eval()
+    field = receptive_fields(network, 4, ["1"])["1"]
+    assert (field.frame(0, 0), field.unknown) == ((0, 0, 4, 4), frozenset())

@@ -359,9 +359,10 @@ def _pad(call: _Call) -> list[Planes]:
         plane = rules.collapse(plane)
         for place in range(len(amounts) // 2):
             axis = rank - 1 - place
-            step = None
-            if call.args[0].shape[axis] == 1:
-                step = rules.single_step(call.first, index, axis - rank)
+            size = call.args[0].shape[axis]
+            step = rules.step_outside(call.first, index, axis - rank, size)
+            if step is not None:
+                plane = plane.expand(*plane.shape[:axis], size, *plane.shape[axis + 1 :])
             if plane.shape[axis] > 1 or call.outputs[0].shape[axis] == 1 or step is not None:
                 before, after = amounts[2 * place : 2 * place + 2]
                 plane = rules.pad_axis(plane, axis, before, after, nominal=nominal, step=step)

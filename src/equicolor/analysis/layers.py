@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equicolor import _checks
 from equicolor.analysis.dependence import Dependence
 from equicolor.analysis.planes import NOMINAL, Planes
 from equicolor.analysis.receptive_field import ReceptiveField, field_from_planes
@@ -116,15 +117,15 @@ def find_layers(
         >>> layer.channels, layer.rotations, layer.height, layer.width
         (4, 1, 16, 16)
     """
-    picture = (size, size) if isinstance(size, int) else tuple(size)
-    calls = _watch(network, (picture[0], picture[1]))
+    picture = _checks.int_pair("size", size, minimum=1)
+    calls = _watch(network, picture)
     if layers is None:
         chosen = _by_default(network, calls)
     else:
         chosen = [_check_name(name, calls) for name in layers]
     order = list(calls)
     names = sorted(set(chosen), key=order.index)
-    return {name: _layer(name, calls[name], (picture[0], picture[1])) for name in names}
+    return {name: _layer(name, calls[name], picture) for name in names}
 
 
 def layers_left_out(network: nn.Module, size: int | tuple[int, int]) -> dict[str, list[int]]:
@@ -144,7 +145,7 @@ def layers_left_out(network: nn.Module, size: int | tuple[int, int]) -> dict[str
         >>> list(find_layers(network, 8)), layers_left_out(network, 8)
         (['0'], {'2': [1, 4, 16]})
     """
-    calls = _watch(network, (size, size) if isinstance(size, int) else size)
+    calls = _watch(network, _checks.int_pair("size", size, minimum=1))
     modules = dict(network.named_modules())
     others = {layer: call for layer, call in calls.items() if _is_local(call) and not _is_map(call)}
     for is_kind in _KINDS:

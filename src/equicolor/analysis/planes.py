@@ -99,7 +99,9 @@ def slide(
         plane = collapse(planes[index])
         for place, size in enumerate(sizes):
             axis = plane.ndim - len(sizes) + place
-            step = single_step(planes, index, axis - plane.ndim) if before[place] == 1 else None
+            step = step_outside(planes, index, axis - plane.ndim, before[place])
+            if step is not None:  # several positions that were one
+                plane = plane.expand(*plane.shape[:axis], before[place], *plane.shape[axis + 1 :])
             if plane.shape[axis] == 1 and size > 1 and step is None:
                 continue  # equal along the axis, and stays so
             reach = dilation[place] * (kernel[place] - 1) + 1
@@ -144,19 +146,23 @@ def _over_map(plane: Tensor) -> Tensor:
     return plane.amin(list(range(-min(2, plane.ndim), 0)), keepdim=True)
 
 
-def single_step(planes: Planes, index: int, axis: int) -> Tensor | None:
-    """How far a plane of a single position goes on along an axis; None if it does not.
+def step_outside(planes: Planes, index: int, axis: int, size: int) -> Tensor | None:
+    """How far a plane goes on along an axis, where its positions do not say it.
 
     Args:
         planes: all of them.
         index: which.
-        axis: counted from the end, and of size 1.
+        axis: counted from the end.
+        size: of the features along the axis.
 
     Returns:
-        NaN where it is not known.
+        NaN where it is not known; None if the positions say it, or if it does not go on.
     """
     if index not in NOMINAL or axis != (-2 if index < NOMINAL[2] else -1):
         return None
+    if size > 1:  # equal ones were spread from a single one, and nobody knows what is beside it
+        spread = collapse(planes[index]).shape[axis] == 1
+        return torch.full((), math.nan, device=planes[index].device) if spread else None
     smallest, largest = (_over_map(collapse(planes[bound])) for bound in _STEPS_ALONG[axis])
     step = torch.where(smallest == -largest, smallest, math.nan)
     return step if index % 2 == 0 else -step  # the last rows and columns are negated
@@ -205,7 +211,7 @@ def pad_axis(
         axis: to pad.
         before, after: how much.
         nominal: whether it is a nominal plane.
-        step: of a single position, as of :func:`single_step`.
+        step: as of :func:`step_outside`.
     """
     if step is not None:  # channels may have different ones
         plane = plane.expand(torch.broadcast_shapes(plane.shape, step.shape))
@@ -221,7 +227,7 @@ def pad_axis(
         steps = -steps.flip(0) if side < 0 else steps
         steps = steps.view(-1, *[1] * (plane.ndim - axis - 1))
         last = plane.narrow(axis, edge, 1)
-        if nominal and size > 1:
+        if nominal and size > 1 and step is None:
             outside = last + steps * side * (last - plane.narrow(axis, edge - side, 1))
             outside = outside.nan_to_num(math.inf, math.inf, math.inf)  # inf - inf
         elif step is not None:

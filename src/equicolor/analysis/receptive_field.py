@@ -121,6 +121,7 @@ def _frame(interval: Tensor, extent: int) -> Tensor:
         interval.isfinite().all(-1).all(-1)
         & (sizes == sizes[:, :1]).all(-1)
         & (start == start[:, :1] + places * step[:, None]).all(-1)
+        & ((step != 0) | (len(places) == 1))  # one that stays where it is, is none
     )
     found = torch.stack((start[:, 0], step, sizes[:, 0]), -1)
     whole = torch.tensor([0.0, 0.0, float(extent)])
