@@ -41,9 +41,7 @@ def evaluate(
     pretrained: Pretrained = True,
     batch_size: Annotated[int, typer.Option(help="Pictures in a batch.")] = 256,
     device: Device = "auto",
-    precision: Annotated[
-        str, typer.Option(help="float32, bfloat16, or auto: bfloat16 on a GPU.")
-    ] = "auto",
+    precision: Annotated[str, typer.Option(help="32, bf16, or auto: bf16 on a GPU.")] = "auto",
     skip_corrupt: SkipCorrupt = False,
     classes_by_index: Annotated[
         bool,

@@ -27,10 +27,9 @@ from equicolor.evaluation.pictures import (
 )
 from equicolor.models.registry import Network, Origin
 from equicolor.reporting.progress import counting
+from equicolor.training.recipes import PRECISIONS, usual_precision
 
-__all__ = ["PRECISIONS", "Subject", "diagnose", "judge", "load_subject"]
-
-PRECISIONS = ("auto", "float32", "bfloat16")
+__all__ = ["Subject", "diagnose", "judge", "load_subject"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -105,7 +104,7 @@ def load_subject(
         pretrained: load the weights that timm or torchvision offer.
         batch_size: pictures in a batch.
         device: where to compute.
-        precision: ``"float32"``, ``"bfloat16"`` (autocast), or ``"auto"``: bfloat16 on a GPU.
+        precision: ``"32"``, ``"bf16"`` (autocast), or ``"auto"``: bf16 on a GPU.
         skip_corrupt: leave out pictures that cannot be decoded.
         classes_by_index: do not compare the names of the classes with those the network was
             trained on; see :func:`equicolor.evaluation.pictures.match_classes`.
@@ -115,7 +114,7 @@ def load_subject(
         console: shows progress (default: stderr).
     """
     _checks.positive_int("batch_size", batch_size)
-    _checks.one_of("precision", precision, PRECISIONS)
+    _checks.one_of("precision", precision, ("auto", *PRECISIONS))
     if limit is not None:
         _checks.positive_int("limit", limit)
     device = torch.device(device)
@@ -167,11 +166,12 @@ def load_subject(
             cache=place,
             progress=decoding,
         )
-    half = device.type == "cuda" if precision == "auto" else precision == "bfloat16"
+    if precision == "auto":
+        precision = usual_precision(cuda=device.type == "cuda")
     facts |= {"dataset": info.name, "split": split, "split_seed": split_seed or 0}
     facts |= preparation._asdict()
-    facts["precision"] = "bfloat16" if half else "float32"
-    return Subject(model, pictures, batches, facts, torch.bfloat16 if half else None)
+    facts["precision"] = precision
+    return Subject(model, pictures, batches, facts, torch.bfloat16 if precision == "bf16" else None)
 
 
 def diagnose(

@@ -145,7 +145,7 @@ def sweep(settings: Settings, folder: Path, where: Where, before: Before) -> lis
         settings["dataset"],
         actions=actions,
         device=choose_device(where.device),
-        precision="bfloat16" if run.rows[0]["precision"] == "bf16" else "float32",
+        precision=run.rows[0]["precision"],
         console=Console(quiet=True) if where.console is None else where.console,
     )
     (row,) = found.rows()
