@@ -14,7 +14,8 @@ from equicolor.evaluation.diagnose import diagnose
 from equicolor.evaluation.evaluate import Evaluation
 from equicolor.evaluation.networks import load_network
 from equicolor.evaluation.pictures import choose_preparation
-from equicolor.models.checkpoints import WEIGHTS, load_model, save_model
+from equicolor.models.checkpoint_files import WEIGHTS
+from equicolor.models.checkpoints import load_model, save_model
 from equicolor.models.foreign import LIBRARIES
 from equicolor.models.registry import Network
 from equicolor.nn import fold

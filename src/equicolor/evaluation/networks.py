@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from equicolor.models import Network, list_models, load_model
-from equicolor.models.checkpoints import WEIGHTS
+from equicolor.models.checkpoint_files import WEIGHTS
 from equicolor.models.foreign import LIBRARIES, ForeignNetwork, load_foreign
 from equicolor.models.gray import GrayInput
 from equicolor.training.run_folder import recipe_of_run

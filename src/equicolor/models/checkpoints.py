@@ -5,11 +5,7 @@ configuration in the header; the authors' ``.pth`` files go through torch's weig
 loader. Whatever is wrong with a file is said in one line.
 """
 
-import hashlib
 import json
-import pickle
-import warnings
-import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,23 +13,25 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from equicolor._files import written_aside
 from equicolor.groups import HueGroup
+from equicolor.models.checkpoint_files import (
+    WEIGHTS,
+    CheckpointError,
+    digest,
+    one_line,
+    read_pickle,
+    read_weights,
+    write_weights,
+)
 from equicolor.models.registry import Network, Origin, create_model
 
 __all__ = ["CheckpointError", "load_model", "load_reference", "read_config", "save_model"]
 
 N = TypeVar("N", bound=nn.Module)
 
-WEIGHTS = "model.safetensors"  # in the folder of a training run
-_FORMAT = "equicolor-1"
 _CLASSES = "class_names"  # in the header, where they are known
 _MATRIX = "transformation_matrix"
 _SHOWN = 3  # how many mismatches an error names
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be used, and why."""
 
 
 def save_model(model: nn.Module, path: str | Path) -> Path:
@@ -57,8 +55,6 @@ def save_model(model: nn.Module, path: str | Path) -> Path:
         >>> load_model(path).config["num_classes"]
         30
     """
-    from safetensors.torch import save_file
-
     if not isinstance(model, Network):
         raise TypeError(
             f"save_model needs a network built by equicolor.models, which knows its "
@@ -71,13 +67,11 @@ def save_model(model: nn.Module, path: str | Path) -> Path:
         )
     _check_rebuilt(model)
     path = Path(path)
-    tensors = {key: value.detach().contiguous() for key, value in model.state_dict().items()}
-    header = {"format": _FORMAT}
+    header = {"config": json.dumps(model.config)}
     if model.class_names:
         header[_CLASSES] = json.dumps(model.class_names)
     header |= {key: json.dumps(value) for key, value in model.origin.known().items()}
-    with written_aside(path) as partial:
-        save_file(tensors, partial, {**header, "config": json.dumps(model.config)})
+    write_weights(path, model.state_dict(), header)
     return path
 
 
@@ -119,12 +113,12 @@ def load_model(path: str | Path, *, device: torch.device | str = "cpu") -> Netwo
         The network.
     """
     path = Path(path)
-    header, tensors = _open(path, weights=True)
+    header, tensors = read_weights(path, weights=True)
     try:
         model = build_from_config(json.loads(header["config"]))
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{path} has no configuration that a network can be built from ({_one_line(error)})"
+            f"{path} has no configuration that a network can be built from ({one_line(error)})"
         ) from None
     dtypes = {value.dtype for value in tensors.values() if value.is_floating_point()}
     if len(dtypes) == 1:
@@ -154,33 +148,6 @@ def _origin(header: Mapping[str, str]) -> Origin:
     return Origin(**found)
 
 
-def _open(path: Path, *, weights: bool = False) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The header of a file of ours, and its tensors if they are wanted."""
-    from safetensors import SafetensorError, safe_open
-
-    if not path.is_file():
-        raise FileNotFoundError(f"no checkpoint at {path}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            keys = list(file.keys()) if weights else []
-            tensors = {key: file.get_tensor(key) for key in keys}
-    except (SafetensorError, OSError) as error:
-        # The state of a run that lies beside it is no reason to delete the run.
-        other = path.name != WEIGHTS and (path.parent / WEIGHTS).is_file()
-        remedy = f"take {WEIGHTS}" if other else "get it again, or train it again with --force"
-        raise CheckpointError(
-            f"{path} is not a complete safetensors file saved by equicolor ({_one_line(error)}): "
-            f"{remedy}"
-        ) from None
-    if header.get("format") != _FORMAT:
-        raise CheckpointError(
-            f"{path} is a safetensors file without equicolor's configuration "
-            f"(expected format {_FORMAT!r} in its header, got {header.get('format')!r})"
-        )
-    return header, tensors
-
-
 def checkpoint_file(path: str | Path) -> Path:
     """The file a path means: itself, or the network in the folder of a training run.
 
@@ -202,13 +169,13 @@ def read_config(path: str | Path) -> dict[str, Any]:
         >>> read_config(path)["model"]
         'z2cnn'
     """
-    config: dict[str, Any] = json.loads(_open(Path(path))[0]["config"])
+    config: dict[str, Any] = json.loads(read_weights(Path(path))[0]["config"])
     return config
 
 
 def read_class_names(path: str | Path) -> tuple[str, ...]:
     """What the outputs of a saved network mean; empty if its file does not say that."""
-    return _class_names(_open(Path(path))[0])
+    return _class_names(read_weights(Path(path))[0])
 
 
 def read_origin(path: str | Path) -> Origin:
@@ -221,7 +188,7 @@ def read_origin(path: str | Path) -> Origin:
         >>> read_origin(path).image_size
         28
     """
-    header, _ = _open(Path(path))
+    header, _ = read_weights(Path(path))
     config = json.loads(header["config"])
     # Older files of converted networks say it in their configuration.
     before = Origin(config.get("image_size"), config.get("resize"))
@@ -231,7 +198,7 @@ def read_origin(path: str | Path) -> Origin:
 def weights_digest(path: str | Path) -> str:
     """A digest of the configuration and weights in a file of :func:`save_model`.
 
-    Unlike that of the file's bytes, it is the same for the same network saved twice.
+    Unlike that of the file's bytes, it says nothing of where the network was trained.
 
     Example:
         >>> import tempfile
@@ -240,12 +207,8 @@ def weights_digest(path: str | Path) -> str:
         >>> len(weights_digest(path))
         16
     """
-    header, tensors = _open(Path(path), weights=True)
-    found = hashlib.sha256(header["config"].encode())
-    for key, value in sorted(tensors.items()):
-        found.update(f"{key} {value.dtype} {list(value.shape)}".encode())
-        found.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()[:16]
+    header, tensors = read_weights(Path(path), weights=True)
+    return digest(header["config"], tensors)
 
 
 def load_reference(model: N, checkpoint: str | Path | Mapping[str, Any]) -> N:
@@ -345,48 +308,6 @@ def _describe(model: Network) -> str:
     return f"{name}({', '.join(f'{key}={config[key]}' for key in shown if key in config)})"
 
 
-def read_pickle(path: Path, remedy: str = "") -> Any:
-    """The contents of a torch file, tensors and plain containers alone.
-
-    Args:
-        path: the file.
-        remedy: what errors advise; by default, to get a damaged file again.
-
-    Raises:
-        CheckpointError: if it is not a torch file, holds code, or is damaged: also in the
-            middle of a tensor, where the file has checksums.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"no checkpoint at {path}")
-    expected, advice = "expected a torch checkpoint of tensors (.pth)", f"; {remedy}" * bool(remedy)
-    with path.open("rb") as file:
-        magic = file.read(4)
-    if not magic.startswith((b"PK", b"\x80")):  # a zip archive, or a bare pickle
-        raise CheckpointError(f"{path} is not a torch file: {expected}{advice}")
-    try:
-        if magic.startswith(b"PK"):
-            _check_sums(path)
-        with warnings.catch_warnings(action="ignore"):  # remarks on the pickle protocol
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise CheckpointError(
-            f"{path} was refused: {expected}, but it holds more, which was not executed{advice}"
-        ) from None
-    except Exception as error:  # on damaged bytes the parser fails in every way there is
-        raise CheckpointError(
-            f"{path} cannot be read: {expected}; the file is damaged ({_one_line(error)}): "
-            f"{remedy or 'get it again'}"
-        ) from None
-
-
-def _check_sums(path: Path) -> None:
-    """Compare a zip archive with its checksums, which torch writes but does not read."""
-    with zipfile.ZipFile(path) as archive:
-        wrong = archive.testzip()
-    if wrong is not None:
-        raise zipfile.BadZipFile(f"the checksum of {wrong} is wrong")
-
-
 def _state_dict(contents: Any, source: str) -> dict[str, Tensor]:
     """The tensors of a checkpoint, out of the wrappings trainers put around them."""
     for wrapper in ("state_dict", "model"):
@@ -423,8 +344,3 @@ def _check_matrix(model: Network, key: str, matrix: Tensor, source: str) -> None
             f"{source} does not fit {_describe(model)}: {key} is not the rotation by "
             f"1/{rotations} of the hue circle"
         )
-
-
-def _one_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:120] if lines else type(error).__name__

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from equicolor._files import written_aside
-from equicolor.models.checkpoints import CheckpointError, read_pickle
+from equicolor.models.checkpoint_files import CheckpointError, read_pickle
 
 __all__ = ["REMEDY", "EpochCheckpoint", "SafeCheckpointIO"]
 

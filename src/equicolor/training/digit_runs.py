@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equicolor import _checks
 from equicolor.data.colormnist import ColorMNIST
-from equicolor.models.checkpoints import read_pickle
+from equicolor.models.checkpoint_files import read_pickle
 from equicolor.models.registry import create_model
 from equicolor.models.z2cnn import DROPPING, Z2CNN
 from equicolor.training.recipes import PRECISIONS, usual_precision

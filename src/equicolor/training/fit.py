@@ -29,7 +29,8 @@ from equicolor.data.epochs import Epochs
 from equicolor.evaluation import GrayInput, evaluate
 from equicolor.evaluation.pictures import try_images
 from equicolor.models import Network, save_model
-from equicolor.models.checkpoints import WEIGHTS, read_config
+from equicolor.models.checkpoint_files import WEIGHTS
+from equicolor.models.checkpoints import read_config
 from equicolor.reporting.progress import counting
 from equicolor.results import read_results, write_results
 from equicolor.training.checkpoint import EpochCheckpoint, SafeCheckpointIO

@@ -17,7 +17,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR
 
 from equicolor.data.loaders import SKIPPED, Batch
-from equicolor.models.checkpoints import CheckpointError
+from equicolor.models.checkpoint_files import CheckpointError
 from equicolor.models.registry import Network
 from equicolor.nn import capture
 from equicolor.training.average import WeightAverage

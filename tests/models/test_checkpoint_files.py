@@ -1,0 +1,48 @@
+"""Files of weights: their bytes, and what is noticed in them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from equicolor.models import CheckpointError, cecnn, load_model, save_model
+
+
+def test_the_same_network_gives_the_same_bytes(tmp_path: Path) -> None:
+    """Also in another process, where a hash table has another order."""
+    script = (
+        "import sys, torch; from equicolor.models import cecnn, save_model; torch.manual_seed(0); "
+        "network = cecnn(3, width=2); network.class_names = ('rød', 'b', 'c'); "
+        "save_model(network, sys.argv[1])"
+    )
+    files = [tmp_path / f"{name}.safetensors" for name in "abc"]
+    for file in files:
+        subprocess.run([sys.executable, "-c", script, str(file)], check=True)
+    first, *others = [file.read_bytes() for file in files]
+    assert all(other == first for other in others)
+    assert load_model(files[0]).class_names == ("rød", "b", "c")
+
+
+def test_a_flipped_bit_in_a_weight_is_noticed(tmp_path: Path) -> None:
+    network = cecnn(3, width=2)
+    path = save_model(network, tmp_path / "network.safetensors")
+    contents = bytearray(path.read_bytes())
+    contents[contents.index(network.blocks[1][0].weight.detach().numpy().tobytes()) + 2] ^= 1
+    path.write_bytes(contents)
+    with pytest.raises(CheckpointError, match=r"network.safetensors is damaged: its weights are"):
+        load_model(path)
+
+
+def test_files_without_a_digest_are_read(tmp_path: Path) -> None:
+
+    network = cecnn(3, width=2).eval()
+    path = save_model(network, tmp_path / "network.safetensors")
+    with safe_open(path, framework="pt") as file:
+        header = {key: value for key, value in file.metadata().items() if key != "digest"}
+    save_file(load_file(path), path, header)
+    images = torch.rand(2, 3, 28, 28)
+    assert torch.equal(load_model(path)(images), network(images))
