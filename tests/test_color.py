@@ -184,6 +184,14 @@ class TestShiftHue:
         expected = torch.stack([shift_hue(images, -k / n) for k in range(n)])
         assert (shift_hue_orbit(images, n) - expected).abs().max() < 1e-14
 
+    @pytest.mark.parametrize("n", [1, 3, 6, 12])
+    def test_thirds_of_an_orbit_move_channels(self, n):
+        images = torch.rand(2, 3, 4, 5)
+        orbit = shift_hue_orbit(images, n)
+        assert torch.equal(orbit[0], images)
+        for k in range(n - n // 3 if n % 3 == 0 else 0):
+            assert torch.equal(orbit[k + n // 3], orbit[k].roll(-1, 1))
+
     def test_takes_any_strides(self):
         images = torch.rand(2, 3, 8, 8, dtype=torch.float64)
         expected = shift_hue(images, 0.2)

@@ -95,7 +95,9 @@ def shift_hue(images: Tensor, turns: float | Tensor) -> Tensor:
 
 
 def shift_hue_orbit(images: Tensor, rotations: int) -> Tensor:
-    r"""All shifts :math:`T_{-k/n}` of every image, sharing one RGB to HSV conversion.
+    r"""All shifts :math:`T_{-k/n}` of every image, sharing what they have in common.
+
+    No shift is the image itself, and a third of a turn moves its channels, so these are exact.
 
     Args:
         images: RGB images :math:`[..., 3, H, W]`.
@@ -110,8 +112,9 @@ def shift_hue_orbit(images: Tensor, rotations: int) -> Tensor:
     """
     _checks.rgb_images("shift_hue_orbit", images)
     exact = _full_precision(images)
-    steps = torch.arange(rotations, device=images.device, dtype=exact.dtype) / rotations
-    return shift_back(exact, steps.view(-1, *[1] * (images.ndim - 1))).to(images.dtype)
+    turns = orbit_turns(rotations, dtype=exact.dtype, device=images.device)
+    turns = turns.view(-1, *[1] * (images.ndim - 1))
+    return orbit(exact.unsqueeze(0), turns, rotations, 0).to(images.dtype)
 
 
 def rotate_hue(images: Tensor, turns: float | Tensor, clip: bool = False) -> Tensor:
@@ -209,6 +212,31 @@ def shift_back(images: Tensor, turns: Tensor) -> Tensor:
     """Shift by ``-turns``, which broadcasts against ``images[..., 0, :, :]``; unchecked."""
     hue, chroma, low = decompose(images)
     return compose(hue - turns, chroma, low)
+
+
+def orbit_turns(
+    rotations: int, *, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> Tensor:
+    """The shifts of an orbit that have to be computed, ``[m]``; see :func:`orbit`."""
+    apart = rotations if rotations % 3 else rotations // 3
+    return torch.arange(1, apart, dtype=dtype, device=device) / rotations
+
+
+def orbit(images: Tensor, turns: Tensor, rotations: int, dim: int) -> Tensor:
+    """Images shifted back by every k/n turns, along a dimension in which they have size 1.
+
+    Args:
+        images: ``[..., 3, H, W]``.
+        turns: of :func:`orbit_turns`, such that they broadcast against ``images[..., 0, :, :]``.
+        rotations: how many shifts.
+        dim: where they go, counted from the front.
+    """
+    first = images
+    if rotations not in (1, 3):
+        first = torch.cat((images, shift_back(images, turns)), dim)
+    if rotations % 3:
+        return first
+    return torch.cat((first, first.roll(-1, -3), first.roll(-2, -3)), dim)
 
 
 def _per_image(name: str, turns: float | Tensor, images: Tensor) -> Tensor:

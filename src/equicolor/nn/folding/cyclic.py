@@ -32,7 +32,8 @@ class CyclicFolder(Folder):
         pixels = self.method(x, "permute", 0, 2, 3, 1)
         if matrices is None:
             colors = self.method(self.method(pixels, "unsqueeze", -1), "unsqueeze", -1)
-            orbit = self.shifted(node, colors, turns_back(n, module.weight, 5))
+            colors = self.method(colors, "unsqueeze", 0)
+            orbit = self.shifted(node, colors, n, turns_back(n, module.weight, 5), 0)
             orbit = self.method(self.method(orbit, "flatten", -3), "flatten", 0, 1)
             images = self.method(orbit, "permute", 0, 3, 1, 2)
             return self.call(node, "conv", self.plain(module), images)

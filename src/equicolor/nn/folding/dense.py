@@ -34,7 +34,7 @@ class DenseFolder(Folder):
             return self.call(node, "conv", conv2d(module, weight, 1), x)
         # Hues beside the channels, each seen by the filters of its rotation alone.
         hues = self.method(x, "unsqueeze", 1)
-        orbit = self.shifted(node, hues, turns_back(n, module.weight, 2))  # [B, n, 3, H, W]
+        orbit = self.shifted(node, hues, n, turns_back(n, module.weight, 2), 1)  # [B, n, 3, H, W]
         own = torch.eye(n, device=module.weight.device, dtype=module.weight.dtype)
         weight = torch.einsum("kl,ochw->oklchw", own, module.weight[:, :, 0]).flatten(2, 3)
         lifted = self.method(orbit, "flatten", 1, 2)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from equicolor.color import shift_back
+from equicolor.color import orbit
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.folding.batched import BATCHED, fold_layer
 from equicolor.nn.folding.plain import conv2d, turns_back
@@ -164,17 +164,24 @@ class Folder:
     ) -> fx.Node:
         """Images ``[B, 3, H, W]`` in every hue, ``[n * B, 3, H, W]``."""
         if matrices is None:
-            orbit = self.shifted(node, x, turns_back(rotations, like, 3))
+            images = self.method(x, "unsqueeze", 0)
+            hues = self.shifted(node, images, rotations, turns_back(rotations, like, 3), 0)
         else:
             table = self.buffer(node, "rotations", matrices.to(like))
             mixed = self.mix(table, x, 1, 1)  # [k, j, b, h, w]
-            orbit = self.method(mixed, "transpose", 1, 2)
-        return self.method(orbit, "flatten", 0, 1)
+            hues = self.method(mixed, "transpose", 1, 2)
+        return self.method(hues, "flatten", 0, 1)
 
-    def shifted(self, node: fx.Node, x: fx.Node, turns: Tensor) -> fx.Node:
-        """Images whose HSV hue is shifted back; see :func:`equicolor.color.shift_back`."""
+    def shifted(
+        self, node: fx.Node, x: fx.Node, rotations: int, turns: Tensor, dim: int
+    ) -> fx.Node:
+        """Images in every hue, along one of their dimensions; see :func:`equicolor.color.orbit`."""
+
+        def shift(images: Tensor, by: Tensor) -> Tensor:
+            return orbit(images, by, rotations, dim)
+
         by = self.buffer(node, "turns", turns)
-        shifted = self._inline(shift_back, turns.dtype, self.method(x, "type_as", by), by)
+        shifted = self._inline(shift, turns.dtype, self.method(x, "type_as", by), by)
         return self.method(shifted, "type_as", x)
 
     def mix(self, table: fx.Node, x: fx.Node, dim: int, of: int) -> fx.Node:

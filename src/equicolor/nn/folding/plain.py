@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from equicolor.color import orbit_turns
 from equicolor.groups import HueGroup
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.folding.batched import permutes_colors
@@ -24,10 +25,10 @@ def in_every_hue(module: CELiftConv2d, matrices: Tensor) -> Tensor:
 
 
 def turns_back(rotations: int, like: Tensor, dimensions: int) -> Tensor:
-    """By how much hues are shifted, ``[n]`` and dimensions of size one; float32 at least."""
-    steps = torch.arange(rotations, dtype=torch.float64, device="cpu") / rotations
+    """By how much hues are shifted, ``[m]`` and dimensions of size one; float32 at least."""
+    turns = orbit_turns(rotations, dtype=torch.float64)
     dtype = torch.promote_types(like.dtype, torch.float32)
-    return steps.to(like.device, dtype).view(-1, *[1] * dimensions)
+    return turns.to(like.device, dtype).view(-1, *[1] * dimensions)
 
 
 _SAME_BIAS = object()
