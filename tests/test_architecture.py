@@ -33,6 +33,8 @@ def imports() -> Iterator[tuple[str, str, str]]:
     for file in ROOT.rglob("*.py"):
         own, *_ = file.relative_to(ROOT).with_suffix("").parts
         for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                assert not any(alias.name.startswith("equicolor.") for alias in node.names), file
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("equicolor"):
                 _, *parts = str(node.module).split(".")
                 for name, *rest in [parts] if parts else [[alias.name] for alias in node.names]:

@@ -33,7 +33,7 @@ def uniform(seeds: Tensor, stream: int, step: int | Tensor, size: int) -> Tensor
     index = torch.arange(size, device=seeds.device)
     key = _mix(_mix(_mix(seeds) + stream) + step)
     # Rows are windows of one sequence of 2**32 numbers. Of W windows about W² · size / 2**32 pairs
-    # overlap, shifted against each other: under 3 % of the dropout masks of a long run. It stays
+    # overlap, shifted against each other: about 6 % of the dropout masks of a long run. It stays
     # so, since splits of datasets and orders of resumed runs depend on every number.
     bits = _mix(_mix(key[:, None] + index))
     # 24 bits fit a float32 exactly, so 1.0 cannot come out.

@@ -351,6 +351,15 @@ def test_looking_changes_nothing():
 
 
 @pytest.mark.parametrize(
+    "last",
+    [
+        [nn.Conv2d(2, 2, 3, padding=1)],
+        [nn.ZeroPad2d(1), nn.Conv2d(2, 2, 3)],
+        [nn.ReflectionPad2d(1), nn.Conv2d(2, 2, 3)],
+    ],
+    ids=["padded", "zero", "reflected"],
+)
+@pytest.mark.parametrize(
     "up",
     [
         nn.Upsample(scale_factor=2),
@@ -359,10 +368,13 @@ def test_looking_changes_nothing():
     ],
     ids=["nearest", "bilinear", "transposed"],
 )
-def test_nobody_knows_what_is_beside_a_position_that_was_spread(up: nn.Module) -> None:
+def test_nobody_knows_what_is_beside_a_position_that_was_spread(
+    up: nn.Module, last: list[nn.Module]
+) -> None:
     down = [nn.Conv2d(3 if not i else 2, 2, 3, stride=2, padding=1) for i in range(3)]
-    network = nn.Sequential(*down, up, nn.Conv2d(2, 2, 3, padding=1)).eval()
-    field = receptive_fields(network, 8, ["4"])["4"]  # by way of a map of one position
+    network = nn.Sequential(*down, up, *last).eval()
+    name = str(len(network) - 1)
+    field = receptive_fields(network, 8, [name])[name]  # by way of a map of one position
     # Its own frame has 15 pixels; in a larger picture it would see its neighbours', too.
     assert receptive_fields(network, 8, ["2"])["2"].size() == (15, 15)
     assert field.frame(0, 0) == field.frame(0, 3) == (0, 0, 8, 8)

@@ -33,7 +33,18 @@ def test_a_flipped_bit_in_a_weight_is_noticed(tmp_path: Path) -> None:
     contents = bytearray(path.read_bytes())
     contents[contents.index(network.blocks[1][0].weight.detach().numpy().tobytes()) + 2] ^= 1
     path.write_bytes(contents)
-    with pytest.raises(CheckpointError, match=r"network.safetensors is damaged: its weights are"):
+    with pytest.raises(
+        CheckpointError, match=r"network.safetensors is damaged: it is not what was saved"
+    ):
+        load_model(path)
+
+
+def test_a_changed_word_in_the_header_is_noticed(tmp_path: Path) -> None:
+    network = cecnn(3, width=2)
+    network.class_names = ("aaa", "bbb", "ccc")
+    path = save_model(network, tmp_path / "network.safetensors")
+    path.write_bytes(path.read_bytes().replace(b"bbb", b"bbc"))
+    with pytest.raises(CheckpointError, match=r"network.safetensors is damaged"):
         load_model(path)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ import torch
 from filelock import FileLock
 from PIL import Image
 
-from equicolor.models import load_model
-from equicolor.training.fit import Fit, RunOptions, fit
 from equicolor.training.recipes import TrainingRecipe
+
+if TYPE_CHECKING:
+    from equicolor.training.fit import Fit
 
 
 @pytest.fixture(scope="session")
@@ -70,8 +72,10 @@ def toy_recipe(toy_folder: Path) -> TrainingRecipe:
 
 
 @pytest.fixture(scope="session")
-def finished(toy_recipe: TrainingRecipe, tmp_path_factory: pytest.TempPathFactory) -> Fit:
+def finished(toy_recipe: TrainingRecipe, tmp_path_factory: pytest.TempPathFactory) -> "Fit":
     """An uninterrupted run."""
+    from equicolor.training.fit import RunOptions, fit  # which needs Lightning
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         folder = tmp_path_factory.mktemp("runs") / "whole"
@@ -87,6 +91,7 @@ def finished(toy_recipe: TrainingRecipe, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="session")
 def same() -> Callable[[Path, Path], bool]:
     """Whether the networks of two runs have equal weights, bit by bit."""
+    from equicolor.models import load_model
 
     def compare(*folders: Path) -> bool:
         one, two = (load_model(folder / "model.safetensors").state_dict() for folder in folders)

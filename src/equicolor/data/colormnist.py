@@ -8,6 +8,7 @@ training and test set, are disjoint.
 import functools
 import hashlib
 import math
+import numbers
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -153,9 +154,7 @@ def biased_colormnist(
         >>> biased_colormnist(12.0, load_mnist(embedded=True)).train.images.shape
         torch.Size([1000, 3, 28, 28])
     """
-    if isinstance(sigma, bool) or not isinstance(sigma, (int, float)):
-        raise _checks.WrongTypeError(f"sigma must be a number of degrees, got {sigma!r}")
-    degrees = float(2 * sigma if half_degrees else sigma)
+    degrees = _degrees(sigma) * (2 if half_degrees else 1)
     if not (degrees >= 0 and math.isfinite(degrees)):
         raise ValueError(f"sigma must be a number of degrees of at least 0, got {sigma}")
     digits = load_mnist() if digits is None else digits
@@ -184,6 +183,12 @@ def biased_colormnist(
     short = f"{degrees:g}"
     name = f"colormnist-biased-{short if float(short) == degrees else repr(degrees)}"
     return ColorMNIST(name, splits[0], splits[1], names, digits.source, seed, degrees)
+
+
+def _degrees(sigma: object) -> float:
+    if isinstance(sigma, bool) or not isinstance(sigma, numbers.Real):
+        raise _checks.WrongTypeError(f"sigma must be a number of degrees, got {sigma!r}")
+    return float(sigma)
 
 
 def _generator(seed: int) -> torch.Generator:

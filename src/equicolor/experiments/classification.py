@@ -13,7 +13,7 @@ from rich.console import Console
 
 from equicolor._files import output_folder
 from equicolor.experiments import classification_report
-from equicolor.experiments.jobs import Store, refuse_run
+from equicolor.experiments.jobs import RESULTS, RUNS, Store, refuse_run
 from equicolor.experiments.launching import Launch, launch
 from equicolor.experiments.picture_jobs import Part, Run, parts_of, plan, row_facts, settle
 from equicolor.experiments.rows import distinct
@@ -24,10 +24,8 @@ from equicolor.training.run_options import RunOptions
 
 __all__ = ["RESULTS", "Run", "collect", "from_results", "plan", "read", "reproduce"]
 
-RESULTS = "results.json"
 _NEEDED = ("dataset", "model", "augmentation", "seed", "epochs")
 _NUMBERS = ("original", "hue_mean")
-_RUNS = "runs"
 
 
 def reproduce(
@@ -55,7 +53,7 @@ def reproduce(
     output = output_folder(output)
     options = RunOptions() if options is None else options
     how = Launch(devices=(options.device,)) if how is None else how
-    store = Store(output / _RUNS)
+    store = Store(output / RUNS)
     runs = settle(runs, store.root)
     parts = parts_of(runs, actions=actions, options=options)
     written: list[Path] = []
@@ -91,7 +89,7 @@ def collect(
         parts: of the runs, where it is known; else rows are read from the runs' folders.
     """
     output = Path(output)
-    store = Store(output / _RUNS)
+    store = Store(output / RUNS)
     names = [run.name for run in settle(runs, store.root)]
     finished = _finished(store.root)
     known = {store.folder(part.job).name: part.rows(store) for part in parts}
@@ -141,5 +139,5 @@ def from_results(sources: Sequence[Path | str], output: Path | str) -> list[Path
         sources: as :func:`read` takes them.
         output: the folder; not that of a run, which has its own.
     """
-    refuse_run(output, _RUNS)
+    refuse_run(output)
     return classification_report.write(read(sources), output)

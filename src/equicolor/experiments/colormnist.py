@@ -26,7 +26,7 @@ from equicolor.data import (
 from equicolor.data.colormnist import BIASED_SEED
 from equicolor.models.z2cnn import Z2CNN
 from equicolor.results import read_results, write_results
-from equicolor.training.digit_runs import Recipe, Result, Run, identity, read_kept
+from equicolor.training.digit_runs import Recipe, Result, Run, check_runs, identity, read_kept
 from equicolor.training.many_seeds import train_many
 
 __all__ = [
@@ -241,6 +241,7 @@ def run(
     rows: list[dict[str, Any]] = []
     for job, chosen in parts(listed, seeds):
         done = folder / f"{job.name}.json"
+        check_runs(job.runs(chosen))
         wanted = identity(job.recipe, job.runs(chosen))
         if done.exists():
             kept = _kept(done)

@@ -23,11 +23,23 @@ from rich.console import Console
 from equicolor.devices import choose_device
 from equicolor.results import read_results, write_results
 
-__all__ = ["JOBS", "Job", "Outcome", "Store", "Where", "digest", "refuse_run", "run_job"]
+__all__ = [
+    "JOBS",
+    "RESULTS",
+    "RUNS",
+    "Job",
+    "Outcome",
+    "Store",
+    "Where",
+    "digest",
+    "refuse_run",
+    "run_job",
+]
 
 Row = dict[str, Any]
 
-JOBS = "jobs"  # where in the folder of a run they are
+# What is in the folder of an experiment that was run: jobs, or runs and their rows.
+JOBS, RUNS, RESULTS = "jobs", "runs", "results.json"
 
 # The function that runs jobs of a kind, and a number to raise when what it computes changes:
 # outcomes of an earlier number are then no longer used.
@@ -39,21 +51,19 @@ KINDS: dict[str, tuple[str, int]] = {
     "equivariance": ("equicolor.experiments.job_kinds:measure_equivariance", 1),
     "selectivity": ("equicolor.experiments.job_kinds:measure_selectivity", 1),
     "neuron-features": ("equicolor.experiments.job_kinds:draw_features", 1),
-    "conversion": ("equicolor.experiments.job_kinds:convert", 1),
+    "conversion": ("equicolor.experiments.job_kinds:convert", 2),
 }
 
 
-def refuse_run(folder: Path | str, jobs: str = JOBS) -> None:
+def refuse_run(folder: Path | str) -> None:
     """Refuse to write what was read elsewhere into the folder of a run, beside its own report.
-
-    Args:
-        folder: where to write.
-        jobs: the folder that every run has there.
 
     Example:
         >>> refuse_run("nowhere")
     """
-    if (Path(folder) / jobs).is_dir():
+    folder = Path(folder)
+    runs = (folder / RUNS).is_dir() and (folder / RESULTS).is_file()
+    if runs or (folder / JOBS).is_dir():
         raise ValueError(f"{folder} is the folder of a run, with its own report: choose another")
 
 

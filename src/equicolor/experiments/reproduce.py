@@ -5,21 +5,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from torch import nn
 
 from equicolor import _checks
 from equicolor._files import output_folder
-from equicolor.data import load_mnist
+from equicolor.data import Digits, load_mnist, longtailed_colormnist
 from equicolor.devices import choose_device
 from equicolor.experiments import colormnist, colormnist_jobs, colormnist_report, demo
-from equicolor.experiments.jobs import JOBS, Store, refuse_run
+from equicolor.experiments.colormnist_figures import by_variant
+from equicolor.experiments.jobs import JOBS, RESULTS, Job, Store, refuse_run
 from equicolor.experiments.launching import Launch, launch
 from equicolor.experiments.rows import distinct
 from equicolor.results import read_results, read_rows, write_results
 
 __all__ = ["Reproduction", "from_results", "reproduce"]
 
-RESULTS = "results.json"
 _NEEDED = ("dataset", "model", "augmentation", "weighted", "seed", "epochs", "digits")
 _CLASSES = 30  # of the long-tailed set
 
@@ -94,6 +93,7 @@ def reproduce(
     console = Console(stderr=True) if console is None else console
     cuda = where.type == "cuda"
     jobs = colormnist_jobs.as_jobs(experiment, listed, range(count), side_by_side=cuda)
+    del listed  # and the data with it: jobs draw their own
     store = Store(output / JOBS)
     how = Launch(devices=(device,)) if how is None else how
     try:
@@ -117,7 +117,7 @@ def reproduce(
         rows,
         digits,
         output,
-        curves=_curves(experiment, colormnist_jobs.networks(jobs, store), listed),
+        curves=_curves(jobs, store, digits) if experiment == "colormnist-longtailed" else None,
         provenance=_facts(read_results(results)),
     )
     return Reproduction(rows, [results, *written])
@@ -143,12 +143,16 @@ def from_results(
 
     Args:
         experiment: one of :data:`equicolor.experiments.colormnist.EXPERIMENTS`.
-        sources: files that :func:`reproduce` wrote, of different models.
+        sources: files that :func:`reproduce` wrote; rows that come again count once.
         output: the folder for the figures; not that of a run, which has its own.
     """
     _checks.one_of("experiment", experiment, colormnist.EXPERIMENTS)
     refuse_run(output)
     rows = distinct([row for source in sources for row in _rows(experiment, source)])
+    for variant, group in by_variant(rows).items():
+        seen = [(row.get("sigma"), row["seed"]) for row in group]
+        if len(set(seen)) < len(seen):
+            raise ValueError(f"different networks of one seed are called {variant.name}: give one")
     digits = colormnist_report.digits_of(rows)
     if digits is None:
         _, why = colormnist_report.captions(experiment, rows, None)[f"{experiment}-samples"]
@@ -171,22 +175,18 @@ def _rows(experiment: str, source: Path | str) -> list[dict[str, Any]]:
 
 
 def _curves(
-    experiment: str, networks: Mapping[str, nn.Module], listed: Sequence[colormnist.Job]
-) -> dict[str, list[float]] | None:
+    jobs: Mapping[str, Sequence[Job]], store: Store, digits: Digits
+) -> dict[str, list[float]]:
     """Hue curves of the plain and the equivariant network of the first seed."""
-    if experiment != "colormnist-longtailed":
-        return None
-    curves = {}
-    for job in listed:
-        if job.name in demo.MODELS and job.name in networks:
-            (data,) = job.datasets
-            known = colormnist_report.best_known(data)
-            network = networks[job.name]
-            curve = colormnist_report.hue_curve(
-                network, data, classes=known, per_class=colormnist_report.HUE_IMAGES
-            )
-            curves[job.name] = curve.tolist()
-    return curves
+    networks, data = colormnist_jobs.networks(jobs, store), longtailed_colormnist(digits)
+    known, count = colormnist_report.best_known(data), colormnist_report.HUE_IMAGES
+    return {
+        name: colormnist_report.hue_curve(
+            networks[name], data, classes=known, per_class=count
+        ).tolist()
+        for name in demo.MODELS
+        if name in networks
+    }
 
 
 def _facts(contents: dict[str, Any]) -> dict[str, Any]:

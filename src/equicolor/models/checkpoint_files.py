@@ -40,9 +40,9 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
     from safetensors.torch import save_file
 
     kept = {key: value.detach().contiguous() for key, value in tensors.items()}
-    marks = {"format": _FORMAT, _DIGEST: digest(header["config"], kept)}
+    words = {**header, "format": _FORMAT}
     with written_aside(path) as partial:
-        save_file(kept, partial, {**header, **marks})
+        save_file(kept, partial, {**words, _DIGEST: digest(_joined(words), kept)})
         _sort_header(partial)
 
 
@@ -58,14 +58,19 @@ def _sort_header(path: Path) -> None:
             file.write(ordered)
 
 
-def digest(config: str, tensors: Mapping[str, Tensor]) -> str:
-    """A digest of a configuration and weights, wherever they are.
+def _joined(header: Mapping[str, str]) -> str:
+    words = {key: value for key, value in header.items() if key != _DIGEST}
+    return json.dumps(words, sort_keys=True)
+
+
+def digest(words: str, tensors: Mapping[str, Tensor]) -> str:
+    """A digest of weights, wherever they are, and of some words about them.
 
     Example:
         >>> len(digest("{}", {"weight": torch.zeros(2)}))
         16
     """
-    found = hashlib.sha256(config.encode())
+    found = hashlib.sha256(words.encode())
     for key, value in sorted(tensors.items()):
         found.update(f"{key} {value.dtype} {list(value.shape)}".encode())
         found.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
@@ -104,11 +109,10 @@ def read_weights(path: Path, *, weights: bool = False) -> tuple[dict[str, str], 
             f"{path} is a safetensors file without equicolor's configuration "
             f"(expected format {_FORMAT!r} in its header, got {header.get('format')!r})"
         )
-    saved = header.get(_DIGEST)
-    if weights and saved is not None and saved != digest(header.get("config", ""), tensors):
+    if weights and header.get(_DIGEST) not in (None, digest(_joined(header), tensors)):
         raise CheckpointError(
-            f"{path} is damaged: its weights are not those that were saved; get it again, or train "
-            "it again with --force"
+            f"{path} is damaged: it is not what was saved; get it again, or train it again with "
+            "--force"
         )
     return header, tensors
 

@@ -157,7 +157,7 @@ class StackedTrainer:
                 self.step_number.zero_()  # the schedule may be shorter than the warm-up
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):  # records without running
+        with torch.cuda.graph(graph, stream=stream):  # records without running
             self.step()
         # Warming up trained a little: put everything back.
         self.restore(saved)
