@@ -1,6 +1,7 @@
 import math
 import os
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -265,7 +266,7 @@ def test_every_sigma_has_its_own_name(digits: Digits) -> None:
         data = biased_colormnist(sigma, digits, train_size=1, test_size=1, **options)
         return data.name.removeprefix("colormnist-biased-"), data.sigma
 
-    assert named(12) == ("12", 12.0)
+    assert named(12) == named(np.int64(12)) == named(np.float32(12)) == ("12", 12.0)
     assert named(1e6) == ("1e+06", 1e6)
     assert named(1234567.0) == ("1234567.0", 1234567.0)
     assert named(12.0, half_degrees=True) == ("24", 24.0)

@@ -258,6 +258,8 @@ def test_data_may_be_drawn_anew_for_every_seed(tmp_path: Path) -> None:
     assert [(data.seed, seed) for data, seed in job.runs([0, 1])] == 2 * [(0, 0), (1, 1)]
     alone = parts([job], [0, 1], side_by_side=False)
     assert [(part.datasets[0].seed, *seeds) for part, seeds in alone] == 2 * [(0, 0), (1, 1)]
+    with pytest.raises(ValueError, match="at least one dataset and seed to train for, got none"):
+        run([job], tmp_path, seeds=[5])
     with pytest.raises(ValueError, match="no redraw"):
         jobs("colormnist-longtailed", digits, redraw=[0])
 

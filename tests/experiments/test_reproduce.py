@@ -144,6 +144,15 @@ def test_rows_that_come_again_count_once_unless_they_contradict(
         reproduce.from_results(LONGTAILED, [results, other], tmp_path / "docs")
 
 
+def test_different_networks_of_one_name_are_not_averaged(results: Path, tmp_path: Path) -> None:
+    contents = json.loads(results.read_text())
+    contents["rows"] = [row | {"width": row.get("width", 17) + 1} for row in contents["rows"]]
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(contents))
+    with pytest.raises(ValueError, match="different networks of one seed are called"):
+        reproduce.from_results(LONGTAILED, [results, other], tmp_path / "docs")
+
+
 def test_the_folder_of_a_run_keeps_its_figures(results: Path, tmp_path: Path) -> None:
     (tmp_path / "run" / "jobs").mkdir(parents=True)
     with pytest.raises(ValueError, match="is the folder of a run, with its own report"):

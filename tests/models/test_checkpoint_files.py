@@ -33,9 +33,7 @@ def test_a_flipped_bit_in_a_weight_is_noticed(tmp_path: Path) -> None:
     contents = bytearray(path.read_bytes())
     contents[contents.index(network.blocks[1][0].weight.detach().numpy().tobytes()) + 2] ^= 1
     path.write_bytes(contents)
-    with pytest.raises(
-        CheckpointError, match=r"network.safetensors is damaged: it is not what was saved"
-    ):
+    with pytest.raises(CheckpointError, match="is damaged: it is not what was saved"):
         load_model(path)
 
 
