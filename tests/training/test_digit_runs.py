@@ -7,21 +7,11 @@ from typing import Any
 
 import pytest
 
-from equicolor.data import ColorMNIST, Digits, biased_colormnist, load_mnist, longtailed_colormnist
+from equicolor.data import ColorMNIST, Digits, biased_colormnist
 from equicolor.training.digit_runs import Recipe, check_runs, identity
 from equicolor.training.many_seeds import train_many
 
 PLAIN = Recipe("z2cnn", "z2cnn", {"width": 4, "dropout": 0.0}, epochs=2, batch_size=32)
-
-
-@pytest.fixture(scope="module")
-def digits() -> Digits:
-    return load_mnist(embedded=True)
-
-
-@pytest.fixture(scope="module")
-def data(digits: Digits) -> ColorMNIST:
-    return longtailed_colormnist(digits, seed=1, largest=5, test_per_class=2)
 
 
 def test_bad_input_is_refused(digits: Digits, data: ColorMNIST) -> None:

@@ -64,21 +64,19 @@ class TestFolder:
         assert load_model(folder / "model.safetensors").class_names == tuple(names)
 
     def test_a_finished_run_is_not_trained_again(
-        self, finished: Fit, monkeypatch: pytest.MonkeyPatch
+        self, finished_recipe: TrainingRecipe, finished: Fit, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        recipe = TrainingRecipe.from_json(finished.folder.recipe.read_text())
         monkeypatch.setattr(fitting, "PictureData", None)
-        assert fit(recipe, finished.folder.path, CPU) == finished._replace(continued=3)
+        assert fit(finished_recipe, finished.folder.path, CPU) == finished._replace(continued=3)
 
     def test_a_finished_run_without_its_network_is_named(
-        self, finished: Fit, tmp_path: Path
+        self, finished_recipe: TrainingRecipe, finished: Fit, tmp_path: Path
     ) -> None:
-        recipe = TrainingRecipe.from_json(finished.folder.recipe.read_text())
         shutil.copytree(finished.folder.path, tmp_path, dirs_exist_ok=True)
         model = tmp_path / "model.safetensors"
         os.truncate(model, model.stat().st_size // 2)
         with pytest.raises(CheckpointError, match=r"not a complete .* train it again with --force"):
-            fit(recipe, tmp_path, CPU)
+            fit(finished_recipe, tmp_path, CPU)
 
     def test_another_recipe_is_refused(self, finished: Fit, toy_recipe: TrainingRecipe) -> None:
         before = finished.folder.recipe.read_text()

@@ -46,9 +46,12 @@ class TestFailure:
         assert not (tmp_path / "sprung").exists()
 
     def test_damaged_checkpoints_say_what_to_do(
-        self, finished: Fit, tmp_path: Path, same: Callable[[Path, Path], bool]
+        self,
+        finished_recipe: TrainingRecipe,
+        finished: Fit,
+        tmp_path: Path,
+        goes_on: Callable[[Path], Fit],
     ) -> None:
-        recipe = TrainingRecipe.from_json(finished.folder.recipe.read_text())
         last = tmp_path / "last.ckpt"
         for path in (finished.folder.recipe, finished.folder.metrics):
             shutil.copy(path, tmp_path)
@@ -60,18 +63,15 @@ class TestFailure:
         torch.load(last, weights_only=True)  # does not look
         remedy = r"delete it to train from the start, or the whole run with --force$"
         with pytest.raises(CheckpointError, match=rf"^{last} .* damaged \(the checksum .*{remedy}"):
-            fit(recipe, tmp_path, CPU)
+            fit(finished_recipe, tmp_path, CPU)
         torch.save([1], last)
         with pytest.raises(CheckpointError, match=rf"^{last} is no checkpoint .*a list: {remedy}"):
-            fit(recipe, tmp_path, CPU)
+            fit(finished_recipe, tmp_path, CPU)
         torch.save({"pytorch-lightning_version": "2.0.0"}, last)
         with pytest.raises(CheckpointError, match=rf"not written by equicolor.*{remedy}"):
-            fit(recipe, tmp_path, CPU)
+            fit(finished_recipe, tmp_path, CPU)
         last.unlink()
-        found = fit(recipe, tmp_path, CPU)
-        assert found is not None
-        assert found.continued == 0
-        assert same(tmp_path, finished.folder.path)
+        assert goes_on(tmp_path).continued == 0
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -115,12 +115,11 @@ class TestFailure:
 
     def test_a_diverging_loss_stops_and_keeps_the_last_good_state(
         self,
-        finished: Fit,
+        finished_recipe: TrainingRecipe,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
-        same: Callable[[Path, Path], bool],
+        goes_on: Callable[[Path], Fit],
     ) -> None:
-        recipe = TrainingRecipe.from_json(finished.folder.recipe.read_text())
         loss = tasks.ClassificationTask._loss
 
         def diverging(self, logits, labels):
@@ -129,25 +128,21 @@ class TestFailure:
 
         monkeypatch.setattr(tasks.ClassificationTask, "_loss", diverging)
         with pytest.raises(DivergedError) as caught:
-            fit(recipe, tmp_path, CPU)
+            fit(finished_recipe, tmp_path, CPU)
         monkeypatch.undo()
         text = str(caught.value)
         assert "no longer finite at step 5 (epoch 2, learning rate 0.000706)" in text
         assert f"{tmp_path / 'last.ckpt'} keeps the state after epoch 1" in text
-        found = fit(recipe, tmp_path, CPU)
-        assert found is not None
-        assert found.continued == 1
-        assert same(tmp_path, finished.folder.path)
+        assert goes_on(tmp_path).continued == 1
 
     def test_weights_that_are_not_finite_are_not_saved(
         self,
-        finished: Fit,
+        finished_recipe: TrainingRecipe,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
-        same: Callable[[Path, Path], bool],
+        goes_on: Callable[[Path], Fit],
     ) -> None:
         # The last step of the second epoch spoils a weight; every loss so far was finite.
-        recipe = TrainingRecipe.from_json(finished.folder.recipe.read_text())
         update = tasks.ClassificationTask.optimizer_step
 
         def spoiling(self, *arguments, **options):
@@ -158,7 +153,7 @@ class TestFailure:
 
         monkeypatch.setattr(tasks.ClassificationTask, "optimizer_step", spoiling)
         with pytest.raises(DivergedError) as caught:
-            fit(recipe, tmp_path, CPU)
+            fit(finished_recipe, tmp_path, CPU)
         monkeypatch.undo()
         text = str(caught.value)
         assert "the weights are no longer finite at step 6 (epoch 2, learning rate" in text
@@ -166,8 +161,7 @@ class TestFailure:
         assert text.endswith("in another folder or with --force")
         state = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
         assert all(value.isfinite().all() for value in state.values())
-        assert fit(recipe, tmp_path, CPU) is not None
-        assert same(tmp_path, finished.folder.path)
+        goes_on(tmp_path)
 
     def test_diverging_at_once(self, toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
         recipe = dataclasses.replace(toy_recipe, lr=1e30, schedule="constant", optimizer="sgd")

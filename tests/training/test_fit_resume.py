@@ -123,17 +123,14 @@ class TestLock:
 class TestResume:
     @pytest.mark.parametrize("step", KILLED_AT)
     def test_killed_runs_end_with_equal_weights(
-        self, finished: Fit, killed: dict[int, Path], step: int, same: Callable[[Path, Path], bool]
+        self, finished: Fit, killed: dict[int, Path], step: int, goes_on: Callable[[Path], Fit]
     ) -> None:
-        recipe = TrainingRecipe.from_json(finished.folder.recipe.read_text())
         folder = killed[step]
         (folder / "last.ckpt.123456.partial").write_bytes(b"half a checkpoint")
         with (folder / "metrics.csv").open("a") as file:
             file.write("2,6,0.00")  # a row that was being written
-        found = fit(recipe, folder, CPU)
-        assert found is not None
+        found = goes_on(folder)
         assert found.continued == (step - 1) // 3
-        assert same(folder, finished.folder.path)
         assert found.row["hue_curve"] == finished.row["hue_curve"]
         columns = [
             [[row[key] for key in ("epoch", "step", "lr", "loss", "accuracy")] for row in rows]
@@ -143,24 +140,19 @@ class TestResume:
         assert not list(folder.glob("*.partial"))
 
     def test_killed_while_judging(
-        self, finished: Fit, tmp_path: Path, same: Callable[[Path, Path], bool]
+        self, finished: Fit, tmp_path: Path, goes_on: Callable[[Path], Fit]
     ) -> None:
-        recipe = TrainingRecipe.from_json(finished.folder.recipe.read_text())
         for path in (finished.folder.recipe, finished.folder.checkpoint, finished.folder.metrics):
             (tmp_path / path.name).write_bytes(path.read_bytes())
-        found = fit(recipe, tmp_path, CPU)
-        assert found is not None
-        assert found.continued == 3
-        assert same(tmp_path, finished.folder.path)
+        assert goes_on(tmp_path).continued == 3
 
     def test_an_interrupt_leaves_a_run_that_continues(
         self,
-        finished: Fit,
+        finished_recipe: TrainingRecipe,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
-        same: Callable[[Path, Path], bool],
+        goes_on: Callable[[Path], Fit],
     ) -> None:
-        recipe = TrainingRecipe.from_json(finished.folder.recipe.read_text())
         console = Console(file=(tmp_path / "out").open("w"), width=200)
         step = tasks.ClassificationTask.training_step
 
@@ -172,25 +164,25 @@ class TestResume:
         handler = signal.getsignal(signal.SIGINT)
         monkeypatch.setattr(tasks.ClassificationTask, "training_step", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            fit(recipe, tmp_path / "run", CPU, console=console)
+            fit(finished_recipe, tmp_path / "run", CPU, console=console)
         monkeypatch.undo()
         assert signal.getsignal(signal.SIGINT) == handler
         console.file.close()
         assert "The same command continues the run in" in (tmp_path / "out").read_text()
-        found = fit(recipe, tmp_path / "run", CPU)
-        assert found is not None
-        assert found.continued == 1
-        assert same(tmp_path / "run", finished.folder.path)
+        assert goes_on(tmp_path / "run").continued == 1
 
     def test_seldom_checkpoints_change_nothing(
         self,
+        finished_recipe: TrainingRecipe,
         finished: Fit,
         tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
         same: Callable[[Path, Path], bool],
     ) -> None:
-        recipe = TrainingRecipe.from_json(finished.folder.recipe.read_text())
-        fit(recipe, tmp_path, dataclasses.replace(CPU, checkpoint_every=1000, validate_every=2))
+        fit(
+            finished_recipe,
+            tmp_path,
+            dataclasses.replace(CPU, checkpoint_every=1000, validate_every=2),
+        )
         assert same(tmp_path, finished.folder.path)
         tested = [row["test_accuracy"] for row in Metrics(tmp_path / "metrics.csv").read()]
         assert [bool(value) for value in tested] == [False, True, False]

@@ -24,8 +24,6 @@ from equicolor.data import (
     Digits,
     Split,
     biased_colormnist,
-    load_mnist,
-    longtailed_colormnist,
 )
 from equicolor.models.z2cnn import Z2CNN
 from equicolor.training import many_seeds, stacked_trainer
@@ -37,16 +35,6 @@ CPU = torch.device("cpu")
 PLAIN = Recipe("z2cnn", "z2cnn", {"width": 4, "dropout": 0.0}, epochs=2, batch_size=32)
 EQUIVARIANT = Recipe("cecnn", "cecnn", {"width": 3, "dropout": 0.0}, epochs=2, batch_size=32)
 DROPPING = Recipe("cecnn", "cecnn", {"width": 3}, epochs=2, batch_size=32)
-
-
-@pytest.fixture(scope="module")
-def digits() -> Digits:
-    return load_mnist(embedded=True)
-
-
-@pytest.fixture(scope="module")
-def data(digits: Digits) -> ColorMNIST:
-    return longtailed_colormnist(digits, seed=1, largest=5, test_per_class=2)
 
 
 def batch(data: ColorMNIST, recipe: Recipe, seed: int, step: int) -> tuple[Tensor, Tensor]:

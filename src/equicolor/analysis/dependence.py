@@ -360,9 +360,7 @@ def _pad(call: _Call) -> list[Planes]:
         for place in range(len(amounts) // 2):
             axis = rank - 1 - place
             size = call.args[0].shape[axis]
-            step = rules.step_outside(call.first, index, axis - rank, size)
-            if step is not None:
-                plane = plane.expand(*plane.shape[:axis], size, *plane.shape[axis + 1 :])
+            plane, step = rules.with_step(plane, call.first, index, axis, size)
             if plane.shape[axis] > 1 or call.outputs[0].shape[axis] == 1 or step is not None:
                 before, after = amounts[2 * place : 2 * place + 2]
                 plane = rules.pad_axis(plane, axis, before, after, nominal=nominal, step=step)

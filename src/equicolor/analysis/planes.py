@@ -99,9 +99,7 @@ def slide(
         plane = collapse(planes[index])
         for place, size in enumerate(sizes):
             axis = plane.ndim - len(sizes) + place
-            step = step_outside(planes, index, axis - plane.ndim, before[place])
-            if step is not None:  # several positions that were one
-                plane = plane.expand(*plane.shape[:axis], before[place], *plane.shape[axis + 1 :])
+            plane, step = with_step(plane, planes, index, axis, before[place])
             if plane.shape[axis] == 1 and size > 1 and step is None:
                 continue  # equal along the axis, and stays so
             reach = dilation[place] * (kernel[place] - 1) + 1
@@ -146,7 +144,25 @@ def _over_map(plane: Tensor) -> Tensor:
     return plane.amin(list(range(-min(2, plane.ndim), 0)), keepdim=True)
 
 
-def step_outside(planes: Planes, index: int, axis: int, size: int) -> Tensor | None:
+def with_step(
+    plane: Tensor, planes: Planes, index: int, axis: int, size: int
+) -> tuple[Tensor, Tensor | None]:
+    """A collapsed plane ready for :func:`pad_axis`, and the step that takes.
+
+    Args:
+        plane: to be padded.
+        planes: all of them, as they were.
+        index: which it is.
+        axis: to pad.
+        size: of the features along the axis.
+    """
+    step = _step_outside(planes, index, axis - plane.ndim, size)
+    if step is not None:  # several positions that were one
+        plane = plane.expand(*plane.shape[:axis], size, *plane.shape[axis + 1 :])
+    return plane, step
+
+
+def _step_outside(planes: Planes, index: int, axis: int, size: int) -> Tensor | None:
     """How far a plane goes on along an axis, where its positions do not say it.
 
     Args:
@@ -211,7 +227,7 @@ def pad_axis(
         axis: to pad.
         before, after: how much.
         nominal: whether it is a nominal plane.
-        step: as of :func:`step_outside`.
+        step: as of :func:`with_step`.
     """
     if step is not None:  # channels may have different ones
         plane = plane.expand(torch.broadcast_shapes(plane.shape, step.shape))

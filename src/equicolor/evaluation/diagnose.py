@@ -27,7 +27,7 @@ from equicolor.evaluation.pictures import (
 )
 from equicolor.models.registry import Network, Origin
 from equicolor.reporting.progress import counting
-from equicolor.training.recipes import PRECISIONS, usual_precision
+from equicolor.training.recipes import chosen_precision
 
 __all__ = ["Subject", "diagnose", "judge", "load_subject"]
 
@@ -114,10 +114,10 @@ def load_subject(
         console: shows progress (default: stderr).
     """
     _checks.positive_int("batch_size", batch_size)
-    _checks.one_of("precision", precision, ("auto", *PRECISIONS))
     if limit is not None:
         _checks.positive_int("limit", limit)
     device = torch.device(device)
+    precision = chosen_precision(precision, cuda=device.type == "cuda")
     console = Console(stderr=True) if console is None else console
 
     recipe = recipe_of_run(network)
@@ -166,8 +166,6 @@ def load_subject(
             cache=place,
             progress=decoding,
         )
-    if precision == "auto":
-        precision = usual_precision(cuda=device.type == "cuda")
     facts |= {"dataset": info.name, "split": split, "split_seed": split_seed or 0}
     facts |= preparation._asdict()
     facts["precision"] = precision

@@ -154,7 +154,6 @@ def jobs(
     if longtailed and redraw:
         raise ValueError("the long-tailed data are one draw, class sizes included: no redraw")
     digits = load_mnist() if digits is None else digits
-
     if longtailed:
         datasets = [longtailed_colormnist(digits)]
     else:
@@ -241,8 +240,9 @@ def run(
     rows: list[dict[str, Any]] = []
     for job, chosen in parts(listed, seeds):
         done = folder / f"{job.name}.json"
-        check_runs(job.runs(chosen))
-        wanted = identity(job.recipe, job.runs(chosen))
+        runs = job.runs(chosen)
+        check_runs(runs)
+        wanted = identity(job.recipe, runs)
         if done.exists():
             kept = _kept(done)
             if kept["key"] != wanted:
@@ -256,7 +256,7 @@ def run(
                 progress(job.name, job.recipe.epochs, job.recipe.epochs, loss)
         else:
             started = time.perf_counter()
-            results = _train(job, folder, chosen, device, progress, checkpoint_every)
+            results = _train(job, runs, folder, device, progress, checkpoint_every)
             taken = round(time.perf_counter() - started, 1)
             if networks:
                 _save_networks(folder / f"{job.name}.pt", results)
@@ -298,8 +298,8 @@ def _save_networks(path: Path, results: Sequence[Result]) -> None:
 
 def _train(
     job: Job,
+    runs: Sequence[Run],
     folder: Path,
-    seeds: Sequence[int],
     device: torch.device | str,
     progress: Progress | None,
     checkpoint_every: int,
@@ -311,7 +311,7 @@ def _train(
     folder.mkdir(parents=True, exist_ok=True)
     return train_many(
         job.recipe,
-        job.runs(seeds),
+        runs,
         device=device,
         checkpoint=folder / f"{job.name}.checkpoint",
         checkpoint_every=checkpoint_every,
@@ -335,15 +335,15 @@ def _row(job: Job, result: Result, precision: str) -> dict[str, Any]:
     recipe = job.recipe
     data = next(data for data, _ in job.runs([result.seed]) if data.name == result.dataset)
     options = recipe.build(data.num_classes, 0).config
-    whole = data.sigma is None
+    biased = data.sigma is not None
     return {
         "model": recipe.model,
         "rotations": options.get("rotations", 1),
         "lifting": options.get("lifting", "none"),
         "ce_layers": options.get("ce_layers", 0),
         "width": options["width"],
-        "dataset": result.dataset if data.sigma is None else "colormnist-biased",
-        **({} if data.sigma is None else {"sigma": data.sigma}),
+        "dataset": "colormnist-biased" if biased else result.dataset,
+        **({"sigma": data.sigma} if biased else {}),
         "augmentation": f"jitter {recipe.jitter:g}" if recipe.jitter else "none",
         "weighted": recipe.weighted,
         "seed": result.seed,
@@ -355,5 +355,5 @@ def _row(job: Job, result: Result, precision: str) -> dict[str, Any]:
         "test_size": len(data.test.labels),
         "digits": data.source,
         **({"data_seed": data.seed} if job.redrawn else {}),
-        **({"per_class": [round(value, 2) for value in result.per_class]} if whole else {}),
+        **({} if biased else {"per_class": [round(value, 2) for value in result.per_class]}),
     }

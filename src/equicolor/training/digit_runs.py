@@ -15,7 +15,7 @@ from equicolor.data.colormnist import ColorMNIST
 from equicolor.models.checkpoint_files import read_pickle
 from equicolor.models.registry import create_model
 from equicolor.models.z2cnn import DROPPING, Z2CNN
-from equicolor.training.recipes import PRECISIONS, usual_precision
+from equicolor.training.recipes import chosen_precision
 
 __all__ = ["Recipe", "Result", "Run", "check_runs", "identity", "read_kept"]
 
@@ -53,7 +53,7 @@ class Recipe:
     def __post_init__(self) -> None:
         """Refuse what cannot be trained."""
         _checks.one_of("network", self.network, ("z2cnn", "cecnn"))
-        _checks.one_of("precision", self.precision, ("auto", *PRECISIONS))
+        chosen_precision(self.precision, cuda=False)  # which refuses what is none
         _checks.positive_int("epochs", self.epochs)
         if _checks.positive_int("batch_size", self.batch_size) < 2:
             raise ValueError("batch_size must be at least 2 for batch normalization, got 1")
@@ -64,8 +64,7 @@ class Recipe:
 
     def precision_on(self, device: torch.device) -> str:
         """What convolutions compute in on a device, ``"bf16"`` or ``"32"``."""
-        usual = usual_precision(cuda=device.type == "cuda")
-        return usual if self.precision == "auto" else self.precision
+        return chosen_precision(self.precision, cuda=device.type == "cuda")
 
     def dtype(self, device: torch.device) -> torch.dtype:
         """The same, as torch has it."""

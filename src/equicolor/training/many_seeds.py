@@ -6,8 +6,6 @@ everything: a killed run resumes where it was.
 """
 
 import contextlib
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -15,7 +13,7 @@ import torch
 
 from equicolor import _checks
 from equicolor._files import written_aside
-from equicolor.training.digit_runs import Recipe, Result, Run, check_runs, identity, read_kept
+from equicolor.training.digit_runs import Recipe, Result, Run, check_runs, read_kept
 from equicolor.training.stacked_trainer import StackedTrainer
 
 __all__ = ["train_many"]
@@ -122,15 +120,9 @@ def _check(trainer: StackedTrainer, epoch: int, checkpoint: Path | None) -> None
     )
 
 
-def _fingerprint(trainer: StackedTrainer) -> str:
-    """What a checkpoint must agree on to be continued."""
-    facts = identity(trainer.recipe, trainer.runs)
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
 def _save(trainer: StackedTrainer, path: Path, epochs: int) -> None:
     """Write a checkpoint, whole or not at all."""
-    state = {"fingerprint": _fingerprint(trainer), "epochs": epochs, "tensors": trainer.tensors()}
+    state = {"fingerprint": trainer.fingerprint, "epochs": epochs, "tensors": trainer.tensors()}
     with written_aside(path) as partial:
         torch.save(state, partial)
 
@@ -140,7 +132,7 @@ def _resume(trainer: StackedTrainer, path: Path) -> int:
     if not path.exists():
         return 0
     saved = read_kept(path)
-    if saved.get("fingerprint") != _fingerprint(trainer):
+    if saved.get("fingerprint") != trainer.fingerprint:
         raise ValueError(
             f"{path} belongs to another configuration; delete it or choose another folder"
         )

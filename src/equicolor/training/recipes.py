@@ -30,7 +30,10 @@ from equicolor.models.registry import (
 )
 from equicolor.training.pretrained import load_pretrained
 
-__all__ = ["TrainingRecipe", "default_recipe", "find_recipe", "recipes", "usual_precision"]
+__all__ = [
+    "TrainingRecipe", "chosen_precision", "default_recipe", "find_recipe", "recipes",
+    "usual_precision",
+]  # fmt: skip
 
 OPTIMIZERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("onecycle", "cosine", "constant")
@@ -348,6 +351,17 @@ def usual_precision(*, cuda: bool) -> str:
         ('bf16', '32')
     """
     return "bf16" if cuda else "32"
+
+
+def chosen_precision(precision: str, *, cuda: bool) -> str:
+    """One of :data:`PRECISIONS`: that asked for, or of ``"auto"`` the usual one.
+
+    Example:
+        >>> chosen_precision("auto", cuda=True), chosen_precision("32", cuda=True)
+        ('bf16', '32')
+    """
+    _checks.one_of("precision", precision, ("auto", *PRECISIONS))
+    return usual_precision(cuda=cuda) if precision == "auto" else precision
 
 
 def find_recipe(name: str, dataset: str | None = None) -> TrainingRecipe:

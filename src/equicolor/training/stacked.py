@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equicolor.color import orbit, orbit_turns, rotation_matrix
+from equicolor.color import rotation_matrix, shift_hue_orbit
 from equicolor.models.z2cnn import DEPTH, DROPPING, Z2CNN
 from equicolor.nn.functional import dense_filters
 
@@ -141,14 +141,12 @@ class StackedZ2CNN:
         weight = weight.squeeze(3) if self.ce_layers else weight  # [S, O, 3, kh, kw]
         n = self._order(0)
         if n > 1 and self.lifting == "hsv":
-            # Made on the device, as below: a CUDA graph cannot copy from the host.
-            turns = orbit_turns(n, dtype=torch.float32, device=images.device)
-            hues = orbit(images.float().unsqueeze(0), turns.view(-1, 1, 1, 1, 1), n, 0)
-            hues = hues.to(self.dtype).permute(1, 2, 0, 3, 4, 5)
-            images = hues.flatten(2, 3)  # [S, B, n * 3, H, W]
+            orbit = shift_hue_orbit(images.float(), n).to(self.dtype)
+            images = orbit.permute(1, 2, 0, 3, 4, 5).flatten(2, 3)  # [S, B, n * 3, H, W]
             own = torch.eye(n, device=weight.device, dtype=weight.dtype)
             bank = torch.einsum("kr,soihw->skorihw", own, weight).flatten(1, 2).flatten(2, 3)
         elif n > 1:
+            # Made on the device: a CUDA graph cannot copy from the host.
             rotations = rotation_matrix(torch.arange(n, device=weight.device) / n)
             bank = torch.einsum("kij,sojhw->skoihw", rotations, weight).flatten(1, 2)
         else:

@@ -5,6 +5,9 @@ function of a run's seed and the step (:mod:`equicolor._random`).
 """
 
 import dataclasses
+import functools
+import hashlib
+import json
 import math
 from collections.abc import Callable, Sequence
 
@@ -15,7 +18,7 @@ from torch import Tensor
 from equicolor._random import permutation, uniform
 from equicolor.color import shift_hue
 from equicolor.models.z2cnn import DROPPING, Z2CNN
-from equicolor.training.digit_runs import Recipe, Result, Run
+from equicolor.training.digit_runs import Recipe, Result, Run, identity
 from equicolor.training.stacked import StackedZ2CNN, stack_states
 
 __all__ = ["StackedTrainer"]
@@ -81,6 +84,12 @@ class StackedTrainer:
         shape = len(self.runs), self.batch * self.steps_per_epoch
         self.order = torch.zeros(shape, dtype=torch.int64, device=self.device)
         self.losses = torch.zeros(len(self.runs), device=self.device)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """What a checkpoint must agree on to be continued."""
+        facts = identity(self.recipe, self.runs)
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def start_epoch(self, epoch: int) -> None:
         """Draw the order of the images."""
