@@ -1,4 +1,4 @@
-"""The jobs of the toy experiments, their rows, and the figures and tables made of them."""
+"""The jobs of the toy experiments, and the rows they leave."""
 
 import dataclasses
 import json
@@ -7,24 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from equicolor.data import (
-    ColorMNIST,
-    Digits,
-    Split,
-    biased_colormnist,
-    longtailed_colormnist,
-)
-from equicolor.experiments import (
-    colormnist,
-    colormnist_figures,
-    colormnist_jobs,
-    colormnist_report,
-)
+from equicolor.data import ColorMNIST, Digits, Split, biased_colormnist, longtailed_colormnist
+from equicolor.experiments import colormnist_jobs
 from equicolor.experiments.colormnist import Job, jobs, parts, run, trained
 from equicolor.experiments.job_kinds import colormnist_job
-from equicolor.reporting.figures import png
 from equicolor.training import digit_runs
 from equicolor.training.digit_runs import Recipe
 
@@ -34,55 +21,6 @@ TINY = Recipe("cecnn", "cecnn", {"width": 3}, epochs=2, batch_size=32)
 @pytest.fixture(scope="module")
 def tiny(digits: Digits) -> ColorMNIST:
     return longtailed_colormnist(digits, seed=1, largest=3, test_per_class=2)
-
-
-@pytest.fixture(scope="module")
-def longtailed_rows() -> list[dict[str, Any]]:
-    """Two seeds of four models, a variant of each kind, in no particular order."""
-    rows = []
-    for seed in range(2):
-        for model, augmentation, weighted, accuracy in (
-            ("cecnn", "none", True, 90.0),
-            ("cecnn-pooled", "none", False, 30.0),
-            ("cecnn", "none", False, 91.0),
-            ("z2cnn", "jitter 0.5", False, 28.0),
-            ("z2cnn-gray", "none", False, 24.0),
-            ("z2cnn", "none", False, 71.0),
-        ):
-            rows.append(
-                {
-                    "model": model,
-                    "dataset": "colormnist-longtailed",
-                    "augmentation": augmentation,
-                    "weighted": weighted,
-                    "seed": seed,
-                    "epochs": 1000,
-                    "original": accuracy + seed,
-                    "digits": "MNIST, full",
-                    "per_class": [accuracy + seed] * 30,
-                }
-            )
-    return rows
-
-
-@pytest.fixture(scope="module")
-def biased_rows() -> list[dict[str, Any]]:
-    return [
-        {
-            "model": model,
-            "dataset": "colormnist-biased",
-            "augmentation": "none",
-            "weighted": False,
-            "seed": seed,
-            "epochs": 1500,
-            "sigma": sigma,
-            "original": 90.0 + seed + index,
-            "digits": "MNIST, full",
-        }
-        for index, model in enumerate(("z2cnn", "cecnn", "z2cnn-gray"))
-        for sigma in colormnist.SIGMAS
-        for seed in range(2)
-    ]
 
 
 # --- jobs -------------------------------------------------------------------------------------
@@ -299,17 +237,6 @@ def test_results_of_another_network_are_not_taken(
         run([job], tmp_path, seeds=[0])
 
 
-def test_rows_trained_otherwise_have_lines_of_their_own() -> None:
-    row = {"model": "cecnn", "augmentation": "none", "weighted": False, "sigma": 0.0}
-    row |= {"epochs": 1500, "digits": "MNIST, full", "original": 99.0}
-    table = colormnist_report.biased_table([row, row | {"data_seed": 0, "original": 50.0}])
-    assert list(table.rows) == [
-        ("CECNN", "99.00"), ("CECNN (data drawn for every seed)", "50.00"),
-    ]  # fmt: skip
-    table = colormnist_report.longtailed_table([row, row | {"epochs": 1}])
-    assert [line[0] for line in table.rows] == ["CECNN (1,500 epochs)", "CECNN (1 epoch)"]
-
-
 def run_parts(
     job: Job, folder: Path, *, side_by_side: bool, networks: bool = False
 ) -> list[dict[str, Any]]:
@@ -341,150 +268,3 @@ def test_side_by_side_and_one_by_one_agree(tiny: ColorMNIST, tmp_path: Path) -> 
     for row, other in zip(together, alone, strict=True):
         assert row["seed"] == other["seed"]
         assert row["loss"] == pytest.approx(other["loss"], abs=1e-3)
-
-
-# --- tables -----------------------------------------------------------------------------------
-
-
-def test_longtailed_table_stands_beside_the_paper(longtailed_rows: list[dict[str, Any]]) -> None:
-    table = colormnist_report.summary_table("colormnist-longtailed", longtailed_rows)
-    assert table.columns == ("network", "accuracy", "paper", "seeds")
-    assert list(table.rows) == [
-        ("Z2CNN", "71.50 ± 0.71", "71.59 ± 0.61", "2"),
-        ("Z2CNN, grey input", "24.50 ± 0.71", "24.19 ± 0.53", "2"),
-        ("CECNN", "91.50 ± 0.71", "91.35 ± 0.40", "2"),
-        ("CECNN, coset pooling", "30.50 ± 0.71", "29.43 ± 0.46", "2"),
-        ("Z2CNN + jitter", "28.50 ± 0.71", "–", "2"),
-        ("CECNN + weighted loss", "90.50 ± 0.71", "–", "2"),
-    ]
-    assert "1,000 epochs" in table.title
-
-
-def test_biased_table_has_a_column_for_each_sigma(biased_rows: list[dict[str, Any]]) -> None:
-    table = colormnist_report.summary_table("colormnist-biased", biased_rows)
-    assert table.columns[1:3] == ("σ = 0°", "σ = 12°")
-    assert table.columns[-1] == "σ = 10⁶°"
-    assert [row[0] for row in table.rows] == [
-        "Z2CNN", "Z2CNN, grey input", "Z2CNN, grey input (paper)", "CECNN",
-    ]  # fmt: skip
-    assert table.rows[2][1:] == ("89.89", "–", "–", "–", "–", "–", "79.94")
-    assert table.rows[0][1] == "90.50 ± 0.71"
-
-
-def test_headline_of_the_biased_set_counts_where_it_leads() -> None:
-    usual = {"augmentation": "none", "weighted": False, "seed": 0}
-    rows = [
-        usual | {"model": model, "sigma": sigma, "original": accuracy}
-        for model, accuracies in (("cecnn", (90.0, 80.0, 70.0)), ("z2cnn", (60.0, 81.0, 69.0)))
-        for sigma, accuracy in zip((0.0, 12.0, 24.0), accuracies, strict=True)
-    ]
-    said = colormnist_report.headline("colormnist-biased", rows)
-    assert "(mean over σ; ahead at 2 of 3): 10.0 points more" in said
-
-
-def test_headline_compares_the_two(longtailed_rows: list[dict[str, Any]]) -> None:
-    said = colormnist_report.headline("colormnist-longtailed", longtailed_rows)
-    assert said.startswith("CECNN 91.5 % against Z2CNN 71.5 %: 20.0 points more")
-    alone = [row for row in longtailed_rows if row["model"] == "cecnn"]
-    assert colormnist_report.headline("colormnist-longtailed", alone) == "4 networks trained."
-
-
-# --- figures ----------------------------------------------------------------------------------
-
-
-def test_per_class_figure_sorts_by_size(
-    longtailed_rows: list[dict[str, Any]], digits: Digits
-) -> None:
-    data = longtailed_colormnist(digits, test_per_class=1)
-    marked = [dict(row, per_class=data.class_counts().tolist()) for row in longtailed_rows]
-    figure = colormnist_figures.per_class_figure(marked, data)
-    accuracy, bars = figure.axes
-    heights = [bar.get_height() for bar in bars.patches]
-    assert heights == sorted(data.class_counts().tolist(), reverse=True)
-    assert sum(heights) == 1514
-    # Accuracies were set to the sizes: every curve must fall with the bars.
-    for container in accuracy.containers:
-        assert list(container.lines[0].get_ydata()) == heights
-    labels = [label.get_text() for label in accuracy.get_xticklabels()]
-    assert labels[0] == "4\nb"  # blue fours are the most frequent
-    assert len(set(labels)) == 30
-    assert len(png(figure)) < 150_000
-
-
-def test_sigma_figure_has_categories(biased_rows: list[dict[str, Any]]) -> None:
-    figure = colormnist_figures.sigma_figure(biased_rows)
-    (axes,) = figure.axes
-    labels = [label.get_text() for label in axes.get_xticklabels()]
-    assert labels == ["0", "12", "24", "36", "48", "60", "$10^{6}$"]
-    assert [len(container.lines[0].get_xdata()) for container in axes.containers] == [7, 7, 7]
-    assert len(png(figure)) < 150_000
-    few = [row for row in biased_rows if row["seed"] == 0 and row["sigma"] != 12]
-    assert len(colormnist_figures.sigma_figure(few).axes[0].get_xticks()) == 6
-
-
-def test_sample_sheets(digits: Digits) -> None:
-    longtailed = longtailed_colormnist(digits, test_per_class=1)
-    sheet = colormnist_figures.sample_sheet([longtailed])
-    assert [axes.get_title() for axes in sheet.axes] == ["red", "green", "blue"]
-    assert [label.get_text() for label in sheet.axes[0].get_yticklabels()][5] == "5  (1)"
-    picture = sheet.axes[0].images[0].get_array()
-    first = longtailed.train.images[longtailed.train.labels == 15][0]  # the only red five
-    five = picture[5 * 28 : 6 * 28]
-    assert torch.equal(torch.tensor(five[:, :28]), first.permute(1, 2, 0))
-    assert (five[:, 28:] == 1).all()
-    assert len(png(sheet)) < 150_000
-    biased = [biased_colormnist(sigma, digits, test_size=1) for sigma in (0.0, 36.0, 1e6)]
-    sheet = colormnist_figures.sample_sheet(biased)
-    assert [axes.get_title() for axes in sheet.axes] == ["σ = 0", "σ = 36", "σ = $10^{6}$"]
-    assert len(png(sheet)) < 150_000
-
-
-def test_jittered_and_plain_curves_can_be_told_apart() -> None:
-    styles = [
-        tuple(sorted(colormnist_figures.Variant(model, augmentation, weighted).style.items()))
-        for model in colormnist.MODELS
-        for augmentation, weighted in (("none", False), ("jitter 0.5", False), ("none", True))
-    ]
-    assert len(set(styles)) == len(styles)
-
-
-# --- hue curves -------------------------------------------------------------------------------
-
-
-class ColorReader(nn.Module):
-    """Knows the digit of nothing and the colour of everything: class = brightest channel."""
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return nn.functional.one_hot(images.amax((2, 3)).argmax(1), 30).float()
-
-
-def test_hue_curve_counts_the_digit_alone(digits: Digits) -> None:
-    data = longtailed_colormnist(digits, test_per_class=3)
-    turns = torch.tensor([0.0, 1 / 3, 0.5])
-    # It names zeros in any colour, so it is right for zeros alone, whatever the hue.
-    curve = colormnist_report.hue_curve(ColorReader(), data, turns)
-    assert curve.tolist() == pytest.approx([10.0] * 3)
-    zeros = colormnist_report.hue_curve(ColorReader(), data, turns, classes=[0, 1, 2], per_class=2)
-    assert zeros.tolist() == [100.0] * 3
-
-
-def test_hue_curve_shifts_the_hue(digits: Digits) -> None:
-    data = biased_colormnist(0.0, digits, test_size=200)
-
-    class RedReader(nn.Module):
-        """Calls red things 0 and others 1."""
-
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
-            return nn.functional.one_hot((images.amax((2, 3)).argmax(1) != 0).long(), 10).float()
-
-    turns = torch.tensor([0.0, 1 / 3])
-    curve = colormnist_report.hue_curve(RedReader(), data, turns, classes=[0])
-    assert curve.tolist() == [100.0, 0.0]  # zeros are red, and green after a third of a turn
-
-
-def test_best_known_colours_have_the_most_images(digits: Digits) -> None:
-    data = longtailed_colormnist(digits, test_per_class=1)
-    best = colormnist_report.best_known(data)
-    assert [index // 3 for index in best] == list(range(10))
-    counts = data.class_counts().view(10, 3)
-    assert data.class_counts()[best].tolist() == counts.amax(1).tolist()

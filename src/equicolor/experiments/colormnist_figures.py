@@ -5,8 +5,9 @@ accuracies to matplotlib figures. Colours are Okabe and Ito's, which the colour-
 tell apart; markers and dashes say the same once more.
 """
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +51,7 @@ _STYLES = {
     "cecnn-hsv6": ("#56b4e9", "h"),
     "cecnn-hsv12": ("#000000", "X"),
 }
+_REDRAWN = "data drawn for every seed"
 _SPREAD = 16.0  # points over which the markers of one σ stand side by side
 _TINTS = {"red": "#c0392b", "green": "#1e8449", "blue": "#1f4fbf"}
 
@@ -66,33 +68,43 @@ class Variant(NamedTuple):
     augmentation: str
     weighted: bool
     setting: str = ""
+    redrawn: bool = False
 
     @property
     def name(self) -> str:
         """For legends and tables."""
         jitter = " + jitter" if self.augmentation != "none" else ""
         weighted = " + weighted loss" if self.weighted else ""
-        setting = f" ({self.setting})" if self.setting else ""
-        return _NAMES.get(self.model, self.model) + jitter + weighted + setting
+        told = ", ".join(self.circumstances)
+        return _NAMES.get(self.model, self.model) + jitter + weighted + (f" ({told})" * bool(told))
+
+    @property
+    def circumstances(self) -> list[str]:
+        """What the network and its training leave open."""
+        return [self.setting] * bool(self.setting) + [_REDRAWN] * self.redrawn
+
+    @property
+    def plain(self) -> bool:
+        """Trained as in the paper's figure: without jitter and with every image alike."""
+        return self.augmentation == "none" and not self.weighted
 
     @property
     def style(self) -> dict[str, Any]:
         """Colour, marker and dashes of its curve."""
         color, marker = _STYLES.get(self.model, ("#333333", "."))
-        changed = self.augmentation != "none" or self.weighted
         return {
             "color": color,
             "marker": marker,
-            "linestyle": (":" if self.weighted else "--") if changed else "-",
-            "markerfacecolor": "white" if changed else color,
+            "linestyle": "-" if self.plain else ":" if self.weighted else "--",
+            "markerfacecolor": color if self.plain else "white",
         }
 
 
 def by_variant(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
     """Rows grouped by network and training, in the paper's order, variants last.
 
-    Where epochs, digits or precision differ among the rows, and where the data were drawn for
-    every seed, the ``setting`` of a variant says it.
+    Where epochs, digits or precision differ among the rows, the ``setting`` of a variant says it.
+    Rows whose data were drawn for every seed come after all others.
 
     Example:
         >>> row = {"model": "z2cnn", "augmentation": "none", "weighted": False, "original": 71.0}
@@ -105,16 +117,14 @@ def by_variant(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
     several = [key for key in keys if len({row.get(key) for row in rows}) > 1]
     groups: dict[Variant, list[Row]] = {}
     for row in rows:
-        told = [_told(key, row[key]) for key in several if key in row]
-        told += ["data drawn for every seed"] * ("data_seed" in row)
-        setting = ", ".join(told)
-        variant = Variant(row["model"], row["augmentation"], row["weighted"], setting)
-        groups.setdefault(variant, []).append(row)
+        setting = ", ".join(_told(key, row[key]) for key in several if key in row)
+        how = row["augmentation"], row["weighted"], setting, "data_seed" in row
+        groups.setdefault(Variant(row["model"], *how), []).append(row)
     known = list(_NAMES)
 
-    def rank(variant: Variant) -> tuple[bool, bool, int]:
+    def rank(variant: Variant) -> tuple[bool, bool, bool, int]:
         place = known.index(variant.model) if variant.model in known else len(known)
-        return variant.weighted, variant.augmentation != "none", place
+        return variant.redrawn, variant.weighted, variant.augmentation != "none", place
 
     return {variant: groups[variant] for variant in sorted(groups, key=rank)}
 
@@ -178,35 +188,104 @@ def per_class_figure(rows: Sequence[Row], data: ColorMNIST) -> Figure:
 
 
 def sigma_figure(rows: Sequence[Row]) -> Figure:
-    """Accuracy over the spread of the hue (paper, Figure 2b), mean ± deviation over seeds.
+    """Accuracy over the spread of the hue (paper, Figure 2b), and what is gained over Z2CNN.
 
     Args:
         rows: of the biased experiment.
 
+    Returns:
+        Above the mean over seeds with its standard deviation, below the mean difference of a seed
+        from the plain network of that seed with its standard error, if that network is among the
+        rows. Data drawn once and data drawn for every seed have a column each.
+
     Example:
-        >>> row = {"model": "z2cnn", "augmentation": "none", "weighted": False}
-        >>> rows = [row | {"sigma": sigma, "original": 90.0} for sigma in (0.0, 12.0)]
-        >>> len(sigma_figure(rows).axes[0].get_xticks())
-        2
+        >>> row = {"augmentation": "none", "weighted": False, "seed": 0}
+        >>> rows = [row | {"model": model, "sigma": sigma, "original": 90.0}
+        ...         for model in ("z2cnn", "cecnn") for sigma in (0.0, 12.0)]
+        >>> [len(axes.get_xticks()) for axes in sigma_figure(rows).axes]
+        [2, 2]
     """
     sigmas = sorted({row["sigma"] for row in rows})
-    figure = Figure(figsize=(8, 4.6), layout="constrained")
-    axes = figure.subplots()
-    groups = by_variant(rows)
-    for index, (variant, group) in enumerate(groups.items()):
-        found = [[row["original"] for row in group if row["sigma"] == sigma] for sigma in sigmas]
-        known = [position for position, values in enumerate(found) if values]
-        means = np.array([statistics.fmean(found[position]) for position in known])
-        deviations = np.array(
-            [statistics.stdev(v) if len(v := found[position]) > 1 else 0.0 for position in known]
-        )
+    curves = {variant: _cells(group, sigmas) for variant, group in by_variant(rows).items()}
+    draws = sorted({variant.redrawn for variant in curves})
+    gains = _gains(curves)
+    size = (4.5 + 3.5 * len(draws), 7.4 if gains else 4.6)
+    figure = Figure(figsize=size, layout="constrained")
+    heights = (3, 2) if gains else (1,)
+    grid = figure.subplots(
+        len(heights), len(draws), squeeze=False, sharex=True, sharey="row", height_ratios=heights
+    )
+    for column, redrawn in zip(grid.T, draws, strict=True):
+        _draw_curves(column[0], curves, redrawn, statistics.stdev)
+        if gains:
+            _draw_curves(column[1], gains, redrawn, _standard_error)
+            column[1].axhline(0, color="#d55e00", linewidth=1)
+        if redrawn or len(draws) > 1:
+            column[0].set_title(_REDRAWN if redrawn else "data drawn once for all seeds")
+        column[-1].set_xlim(-0.5, len(sigmas) - 0.5)
+        column[-1].set_xticks(range(len(sigmas)), [_sigma_label(sigma) for sigma in sigmas])
+        column[-1].set_xlabel("standard deviation of the hue, degrees")
+    for axes, label in zip(grid[:, 0], ("test accuracy, %", "points above Z2CNN"), strict=False):
+        axes.set_ylabel(label)
+    # A network that is in both columns is in the legend once.
+    found = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in grid[0]]
+    named = {label: handle for pairs in found for handle, label in pairs}
+    figure.legend(list(named.values()), list(named), loc="outside right center", frameon=False)
+    return figure
+
+
+_Cells = list[dict[int, float]]  # accuracy of every seed, for each σ
+
+
+def _cells(rows: Sequence[Row], sigmas: Sequence[float]) -> _Cells:
+    places = {sigma: place for place, sigma in enumerate(sigmas)}
+    cells: _Cells = [{} for _ in sigmas]
+    for row in rows:
+        cells[places[row["sigma"]]][row["seed"]] = row["original"]
+    return cells
+
+
+def _gains(curves: Mapping[Variant, _Cells]) -> dict[Variant, _Cells]:
+    """Seed by seed, what networks that see the colours gain over the plain one."""
+    gains = {}
+    for variant, cells in curves.items():
+        usual = curves.get(variant._replace(model="z2cnn"))
+        # Without colour there is so much to lose that the others would be one line.
+        if usual is None or variant.model in ("z2cnn", "z2cnn-gray") or not variant.plain:
+            continue
+        gains[variant] = [
+            {seed: cell[seed] - known[seed] for seed in cell.keys() & known.keys()}
+            for cell, known in zip(cells, usual, strict=True)
+        ]
+    return gains
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    return statistics.stdev(values) / math.sqrt(len(values))
+
+
+def _draw_curves(
+    axes: Axes,
+    curves: Mapping[Variant, _Cells],
+    redrawn: bool,
+    error: Callable[[Sequence[float]], float],
+) -> None:
+    """The curves of one kind of draw, markers of one σ side by side."""
+    chosen = [variant for variant in curves if variant.redrawn == redrawn]
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    for index, variant in enumerate(chosen):
+        found = [list(cell.values()) for cell in curves[variant]]
+        known = [place for place, values in enumerate(found) if values]
+        means = np.array([statistics.fmean(found[place]) for place in known])
+        errors = np.array([error(v) if len(v := found[place]) > 1 else 0.0 for place in known])
         # In points, for a share of the axis would be wide where there are few σ.
-        inches = _SPREAD * ((index + 0.5) / len(groups) - 0.5) / 72
+        inches = _SPREAD * ((index + 0.5) / len(chosen) - 0.5) / 72
         axes.errorbar(
             known,
             means,
-            deviations,
-            label=variant.name,
+            errors,
+            label=variant._replace(redrawn=False).name,
             linewidth=1.4,
             elinewidth=1,
             capsize=2,
@@ -214,15 +293,10 @@ def sigma_figure(rows: Sequence[Row]) -> Figure:
             transform=axes.transData + ScaledTranslation(inches, 0, figure.dpi_scale_trans),
             **variant.style,
         )
-        for ends in (means - deviations, means + deviations):  # which the shift hides from the axis
+        for ends in (means - errors, means + errors):  # which the shift hides from the axis
             axes.update_datalim(np.column_stack((known, ends)))
     axes.autoscale_view(scalex=False)
-    axes.set_xlim(-0.5, len(sigmas) - 0.5)
-    axes.set_xticks(range(len(sigmas)), [_sigma_label(sigma) for sigma in sigmas])
-    axes.set(xlabel="standard deviation of the hue, degrees", ylabel="test accuracy, %")
     axes.grid(axis="y", alpha=0.3)
-    figure.legend(loc="outside right center", frameon=False)
-    return figure
 
 
 def _sigma_label(sigma: float) -> str:
