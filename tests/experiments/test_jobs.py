@@ -43,6 +43,19 @@ def test_a_finished_job_is_not_run_again(tmp_path: Path, log: Path) -> None:
     assert outcome.folder == tmp_path / "jobs" / "second"
 
 
+def test_a_job_that_goes_on_from_files_says_so(tmp_path: Path, log: Path) -> None:
+    store = Store(tmp_path / "jobs")
+    whole, resumed = job("whole", log), job("resumed", log)
+    for each in (whole, resumed):
+        store.folder(each).mkdir(parents=True)
+        assert not store.begun(each)
+    (store.folder(resumed) / "checkpoint").touch()
+    assert store.begun(resumed)
+    for each in (whole, resumed):
+        assert run_job(each, store)
+        assert store.resumed(each) == ("resumed" in store.provenance(each)) == (each is resumed)
+
+
 def test_another_job_of_the_same_name_is_kept_beside_it(tmp_path: Path, log: Path) -> None:
     store = Store(tmp_path / "jobs")
     old, new = job("sets/a", log), job("sets/a", log, data="changed")

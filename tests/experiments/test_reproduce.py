@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from equicolor.data import load_mnist, longtailed_colormnist
 from equicolor.experiments import colormnist, colormnist_jobs, demo, reproduce
 from equicolor.results import read_results
+from equicolor.training import many_seeds
 
 LONGTAILED, BIASED = "colormnist-longtailed", "colormnist-biased"
 
@@ -80,6 +82,30 @@ def test_every_seed_may_have_data_of_its_own(tmp_path: Path) -> None:
     # The usual seed of the data is 0, too.
     assert once.rows[0]["loss"] == made.rows[0]["loss"]
     assert once.rows[1]["loss"] != made.rows[1]["loss"]
+
+
+@pytest.mark.usefixtures("small")
+def test_results_say_that_seconds_are_not_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = many_seeds._save
+
+    def interrupted(*args: Any) -> None:
+        save(*args)
+        raise KeyboardInterrupt
+
+    chosen = {"seeds": 1, "epochs": 1, "sigmas": [12.0], "quick": True, "device": "cpu"}
+    with monkeypatch.context() as patch:
+        patch.setattr(many_seeds, "_save", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            reproduce.reproduce(BIASED, tmp_path, models=["cecnn"], **chosen)
+    reproduce.reproduce(BIASED, tmp_path, models=["z2cnn", "cecnn"], **chosen)
+    found = read_results(tmp_path / "results.json")
+    assert list(found["seconds"]) == ["z2cnn", "cecnn"]
+    assert found["resumed"] == ["cecnn"]
+    again = tmp_path / "again"
+    reproduce.reproduce(BIASED, again, models=["cecnn"], **chosen)
+    assert "resumed" not in read_results(again / "results.json")
 
 
 def test_quick_uses_the_demonstrations_recipe() -> None:

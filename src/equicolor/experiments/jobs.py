@@ -191,16 +191,29 @@ class Store:
     def provenance(self, job: Job) -> dict[str, Any]:
         """When, where and with what a finished job was computed."""
         kept = read_results(self.record(job))
-        names = ("date", "device", "python", "versions", "seconds")
+        names = ("date", "device", "python", "versions", "seconds", "resumed")
         return {"job": job.name, **{name: kept[name] for name in names if name in kept}}
 
     def seconds(self, job: Job) -> float:
-        """How long a finished job took, from start or resumption."""
+        """How long a finished job took; if it was :meth:`resumed`, since then."""
         return float(read_results(self.record(job)).get("seconds", 0.0))
 
-    def write(self, job: Job, rows: list[Row], *, device: str, seconds: float) -> None:
+    def resumed(self, job: Job) -> bool:
+        """Whether a finished job went on from what an interrupted one had left."""
+        return bool(read_results(self.record(job)).get("resumed", False))
+
+    def begun(self, job: Job) -> bool:
+        """Whether an unfinished job has left files to go on from."""
+        folder = self.folder(job)
+        return folder.is_dir() and any(folder.iterdir())
+
+    def write(
+        self, job: Job, rows: list[Row], *, device: str, seconds: float, resumed: bool = False
+    ) -> None:
         """Keep what a job found; from now on it is finished."""
         facts = {"key": job.key, "kind": job.kind, "seconds": round(seconds, 1)}
+        if resumed:
+            facts["resumed"] = True
         facts["settings"] = dict(job.settings)
         write_results(self.record(job), rows, device=device, **facts)
 
@@ -266,14 +279,15 @@ def run_job(
         if where.console is not None:
             where.console.print(f"[bold]{job.name}[/bold]")
         before = tuple(store.outcome(needed) for needed in job.after)
-        start = time.perf_counter()
+        start, resumed = time.perf_counter(), store.begun(job)
         settings = {**job.settings, **job.about}
         with contextlib.nullcontext() if around is None else around(job):
             rows = _runner(job.kind)(
                 settings, store.folder(job), where, tuple(found for found in before if found)
             )
         taken = time.perf_counter() - start
-        store.write(job, rows, device=choose_device(where.device).type, seconds=taken)
+        device = choose_device(where.device).type
+        store.write(job, rows, device=device, seconds=taken, resumed=resumed)
         return True
 
 

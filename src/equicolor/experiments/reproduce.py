@@ -111,6 +111,9 @@ def reproduce(
     facts["seconds"] = {
         model: round(sum(map(store.seconds, parts)), 1) for model, parts in jobs.items()
     }
+    resumed = [model for model, parts in jobs.items() if any(map(store.resumed, parts))]
+    if resumed:  # their seconds are not all
+        facts["resumed"] = resumed
     results = write_results(output / RESULTS, rows, device=where, **facts)
     written = colormnist_report.write(
         experiment,

@@ -141,6 +141,8 @@ def _write(
     if made:  # elsewhere, maybe
         facts["device"] = ", ".join(sorted({str(job["device"]) for job in made}))
     facts["computed for"] = f"{seconds / 60:.1f} minutes in all"
+    if any("resumed" in job for job in made):
+        facts["computed for"] += ", not counting what went before interruptions"
     # Also what earlier calls found of other experiments.
     known = any((output / all_report.RESULTS).glob("*.json"))
     nothing = Findings({}, quick=scope.quick)
