@@ -54,7 +54,7 @@ def test_options_reach_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     row = {
         "model": "cecnn", "augmentation": "none", "weighted": False, "sigma": 0.0,
-        "epochs": 3, "original": 90.0, "digits": "MNIST, full",
+        "seed": 0, "epochs": 3, "original": 90.0, "digits": "MNIST, full",
     }  # fmt: skip
 
     def fake(*arguments, **options) -> reproduce.Reproduction:

@@ -118,6 +118,10 @@ def test_quick_runs_have_a_folder_of_their_own(calls: list[tuple[Any, ...]]) -> 
         (["--shard", "2"], "shard must be I/N with I from 0 to N - 1, such as 0/4; got '2'"),
         (["--launcher-option", "gpu"], "--launcher-option must be NAME=VALUE, got 'gpu'"),
         (["--pictures", "docs"], "--pictures needs --from: a run has them in its figures/"),
+        (
+            ["--from", "results", "--pictures", "docs", "-o", "runs/x"],
+            "--pictures writes the figures alone: it takes no --output",
+        ),
         (["--only", "configurations", "--seeds", "2"], "configurations does not take --seeds"),
         (["--only", "equivariance", "--datasets", "a"], "equivariance does not take datasets"),
         (["--from", "results", "--quick"], "--from shows the rows that are there"),

@@ -170,12 +170,14 @@ def _colormnist(
             raise ValueError("--from draws the rows that are there: it takes --output alone")
         files = all_report.files_of(experiment, sources)
         made = experiments.from_results(experiment, files, output)
-        typer.echo(colormnist_report.summary_table(experiment, made.rows).markdown())
+        tables = colormnist_report.tables(experiment, made.rows)
+        typer.echo("\n\n".join(table.markdown() for table in tables))
     else:
         made = experiments.reproduce(experiment, output, device=how.devices[0], how=how, **chosen)
         if not made.written:  # a shard: the others are not done
             return
-        console.print(colormnist_report.summary_table(experiment, made.rows).rich())
+        for table in colormnist_report.tables(experiment, made.rows):
+            console.print(table.rich())
     sources_of_digits = ", ".join(sorted({row["digits"] for row in made.rows}))
     typer.echo(f"digits: {sources_of_digits}", err=bool(sources))
     typer.echo(f"wrote {', '.join(map(str, made.written))}", err=bool(sources))

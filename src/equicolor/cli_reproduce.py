@@ -261,6 +261,8 @@ def run_experiments(
 
     for name in names or []:
         find_experiment(name)
+    if sources and pictures is not None and output is not None:
+        raise ValueError("--pictures writes the figures alone: it takes no --output")
     if output is None:
         usual = "report-from" if sources else "reproduce-quick" if quick else "reproduce"
         output = Path("runs") / usual

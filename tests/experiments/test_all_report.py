@@ -264,7 +264,7 @@ def test_samples_are_of_the_digits_that_rows_have(
     full, said = Findings({name: [biased("MNIST, full")]}), io.StringIO()
     drawn = all_report.pictures(full, [name], console=Console(file=said))
     assert list(drawn) == [name]
-    reason = f"Not drawn: what was trained on, MNIST, full, is not in {tmp_path}."
+    reason = f"Not drawn: what was trained on, MNIST, full, is missing or damaged in {tmp_path}."
     assert said.getvalue() == f"{name}-samples.png: {reason}\n"
     assert reason in all_report.write(full, tmp_path / "report", [name]).report.read_text()
 

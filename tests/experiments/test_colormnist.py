@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from equicolor.data import ColorMNIST, Digits, Split, biased_colormnist, longtailed_colormnist
-from equicolor.experiments import colormnist_jobs
+from equicolor.experiments import colormnist, colormnist_jobs
 from equicolor.experiments.colormnist import Job, jobs, parts, run, trained
 from equicolor.experiments.job_kinds import colormnist_job
 from equicolor.training import digit_runs
@@ -132,6 +132,25 @@ def test_finished_jobs_are_kept(tiny: ColorMNIST, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["cecnn.json"]
 
 
+@pytest.mark.parametrize("failing", ["_save_networks", "write_results"])
+def test_what_was_trained_is_not_lost_when_it_cannot_be_written(
+    tiny: ColorMNIST, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    def full(*args: Any, **options: Any) -> None:
+        raise OSError("no space left on device")
+
+    listed = [Job("cecnn", TINY, (tiny,))]
+    with monkeypatch.context() as patch:
+        patch.setattr(colormnist, failing, full)
+        with pytest.raises(OSError, match="no space left"):
+            run(listed, tmp_path, seeds=[0], networks=True)
+    calls: list[Any] = []
+    (row,) = run(listed, tmp_path, seeds=[0], progress=lambda *seen: calls.append(seen))
+    assert calls == []  # nothing is trained again
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".checkpoint"] == []
+    assert [row] == run(listed, tmp_path / "other", seeds=[0])
+
+
 def test_another_configuration_is_not_overwritten(tiny: ColorMNIST, tmp_path: Path) -> None:
     run([Job("cecnn", TINY, (tiny,))], tmp_path, seeds=[0])
     before = (tmp_path / "cecnn.json").read_text()
@@ -189,8 +208,8 @@ def test_data_may_be_drawn_anew_for_every_seed(digits: Digits, tmp_path: Path) -
     assert [(data.seed, seed) for data, seed in job.runs([0, 1])] == 2 * [(0, 0), (1, 1)]
     alone = parts([job], [0, 1], side_by_side=False)
     assert [(part.datasets[0].seed, *seeds) for part, seeds in alone] == 2 * [(0, 0), (1, 1)]
-    with pytest.raises(ValueError, match="at least one dataset and seed to train for, got none"):
-        run([job], tmp_path, seeds=[5])
+    with pytest.raises(ValueError, match="no data were drawn for seed 2, 5"):
+        run([job], tmp_path, seeds=[5, 0, 2])
     with pytest.raises(ValueError, match="no redraw"):
         jobs("colormnist-longtailed", digits, redraw=[0])
 

@@ -1,12 +1,20 @@
 """Figures of the toy experiments: which digits they show, and where markers stand."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from matplotlib.axes import Axes
-from tests.experiments.colormnist_rows import biased_rows, longtailed_rows
+from tests.experiments.colormnist_rows import Row, biased_rows, longtailed_rows
 
-from equicolor.data import Digits, MissingDataError, biased_colormnist, longtailed_colormnist
+from equicolor.data import (
+    Digits,
+    MissingDataError,
+    biased_colormnist,
+    load_mnist,
+    longtailed_colormnist,
+)
 from equicolor.experiments import colormnist_report
 from equicolor.experiments.colormnist import MODELS, SIGMAS
 from equicolor.experiments.colormnist_figures import (
@@ -14,6 +22,7 @@ from equicolor.experiments.colormnist_figures import (
     per_class_figure,
     sample_sheet,
     sigma_figure,
+    sigma_label,
 )
 from equicolor.reporting.figures import png
 
@@ -38,10 +47,23 @@ def test_the_digits_are_those_of_the_rows(digits: Digits, without_mnist: None) -
     assert colormnist_report.digits_of(biased_rows(digits="others")) is None
 
 
+def test_damaged_digits_are_as_good_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
+    (tmp_path / "MNIST" / "raw").mkdir(parents=True)
+    for split in ("train", "t10k"):
+        for kind in ("images-idx3", "labels-idx1"):
+            (tmp_path / "MNIST" / "raw" / f"{split}-{kind}-ubyte").write_bytes(b"no idx")
+    with pytest.raises(ValueError, match="is damaged"):
+        load_mnist(embedded=False)
+    assert colormnist_report.digits_of(biased_rows()) is None
+
+
 def test_samples_of_digits_that_are_not_there_are_not_drawn(without_mnist: None) -> None:
     assert list(colormnist_report.draw(BIASED, biased_rows(), None)) == [BIASED]
     _, why = colormnist_report.captions(BIASED, biased_rows(), None)[f"{BIASED}-samples"]
-    assert why.startswith("Not drawn: what was trained on, MNIST, full, is not in ")
+    assert why.startswith("Not drawn: what was trained on, MNIST, full, is missing or damaged in ")
 
 
 def test_sizes_of_classes_are_known_without_the_digits(digits: Digits, without_mnist: None) -> None:
@@ -94,10 +116,52 @@ def test_gains_are_over_the_plain_network_of_the_same_seed() -> None:
     assert np.ptp(ends[:, 1]) == pytest.approx(2 * 0.25)  # seeds gain 1 and 1.5
 
 
-def test_there_are_no_gains_without_the_plain_network() -> None:
-    alone = [row for row in biased_rows() if row["model"] != "z2cnn"]
-    jittered = [row | {"augmentation": "jitter 0.5"} for row in biased_rows()]
-    assert len(sigma_figure(alone).axes) == len(sigma_figure(jittered).axes) == 1
+def without_gains() -> list[list[Row]]:
+    rows = biased_rows()
+    return [
+        [row for row in rows if row["model"] != "z2cnn"],
+        [row | {"augmentation": "jitter 0.5"} for row in rows],
+        [row for row in rows if row["seed"] == 0],
+        [row | {"seed": row["seed"] + 2 * (row["model"] == "z2cnn")} for row in rows],
+    ]
+
+
+@pytest.mark.parametrize("rows", without_gains(), ids=["alone", "jitter", "one", "other seeds"])
+def test_there_are_no_gains_without_seeds_of_the_plain_network(rows: list[Row]) -> None:
+    assert len(sigma_figure(rows).axes) == 1
+    assert "Below" not in colormnist_report.captions(BIASED, rows, None)[BIASED][1]
+    assert "Below" in colormnist_report.captions(BIASED, biased_rows(), None)[BIASED][1]
+
+
+def test_a_single_run_is_not_among_the_gains() -> None:
+    single = [
+        row | {"model": "cecnn-hsv6"}
+        for row in biased_rows()
+        if row["model"] == "cecnn" and row["seed"] == 0
+    ]
+    accuracy, gains = sigma_figure([*biased_rows(), *single]).axes
+    assert (len(drawn(accuracy)), len(drawn(gains))) == (4, 1)
+
+
+def test_curves_of_two_settings_can_be_told_apart() -> None:
+    rows = [*biased_rows(precision="32"), *biased_rows(precision="bf16")]
+    looks = [
+        (line.get_color(), line.get_alpha())
+        for line in (container.lines[0] for container in sigma_figure(rows).axes[0].containers)
+    ]
+    assert len(set(looks)) == len(looks) == 6
+
+
+@pytest.mark.parametrize(
+    ("sigmas", "shown"),
+    [(SIGMAS, [0.0, 36.0, 1e6]), ((24.0,), [24.0]), ((24.0, 0.0), [0.0, 24.0])],
+)
+def test_samples_are_of_the_spreads_that_rows_have(
+    digits: Digits, sigmas: tuple[float, ...], shown: list[float]
+) -> None:
+    rows = [row for row in biased_rows() if row["sigma"] in sigmas]
+    sheet = colormnist_report.draw(BIASED, rows, digits)[f"{BIASED}-samples"]
+    assert [axes.get_title() for axes in sheet.axes] == [f"σ = {sigma_label(s)}°" for s in shown]
 
 
 def test_data_drawn_for_every_seed_have_their_own_column() -> None:
@@ -140,7 +204,7 @@ def test_sigma_figure_has_categories() -> None:
     figure = sigma_figure(biased_rows())
     axes = figure.axes[0]
     labels = [label.get_text() for label in figure.axes[-1].get_xticklabels()]
-    assert labels == ["0", "12", "24", "36", "48", "60", "$10^{6}$"]
+    assert labels == ["0", "12", "24", "36", "48", "60", "10⁶"]
     assert [len(container.lines[0].get_xdata()) for container in axes.containers] == [7, 7, 7]
     assert len(png(figure)) < 150_000
     few = [row for row in biased_rows() if row["seed"] == 0 and row["sigma"] != 12]
@@ -160,7 +224,7 @@ def test_sample_sheets(digits: Digits) -> None:
     assert len(png(sheet)) < 150_000
     biased = [biased_colormnist(sigma, digits, test_size=1) for sigma in (0.0, 36.0, 1e6)]
     sheet = sample_sheet(biased)
-    assert [axes.get_title() for axes in sheet.axes] == ["σ = 0", "σ = 36", "σ = $10^{6}$"]
+    assert [axes.get_title() for axes in sheet.axes] == ["σ = 0°", "σ = 36°", "σ = 10⁶°"]
     assert len(png(sheet)) < 150_000
 
 

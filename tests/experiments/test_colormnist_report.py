@@ -42,6 +42,21 @@ def test_biased_table_has_a_column_for_each_sigma() -> None:
     assert rows[2] == table.rows[2]  # what the paper has
 
 
+def test_gains_have_a_table_of_their_own() -> None:
+    rows = biased_rows()
+    for row in rows:
+        row["original"] -= 2.5 * (row["model"] == "cecnn" and row["sigma"] == 12) * row["seed"]
+    redrawn = [row | {"data_seed": row["seed"]} for row in biased_rows()]
+    summary, gains = colormnist_report.tables("colormnist-biased", [*redrawn, *rows])
+    assert gains.columns == summary.columns
+    plain, other = gains.rows
+    assert plain[:4] == ("CECNN", "+1.00 ± 0.00", "−0.25 ± 1.25", "+1.00 ± 0.00")
+    assert other == ("CECNN (data drawn for every seed)", *["+1.00 ± 0.00"] * 7)
+    one = [row for row in rows if row["seed"] == 0]
+    assert len(colormnist_report.tables("colormnist-biased", one)) == 1
+    assert len(colormnist_report.tables("colormnist-longtailed", longtailed_rows())) == 1
+
+
 def test_headline_of_the_biased_set_counts_where_it_leads() -> None:
     usual = {"augmentation": "none", "weighted": False, "seed": 0}
     rows = [
@@ -61,6 +76,37 @@ def test_headline_of_the_biased_set_counts_where_it_leads() -> None:
     assert both.startswith(
         f"{said} CECNN 96.1 % against Z2CNN 96.1 % (mean over σ; ahead at 0 of 3; data drawn "
     )
+
+
+def test_headline_is_on_what_both_have() -> None:
+    usual = {"augmentation": "none", "weighted": False, "seed": 0}
+
+    def said(cecnn: dict[float, list[float]], z2cnn: dict[float, list[float]]) -> str:
+        rows = [
+            usual | {"model": model, "sigma": sigma, "seed": seed, "original": value}
+            for model, cells in (("cecnn", cecnn), ("z2cnn", z2cnn))
+            for sigma, values in cells.items()
+            for seed, value in enumerate(values)
+        ]
+        return colormnist_report.headline("colormnist-biased", rows)
+
+    assert said({0.0: [99.5], 1e6: [94.0]}, {0.0: [99.0]}).startswith(
+        "CECNN 99.5 % against Z2CNN 99.0 % (σ = 0°): 0.5 points more"
+    )
+    assert said({0.0: [99.5]}, {1e6: [94.0]}) == "2 networks trained."
+    # Every σ weighs the same, however many seeds it has.
+    assert said({0.0: [100.0] * 3, 12.0: [90.0]}, {0.0: [99.0], 12.0: [91.0]}).startswith(
+        "CECNN 95.0 % against Z2CNN 95.0 % (mean over σ; ahead at 1 of 2): 0.0 points"
+    )
+
+
+def test_columns_of_different_sigma_have_different_names() -> None:
+    sigmas = (12.0, 12.0000001, 1e5, 2e5, 1e6, 1e7)
+    rows = [row | {"sigma": sigma} for row in biased_rows()[:1] for sigma in sigmas]
+    columns = colormnist_report.summary_table("colormnist-biased", rows).columns
+    assert columns[1:] == (
+        "σ = 12°", "σ = 12.0000001°", "σ = 10⁵°", "σ = 200000°", "σ = 10⁶°", "σ = 10⁷°",
+    )  # fmt: skip
 
 
 def test_headline_compares_the_two() -> None:

@@ -46,12 +46,9 @@ def test_a_finished_job_is_not_run_again(tmp_path: Path, log: Path) -> None:
 def test_a_job_that_goes_on_from_files_says_so(tmp_path: Path, log: Path) -> None:
     store = Store(tmp_path / "jobs")
     whole, resumed = job("whole", log), job("resumed", log)
-    for each in (whole, resumed):
+    for each, left in ((whole, "checkpoint.123.partial"), (resumed, "checkpoint")):
         store.folder(each).mkdir(parents=True)
-        assert not store.begun(each)
-    (store.folder(resumed) / "checkpoint").touch()
-    assert store.begun(resumed)
-    for each in (whole, resumed):
+        (store.folder(each) / left).touch()
         assert run_job(each, store)
         assert store.resumed(each) == ("resumed" in store.provenance(each)) == (each is resumed)
 
@@ -68,6 +65,25 @@ def test_another_job_of_the_same_name_is_kept_beside_it(tmp_path: Path, log: Pat
     assert outcome is not None
     assert outcome.folder == tmp_path / "jobs" / "sets" / f"a-{new.key[:8]}"
     assert store.folder(old) == tmp_path / "jobs" / "sets" / "a"
+
+
+def test_another_job_does_not_go_on_from_files_of_an_unfinished_one(
+    tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(jobs.KINDS, "toy", ("tests.experiments.toy_jobs:run", 1))
+    settings = {"name": "a", "stopped": True}
+    about = {"log": str(log)}
+    store = Store(tmp_path / "jobs")
+    old = Job("sets/a", "toy", settings, about=about)
+    with pytest.raises(KeyboardInterrupt):
+        run_job(old, store)
+    assert store.folder(old) == tmp_path / "jobs" / "sets" / "a"
+    # The code of the kind changes.
+    monkeypatch.setitem(jobs.KINDS, "toy", ("tests.experiments.toy_jobs:run", 2))
+    new = Job("sets/a", "toy", settings, about=about)
+    assert new.key != old.key
+    assert store.folder(new).name == f"a-{new.key[:8]}"
+    assert store.folder(old).name == "a"  # to go on, with the old code
 
 
 def test_damaged_records_are_refused(tmp_path: Path, log: Path) -> None:

@@ -337,10 +337,14 @@ def test_progress_and_checkpoint(data: ColorMNIST, tmp_path: Path) -> None:
         assert loss > 0
 
     runs = [(data, 0)]
-    train_many(recipe, runs, checkpoint=checkpoint, checkpoint_every=1, progress=progress)
+    options = {"checkpoint": checkpoint, "checkpoint_every": 1, "progress": progress}
+    (first,) = train_many(recipe, runs, **options)
     assert calls == [(1, 3), (2, 3), (3, 3)]
     assert seen == [False, True, True]
-    assert list(checkpoint.parent.iterdir()) == []  # removed at the end
+    assert list(checkpoint.parent.iterdir()) == [checkpoint]
+    (again,) = train_many(recipe, runs, **options)  # from the checkpoint alone
+    assert len(calls) == 3
+    assert (again.loss, again.per_class) == (first.loss, first.per_class)
 
 
 def test_checkpoint_of_another_configuration_is_refused(data: ColorMNIST, tmp_path: Path) -> None:

@@ -113,7 +113,13 @@ class Job(NamedTuple):
     redrawn: bool = False
 
     def runs(self, seeds: Sequence[int]) -> list[Run]:
-        """The networks to train: dataset and seed of each."""
+        """The networks to train: dataset and seed of each.
+
+        Raises:
+            ValueError: if there are data for each seed, but none for one of these.
+        """
+        if self.redrawn and (missing := sorted(set(seeds) - {data.seed for data in self.datasets})):
+            raise ValueError(f"no data were drawn for seed {', '.join(map(str, missing))}")
         pairs = itertools.product(self.datasets, seeds)
         return [(data, seed) for data, seed in pairs if not self.redrawn or data.seed == seed]
 
@@ -263,6 +269,7 @@ def run(
             precision = job.recipe.precision_on(torch.device(device))
             made = [_row(job, result, precision) for result in results]
             write_results(done, made, device=device, key=wanted, seconds=taken)
+        _checkpoint(folder, job).unlink(missing_ok=True)  # not before there are rows
         rows += made
     return rows
 
@@ -291,6 +298,10 @@ def trained(job: Job, folder: Path, seed: int = 0) -> list[Z2CNN]:
     return found
 
 
+def _checkpoint(folder: Path, job: Job) -> Path:
+    return folder / f"{job.name}.checkpoint"
+
+
 def _save_networks(path: Path, results: Sequence[Result]) -> None:
     with written_aside(path) as partial:
         torch.save({f"{result.dataset} {result.seed}": result.state for result in results}, partial)
@@ -313,7 +324,7 @@ def _train(
         job.recipe,
         runs,
         device=device,
-        checkpoint=folder / f"{job.name}.checkpoint",
+        checkpoint=_checkpoint(folder, job),
         checkpoint_every=checkpoint_every,
         progress=report,
     )

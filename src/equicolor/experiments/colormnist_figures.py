@@ -23,10 +23,13 @@ from equicolor.reporting.figures import draw_hues
 __all__ = [
     "Variant",
     "by_variant",
+    "gains",
     "hue_figure",
     "per_class_figure",
     "sample_sheet",
     "sigma_figure",
+    "sigma_label",
+    "standard_error",
 ]
 
 Row = Mapping[str, Any]
@@ -52,6 +55,7 @@ _STYLES = {
     "cecnn-hsv12": ("#000000", "X"),
 }
 _REDRAWN = "data drawn for every seed"
+_FADED = (1.0, 0.5, 0.3)  # of curves that differ in the setting alone
 _SPREAD = 16.0  # points over which the markers of one σ stand side by side
 _TINTS = {"red": "#c0392b", "green": "#1e8449", "blue": "#1f4fbf"}
 
@@ -129,6 +133,17 @@ def by_variant(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
     return {variant: groups[variant] for variant in sorted(groups, key=rank)}
 
 
+def _styles(variants: Sequence[Variant]) -> dict[Variant, dict[str, Any]]:
+    """Looks of curves in one plot, those that differ in the setting alone made fainter."""
+    seen: dict[Variant, int] = {}
+    styles = {}
+    for variant in variants:
+        alike = variant._replace(setting="")
+        order = seen[alike] = seen.get(alike, -1) + 1
+        styles[variant] = variant.style | {"alpha": _FADED[min(order, len(_FADED) - 1)]}
+    return styles
+
+
 def _told(key: str, value: Any) -> str:
     return str(value) if key == "digits" else in_words({key: value})
 
@@ -159,6 +174,7 @@ def per_class_figure(rows: Sequence[Row], data: ColorMNIST) -> Figure:
     bars.set_ylabel("training images (bars)", color="#777777")
     bars.tick_params(axis="y", colors="#777777")
     groups = by_variant(rows)
+    styles = _styles(list(groups))
     for index, (variant, group) in enumerate(groups.items()):
         values = np.array([row["per_class"] for row in group])[:, order.numpy()]
         # Curves stand side by side within a class, so that their error bars can be told apart.
@@ -171,7 +187,7 @@ def per_class_figure(rows: Sequence[Row], data: ColorMNIST) -> Figure:
             linewidth=1,
             elinewidth=0.8,
             markersize=4,
-            **variant.style,
+            **styles[variant],
         )
     accuracy.set(ylim=(-3, 103), xlim=(-0.7, len(order) - 0.3), ylabel="test accuracy, %")
     accuracy.set_xlabel("class: digit and colour (red, green, blue), by training images")
@@ -195,35 +211,34 @@ def sigma_figure(rows: Sequence[Row]) -> Figure:
 
     Returns:
         Above the mean over seeds with its standard deviation, below the mean difference of a seed
-        from the plain network of that seed with its standard error, if that network is among the
-        rows. Data drawn once and data drawn for every seed have a column each.
+        from the plain network of that seed with its standard error, if they have several seeds in
+        common. Data drawn once and data drawn for every seed have a column each.
 
     Example:
-        >>> row = {"augmentation": "none", "weighted": False, "seed": 0}
-        >>> rows = [row | {"model": model, "sigma": sigma, "original": 90.0}
-        ...         for model in ("z2cnn", "cecnn") for sigma in (0.0, 12.0)]
+        >>> row = {"augmentation": "none", "weighted": False}
+        >>> rows = [row | {"model": model, "sigma": sigma, "seed": seed, "original": 90.0}
+        ...         for model in ("z2cnn", "cecnn") for sigma in (0.0, 12.0) for seed in (0, 1)]
         >>> [len(axes.get_xticks()) for axes in sigma_figure(rows).axes]
         [2, 2]
     """
-    sigmas = sorted({row["sigma"] for row in rows})
-    curves = {variant: _cells(group, sigmas) for variant, group in by_variant(rows).items()}
+    sigmas, curves = _curves(rows)
     draws = sorted({variant.redrawn for variant in curves})
-    gains = _gains(curves)
-    size = (4.5 + 3.5 * len(draws), 7.4 if gains else 4.6)
+    gained = _gains(curves)
+    size = (4.5 + 3.5 * len(draws), 7.4 if gained else 4.6)
     figure = Figure(figsize=size, layout="constrained")
-    heights = (3, 2) if gains else (1,)
+    heights = (3, 2) if gained else (1,)
     grid = figure.subplots(
         len(heights), len(draws), squeeze=False, sharex=True, sharey="row", height_ratios=heights
     )
     for column, redrawn in zip(grid.T, draws, strict=True):
         _draw_curves(column[0], curves, redrawn, statistics.stdev)
-        if gains:
-            _draw_curves(column[1], gains, redrawn, _standard_error)
+        if gained:
+            _draw_curves(column[1], gained, redrawn, standard_error)
             column[1].axhline(0, color="#d55e00", linewidth=1)
         if redrawn or len(draws) > 1:
             column[0].set_title(_REDRAWN if redrawn else "data drawn once for all seeds")
         column[-1].set_xlim(-0.5, len(sigmas) - 0.5)
-        column[-1].set_xticks(range(len(sigmas)), [_sigma_label(sigma) for sigma in sigmas])
+        column[-1].set_xticks(range(len(sigmas)), [sigma_label(sigma) for sigma in sigmas])
         column[-1].set_xlabel("standard deviation of the hue, degrees")
     for axes, label in zip(grid[:, 0], ("test accuracy, %", "points above Z2CNN"), strict=False):
         axes.set_ylabel(label)
@@ -237,30 +252,65 @@ def sigma_figure(rows: Sequence[Row]) -> Figure:
 _Cells = list[dict[int, float]]  # accuracy of every seed, for each σ
 
 
-def _cells(rows: Sequence[Row], sigmas: Sequence[float]) -> _Cells:
+def _curves(rows: Sequence[Row]) -> tuple[list[float], dict[Variant, _Cells]]:
+    """All σ in order, and the accuracies of every variant at each."""
+    sigmas = sorted({row["sigma"] for row in rows})
     places = {sigma: place for place, sigma in enumerate(sigmas)}
-    cells: _Cells = [{} for _ in sigmas]
-    for row in rows:
-        cells[places[row["sigma"]]][row["seed"]] = row["original"]
-    return cells
+    curves: dict[Variant, _Cells] = {}
+    for variant, group in by_variant(rows).items():
+        cells = curves[variant] = [{} for _ in sigmas]
+        for row in group:
+            cells[places[row["sigma"]]][row["seed"]] = row["original"]
+    return sigmas, curves
+
+
+def gains(rows: Sequence[Row]) -> tuple[list[float], dict[Variant, _Cells]]:
+    """Seed by seed, what networks that see the colours gain over the plain one.
+
+    Args:
+        rows: of the biased experiment.
+
+    Returns:
+        All σ in order, and for each what every seed gains, of networks that have several seeds in
+        common with the plain one.
+
+    Example:
+        >>> row = {"augmentation": "none", "weighted": False, "sigma": 0.0}
+        >>> sigmas, found = gains([
+        ...     row | {"model": model, "seed": seed, "original": accuracy + seed}
+        ...     for model, accuracy in (("z2cnn", 90.0), ("cecnn", 92.0)) for seed in (0, 1)
+        ... ])
+        >>> sigmas, [(variant.name, cells) for variant, cells in found.items()]
+        ([0.0], [('CECNN', [{0: 2.0, 1: 2.0}])])
+    """
+    sigmas, curves = _curves(rows)
+    return sigmas, _gains(curves)
 
 
 def _gains(curves: Mapping[Variant, _Cells]) -> dict[Variant, _Cells]:
-    """Seed by seed, what networks that see the colours gain over the plain one."""
-    gains = {}
+    found: dict[Variant, _Cells] = {}
     for variant, cells in curves.items():
         usual = curves.get(variant._replace(model="z2cnn"))
         # Without colour there is so much to lose that the others would be one line.
         if usual is None or variant.model in ("z2cnn", "z2cnn-gray") or not variant.plain:
             continue
-        gains[variant] = [
-            {seed: cell[seed] - known[seed] for seed in cell.keys() & known.keys()}
+        both = [
+            {seed: cell[seed] - known[seed] for seed in sorted(cell.keys() & known.keys())}
             for cell, known in zip(cells, usual, strict=True)
         ]
-    return gains
+        # The difference of two single runs is mostly noise, and nothing could show how much.
+        if any(len(cell) > 1 for cell in both):
+            found[variant] = [cell if len(cell) > 1 else {} for cell in both]
+    return found
 
 
-def _standard_error(values: Sequence[float]) -> float:
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean of two or more numbers.
+
+    Example:
+        >>> standard_error([1.0, 3.0])
+        1.0
+    """
     return statistics.stdev(values) / math.sqrt(len(values))
 
 
@@ -272,6 +322,7 @@ def _draw_curves(
 ) -> None:
     """The curves of one kind of draw, markers of one σ side by side."""
     chosen = [variant for variant in curves if variant.redrawn == redrawn]
+    styles = _styles(chosen)
     figure = axes.get_figure(root=True)
     assert figure is not None
     for index, variant in enumerate(chosen):
@@ -291,7 +342,7 @@ def _draw_curves(
             capsize=2,
             markersize=5,
             transform=axes.transData + ScaledTranslation(inches, 0, figure.dpi_scale_trans),
-            **variant.style,
+            **styles[variant],
         )
         for ends in (means - errors, means + errors):  # which the shift hides from the axis
             axes.update_datalim(np.column_stack((known, ends)))
@@ -299,8 +350,17 @@ def _draw_curves(
     axes.grid(axis="y", alpha=0.3)
 
 
-def _sigma_label(sigma: float) -> str:
-    return f"{sigma:g}" if sigma < 1e5 else f"$10^{{{np.log10(sigma):.0f}}}$"
+def sigma_label(sigma: float) -> str:
+    """Degrees for an axis or a table, high powers of ten as such.
+
+    Example:
+        >>> [sigma_label(sigma) for sigma in (0.0, 12.5, 200_000.0, 1e6)]
+        ['0', '12.5', '200000', '10⁶']
+    """
+    power = round(math.log10(sigma)) if sigma >= 1e5 else 0
+    if power and sigma == 10.0**power:
+        return "10" + str(power).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"{sigma:.10g}"
 
 
 def hue_figure(turns: Sequence[float], curves: Mapping[str, Sequence[float]]) -> Figure:
@@ -366,7 +426,7 @@ def sample_sheet(datasets: Sequence[ColorMNIST], *, columns: int | None = None) 
 
 def _panels(data: ColorMNIST) -> list[_Panel]:
     if data.sigma is not None:
-        title = f"σ = {_sigma_label(data.sigma)}"
+        title = f"σ = {sigma_label(data.sigma)}°"
         return [_Panel(title, data, list(range(10)), list(data.class_names))]
     colors = list(dict.fromkeys(name.split()[1] for name in data.class_names))
     counts = data.class_counts()

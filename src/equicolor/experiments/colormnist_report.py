@@ -36,10 +36,12 @@ __all__ = [
     "captions",
     "digits_of",
     "draw",
+    "gains_table",
     "headline",
     "hue_curve",
     "longtailed_table",
     "summary_table",
+    "tables",
     "write",
 ]
 
@@ -49,7 +51,6 @@ Row = Mapping[str, Any]
 HUE_SHIFTS = hue_shifts(37)
 HUE_IMAGES = 30  # of a class, on which the first seed is swept
 _HUE_BATCH = 250
-_SHEET_SIGMAS = (0.0, 36.0, 1e6)
 _ABOUT = {
     "colormnist-longtailed": """Ten digits in three colours are thirty classes, and some of them
         have a hundred training images, others one or two; the test set has equally many of each.
@@ -69,6 +70,19 @@ _TITLES = {
     "colormnist-longtailed": "Long-tailed ColorMNIST",
     "colormnist-biased": "Biased ColorMNIST",
 }
+
+
+def tables(experiment: str, rows: Sequence[Row]) -> list[Table]:
+    """All tables of an experiment: the summary, and what is gained where that is known.
+
+    Args:
+        experiment: ``"colormnist-longtailed"`` or ``"colormnist-biased"``.
+        rows: of :func:`equicolor.experiments.colormnist.run`.
+    """
+    found = [summary_table(experiment, rows)]
+    if experiment == "colormnist-biased":
+        found += [table] if (table := gains_table(rows)).rows else []
+    return found
 
 
 def summary_table(experiment: str, rows: Sequence[Row]) -> Table:
@@ -111,7 +125,7 @@ def biased_table(rows: Sequence[Row]) -> Table:
         ('network', 'σ = 12°')
     """
     sigmas = sorted({row["sigma"] for row in rows})
-    columns = ["network", *(f"σ = {sigma:g}°" if sigma < 1e5 else "σ = 10⁶°" for sigma in sigmas)]
+    columns = ["network", *(f"σ = {figures.sigma_label(sigma)}°" for sigma in sigmas)]
     lines = []
     paper = dict(PAPER_BIASED)
     for variant, group in figures.by_variant(rows).items():
@@ -126,6 +140,34 @@ def biased_table(rows: Sequence[Row]) -> Table:
             cells = [f"{known[sigma]:.2f}" if sigma in known else MISSING for sigma in sigmas]
             lines.append((f"{variant._replace(redrawn=False).name} (paper)", *cells))
     return Table(tuple(columns), lines, f"Test accuracy in percent, {_epochs(rows)}")
+
+
+def gains_table(rows: Sequence[Row]) -> Table:
+    """Points above Z2CNN on biased ColorMNIST, a line for each network with several seeds.
+
+    Example:
+        >>> row = {"augmentation": "none", "weighted": False, "sigma": 0.0}
+        >>> gains_table([
+        ...     row | {"model": model, "seed": seed, "original": accuracy + seed}
+        ...     for model, accuracy in (("z2cnn", 90.0), ("cecnn", 92.0)) for seed in (0, 1)
+        ... ]).rows
+        [('CECNN', '+2.00 ± 0.00')]
+    """
+    sigmas, found = figures.gains(rows)
+    lines = [
+        (variant.name, *(_gain(list(cell.values())) for cell in cells))
+        for variant, cells in found.items()
+    ]
+    columns = ["network", *(f"σ = {figures.sigma_label(sigma)}°" for sigma in sigmas)]
+    title = "Points above Z2CNN of the same seed (mean ± standard error)"
+    return Table(tuple(columns), lines, title)
+
+
+def _gain(values: Sequence[float]) -> str:
+    if not values:
+        return MISSING
+    mean = round(statistics.fmean(values), 2) + 0.0  # not -0.0
+    return f"{mean:+.2f} ± {figures.standard_error(values):.2f}".replace("-", "−")
 
 
 def _epochs(rows: Sequence[Row]) -> str:
@@ -148,37 +190,43 @@ def headline(experiment: str, rows: Sequence[Row]) -> str:
     """
     groups = figures.by_variant(rows)
     said = [
-        _against(experiment, variant, group, groups[usual])
+        _against(variant, _means(group), _means(groups[usual]))
         for variant, group in groups.items()
         if variant.model == "cecnn" and variant.plain
         if (usual := variant._replace(model="z2cnn")) in groups
     ]
-    return " ".join(said) or f"{counted(len(rows), 'network')} trained."
+    return " ".join(filter(None, said)) or f"{counted(len(rows), 'network')} trained."
 
 
-def _against(
-    experiment: str, variant: figures.Variant, rows: Sequence[Row], usual: Sequence[Row]
-) -> str:
-    mean, other = (statistics.fmean(row["original"] for row in found) for found in (rows, usual))
-    told = [] if experiment == "colormnist-longtailed" else ["mean over σ", _leads(rows, usual)]
+_Means = dict[float | None, float]  # over seeds, for each σ if there are any
+
+
+def _means(rows: Sequence[Row]) -> _Means:
+    found: dict[float | None, list[float]] = {}
+    for row in rows:
+        found.setdefault(row.get("sigma"), []).append(row["original"])
+    return {sigma: statistics.fmean(values) for sigma, values in found.items()}
+
+
+def _against(variant: figures.Variant, means: _Means, usual: _Means) -> str:
+    """A sentence on the spreads of the hue that both have; empty if there are none."""
+    common = means.keys() & usual.keys()
+    if not common:
+        return ""
+    mean, other = (statistics.fmean(each[sigma] for sigma in common) for each in (means, usual))
+    told = []
+    if len(common) > 1:
+        # Of equal sums of other numbers, rounding is left.
+        ahead = sum(means[sigma] - usual[sigma] > 1e-9 for sigma in common)
+        told = ["mean over σ", f"ahead at {ahead} of {len(common)}"]
+    elif (sigma := next(iter(common))) is not None:
+        told = [f"σ = {figures.sigma_label(sigma)}°"]
     told += variant.circumstances
     aside = f" ({'; '.join(told)})" if told else ""
     return (
         f"CECNN {mean:.1f} % against Z2CNN {other:.1f} %{aside}: {abs(mean - other):.1f} points "
         f"{'more' if mean >= other else 'less'} with as many parameters."
     )
-
-
-def _leads(rows: Sequence[Row], usual: Sequence[Row]) -> str:
-    """At how many spreads of the hue the mean of rows is above that of the usual ones."""
-    leads = []
-    for sigma in {row["sigma"] for row in rows} & {row["sigma"] for row in usual}:
-        mean, other = (
-            statistics.fmean(row["original"] for row in found if row["sigma"] == sigma)
-            for found in (rows, usual)
-        )
-        leads.append(mean - other > 1e-9)  # of equal accuracies in another order, rounding is left
-    return f"ahead at {sum(leads)} of {len(leads)}"
 
 
 def hue_curve(
@@ -266,7 +314,7 @@ def digits_of(rows: Sequence[Row]) -> Digits | None:
         if source in sources:
             try:
                 return load_mnist(embedded=source == EMBEDDED_SOURCE)
-            except MissingDataError:
+            except (MissingDataError, ValueError):  # damaged
                 continue
     return None
 
@@ -286,19 +334,26 @@ def draw(experiment: str, rows: Sequence[Row], digits: Digits | None) -> dict[st
         # Any digits do for the sizes of the classes.
         known = load_mnist(embedded=True) if digits is None else digits
         data = longtailed_colormnist(known, test_per_class=1)
-        variants = [row for row in rows if row["augmentation"] == "none" and not row["weighted"]]
-        made = {experiment: figures.per_class_figure(variants or rows, data)}
-        changed = [row for row in rows if row not in variants]
-        if variants and changed:
+        plain = [row for row in rows if row["augmentation"] == "none" and not row["weighted"]]
+        made = {experiment: figures.per_class_figure(plain or rows, data)}
+        changed = [row for row in rows if row not in plain]
+        if plain and changed:
             made[f"{experiment}-variants"] = figures.per_class_figure(changed, data)
         sheet = [data]
     else:
         made = {experiment: figures.sigma_figure(rows)}
-        drawn = () if digits is None else _SHEET_SIGMAS
+        drawn = () if digits is None else _sheet_sigmas(rows)
         sheet = [biased_colormnist(sigma, digits, test_size=1) for sigma in drawn]
     if digits is None:
         return made
     return made | {f"{experiment}-samples": figures.sample_sheet(sheet)}
+
+
+def _sheet_sigmas(rows: Sequence[Row]) -> list[float]:
+    """The lowest, a middle and the highest spread."""
+    sigmas = sorted({row["sigma"] for row in rows})
+    places = sorted({0, len(sigmas) // 2, len(sigmas) - 1})
+    return [sigmas[place] for place in places]
 
 
 def write(
@@ -338,7 +393,9 @@ def write(
     if not report:
         return written
     named = captions(experiment, rows, digits)
-    sections = [Section("Accuracy", _PAPER[experiment], summary_table(experiment, rows))]
+    first, *others = tables(experiment, rows)
+    sections = [Section("Accuracy", _PAPER[experiment], first)]
+    sections += [Section("Compared seed by seed", table=table) for table in others]
     for name, picture in pictures.items():
         title, caption = named[name]
         sections.append(Section(title, figure=picture, caption=caption))
@@ -362,21 +419,26 @@ def captions(
         rows: its results.
         digits: of the sample sheet; without them its caption says why there is no sheet.
     """
-    over = "Mean over seeds; error bars are one standard deviation."
+    several = len({row["seed"] for row in rows}) > 1
+    over = "Mean over seeds; error bars are one standard deviation." if several else "One seed."
+    gains = ""
+    if experiment == "colormnist-biased" and figures.gains(rows)[1]:
+        gains = " Below: what a network gains over Z2CNN of the same seed, with the standard error."
     sources = " and ".join(sorted({row["digits"] for row in rows}))
     main = (
         ("Accuracy of every class", f"Bars: training images of a class. Curves: test accuracy. "
          f"{over} Trained on: {sources}.")
         if experiment == "colormnist-longtailed"
-        else ("Accuracy over the spread of the hue", f"{over} Below: what a network gains over "
-         f"Z2CNN of the same seed, with the standard error. Trained on: {sources}.")
+        else ("Accuracy over the spread of the hue", f"{over}{gains} Trained on: {sources}.")
     )  # fmt: skip
     if digits is None:
-        samples = f"Not drawn: what was trained on, {sources}, is not in {data_root()}."
+        samples = (
+            f"Not drawn: what was trained on, {sources}, is missing or damaged in {data_root()}."
+        )
     else:
         what = {
             "colormnist-longtailed": "with the number there are",
-            "colormnist-biased": "for three spreads of the hue",
+            "colormnist-biased": "for some spreads of the hue",
         }[experiment]
         samples = f"The first training images of every class, {what}. Digits: {digits.source}."
     return {

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 from rich.console import Console
 
+from equicolor._files import written_aside
 from equicolor.devices import choose_device
 from equicolor.results import read_results, write_results
 
@@ -162,13 +163,36 @@ class Store:
         return path.with_name(f"{path.name}{self._suffix(job)}.json")
 
     def _suffix(self, job: Job) -> str:
-        """Tells a job from one of the same name that was finished with other data, say."""
+        """Tells a job from one of the same name that was begun or finished with other data, say."""
         path = self.root / job.name
         try:
             held = read_results(path.with_name(f"{path.name}.json"))["key"]
         except (OSError, ValueError, KeyError):  # none, or damaged
-            return ""
+            try:
+                held = self._owner(job).read_text()
+            except OSError:
+                return ""
         return "" if held == job.key else f"-{job.key[:8]}"
+
+    def _owner(self, job: Job) -> Path:
+        """Whose key it holds has the name without a suffix."""
+        return self._beside_lock(job, "key")
+
+    def _beside_lock(self, job: Job, suffix: str) -> Path:
+        return self.root / ".locks" / f"{job.name.replace('/', '.')}.{suffix}"
+
+    def begin(self, job: Job) -> bool:
+        """Reserve the folder of a job, whose lock is held, for its key.
+
+        Returns:
+            Whether the job has left files there to go on from.
+        """
+        folder = self.folder(job)
+        if folder == self.root / job.name:
+            with written_aside(self._owner(job)) as partial:
+                partial.write_text(job.key)
+        left = folder.iterdir() if folder.is_dir() else ()
+        return any(path.suffix != ".partial" for path in left)  # which a kill may leave
 
     def outcome(self, job: Job) -> Outcome | None:
         """What a job found; None if it is not finished.
@@ -202,11 +226,6 @@ class Store:
         """Whether a finished job went on from what an interrupted one had left."""
         return bool(read_results(self.record(job)).get("resumed", False))
 
-    def begun(self, job: Job) -> bool:
-        """Whether an unfinished job has left files to go on from."""
-        folder = self.folder(job)
-        return folder.is_dir() and any(folder.iterdir())
-
     def write(
         self, job: Job, rows: list[Row], *, device: str, seconds: float, resumed: bool = False
     ) -> None:
@@ -228,7 +247,7 @@ class Store:
         Yields:
             Whether it is held.
         """
-        path = self.root / ".locks" / f"{job.name.replace('/', '.')}.lock"
+        path = self._beside_lock(job, "lock")
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path)
         try:
@@ -279,7 +298,7 @@ def run_job(
         if where.console is not None:
             where.console.print(f"[bold]{job.name}[/bold]")
         before = tuple(store.outcome(needed) for needed in job.after)
-        start, resumed = time.perf_counter(), store.begun(job)
+        start, resumed = time.perf_counter(), store.begin(job)
         settings = {**job.settings, **job.about}
         with contextlib.nullcontext() if around is None else around(job):
             rows = _runner(job.kind)(

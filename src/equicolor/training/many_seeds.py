@@ -37,7 +37,8 @@ def train_many(
         runs: a dataset and a seed for each network. ``itertools.product(datasets, seeds)`` is
             every seed on every dataset; datasets need equal sizes and classes.
         device: where to train.
-        checkpoint: a file to resume from and to save to; it is removed at the end.
+        checkpoint: a file to resume from and to save to. It stays at the end, for whoever keeps
+            the results to remove: until then the same call gives them again without training.
         checkpoint_every: epochs between saves.
         progress: called after every epoch with (epochs done, epochs, mean loss).
 
@@ -57,10 +58,7 @@ def train_many(
     with _set_up(torch.device(device)) as where:
         trainer = StackedTrainer(recipe, runs, where)
         _train(trainer, checkpoint, checkpoint_every, progress)
-        results = trainer.results()
-    if checkpoint:
-        checkpoint.unlink(missing_ok=True)
-    return results
+        return trainer.results()
 
 
 @contextlib.contextmanager
