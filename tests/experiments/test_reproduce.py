@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from equicolor.data import load_mnist, longtailed_colormnist
-from equicolor.experiments import colormnist, colormnist_jobs, demo, reproduce
+from equicolor.experiments import (
+    colormnist,
+    colormnist_jobs,
+    colormnist_report,
+    demo,
+    reproduce,
+)
 from equicolor.results import read_results
 from equicolor.training import many_seeds
 
@@ -26,6 +32,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         return biased(sigma, digits, train_size=30, test_size=20, **seed)
 
     monkeypatch.setattr(colormnist, "biased_colormnist", tiny_biased)
+    monkeypatch.setattr(colormnist_report, "HUE_IMAGES", 2)  # of a class, swept over all hues
 
 
 @pytest.mark.usefixtures("small")
