@@ -157,7 +157,7 @@ def _colormnist(
     output: Path | None,
     sources: list[Path] | None,
 ) -> None:
-    from equicolor.experiments import all_report, colormnist_report
+    from equicolor.experiments import all_report, colormnist_tables
     from equicolor.experiments import reproduce as experiments
     from equicolor.experiments.launching import Launch
 
@@ -170,18 +170,18 @@ def _colormnist(
             raise ValueError("--from draws the rows that are there: it takes --output alone")
         files = all_report.files_of(experiment, sources)
         made = experiments.from_results(experiment, files, output)
-        tables = colormnist_report.tables(experiment, made.rows)
+        tables = colormnist_tables.tables(experiment, made.rows)
         typer.echo("\n\n".join(table.markdown() for table in tables))
     else:
         made = experiments.reproduce(experiment, output, device=how.devices[0], how=how, **chosen)
         if not made.written:  # a shard: the others are not done
             return
-        for table in colormnist_report.tables(experiment, made.rows):
+        for table in colormnist_tables.tables(experiment, made.rows):
             console.print(table.rich())
     sources_of_digits = ", ".join(sorted({row["digits"] for row in made.rows}))
     typer.echo(f"digits: {sources_of_digits}", err=bool(sources))
     typer.echo(f"wrote {', '.join(map(str, made.written))}", err=bool(sources))
-    typer.echo(colormnist_report.headline(experiment, made.rows), err=bool(sources))
+    typer.echo(colormnist_tables.headline(experiment, made.rows), err=bool(sources))
 
 
 @reproduce.command("classification")

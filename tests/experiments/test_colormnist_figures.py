@@ -17,13 +17,8 @@ from equicolor.data import (
 )
 from equicolor.experiments import colormnist_report
 from equicolor.experiments.colormnist import MODELS, SIGMAS
-from equicolor.experiments.colormnist_figures import (
-    Variant,
-    per_class_figure,
-    sample_sheet,
-    sigma_figure,
-    sigma_label,
-)
+from equicolor.experiments.colormnist_figures import per_class_figure, sample_sheet, sigma_figure
+from equicolor.experiments.colormnist_variants import Variant, sigma_label
 from equicolor.reporting.figures import png
 
 BIASED, LONGTAILED = "colormnist-biased", "colormnist-longtailed"

@@ -5,7 +5,6 @@ accuracies to matplotlib figures. Colours are Okabe and Ito's, which the colour-
 tell apart; markers and dashes say the same once more.
 """
 
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,120 +16,31 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import ScaledTranslation
 
 from equicolor.data import ColorMNIST
-from equicolor.experiments.settings import in_words
+from equicolor.experiments.colormnist_variants import (
+    NAMES,
+    REDRAWN,
+    Cells,
+    Variant,
+    by_variant,
+    curves_of,
+    gained,
+    sigma_label,
+    standard_error,
+)
 from equicolor.reporting.figures import draw_hues
 
 __all__ = [
-    "Variant",
-    "by_variant",
-    "gains",
     "hue_figure",
     "per_class_figure",
     "sample_sheet",
     "sigma_figure",
-    "sigma_label",
-    "standard_error",
 ]
 
 Row = Mapping[str, Any]
 
-_NAMES = {
-    "z2cnn": "Z2CNN",
-    "z2cnn-gray": "Z2CNN, grey input",
-    "cecnn": "CECNN",
-    "cecnn-pooled": "CECNN, coset pooling",
-    "cecnn-2": "CECNN, 2 layers",
-    "cecnn-4": "CECNN, 4 layers",
-    "cecnn-hsv6": "CECNN, HSV, n = 6",
-    "cecnn-hsv12": "CECNN, HSV, n = 12",
-}
-_STYLES = {
-    "z2cnn": ("#d55e00", "s"),
-    "z2cnn-gray": ("#7a7a7a", "v"),
-    "cecnn": ("#0072b2", "o"),
-    "cecnn-pooled": ("#009e73", "D"),
-    "cecnn-2": ("#e69f00", "^"),
-    "cecnn-4": ("#cc79a7", "P"),
-    "cecnn-hsv6": ("#56b4e9", "h"),
-    "cecnn-hsv12": ("#000000", "X"),
-}
-_REDRAWN = "data drawn for every seed"
 _FADED = (1.0, 0.5, 0.3)  # of curves that differ in the setting alone
 _SPREAD = 16.0  # points over which the markers of one σ stand side by side
 _TINTS = {"red": "#c0392b", "green": "#1e8449", "blue": "#1f4fbf"}
-
-
-class Variant(NamedTuple):
-    """A network and how it was trained: what the rows of one curve have in common.
-
-    Example:
-        >>> Variant("cecnn", "jitter 0.5", False).name
-        'CECNN + jitter'
-    """
-
-    model: str
-    augmentation: str
-    weighted: bool
-    setting: str = ""
-    redrawn: bool = False
-
-    @property
-    def name(self) -> str:
-        """For legends and tables."""
-        jitter = " + jitter" if self.augmentation != "none" else ""
-        weighted = " + weighted loss" if self.weighted else ""
-        told = ", ".join(self.circumstances)
-        return _NAMES.get(self.model, self.model) + jitter + weighted + (f" ({told})" * bool(told))
-
-    @property
-    def circumstances(self) -> list[str]:
-        """What the network and its training leave open."""
-        return [self.setting] * bool(self.setting) + [_REDRAWN] * self.redrawn
-
-    @property
-    def plain(self) -> bool:
-        """Trained as in the paper's figure: without jitter and with every image alike."""
-        return self.augmentation == "none" and not self.weighted
-
-    @property
-    def style(self) -> dict[str, Any]:
-        """Colour, marker and dashes of its curve."""
-        color, marker = _STYLES.get(self.model, ("#333333", "."))
-        return {
-            "color": color,
-            "marker": marker,
-            "linestyle": "-" if self.plain else ":" if self.weighted else "--",
-            "markerfacecolor": color if self.plain else "white",
-        }
-
-
-def by_variant(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
-    """Rows grouped by network and training, in the paper's order, variants last.
-
-    Where epochs, digits or precision differ among the rows, the ``setting`` of a variant says it.
-    Rows whose data were drawn for every seed come after all others.
-
-    Example:
-        >>> row = {"model": "z2cnn", "augmentation": "none", "weighted": False, "original": 71.0}
-        >>> [len(group) for group in by_variant([row, row]).values()]
-        [2]
-        >>> [variant.name for variant in by_variant([row | {"epochs": n} for n in (1, 1500)])]
-        ['Z2CNN (1 epoch)', 'Z2CNN (1,500 epochs)']
-    """
-    keys = "epochs", "digits", "precision"
-    several = [key for key in keys if len({row.get(key) for row in rows}) > 1]
-    groups: dict[Variant, list[Row]] = {}
-    for row in rows:
-        setting = ", ".join(_told(key, row[key]) for key in several if key in row)
-        how = row["augmentation"], row["weighted"], setting, "data_seed" in row
-        groups.setdefault(Variant(row["model"], *how), []).append(row)
-    known = list(_NAMES)
-
-    def rank(variant: Variant) -> tuple[bool, bool, bool, int]:
-        place = known.index(variant.model) if variant.model in known else len(known)
-        return variant.redrawn, variant.weighted, variant.augmentation != "none", place
-
-    return {variant: groups[variant] for variant in sorted(groups, key=rank)}
 
 
 def _styles(variants: Sequence[Variant]) -> dict[Variant, dict[str, Any]]:
@@ -142,10 +52,6 @@ def _styles(variants: Sequence[Variant]) -> dict[Variant, dict[str, Any]]:
         order = seen[alike] = seen.get(alike, -1) + 1
         styles[variant] = variant.style | {"alpha": _FADED[min(order, len(_FADED) - 1)]}
     return styles
-
-
-def _told(key: str, value: Any) -> str:
-    return str(value) if key == "digits" else in_words({key: value})
 
 
 def per_class_figure(rows: Sequence[Row], data: ColorMNIST) -> Figure:
@@ -221,22 +127,22 @@ def sigma_figure(rows: Sequence[Row]) -> Figure:
         >>> [len(axes.get_xticks()) for axes in sigma_figure(rows).axes]
         [2, 2]
     """
-    sigmas, curves = _curves(rows)
+    sigmas, curves = curves_of(rows)
     draws = sorted({variant.redrawn for variant in curves})
-    gained = _gains(curves)
-    size = (4.5 + 3.5 * len(draws), 7.4 if gained else 4.6)
+    above = gained(curves)
+    size = (4.5 + 3.5 * len(draws), 7.4 if above else 4.6)
     figure = Figure(figsize=size, layout="constrained")
-    heights = (3, 2) if gained else (1,)
+    heights = (3, 2) if above else (1,)
     grid = figure.subplots(
         len(heights), len(draws), squeeze=False, sharex=True, sharey="row", height_ratios=heights
     )
     for column, redrawn in zip(grid.T, draws, strict=True):
         _draw_curves(column[0], curves, redrawn, statistics.stdev)
-        if gained:
-            _draw_curves(column[1], gained, redrawn, standard_error)
+        if above:
+            _draw_curves(column[1], above, redrawn, standard_error)
             column[1].axhline(0, color="#d55e00", linewidth=1)
         if redrawn or len(draws) > 1:
-            column[0].set_title(_REDRAWN if redrawn else "data drawn once for all seeds")
+            column[0].set_title(REDRAWN if redrawn else "data drawn once for all seeds")
         column[-1].set_xlim(-0.5, len(sigmas) - 0.5)
         column[-1].set_xticks(range(len(sigmas)), [sigma_label(sigma) for sigma in sigmas])
         column[-1].set_xlabel("standard deviation of the hue, degrees")
@@ -249,74 +155,9 @@ def sigma_figure(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-_Cells = list[dict[int, float]]  # accuracy of every seed, for each σ
-
-
-def _curves(rows: Sequence[Row]) -> tuple[list[float], dict[Variant, _Cells]]:
-    """All σ in order, and the accuracies of every variant at each."""
-    sigmas = sorted({row["sigma"] for row in rows})
-    places = {sigma: place for place, sigma in enumerate(sigmas)}
-    curves: dict[Variant, _Cells] = {}
-    for variant, group in by_variant(rows).items():
-        cells = curves[variant] = [{} for _ in sigmas]
-        for row in group:
-            cells[places[row["sigma"]]][row["seed"]] = row["original"]
-    return sigmas, curves
-
-
-def gains(rows: Sequence[Row]) -> tuple[list[float], dict[Variant, _Cells]]:
-    """Seed by seed, what networks that see the colours gain over the plain one.
-
-    Args:
-        rows: of the biased experiment.
-
-    Returns:
-        All σ in order, and for each what every seed gains, of networks that have several seeds in
-        common with the plain one.
-
-    Example:
-        >>> row = {"augmentation": "none", "weighted": False, "sigma": 0.0}
-        >>> sigmas, found = gains([
-        ...     row | {"model": model, "seed": seed, "original": accuracy + seed}
-        ...     for model, accuracy in (("z2cnn", 90.0), ("cecnn", 92.0)) for seed in (0, 1)
-        ... ])
-        >>> sigmas, [(variant.name, cells) for variant, cells in found.items()]
-        ([0.0], [('CECNN', [{0: 2.0, 1: 2.0}])])
-    """
-    sigmas, curves = _curves(rows)
-    return sigmas, _gains(curves)
-
-
-def _gains(curves: Mapping[Variant, _Cells]) -> dict[Variant, _Cells]:
-    found: dict[Variant, _Cells] = {}
-    for variant, cells in curves.items():
-        usual = curves.get(variant._replace(model="z2cnn"))
-        # Without colour there is so much to lose that the others would be one line.
-        if usual is None or variant.model in ("z2cnn", "z2cnn-gray") or not variant.plain:
-            continue
-        both = [
-            {seed: cell[seed] - known[seed] for seed in sorted(cell.keys() & known.keys())}
-            for cell, known in zip(cells, usual, strict=True)
-        ]
-        # The difference of two single runs is mostly noise, and nothing could show how much.
-        if any(len(cell) > 1 for cell in both):
-            found[variant] = [cell if len(cell) > 1 else {} for cell in both]
-    return found
-
-
-def standard_error(values: Sequence[float]) -> float:
-    """Of the mean of two or more numbers.
-
-    Example:
-        >>> standard_error([1.0, 3.0])
-        1.0
-    """
-    return statistics.stdev(values) / math.sqrt(len(values))
-
-
 def _draw_curves(
     axes: Axes,
-    curves: Mapping[Variant, _Cells],
+    curves: Mapping[Variant, Cells],
     redrawn: bool,
     error: Callable[[Sequence[float]], float],
 ) -> None:
@@ -350,19 +191,6 @@ def _draw_curves(
     axes.grid(axis="y", alpha=0.3)
 
 
-def sigma_label(sigma: float) -> str:
-    """Degrees for an axis or a table, high powers of ten as such.
-
-    Example:
-        >>> [sigma_label(sigma) for sigma in (0.0, 12.5, 200_000.0, 1e6)]
-        ['0', '12.5', '200000', '10⁶']
-    """
-    power = round(math.log10(sigma)) if sigma >= 1e5 else 0
-    if power and sigma == 10.0**power:
-        return "10" + str(power).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return f"{sigma:.10g}"
-
-
 def hue_figure(turns: Sequence[float], curves: Mapping[str, Sequence[float]]) -> Figure:
     """Accuracy against the hue shift of the test images.
 
@@ -379,7 +207,7 @@ def hue_figure(turns: Sequence[float], curves: Mapping[str, Sequence[float]]) ->
     degrees = [360 * turn for turn in turns]
     for model, accuracy in curves.items():
         style = Variant(model, "none", False).style
-        name = _NAMES.get(model, model)
+        name = NAMES.get(model, model)
         axes.plot(degrees, accuracy, label=name, linewidth=2, markersize=4, **style)
     axes.set(ylim=(0, 103), ylabel="accuracy, %")
     axes.grid(alpha=0.3)

@@ -28,6 +28,7 @@ from equicolor.data import ColorMNIST, load_mnist, longtailed_colormnist
 from equicolor.experiments import colormnist
 from equicolor.experiments import colormnist_figures as figures
 from equicolor.experiments.colormnist_report import HUE_SHIFTS, best_known, hue_curve
+from equicolor.experiments.colormnist_variants import Variant
 from equicolor.reporting.html import Section, write_report
 from equicolor.reporting.tables import Table
 from equicolor.results import provenance, write_results
@@ -235,7 +236,7 @@ def _recipe(model: str, epochs: int) -> Recipe:
 
 
 def _name(model: str) -> str:
-    return figures.Variant(model, "none", False).name
+    return Variant(model, "none", False).name
 
 
 def _progress(console: Console) -> Progress:

@@ -11,7 +11,7 @@ from equicolor._files import output_folder
 from equicolor.data import Digits, load_mnist, longtailed_colormnist
 from equicolor.devices import choose_device
 from equicolor.experiments import colormnist, colormnist_jobs, colormnist_report, demo
-from equicolor.experiments.colormnist_figures import by_variant
+from equicolor.experiments.colormnist_variants import by_variant
 from equicolor.experiments.jobs import JOBS, RESULTS, Job, Store, refuse_run
 from equicolor.experiments.launching import Launch, launch
 from equicolor.experiments.rows import distinct

@@ -14,6 +14,7 @@ from equicolor.experiments import (
     classification_figures,
     classification_tables,
     colormnist_report,
+    colormnist_tables,
     configurations,
     conversion_figures,
     equivariance,
@@ -180,12 +181,12 @@ def _colormnist(name: str, found: Findings) -> Parts:
         return []
     digits = colormnist_report.digits_of(rows)
     captions = colormnist_report.captions(name, rows, digits)
-    table = colormnist_report.summary_table(name, rows)
+    table = colormnist_tables.summary_table(name, rows)
     made: Parts = []
     for file, figure in colormnist_report.draw(name, rows, digits).items():
         title, caption = captions[file]
         first = not made
-        text = colormnist_report.headline(name, rows) if first else ""
+        text = colormnist_tables.headline(name, rows) if first else ""
         section = Section(title, text, table if first else None, _figure(figure), caption)
         made.append((section, file))
     if digits is None:
