@@ -272,12 +272,6 @@ def test_changes_in_place_before_and_after_do_no_harm(settle, check):
     assert check(*settled(settle, with_stem(Around(5)))) == 1
 
 
-def test_hooks_of_activations_are_not_dropped():
-    network = resnet18(5, rotations=3, width=2).to(DEVICE)
-    network.layers[0][0].relu.register_forward_hook(lambda *_: None)
-    assert count(fold(network), FrozenStem) == 0
-
-
 def test_stems_that_dilate_are_not_known():
     lift = CELiftConv2d(3, 4, 3, dilation=2, bias=False)
     network = nn.Sequential(lift, CEBatchNorm2d(4), nn.ReLU(), CosetMaxPool())

@@ -4,8 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.ao import quantization
+from torch.ao.nn import qat
+from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils import parametrizations, prune
 
+from equicolor.models.export import export
 from equicolor.nn import (
     CEBatchNorm2d,
     CEConv2d,
@@ -113,10 +117,32 @@ class Branching(nn.Module):
         return x if x.sum() > 0 else -x
 
 
-def hooked():
-    network = nn.Sequential(CELiftConv2d(3, 4, 3), CEConv2d(4, 4, 3), CosetMaxPool())
-    network[1].register_forward_hook(lambda module, inputs, output: 3 * output)
+def mixed(conv=None, norm=None):
+    """Equivariant and plain layers, with a batch norm that is folded into a plain convolution."""
+    layers = CELiftConv2d(3, 4, 3), nn.ReLU(), CosetMaxPool()
+    return nn.Sequential(*layers, conv or nn.Conv2d(4, 4, 3), norm or nn.BatchNorm2d(4))
+
+
+def hooked(place, register="register_forward_hook"):
+    network = nn.Sequential(mixed(), nn.ReLU())
+    getattr(network.get_submodule(place), register)(lambda module, *values: None)
     return network
+
+
+def with_forward(place):
+    network = mixed()
+    network.get_submodule(place).forward = lambda x: 3 * x
+    return network
+
+
+class Called(nn.Sequential):
+    def __call__(self, x):
+        return 3 * super().__call__(x)
+
+
+class AlwaysTraining(nn.BatchNorm2d):
+    def train(self, mode=True):
+        return super().train(True)
 
 
 @pytest.mark.parametrize(
@@ -126,10 +152,88 @@ def hooked():
             lambda: nn.Sequential(CELiftConv2d(3, 4, 3), Scaled(4, 4, 3), CosetMaxPool()),
             "fold knows CEConv2d, but '1' is a Scaled with a forward of its own",
         ),
-        (hooked, "fold would drop the forward hooks of '1'"),
         (Branching, "fold cannot trace Branching: "),
+        (lambda: hooked("0.0"), r"fold would drop the hooks of '0.0' \(CELiftConv2d\); remove"),
+        (lambda: hooked("0.1"), r"the hooks of '0.1' \(ReLU\)"),
+        (lambda: hooked("0.3"), r"the hooks of '0.3' \(Conv2d\)"),
+        (lambda: hooked("0.4"), r"the hooks of '0.4' \(BatchNorm2d\)"),
+        (lambda: hooked("0"), r"the hooks of '0' \(Sequential\)"),
+        (lambda: hooked(""), "the hooks of the Sequential itself"),
+        (lambda: hooked("", "register_forward_pre_hook"), "the hooks of the Sequential itself"),
+        (lambda: hooked("0.3", "register_full_backward_hook"), "the hooks of '0.3'"),
+        (lambda: with_forward("0"), r"the forward that was assigned to '0' \(CELiftConv2d\)"),
+        (lambda: with_forward("1"), r"the forward that was assigned to '1' \(ReLU\)"),
+        (lambda: with_forward("3"), r"the forward that was assigned to '3' \(Conv2d\)"),
+        (lambda: with_forward(""), "the forward that was assigned to the Sequential itself"),
+        (lambda: Called(mixed()), "fold would drop Called.__call__"),
+        (
+            lambda: mixed(norm=AlwaysTraining(4)),
+            r"'4' \(AlwaysTraining\) stays in train mode after Sequential.eval\(\)",
+        ),
     ],
 )
 def test_refuses(make, message):
     with pytest.raises(ValueError, match=message):
         fold(make())
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`:FutureWarning")
+@pytest.mark.parametrize(
+    ("compute", "make_permanent"),
+    [
+        (
+            lambda conv: prune.l1_unstructured(conv, "weight", 0.5),
+            lambda c: prune.remove(c, "weight"),
+        ),
+        (nn.utils.weight_norm, nn.utils.remove_weight_norm),
+        (nn.utils.spectral_norm, nn.utils.remove_spectral_norm),
+    ],
+    ids=["pruned", "weight norm", "spectral norm"],
+)
+def test_weights_of_hooks_are_refused_until_they_are_permanent(
+    compute, make_permanent, tmp_path, relative_error
+):
+    network = mixed(compute(nn.Conv2d(4, 4, 3))).eval()
+    message = r"hooks of '3' \(Conv2d\); remove them first \(torch.nn.utils has prune.remove, "
+    with pytest.raises(ValueError, match=message):
+        fold(network)
+    with pytest.raises(ValueError, match=message):
+        export(network, tmp_path / "network.pt2", "exported-program", input_size=12)
+    make_permanent(network[3])
+    images = torch.rand(2, 3, 12, 12)
+    assert relative_error(fold(network)(images), network(images)) <= 1e-5
+
+
+def test_hooks_of_all_modules_are_refused():
+    handle = register_module_forward_hook(lambda module, inputs, output: None)
+    with handle, pytest.raises(ValueError, match="fold found hooks for all modules"):
+        fold(mixed())
+
+
+class Bound(nn.Module):
+    """Chooses one of its methods for its forward, as some networks of timm do."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = mixed()
+        self.forward = self.twice
+
+    def twice(self, x):
+        return 2 * self.body(x)
+
+
+def test_a_chosen_method_is_traced(relative_error):
+    network, images = nn.Sequential(Bound(), nn.ReLU()).eval(), torch.rand(2, 3, 12, 12)
+    assert relative_error(fold(network)(images), network(images)) <= 1e-5
+
+
+def test_convolutions_that_round_their_weight_keep_their_norm(relative_error):
+    settings = quantization.get_default_qat_qconfig("fbgemm")
+    conv = qat.Conv2d(4, 4, 3, qconfig=settings)
+    norm = nn.BatchNorm2d(4)
+    nn.init.uniform_(norm.running_var, 0.3, 2)
+    nn.init.uniform_(norm.weight, -2, 2)
+    network, images = mixed(conv, norm), torch.rand(2, 3, 12, 12)
+    network(images)  # lets the convolution see the range of its weight
+    network.eval()
+    assert relative_error(fold(network)(images), network(images)) <= 1e-5

@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 
 from equicolor.nn.batched import HueLift
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
+from equicolor.nn.observed import is_untouched
 
 __all__ = ["ConversionError", "Problem", "check_network", "check_weights", "kind_of", "refuse"]
 
@@ -21,7 +22,6 @@ _KEPT = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.PReLU, nn.ConvTra
 _CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 # Draw random numbers in training, other ones for every hue.
 _RANDOM = (nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _SHOWN = 6
 
 
@@ -150,10 +150,10 @@ def check_weights(model: nn.Module) -> Iterator[Problem]:
                 continue
         except ConversionError:  # named later, if it is in the equivariant part
             continue
-        if any(getattr(module, name) for name in _HOOKS):
+        if not is_untouched(module):
             reason = (
-                "it has hooks, which a replacement would lose; remove them, and register them "
-                "on the converted network"
+                "it has hooks, or a forward of its own, which a replacement would lose; remove "
+                "them, and register them on the converted network"
             )
             yield Problem(path, type(module).__name__, reason)
         for name, parameter in module._parameters.items():

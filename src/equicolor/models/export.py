@@ -21,6 +21,7 @@ from equicolor import _checks
 from equicolor.models.checkpoints import checkpoint_file, load_model
 from equicolor.models.registry import Network, create_model, list_models
 from equicolor.nn.folding.fold import PLAIN_FORMS, fold
+from equicolor.nn.folding.trace import refuse_custom_modules
 
 __all__ = ["FORMATS", "ExportError", "ExportReport", "export", "find_model"]
 
@@ -85,6 +86,7 @@ def export(
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists; overwrite=True (--force) replaces it")
     path.parent.mkdir(parents=True, exist_ok=True)
+    refuse_custom_modules(model)  # before the copy, which fails for weights that hooks compute
     original = copy.deepcopy(model).cpu().float().eval()
     folded = fold(original, form)
     generator = torch.Generator().manual_seed(0)

@@ -1,15 +1,16 @@
-"""Whether operations run as they are called, so that a kernel of our own may take their place."""
+"""Whether operations and modules run as they are, so that something else may take their place."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as module_hooks
 
-__all__ = ["counting", "is_recorded", "is_watched"]
+__all__ = ["counting", "has_hooks", "is_recorded", "is_untouched", "is_watched"]
 
+_HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 _counting = False
 
 
@@ -48,6 +49,25 @@ def is_watched(*, modules: bool = False) -> bool:
         return False
     hooks = modules and bool(module_hooks._has_any_global_hook())
     return torch._C._len_torch_dispatch_stack() > 0 or hooks
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something is called before or after a module runs, forwards or backwards."""
+    return any(getattr(module, name) for name in _HOOKS)
+
+
+def is_untouched(module: nn.Module) -> bool:
+    """Whether a module runs the forward of its class, without hooks.
+
+    Example:
+        >>> relu = nn.ReLU()
+        >>> is_untouched(relu)
+        True
+        >>> handle = relu.register_forward_hook(lambda module, inputs, output: 2 * output)
+        >>> is_untouched(relu)
+        False
+    """
+    return "forward" not in vars(module) and not has_hooks(module)
 
 
 @contextmanager

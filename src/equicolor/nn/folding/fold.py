@@ -30,7 +30,13 @@ from equicolor.nn.folding.cyclic import CyclicFolder
 from equicolor.nn.folding.dense import DenseFolder
 from equicolor.nn.folding.folder import Folder
 from equicolor.nn.folding.fused import find_stages, fuse, is_where_fused, left_over
-from equicolor.nn.folding.trace import allow_any_memory, fold_batch_norms, is_impure, trace
+from equicolor.nn.folding.trace import (
+    allow_any_memory,
+    fold_batch_norms,
+    is_impure,
+    refuse_custom_modules,
+    trace,
+)
 
 __all__ = ["fold"]
 
@@ -66,6 +72,7 @@ def fold(model: nn.Module, form: str = "auto") -> fx.GraphModule:
         True
     """
     _checks.one_of("form", form, FORMS)
+    refuse_custom_modules(model)
     model = copy.deepcopy(model).eval().requires_grad_(False)
     traced = trace(model)
     allow_any_memory(traced.graph)

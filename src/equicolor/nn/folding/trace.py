@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules import module as module_hooks
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.folding.batched import BATCHED, PadToStride
 from equicolor.nn.norm import CEBatchNorm2d, CEDropout2d
+from equicolor.nn.observed import has_hooks, is_untouched
 from equicolor.nn.pooling import (
     CEAdaptiveAvgPool2d,
     CEAvgPool2d,
@@ -45,7 +47,12 @@ _IN_PLACE_OPERATORS = (operator.iadd, operator.isub, operator.imul, operator.itr
 
 def trace(model: nn.Module) -> fx.GraphModule:
     """The graph of a network in eval mode, which is changed; refused if it cannot be trusted."""
-    _refuse_custom_layers(model)
+    for name, module in model.named_modules():
+        if module.training:
+            raise ValueError(
+                f"fold needs eval mode, but {_called(name, module)} stays in train mode after "
+                f"{type(model).__name__}.eval()"
+            )
     _bake_parametrizations(model)
     _take_apart(model)
     try:
@@ -60,19 +67,48 @@ def trace_function(function: Callable[..., Tensor], dtype: torch.dtype) -> fx.Gr
     return _FunctionTracer(dtype).trace(function)
 
 
-def _refuse_custom_layers(model: nn.Module) -> None:
-    """Layers are replaced by what their class computes, so nothing may be added to it."""
+def refuse_custom_modules(model: nn.Module) -> None:
+    """Refuse a network that computes something its graph will not show.
+
+    Layers are replaced by what their class computes, so nothing may be added to it; hooks would
+    be traced once, or run on what has taken the place of their module. Networks are not copied
+    before: weights that a hook computes cannot be.
+    """
+    if module_hooks._has_any_global_hook():
+        raise ValueError(
+            "fold found hooks for all modules (torch.nn.modules.module.register_module_...), which "
+            "would see other modules than before; remove them first"
+        )
+    own_call = type(model).__call__ is not nn.Module.__call__
+    if own_call and not isinstance(model, fx.GraphModule):
+        raise ValueError(f"fold would drop {type(model).__name__}.__call__; fold what it calls")
+    tracer = _Tracer()
     for name, module in model.named_modules():
-        if not isinstance(module, LAYERS):
-            continue
-        own = next(kind for kind in LAYERS if isinstance(module, kind))
-        if type(module).forward is not own.forward:
+        if has_hooks(module):
+            kinds = [type(hook).__module__ for hook in module._forward_pre_hooks.values()]
+            how = ""
+            if any(kind.startswith("torch.nn.utils.") for kind in kinds):
+                how = " (torch.nn.utils has prune.remove, remove_weight_norm, remove_spectral_norm)"
+            raise ValueError(
+                f"fold would drop the hooks of {_called(name, module)}; remove them first{how}"
+            )
+        # What is left is traced, or has the forward of its class.
+        kept_whole = not name or isinstance(module, _BatchNorm)
+        if not is_untouched(module) and (kept_whole or tracer.is_leaf_module(module, name)):
+            raise ValueError(
+                f"fold would drop the forward that was assigned to {_called(name, module)}; write "
+                "a class with that forward"
+            )
+        own = next((kind for kind in LAYERS if isinstance(module, kind)), None)
+        if own is not None and type(module).forward is not own.forward:
             raise ValueError(
                 f"fold knows {own.__name__}, but {name!r} is a {type(module).__name__} with a "
                 "forward of its own"
             )
-        if module._forward_hooks or module._forward_pre_hooks:
-            raise ValueError(f"fold would drop the forward hooks of {name!r}; remove them first")
+
+
+def _called(name: str, module: nn.Module) -> str:
+    return f"{name!r} ({type(module).__name__})" if name else f"the {type(module).__name__} itself"
 
 
 def _bake_parametrizations(model: nn.Module) -> None:
@@ -177,8 +213,9 @@ def fold_batch_norms(traced: fx.GraphModule) -> None:
             continue
         source = layer_input(node)
         conv = modules.get(str(source.target)) if source.op == "call_module" else None
-        if not isinstance(conv, _CONVOLUTIONS) or len(source.users) > 1 or uses(source) > 1:
+        if not _takes_norms(conv) or len(source.users) > 1 or uses(source) > 1:
             continue
+        assert isinstance(conv, _CONVOLUTIONS)
         scale, shift = _affine(norm)
         bias = 0 if conv.bias is None else conv.bias.double()
         # Of a separable filter, scaling the spatial part scales the whole.
@@ -187,6 +224,15 @@ def fold_batch_norms(traced: fx.GraphModule) -> None:
         conv.weight = nn.Parameter(weight.to(conv.weight), requires_grad=False)
         node.replace_all_uses_with(source)
         traced.graph.erase_node(node)
+
+
+def _takes_norms(conv: nn.Module | None) -> bool:
+    """Whether a module convolves with its weight as it is; torch's quantised ones round it."""
+    return (
+        isinstance(conv, LAYERS)
+        or type(conv).__name__ in _LEAVES
+        or (isinstance(conv, nn.Conv2d) and type(conv).forward is nn.Conv2d.forward)
+    ) and isinstance(conv, _CONVOLUTIONS)
 
 
 def layer_input(node: fx.Node) -> fx.Node:

@@ -7,7 +7,7 @@ from equicolor import _checks
 from equicolor.devices import runs_triton
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.norm import CEBatchNorm2d
-from equicolor.nn.observed import is_recorded, is_watched
+from equicolor.nn.observed import is_recorded, is_untouched, is_watched
 from equicolor.nn.pooling import CEMaxPool2d
 
 __all__ = ["applies", "can_fuse", "halves", "is_known", "stem_applies"]
@@ -15,7 +15,6 @@ __all__ = ["applies", "can_fuse", "halves", "is_known", "stem_applies"]
 # Kinds of devices on which networks take this path by themselves.
 DEVICES: tuple[str, ...] = ("cuda",)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 
 
 def applies(block: nn.Module, x: Tensor) -> bool:
@@ -60,7 +59,7 @@ def stem_applies(
         and type(norm) is CEBatchNorm2d
         and type(relu) is nn.ReLU
         and all(_is_plain(module, images) for module in (conv, norm, relu))
-        and _is_untouched(pool)
+        and is_untouched(pool)
         and (type(pool) is nn.Identity or halves(pool))
     )
 
@@ -83,7 +82,7 @@ def is_known(module: nn.Module) -> bool:
         >>> is_known(CEConv2d(4, 4, 3, bias=False)), is_known(CEConv2d(4, 4, 3))
         (True, False)
     """
-    if not _is_untouched(module):
+    if not is_untouched(module):
         return False
     if type(module) is CEConv2d:
         known = module.groups == 1 and module.algorithm != "dense"
@@ -102,7 +101,7 @@ def halves(pool: nn.Module) -> bool:
         >>> halves(CEMaxPool2d(3, 2, 1)), halves(CEMaxPool2d(2))
         (True, False)
     """
-    if type(pool) is not CEMaxPool2d or pool.ceil_mode or not _is_untouched(pool):
+    if type(pool) is not CEMaxPool2d or pool.ceil_mode or not is_untouched(pool):
         return False
     options = pool.kernel_size, pool.stride, pool.padding, pool.dilation
     return all(
@@ -127,16 +126,12 @@ def _is_plain(module: nn.Module, x: Tensor) -> bool:
     """Whether a module is known here, and is for such an input."""
     if type(module) is nn.Sequential:
         children = [type(child) for child in module]
-        return _is_untouched(module) and children in ([], [CEConv2d, CEBatchNorm2d])
+        return is_untouched(module) and children in ([], [CEConv2d, CEBatchNorm2d])
     if type(module) is CEConv2d and module.rotations != x.shape[2]:
         return False
     return is_known(module) and (
         not isinstance(module, CEConv2d | CELiftConv2d) or _is_for(module, x)
     )
-
-
-def _is_untouched(module: nn.Module) -> bool:
-    return "forward" not in vars(module) and not any(getattr(module, name) for name in _HOOKS)
 
 
 def _has_known_options(conv: CEConv2d | CELiftConv2d) -> bool:
