@@ -352,6 +352,9 @@ def test_saving_below_a_file_keeps_the_reason(tmp_path):
 
 def test_build_from_config():
     assert checkpoints.build_from_config({"model": "z2cnn", "width": 5}).config["width"] == 5
+    # Files from when plain networks took options of equivariant layers.
+    older = {"model": "resnet18", "rotations": 1, "ce_stages": 0, "lifting": "hsv", "width": 4}
+    assert checkpoints.build_from_config(older).config["lifting"] == "rgb"
 
 
 def test_networks_changed_after_they_were_built_are_refused(tmp_path):

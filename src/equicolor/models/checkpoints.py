@@ -254,6 +254,9 @@ def build_from_config(config: Mapping[str, Any]) -> Network:
         20
     """
     options = dict(config)
+    if options.get("rotations") == 1:  # plain; older files may hold options that are refused now
+        for name in ("separable", "coset_pool", "lifting", "ce_layers"):
+            options.pop(name, None)
     return create_model(options.pop("model"), **options)
 
 

@@ -131,8 +131,30 @@ class Normalize(DerivedConstants):
 
 
 def check_group(rotations: int, lifting: str, coset_pool: str | None) -> None:
-    """Refuse bad options before anything is built, even where a plain network ignores them."""
+    """Refuse bad options of equivariant layers before anything is built."""
     _checks.positive_int("rotations", rotations)
     _checks.one_of("lifting", lifting, ("rgb", "hsv"))
     if coset_pool not in COSET_POOLS:
         raise ValueError(f"coset_pool must be 'max', 'avg' or None (flatten); got {coset_pool!r}")
+
+
+def check_plain(**options: tuple[Any, ...]) -> None:
+    """Refuse options that a network without equivariant layers would ignore.
+
+    Args:
+        options: the value of each, and the values that ask for nothing.
+
+    Example:
+        >>> check_plain(lifting=("hsv", "rgb"))
+        Traceback (most recent call last):
+            ...
+        ValueError: lifting='hsv' needs equivariant layers and this network has none: add \
+rotations, such as 6, or leave lifting out
+    """
+    ignored = [name for name, (value, *harmless) in options.items() if value not in harmless]
+    if ignored:
+        what = ", ".join(f"{name}={options[name][0]!r}" for name in ignored)
+        raise ValueError(
+            f"{what} {'needs' if len(ignored) == 1 else 'need'} equivariant layers and this "
+            f"network has none: add rotations, such as 6, or leave {' and '.join(ignored)} out"
+        )

@@ -355,14 +355,20 @@ def _builder(name: str, depth: int, default_rotations: int) -> ResNetBuilder:
     ) -> ResNet:
         _checks.positive_int("num_classes", num_classes)
         layers.check_group(rotations, lifting, coset_pool)
-        if ce_stages is None:
-            ce_stages = stages
-        if isinstance(ce_stages, bool) or not isinstance(ce_stages, int):
+        if isinstance(ce_stages, bool) or not isinstance(ce_stages, int | None):
             raise TypeError(f"ce_stages must be None or an int, got {ce_stages!r}")
-        if not 0 <= ce_stages <= stages:
+        if not 0 <= (ce_stages or 0) <= stages:
             raise ValueError(f"ce_stages of {name} lies between 0 and {stages}, got {ce_stages}")
         if rotations == 1 or ce_stages == 0:
+            layers.check_plain(
+                ce_stages=(ce_stages, None, 0),
+                separable=(separable, True),
+                coset_pool=(coset_pool, "max"),
+                lifting=(lifting, "rgb"),
+            )
             rotations, ce_stages = 1, 0
+        elif ce_stages is None:
+            ce_stages = stages
         if coset_pool is None and 0 < ce_stages < stages:
             raise ValueError(
                 f"a hybrid network (ce_stages={ce_stages} of {stages}) pools over its hues: "
@@ -399,8 +405,8 @@ _DOCUMENTATION = """ResNet-{depth}: plain for one rotation, colour-equivariant f
 
     Args:
         num_classes: outputs.
-        rotations: hues of the equivariant stages; 1 is a plain network, whatever the
-            options of equivariant stages say.
+        rotations: hues of the equivariant stages; 1 is a plain network, which refuses the
+            options of equivariant stages.
         ce_stages: equivariant stages, counted from the input; None means all {stages}.
         separable: whether equivariant filters are the product of a spatial and a hue part.
         coset_pool: ``"max"`` or ``"avg"`` over the hues where the equivariant stages end;

@@ -150,7 +150,7 @@ def cecnn(
         torch.Size([2, 10])
     """
     _checks.positive_int("ce_layers", ce_layers)
-    return Z2CNN(
+    network = Z2CNN(
         num_classes,
         width=width,
         rotations=rotations,
@@ -159,3 +159,8 @@ def cecnn(
         lifting=lifting,
         dropout=dropout,
     )
+    if rotations == 1:
+        layers.check_plain(
+            ce_layers=(ce_layers, DEPTH), coset_pool=(coset_pool, None), lifting=(lifting, "rgb")
+        )
+    return network
