@@ -74,6 +74,15 @@ def test_train_ends_with_files_and_the_headline(folder: Path) -> None:
     assert "another recipe: lr 0.1 instead of 0.001" in other.stderr
     dry = invoke("pets", *TINY, "--jitter", "0.5", "--lr", "0.1", "--force", "--dry-run")
     assert (dry.exit_code, dry.stderr.splitlines()[0]) == (0, f"would delete the run in {run}")
+    dry = invoke("pets", *TINY, "--jitter", "0.5", "--lr", "0.1", "--dry-run")
+    assert recipe_of(dry).lr == 0.1
+    assert dry.stderr.startswith(f"would not begin: {run} holds a run of another recipe: lr 0.1")
+    dry = invoke("pets", *TINY, "--jitter", "0.5", "--dry-run")
+    assert dry.stderr == f"would not begin: {run} holds this run already, finished\n"
+    for arguments in ((), ("--dry-run",)):  # a bad option is told first
+        bad = invoke("pets", *TINY, "--jitter", "0.5", "--width", "abc", *arguments)
+        assert (bad.exit_code, bad.stdout) == (2, "")
+        assert "width must be None, 'fast', an int or one int a stage; got 'abc'" in bad.stderr
     forced = invoke("pets", *TINY, "--jitter", "0.5", "--lr", "0.1", "--force")
     assert forced.exit_code == 0
     assert TrainingRecipe.from_json((run / "recipe.json").read_text()).lr == 0.1
@@ -87,6 +96,16 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(folder: Path) -> Non
     assert "on 16 pictures of 2 classes, resident, for 2 epochs of 3 steps on 1 cpu device" in last
     assert last.endswith("in runs/pets-ce_resnet18-n2-seed0")
     assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["--lifting hsv", "--ce-stages 2", "--coset-pool avg", "--recipe baseline --lifting hsv"],
+)
+def test_a_plain_network_refuses_options_of_equivariant_layers(folder: Path, options: str) -> None:
+    result = invoke("pets", *options.split(), "--dry-run")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "needs equivariant layers and this network has none: add rotations" in result.stderr
 
 
 def test_options_reach_the_recipe(folder: Path) -> None:

@@ -64,9 +64,15 @@ class _Commands(TyperGroup):
             _fail(f"{error.strerror}: {error.filename}" if named else str(error), 1)
         except ValueError as error:
             _fail(str(error), 2)
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
+            from equicolor.benchmark.resources import out_of_memory
             from equicolor.models.export import ExportError
 
+            if out_of_memory(error):
+                what = str(error).strip().partition("\n")[0]
+                _fail(
+                    f"not enough memory; smaller images, batches or networks take less ({what})", 1
+                )
             if not isinstance(error, ExportError):
                 raise
             _fail(str(error), 1)

@@ -211,6 +211,8 @@ def _choose(
     finetune: str | None = None,
 ) -> "TrainingRecipe":
     """The recipe that the options describe."""
+    import torch
+
     from equicolor.models.registry import usual_resize
     from equicolor.training.finetuning import finetune_recipe
     from equicolor.training.recipes import default_recipe, find_recipe
@@ -234,7 +236,11 @@ def _choose(
         raise ValueError("a dataset is needed: a name, a folder, or --recipe DATASET/NETWORK")
     if "size" in changes and chosen.crop == "resized":
         changes["resize"] = usual_resize(changes["size"])
-    return dataclasses.replace(chosen, options=chosen.options | network, **changes)
+    chosen = dataclasses.replace(chosen, options=chosen.options | network, **changes)
+    if finetune is None:
+        with torch.device("meta"):  # bad options are told before anything else
+            chosen.build(2)
+    return chosen
 
 
 def _run_name(recipe: "TrainingRecipe") -> str:
@@ -271,7 +277,7 @@ def _run(recipe: "TrainingRecipe", folder: Path, options: "RunOptions", force: b
 
 
 def _describe(recipe: "TrainingRecipe", folder: Path, options: "RunOptions", force: bool) -> None:
-    """What a run would do."""
+    """What a run would do, checked as the run would check it."""
     from equicolor.data.datasets import load_dataset
     from equicolor.data.epochs import Epochs
     from equicolor.data.loaders import choose_data_path
@@ -281,12 +287,10 @@ def _describe(recipe: "TrainingRecipe", folder: Path, options: "RunOptions", for
     from equicolor.training.run_folder import RunFolder
 
     options.check_launcher()
-    run = RunFolder(folder)
-    if force and run.recipe.is_file():
-        typer.echo(f"would delete the run in {folder}", err=True)
-    else:
-        run.check(recipe)
-    pictures = load_dataset(recipe.dataset, "train", root=options.root, seed=recipe.split_seed)
+    pictures, _ = (
+        load_dataset(recipe.dataset, split, root=options.root, seed=recipe.split_seed)
+        for split in ("train", "test")
+    )
     check_pictures(recipe, pictures)
     network = recipe.build(len(pictures.class_names), pictures.class_names)
     check_network(network, recipe, len(pictures), options)
@@ -305,6 +309,17 @@ def _describe(recipe: "TrainingRecipe", folder: Path, options: "RunOptions", for
         f"{counted(steps, 'step')} on {options.processes} {options.accelerator} device(s), in "
         f"{folder}"
     )
+    run = RunFolder(folder)
+    if force and run.recipe.is_file():
+        typer.echo(f"would delete the run in {folder}", err=True)
+        return
+    try:
+        run.check(recipe)
+    except (OSError, ValueError) as error:
+        typer.echo(f"would not begin: {error}", err=True)
+    else:
+        if run.result.is_file():
+            typer.echo(f"would not begin: {folder} holds this run already, finished", err=True)
 
 
 def _print_recipes(dataset: str | None) -> None:

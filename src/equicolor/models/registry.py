@@ -168,6 +168,10 @@ def create_model(name: str, *, gray: bool = False, **options: Any) -> Network:
             raise OptionError(
                 f"{name} has no option {option!r}{hint}; it takes {', '.join(accepted)}"
             )
+    if name in _ELSEWHERE and not options:
+        raise OptionError(
+            f"{name!r} is no network by itself: name the checkpoint that 'equicolor convert' wrote"
+        )
     network = builder(**options)
     if not gray:
         return network
