@@ -311,7 +311,7 @@ def get_dataset(
     name: Annotated[str, typer.Argument(help="A name of 'equicolor datasets'.")],
 ) -> None:
     """Download a dataset into the data folder and verify it."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress
 
     from equicolor.data.download import (
         KnownFiles,
@@ -320,13 +320,14 @@ def get_dataset(
         missing_files,
         to_get,
     )
+    from equicolor.reporting.progress import Words
 
     dataset = to_get(name)
     if not isinstance(dataset, KnownFiles):
         typer.echo(f"{dataset.title} is complete in {download_with_torchvision(dataset)}")
         return
     missing = missing_files(dataset)
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
+    columns = Words("{task.description}"), BarColumn(), DownloadColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         bars = {file: progress.add_task(file, total=dataset.files[file][1]) for file in missing}
         folder = download(

@@ -3,6 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
+from equicolor.reporting.progress import counting, say
 from equicolor.reporting.tables import Table, mean_and_std
 
 TABLE = Table(("network", "n", "accuracy"), [("a|b <c>", "3", "71.6"), ("d", "1", "60.0")], "Two")
@@ -45,6 +46,19 @@ def test_terminal_shows_everything_even_when_narrow() -> None:
     assert lines[0].strip() == "Two"
     assert max(map(len, lines)) <= 24
     assert "".join(line.split("│")[1].strip() for line in lines[4:-1]) == path
+
+
+def test_the_terminal_shows_names_as_they_are() -> None:
+    names = ["[red]x", "[/b]", ":smile:"]
+    text = io.StringIO()
+    console = Console(file=text, width=60, force_terminal=True, color_system=None)
+    console.print(Table(names, [names], names[1]).rich())
+    with counting(console, "[/b]") as progress:
+        progress(1, 2)
+    assert all(text.getvalue().count(name) >= 2 for name in names)
+    text.truncate(0)
+    say(console, " ".join(names))
+    assert " ".join(names) in text.getvalue()
 
 
 def test_uneven_rows_are_refused() -> None:

@@ -18,6 +18,7 @@ from equicolor.benchmark.figures import (
 )
 from equicolor.benchmark.ratios import Goal, Row
 from equicolor.reporting.figures import png
+from equicolor.reporting.progress import say
 from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import write_results
 
@@ -193,7 +194,7 @@ def show(suite: str, rows: Sequence[Row], console: Console) -> None:
         made.box, made.pad_edge, made.collapse_padding = None, False, True
         console.print(made)
     for line in problems(rows):
-        console.print(line, markup=False, highlight=False)
+        say(console, line)
 
 
 def problems(rows: Sequence[Row]) -> list[str]:

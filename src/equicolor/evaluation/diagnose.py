@@ -26,7 +26,7 @@ from equicolor.evaluation.pictures import (
     try_images,
 )
 from equicolor.models.registry import Network, Origin
-from equicolor.reporting.progress import counting
+from equicolor.reporting.progress import counting, say
 from equicolor.training.recipes import chosen_precision
 
 __all__ = ["Subject", "diagnose", "judge", "load_subject"]
@@ -230,6 +230,6 @@ def judge(
             facts=subject.facts,
         )
     skipped = len(pictures) - found.pictures
-    if skipped and console is not None:
-        console.print(f"left out {skipped} corrupt pictures of {len(pictures)}", highlight=False)
+    if skipped:
+        say(console, f"left out {skipped} corrupt pictures of {len(pictures)}")
     return dataclasses.replace(found, facts={**found.facts, "skipped": skipped})

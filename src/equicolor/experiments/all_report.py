@@ -12,6 +12,7 @@ from equicolor.experiments.registry import EXPERIMENTS, Experiment
 from equicolor.experiments.rows import distinct
 from equicolor.experiments.sections import Findings, heading, rows_shown, sections
 from equicolor.reporting.html import Section, write_report
+from equicolor.reporting.progress import say
 from equicolor.reporting.tables import Table
 from equicolor.results import read_results
 
@@ -131,7 +132,7 @@ def pictures(
             if name and isinstance(section.figure, bytes):
                 drawn[name] = section.figure
             elif name:
-                console.print(f"{name}.png: {section.text}", soft_wrap=True, highlight=False)
+                say(console, f"{name}.png: {section.text}")
     return drawn
 
 

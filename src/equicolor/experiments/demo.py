@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from equicolor._files import output_folder
 from equicolor._text import counted
@@ -30,6 +30,7 @@ from equicolor.experiments import colormnist_figures as figures
 from equicolor.experiments.colormnist_report import HUE_SHIFTS, best_known, hue_curve
 from equicolor.experiments.colormnist_variants import Variant
 from equicolor.reporting.html import Section, write_report
+from equicolor.reporting.progress import Words, say
 from equicolor.reporting.tables import Table
 from equicolor.results import provenance, write_results
 from equicolor.training.digit_runs import Recipe
@@ -109,7 +110,7 @@ def run(
     try:
         found = _train(task, console)
     except KeyboardInterrupt:
-        console.print("The same command continues where this one stopped.")
+        say(console, "The same command continues where this one stopped.")
         raise
     demo = Demo(
         data=longtailed_colormnist(load_mnist(embedded=True)),
@@ -241,10 +242,10 @@ def _name(model: str) -> str:
 
 def _progress(console: Console) -> Progress:
     return Progress(
-        TextColumn("{task.description:<6}"),
+        Words("{task.description:<6}"),
         BarColumn(),
-        TextColumn("{task.completed:>3.0f}/{task.total:.0f} epochs"),
-        TextColumn("{task.fields[note]:<15}"),
+        Words("{task.completed:>3.0f}/{task.total:.0f} epochs"),
+        Words("{task.fields[note]:<15}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,

@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 from torch import nn
 
 from equicolor.data import Digits, load_mnist
 from equicolor.devices import choose_device
 from equicolor.experiments import colormnist
 from equicolor.experiments.jobs import Outcome, Where
+from equicolor.reporting.progress import Words
 
 __all__ = [
     "convert",
@@ -86,9 +87,9 @@ def _digits(embedded: bool) -> Digits:
 def _epochs(console: Console | None, title: str, epochs: int) -> Iterator[colormnist.Progress]:
     """A bar over epochs that disappears at the end."""
     with Progress(
-        TextColumn("{task.description}"),
+        Words("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f} epochs {task.fields[loss]}"),
+        Words("{task.completed:.0f}/{task.total:.0f} epochs {task.fields[loss]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,

@@ -22,6 +22,7 @@ from rich.console import Console
 
 from equicolor._files import written_aside
 from equicolor.devices import choose_device
+from equicolor.reporting.progress import say
 from equicolor.results import read_results, write_results
 
 __all__ = [
@@ -295,8 +296,7 @@ def run_job(
             return False
         if store.outcome(job) is not None:  # by now
             return True
-        if where.console is not None:
-            where.console.print(f"[bold]{job.name}[/bold]")
+        say(where.console, job.name, "bold")
         before = tuple(store.outcome(needed) for needed in job.after)
         start, resumed = time.perf_counter(), store.begin(job)
         settings = {**job.settings, **job.about}

@@ -29,6 +29,7 @@ from rich.console import Console
 from equicolor import _checks
 from equicolor._text import counted
 from equicolor.experiments.jobs import Job, Store, Where, run_job
+from equicolor.reporting.progress import say
 
 __all__ = ["LAUNCHERS", "JobsFailedError", "Launch", "Shard", "launch", "parse_shard", "work"]
 
@@ -349,8 +350,7 @@ def _in_processes(
                 failed[name] = error
             elif on_done is not None:
                 on_done()
-            if console is not None:
-                console.print(f"{len(done)}/{len(jobs)} {name} {news}", highlight=False)
+            say(console, f"{len(done)}/{len(jobs)} {name} {news}")
     finally:
         for worker in workers:
             worker.terminate()
@@ -429,13 +429,12 @@ def _with_submitit(
     root = store.root.resolve()
     worker = functools.partial(work, notes=notes)
     tasks = executor.map_array(worker, [list(jobs)] * count, [root] * count, list(places[:count]))
-    if console is not None:
-        numbers = ", ".join(str(task.job_id) for task in tasks)
-        console.print(
-            f"{count} tasks: {numbers}. They go on if this command is interrupted; the same "
-            "command joins in.",
-            highlight=False,
-        )
+    numbers = ", ".join(str(task.job_id) for task in tasks)
+    say(
+        console,
+        f"{count} tasks: {numbers}. They go on if this command is interrupted; the same command "
+        "joins in.",
+    )
     failed = Failures()
     for task in tasks:
         failed |= task.result()

@@ -15,6 +15,7 @@ from equicolor.experiments.colormnist_variants import by_variant
 from equicolor.experiments.jobs import JOBS, RESULTS, Job, Store, refuse_run
 from equicolor.experiments.launching import Launch, launch
 from equicolor.experiments.rows import distinct
+from equicolor.reporting.progress import say
 from equicolor.results import read_results, read_rows, write_results
 
 __all__ = ["Reproduction", "from_results", "reproduce"]
@@ -99,13 +100,13 @@ def reproduce(
     try:
         launch([job for parts in jobs.values() for job in parts], store, how, console=console)
     except KeyboardInterrupt:
-        console.print("The same command continues where this one stopped.")
+        say(console, "The same command continues where this one stopped.")
         raise
     found = [store.outcome(job) for parts in jobs.values() for job in parts]
     rows = [row for outcome in found if outcome for row in outcome.rows]
     if None in found:
         message = f"{found.count(None)} of {len(found)} jobs are left to other shards"
-        console.print(f"{message}; the same command without --shard collects them")
+        say(console, f"{message}; the same command without --shard collects them")
         return Reproduction(rows, [])
     facts: dict[str, Any] = {"experiment": experiment, "seeds": list(range(count))}
     facts["seconds"] = {
@@ -159,7 +160,7 @@ def from_results(
     digits = colormnist_report.digits_of(rows)
     if digits is None:
         _, why = colormnist_report.captions(experiment, rows, None)[f"{experiment}-samples"]
-        Console(stderr=True).print(f"{experiment}-samples.png: {why}", soft_wrap=True)
+        say(Console(stderr=True), f"{experiment}-samples.png: {why}")
     written = colormnist_report.write(experiment, rows, digits, output, report=False)
     return Reproduction(rows, written)
 

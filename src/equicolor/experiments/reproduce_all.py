@@ -23,6 +23,7 @@ from equicolor.experiments.plans import Scope, parts
 from equicolor.experiments.registry import EXPERIMENTS, find_experiment
 from equicolor.experiments.rows import merged
 from equicolor.experiments.sections import Findings
+from equicolor.reporting.progress import say
 from equicolor.results import provenance, read_results, write_results
 
 __all__ = ["Reproduced", "reproduce_all", "state"]
@@ -84,8 +85,7 @@ def reproduce_all(
     try:
         launch(jobs, store, how, console=console)
     except KeyboardInterrupt:
-        if console is not None:
-            console.print("The same command continues where this one stopped.")
+        say(console, "The same command continues where this one stopped.")
         raise
     except JobsFailedError as error:
         problems = error.failures

@@ -1,15 +1,39 @@
-"""Progress bars of long jobs."""
+"""What long jobs say on the terminal: lines and progress bars.
+
+Names of files and classes are shown as they are: none of them is taken for rich's markup.
+"""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
-__all__ = ["counting", "tracked"]
+__all__ = ["Words", "counting", "say", "tracked"]
 
 T = TypeVar("T")
+
+# A column of a progress bar.
+Words = functools.partial(TextColumn, markup=False)
+
+
+def say(console: Console | None, line: str, style: str = "") -> None:
+    """Print a line; the terminal alone breaks it.
+
+    Args:
+        console: where to; None says nothing.
+        line: what to say.
+        style: of the whole line, such as ``"bold"``.
+
+    Example:
+        >>> say(Console(), "reading [red]/[/b]")
+        reading [red]/[/b]
+    """
+    if console is not None:
+        console.print(Text(line, style), soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -24,7 +48,7 @@ def counting(console: Console | None, title: str) -> Iterator[Callable[[int, int
         >>> with counting(None, "decoding") as progress:
         ...     progress(3, 10)
     """
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    columns = Words("{task.description}"), BarColumn(), MofNCompleteColumn()
     bar = Progress(
         *columns,
         TimeRemainingColumn(),

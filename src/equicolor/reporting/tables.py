@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table as RichTable
+from rich.text import Text
 
 __all__ = ["MISSING", "Table", "mean_and_std"]
 
@@ -69,18 +70,19 @@ class Table:
         )
 
     def rich(self) -> RichTable:
-        """The table for the terminal.
+        """The table for the terminal, where rich does not take a cell for its markup.
 
         Example:
             >>> Table(("a", "b"), [("x", "1")]).rich().row_count
             1
         """
-        result = RichTable(title=self.title or None, title_justify="left")
+        title = Text(self.title, "table.title") if self.title else None
+        result = RichTable(title=title, title_justify="left")
         for index, name in enumerate(self.columns):
             justify = "left" if index < self.text_columns else "right"
-            result.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+            result.add_column(Text(name), justify=justify, overflow="fold")  # type: ignore[arg-type]
         for row in self.rows:
-            result.add_row(*row)
+            result.add_row(*map(Text, row))
         return result
 
     def markdown(self) -> str:

@@ -31,7 +31,7 @@ from equicolor.evaluation.pictures import try_images
 from equicolor.models import Network, save_model
 from equicolor.models.checkpoint_files import WEIGHTS
 from equicolor.models.checkpoints import read_config
-from equicolor.reporting.progress import counting
+from equicolor.reporting.progress import counting, say
 from equicolor.results import read_results, write_results
 from equicolor.training.checkpoint import EpochCheckpoint, SafeCheckpointIO
 from equicolor.training.finetuning import finetune_remarks
@@ -156,7 +156,7 @@ def fit(
     task = _task(recipe, data, options)
     if console is not None:
         for remark in finetune_remarks(recipe, data.train.class_names, options.root):
-            console.print(remark)
+            say(console, remark)
     if not first:
         _fit(task, data, folder, options, None, first=False)
         return None
@@ -315,8 +315,7 @@ def _train(
             if not trainer.interrupted:
                 raise
             signal.signal(signal.SIGINT, handler)
-            if console is not None:
-                console.print(f"The same command continues the run in {folder.path}.")
+            say(console, f"The same command continues the run in {folder.path}.")
             raise KeyboardInterrupt from None
     return begun.epochs
 

@@ -17,10 +17,11 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
 from equicolor._files import written_aside
+from equicolor.reporting.progress import Words, say
 from equicolor.training.tally import NEVER, Counts
 from equicolor.training.task import ClassificationTask
 
@@ -225,7 +226,7 @@ class Monitor(Callback):
         now, done = time.monotonic(), last["epoch"] == trainer.max_epochs
         if done or now - self._printed >= _PRINT_EVERY:
             self._printed = now
-            self.console.print(f"{label}: {text}", highlight=False)
+            say(self.console, f"{label}: {text}")
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Put the progress bar and the loggers away."""
@@ -246,9 +247,9 @@ def _progress_bar(console: Console | None) -> Progress:
     # Where there is no terminal, lines are printed instead.
     shown = console is not None and console.is_terminal
     return Progress(
-        TextColumn("{task.description}"),
+        Words("{task.description}"),
         BarColumn(bar_width=20),
-        TextColumn("{task.fields[now]}"),
+        Words("{task.fields[now]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,

@@ -23,7 +23,7 @@ from equicolor.data.loaders import (
 )
 from equicolor.data.pictures import Pictures
 from equicolor.data.verifying import find_corrupt
-from equicolor.reporting.progress import counting
+from equicolor.reporting.progress import counting, say
 from equicolor.training.recipes import TrainingRecipe
 
 __all__ = ["PictureData", "check_pictures"]
@@ -120,12 +120,11 @@ class PictureData(pl.LightningDataModule):
         """Print how many corrupt pictures were left out, if any were."""
         pictures = {"train": self.train, "test": self.test}[split]
         found = self.skipped(split)
-        if found and self.console is not None:
-            self.console.print(
+        if found:
+            say(
+                self.console,
                 f"left out {len(found)} corrupt pictures of {pictures.name} ({split}), beginning "
                 f"with {found[0]}",
-                highlight=False,
-                soft_wrap=True,
             )
 
     def train_dataloader(self) -> Loader:
