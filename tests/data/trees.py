@@ -4,6 +4,7 @@ Every builder returns what a loader must find: the labels of both parts, in orde
 names. The pictures are random, of different sizes, and all different.
 """
 
+import hashlib
 import io
 import pickle
 import struct
@@ -199,9 +200,23 @@ def caltech101(root: Path) -> Expected:
     for kind, (name, size) in enumerate(sizes.items()):
         for index in range(1, size + 1):
             write(folder / name / f"image_{index:04d}.jpg", 4000 + 100 * kind + index)
-    # 67 of a hundred, rounded: 7 of 10, 4 of 6, 2 of 3.
-    train, test = [0] * 7 + [1] * 4 + [2] * 2, [0] * 3 + [1] * 2 + [2]
-    return Expected(train, test, ("Faces", "accordion", "yin_yang"))
+    names = {
+        name: [f"{name}/image_{index:04d}.jpg" for index in range(1, size + 1)]
+        for name, size in list(sizes.items())[:3]
+    }
+    return split_by_name(names, 0.33)
+
+
+def split_by_name(files: dict[str, list[str]], share: float, seed: int = 0) -> Expected:
+    """The split of class folders: names whose hash is small are tested on."""
+    train, test = [], []
+    for label, names in enumerate(files.values()):
+        hashes = [hashlib.sha256(f"{seed} {name}".encode()).hexdigest() for name in names]
+        held_out = sum(int(digest, 16) < share * 2**256 for digest in hashes)
+        held_out = min(max(held_out, 1), len(names) - 1)
+        train += [label] * (len(names) - held_out)
+        test += [label] * held_out
+    return Expected(train, test, tuple(files))
 
 
 def stanford_cars(root: Path, *, labels_in_devkit: bool = False) -> Expected:
@@ -243,15 +258,13 @@ def imagenet(root: Path) -> Expected:
 def folder(path: Path, sizes: dict[str, int] | None = None, *, start: int = 7000) -> Expected:
     """Class folders with pictures; split 80 to 20."""
     sizes = {"cat": 10, "dog": 5} if sizes is None else sizes
-    train, test = [], []
-    for kind, (name, size) in enumerate(sizes.items()):
-        for index in range(size):
-            write(path / name / f"{index}{'.png' if index % 2 else '.jpg'}", start)
-            start += 1
-        held_out = size - min(max(round(0.8 * size), 1), max(size - 1, 1))
-        train += [kind] * (size - held_out)
-        test += [kind] * held_out
-    return Expected(train, test, tuple(sizes))
+    files = {
+        name: [f"{name}/{index}{'.png' if index % 2 else '.jpg'}" for index in range(size)]
+        for name, size in sizes.items()
+    }
+    for number, name in enumerate((name for names in files.values() for name in names), start):
+        write(path / name, number)
+    return split_by_name(files, 0.2)
 
 
 def folder_in_parts(path: Path, *, test: str = "test") -> Expected:

@@ -1,6 +1,8 @@
 """Datasets that come as folders of class folders: Caltech-101, ImageNet, and anybody's own."""
 
+import hashlib
 import os
+import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from equicolor._random import permutation
 from equicolor._text import counted, enumerated
 from equicolor.data.pictures import Contents, PictureFiles
 
@@ -22,12 +23,11 @@ SUFFIXES = (
     ".apng", ".avif", ".bmp", ".dib", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm",
     ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp",
 )  # fmt: skip
-_SPLIT = 1000  # a stream of random numbers, apart from those of training
 
 
 @dataclass(frozen=True)
 class Caltech101:
-    """Caltech-101 without its background class, split 67 to 33 in every class by the seed.
+    """Caltech-101 without its background class, split about 67 to 33 by :func:`split_classes`.
 
     Example:
         >>> Caltech101().missing(Path("/nowhere"))
@@ -44,7 +44,7 @@ class Caltech101:
     def read(self, root: Path, split: str, seed: int) -> Contents:
         """Read one part."""
         files = class_files(root / self.folder, self.classes(root))
-        return split_classes(root / self.folder, files, split, fraction=0.67, seed=seed)
+        return split_classes(root / self.folder, files, split, share=0.33, seed=seed)
 
     def classes(self, root: Path) -> list[str]:
         """The names of the class folders."""
@@ -84,7 +84,7 @@ class Folder:
     """Any folder of class folders.
 
     It holds ``train/`` and ``test/`` (or ``val/``), each with the same class folders, or class
-    folders that are split 80 to 20 by the seed.
+    folders that are split about 80 to 20 by :func:`split_classes`.
 
     Example:
         >>> Folder(Path("/nowhere")).missing(Path())
@@ -111,7 +111,7 @@ class Folder:
         if test is not None:
             return read_parts(self.path / "train", test, split)
         files = class_files(self.path, checked_classes(self.path))
-        return split_classes(self.path, files, split, fraction=0.8, seed=seed)
+        return split_classes(self.path, files, split, share=0.2, seed=seed)
 
     def _test(self) -> Path | None:
         here = subfolders(self.path)
@@ -231,28 +231,42 @@ def read_parts(train: Path, test: Path, split: str) -> Contents:
 
 
 def split_classes(
-    folder: Path,
-    files: Mapping[str, PictureFiles],
-    split: str,
-    *,
-    fraction: float,
-    seed: int,
+    folder: Path, files: Mapping[str, PictureFiles], split: str, *, share: float, seed: int
 ) -> Contents:
-    """Split every class by the seed, so that both parts have (almost) the same class sizes.
+    """Split every class by the names of its files.
 
-    Of a class with two or more pictures each part gets one at least; a single one is for
-    training.
+    A hash of the seed and of the path below ``folder`` gives every image a number in [0, 1).
+    Images whose number is below ``share`` are for testing. So an image that is added moves no
+    other one from training to testing, except in a class that had training images only because
+    of the last rule: of a class with two or more images each part gets one at least, and a single
+    image is for training.
+
+    Args:
+        folder: of class folders.
+        files: of every class.
+        split: ``"train"`` or ``"test"``.
+        share: of the images that are for testing, about.
+        seed: another one gives another split.
     """
     chosen = []
-    for index, members in enumerate(files.values()):
-        count = len(members)
-        order = permutation(torch.tensor([seed]), _SPLIT, index, count)[0]
-        train = min(max(round(fraction * count), 1), max(count - 1, 1))
-        part = order[:train] if split == "train" else order[train:]
-        chosen.append(members.select(part.sort().values.tolist()))
+    for members in files.values():
+        numbers = [_hashed(file.path.relative_to(folder).as_posix(), seed) for file in members]
+        order = sorted(range(len(numbers)), key=numbers.__getitem__)
+        count = sum(number < share for number in numbers)
+        tested = set(order[: min(max(count, 1), len(order) - 1)])
+        places = [place for place in range(len(order)) if (place in tested) == (split == "test")]
+        chosen.append(members.select(places))
     if not any(chosen):
-        raise ValueError(f"no class of {folder} has a second picture: nothing is left to test on")
+        raise ValueError(f"no class of {folder} has a second image: nothing is left to test on")
     return _contents(chosen, list(files))
+
+
+def _hashed(name: str, seed: int) -> float:
+    """A number in [0, 1) that follows from the seed and the name alone."""
+    # Some file systems keep an accent as a character of its own: one name, two spellings.
+    spelt = os.fsencode(unicodedata.normalize("NFC", name))
+    digest = hashlib.sha256(b"%d %b" % (seed, spelt)).digest()
+    return int.from_bytes(digest[:6], "big") / 2**48
 
 
 def _contents(files: Sequence[PictureFiles], class_names: Sequence[str]) -> Contents:
