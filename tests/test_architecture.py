@@ -22,7 +22,7 @@ LEVELS = (
     {"cli", "cli_options"},
 )
 EXCEPTIONS = {
-    ("evaluation", "training"): {"recipes", "run_folder"},
+    ("evaluation", "training"): {"recipes", "run_folder", "seen"},
     ("training", "evaluation"): {"", "pictures"},
     ("models", "conversion"): {"rebuilding"},
 }

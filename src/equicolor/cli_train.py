@@ -280,6 +280,7 @@ def _describe(recipe: "TrainingRecipe", folder: Path, options: "RunOptions", for
     """What a run would do, checked as the run would check it."""
     from equicolor.data.datasets import load_dataset
     from equicolor.data.epochs import Epochs
+    from equicolor.data.listing import list_images
     from equicolor.data.loaders import choose_data_path
     from equicolor.training.finetuning import finetune_remarks
     from equicolor.training.fit import check_network
@@ -292,6 +293,8 @@ def _describe(recipe: "TrainingRecipe", folder: Path, options: "RunOptions", for
         for split in ("train", "test")
     )
     check_pictures(recipe, pictures)
+    if not force:
+        run.check_images(list_images(pictures).files)
     network = recipe.build(len(pictures.class_names), pictures.class_names)
     check_network(network, recipe, len(pictures), options)
     for remark in finetune_remarks(recipe, pictures.class_names, options.root):

@@ -105,7 +105,7 @@ def test_both_are_judged_on_the_same_pictures(tmp_path, monkeypatch, toys, older
     assert len(judged) == 2
     for facts in (each.facts for each in judged):
         assert (facts["size"], facts["resize"], facts["split_seed"]) == (*cut, 3)
-    assert load_model(output).origin == (*cut, "toys", 3)  # `equicolor evaluate` finds the same
+    assert load_model(output).origin == (*cut, "toys", 3, "")  # `equicolor evaluate` finds the same
 
 
 def test_a_grey_run_stays_grey_though_its_older_file_does_not_say_so(tmp_path, toys):
@@ -114,4 +114,4 @@ def test_a_grey_run_stays_grey_though_its_older_file_does_not_say_so(tmp_path, t
     command.convert_source(run, output, rotations=2)
     network = load_model(output)
     assert network.config["source_options"]["gray"]
-    assert network.origin == (28, 30, "toys", 3)
+    assert network.origin == (28, 30, "toys", 3, "")

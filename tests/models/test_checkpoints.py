@@ -443,18 +443,18 @@ def test_grey_networks_of_unknown_origin_cannot_be_saved(tmp_path):
 
 def test_pictures_of_the_training_travel_with_the_network(tmp_path):
     network = tiny()
-    assert network.origin == (network.image_size, None, "", None)
-    network.origin = Origin(48, 54, "pets", 0)
+    assert network.origin == (network.image_size, None, "", None, "")
+    network.origin = Origin(48, 54, "pets", 0, "0123456789abcdef")
     path = save_model(network, tmp_path / "a.safetensors")
     loaded = load_model(path)
-    assert loaded.origin == read_origin(path) == (48, 54, "pets", 0)
+    assert loaded.origin == read_origin(path) == (48, 54, "pets", 0, "0123456789abcdef")
     assert (loaded.image_size, loaded.resize) == (48, 54)
     assert loaded.config == network.config
     assert GrayInput(loaded).image_size == 48
     # older files, and headers that somebody else wrote
     tensors, header = network.state_dict(), {"format": "equicolor-1"}
     header["config"] = json.dumps(network.config)
-    for strange in ({}, {"image_size": "large"}, {"image_size": "-1", "dataset": "[1]"}):
+    for strange in ({}, {"image_size": "large"}, {"training_digest": "5", "dataset": "[1]"}):
         safetensors.torch.save_file(tensors, path, header | strange)
         assert load_model(path).origin == tiny().origin
         assert read_origin(path) == Origin()

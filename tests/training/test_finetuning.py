@@ -90,11 +90,11 @@ def test_an_own_split_seed_is_warned_about(run: Path, shapes: Path) -> None:
     assert finetune_remarks(recipe, NAMES) == []
     other = dataclasses.replace(recipe, split_seed=4)
     before = TrainingRecipe.from_json((run / "recipe.json").read_text())
-    seen = len(files(other, "test") & files(before, "train"))
-    assert finetune_remarks(other, NAMES) == [
-        f"warning: {seen} of 6 test pictures are training pictures of {run}, whose split seed is 3 "
-        "instead of 4"
-    ]
+    tested = files(other, "test")
+    seen = len(tested & files(before, "train"))
+    (remark,) = finetune_remarks(other, NAMES)
+    warning = f"warning: {seen} of {len(tested)} test images are training images of {run}: disc/"
+    assert remark.startswith(warning)
 
 
 def test_a_split_of_their_own_needs_no_warning(run: Path, shapes: Path, tmp_path: Path) -> None:

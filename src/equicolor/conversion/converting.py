@@ -138,6 +138,7 @@ def convert(
     if isinstance(model, Network):
         network.class_names = model.class_names
         network.dataset, network.split_seed = model.dataset, model.split_seed
+        network.training_digest = model.training_digest
     known = source_of(model, source, run, plan.exit)
     if known is not None:
         options |= {"image_size": size, "resize": network.resize}

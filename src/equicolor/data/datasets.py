@@ -243,12 +243,13 @@ def load_dataset(
         name: one of :data:`DATASETS` (CIFAR-10, CIFAR-100, Flowers-102, STL-10, Oxford-IIIT Pet,
             Caltech-101, Stanford Cars, ImageNet), in torchvision's layout; or the path of a
             folder that holds ``train/`` and ``test/`` (or ``val/``) with the same class folders,
-            or class folders that are split 80 to 20.
+            or class folders that are split about 80 to 20 by the names of the files
+            (:func:`equicolor.data.folders.split_classes`).
         split: ``"train"`` or ``"test"``. The validation part of Flowers-102 and of Oxford-IIIT
             Pet is for training, that of ImageNet for testing.
         root: the data folder (default: :func:`equicolor.data.data_root`).
-        seed: of the split, where the dataset has none of its own (Caltech-101, 67 to 33, and
-            plain folders).
+        seed: of the split, where the dataset has none of its own (Caltech-101, about 67 to 33,
+            and plain folders).
 
     Returns:
         The pictures.
@@ -271,7 +272,9 @@ def load_dataset(
     absent = info.layout.missing(place)
     if absent:
         raise missing_data(info, place, absent)
-    return Pictures(info.name, split, *info.layout.read(place, split, seed))
+    contents = info.layout.read(place, split, seed)
+    folder = info.layout.path if isinstance(info.layout, Folder) else place
+    return Pictures(info.name, split, *contents, root=folder)
 
 
 def missing_data(info: DatasetInfo, root: Path, absent: list[str]) -> MissingDataError:

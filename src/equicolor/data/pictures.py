@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -35,6 +36,7 @@ class Pictures:
         class_names: one a class.
         files: the undecoded pictures, kept as :class:`PictureFiles`; empty if there are pixels.
         pixels: the decoded ones, uint8 :math:`[N, 3, H, W]`; None if there are files.
+        root: the folder that the dataset's own names of its files begin at, if there is one.
 
     Example:
         >>> pixels = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
@@ -48,6 +50,7 @@ class Pictures:
     class_names: tuple[str, ...]
     files: Sequence[PictureFile] = ()
     pixels: Tensor | None = None
+    root: Path | None = None
 
     def __post_init__(self) -> None:
         _checks.one_of("split", self.split, SPLITS)

@@ -28,6 +28,7 @@ from equicolor.evaluation.pictures import (
 from equicolor.models.registry import Network, Origin
 from equicolor.reporting.progress import counting, say
 from equicolor.training.recipes import chosen_precision
+from equicolor.training.seen import seen_remarks
 
 __all__ = ["Subject", "diagnose", "judge", "load_subject"]
 
@@ -148,6 +149,9 @@ def load_subject(
     if device.type == "cuda":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     pictures = load_dataset(data, split, seed=split_seed or 0)
+    if split == "test":
+        for remark in seen_remarks(network, origin, data, pictures):
+            console.print(remark, markup=False, highlight=False, soft_wrap=True)
     place: Path | None = default_cache() if cache is None else cache
     if limit is not None and limit < len(pictures):
         pictures, place = some_pictures(pictures, limit), None

@@ -143,7 +143,8 @@ def _origin(header: Mapping[str, str]) -> Origin:
             value = json.loads(header[key])
         except (KeyError, ValueError):
             continue
-        if isinstance(value, str) if key == "dataset" else type(value) is int and value >= 0:
+        words = isinstance(Origin._field_defaults[key], str)
+        if isinstance(value, str) if words else type(value) is int and value >= 0:
             found[key] = value
     return Origin(**found)
 

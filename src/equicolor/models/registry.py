@@ -22,12 +22,14 @@ class Origin(NamedTuple):
         resize: the short side of a test picture before its centre is cropped.
         dataset: the name of the dataset or of the folder, without its path; empty if unknown.
         split_seed: of the split, for datasets that come without one.
+        training_digest: of the training images, see :class:`equicolor.data.listing.Listing`.
     """
 
     image_size: int | None = None
     resize: int | None = None
     dataset: str = ""
     split_seed: int | None = None
+    training_digest: str = ""
 
     def known(self) -> dict[str, Any]:
         """What is known, by name.
@@ -60,6 +62,7 @@ class Network(nn.Module):
         class_names: what its outputs mean, where it was trained and that is known.
         dataset: the name of what it was trained on, where that is known.
         split_seed: of the split it was trained on, where that is known.
+        training_digest: of the images it was trained on, where that is known.
     """
 
     config: dict[str, Any]
@@ -69,6 +72,7 @@ class Network(nn.Module):
     class_names: tuple[str, ...] = ()
     dataset: str = ""
     split_seed: int | None = None
+    training_digest: str = ""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +81,7 @@ class Network(nn.Module):
     @property
     def origin(self) -> Origin:
         """What pictures the network was made for; of one that is set, what is known is taken."""
-        return Origin(self.image_size, self.resize, self.dataset, self.split_seed)
+        return Origin(*(getattr(self, name) for name in Origin._fields))
 
     @origin.setter
     def origin(self, origin: Origin) -> None:

@@ -11,6 +11,7 @@ from equicolor.models.registry import Origin, usual_resize
 from equicolor.training.pretrained import new_head
 from equicolor.training.recipes import TrainingRecipe, default_recipe
 from equicolor.training.run_folder import origin_of, recipe_of_run
+from equicolor.training.seen import seen_remarks
 
 __all__ = ["finetune_recipe", "finetune_remarks"]
 
@@ -77,8 +78,8 @@ def finetune_remarks(
         root: the data folder (default: :func:`equicolor.data.data_root`).
 
     Returns:
-        Sentences: that the classifier is drawn anew, and that pictures are tested on which the
-        network was trained on before.
+        Sentences: that the classifier is drawn anew, and that images are tested on which the
+        network was, or may have been, trained on before.
 
     Example:
         >>> finetune_remarks(TrainingRecipe(), ["a", "b"])
@@ -94,14 +95,7 @@ def finetune_remarks(
             "outputs"
         )
     trained = origin_of(recipe.finetune)
-    seed = trained.split_seed
-    if trained.dataset == recipe.origin.dataset and seed not in (None, recipe.split_seed):
-        tested = load_dataset(recipe.dataset, "test", root=root, seed=recipe.split_seed).files
-        before = set(load_dataset(recipe.dataset, "train", root=root, seed=seed or 0).files)
-        seen = sum(file in before for file in tested)
-        if seen:
-            remarks.append(
-                f"warning: {seen} of {len(tested)} test pictures are training pictures of "
-                f"{recipe.finetune}, whose split seed is {seed} instead of {recipe.split_seed}"
-            )
+    if trained.dataset == recipe.origin.dataset:
+        tested = load_dataset(recipe.dataset, "test", root=root, seed=recipe.split_seed)
+        remarks += seen_remarks(recipe.finetune, trained, recipe.dataset, tested, root)
     return remarks

@@ -26,6 +26,7 @@ from torch import nn
 
 from equicolor._text import counted
 from equicolor.data.epochs import Epochs
+from equicolor.data.listing import Listing, list_images
 from equicolor.evaluation import GrayInput, evaluate
 from equicolor.evaluation.pictures import try_images
 from equicolor.models import Network, save_model
@@ -99,8 +100,9 @@ def fit(
 
     Args:
         recipe: what to train.
-        output: the folder: ``recipe.json``, ``metrics.csv``, ``last.ckpt``, ``tensorboard/``
-            where that is installed, and at the end ``model.safetensors`` and ``result.json``.
+        output: the folder: ``recipe.json``, ``images.json``, ``metrics.csv``, ``last.ckpt``,
+            ``tensorboard/`` where that is installed, and at the end ``model.safetensors`` and
+            ``result.json``.
         options: where and how to run.
         overwrite: delete a run that is already in the folder.
         console: shows progress; None shows nothing.
@@ -109,8 +111,9 @@ def fit(
         What was found; None in all processes but the first.
 
     Raises:
-        ValueError: if the folder holds a run of another recipe, the network cannot take such
-            pictures, or another number of processes was started than the options say.
+        ValueError: if the folder holds a run of another recipe or on other images, the network
+            cannot take such images, or another number of processes was started than the options
+            say.
         ModuleNotFoundError: if the network could not be saved at the end.
         LockedError: if another process trains in the folder.
         DivergedError: if the loss, or a weight, is no longer finite; the last good checkpoint
@@ -153,7 +156,10 @@ def fit(
         cache=options.cache,
         console=console,
     )
-    task = _task(recipe, data, options)
+    images = list_images(data.train)
+    if not anew:
+        folder.check_images(images.files)
+    task = _task(recipe, data, images, options)
     if console is not None:
         for remark in finetune_remarks(recipe, data.train.class_names, options.root):
             say(console, remark)
@@ -165,9 +171,9 @@ def fit(
             folder.check(recipe)
             if folder.result.is_file():
                 return _finished(folder)
-        folder.begin(recipe, anew=anew)
+        folder.begin(recipe, images.files, anew=anew)
         begun = _fit(task, data, folder, options, console, first=True)
-        network = _trained_network(task, data)
+        network = _trained_network(task, data, images)
         save_model(network, folder.model)
         row = _judge(network, data, recipe, folder, options, console)
         facts = {"recipe": asdict(recipe), "class_names": data.train.class_names}
@@ -204,7 +210,7 @@ def _fit(
     return begun
 
 
-def _trained_network(task: ClassificationTask, data: PictureData) -> Network:
+def _trained_network(task: ClassificationTask, data: PictureData, images: Listing) -> Network:
     """What was trained, as it will be loaded: neither compiled nor tied to other processes.
 
     It turns pictures grey itself where training did.
@@ -214,7 +220,7 @@ def _trained_network(task: ClassificationTask, data: PictureData) -> Network:
     network.class_names = data.train.class_names
     if task.recipe.gray and not isinstance(network, GrayInput):
         network = GrayInput(network)
-    network.origin = task.recipe.origin
+    network.origin = task.recipe.origin._replace(training_digest=images.digest)
     return network.eval()
 
 
@@ -243,14 +249,16 @@ def _finished(folder: RunFolder) -> Fit:
     return Fit(folder, row, row["epochs"])
 
 
-def _task(recipe: TrainingRecipe, data: PictureData, options: RunOptions) -> ClassificationTask:
+def _task(
+    recipe: TrainingRecipe, data: PictureData, images: Listing, options: RunOptions
+) -> ClassificationTask:
     names = data.train.class_names
     network = recipe.build(len(names), names)
     check_network(network, recipe, len(data.train), options)
     if options.processes > 1 and options.sync_norm:
         sync_batch_norm(network)
     facts: dict[str, int | str] = {"pictures": len(data.train), "classes": len(names)}
-    facts["class names"] = _digest(names)
+    facts |= {"class names": _digest(names), "training images": images.digest}
     # Other processes' gradients are asked for while the backward pass runs.
     graphs = options.graphs and options.processes == 1 and options.strategy != "ddp"
     return ClassificationTask(recipe, network, facts, graphs=graphs and not recipe.compile)

@@ -1,10 +1,13 @@
 """The folder of a training run."""
 
+import json
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from equicolor._files import locked, written_aside
+from equicolor.data.listing import changes
 from equicolor.models.checkpoints import checkpoint_file, read_origin
 from equicolor.models.registry import Origin
 from equicolor.training.recipes import TrainingRecipe
@@ -30,6 +33,11 @@ class RunFolder:
     def recipe(self) -> Path:
         """What the run trains; what makes a folder the folder of a run."""
         return self.path / "recipe.json"
+
+    @property
+    def images(self) -> Path:
+        """The files that the run trains on, by name, and their sizes in bytes."""
+        return self.path / "images.json"
 
     @property
     def checkpoint(self) -> Path:
@@ -89,28 +97,73 @@ class RunFolder:
                 "another folder, or --force to delete that run"
             )
 
+    def read_images(self) -> dict[str, int]:
+        """The size of every training file by its name; empty where the run does not say.
+
+        Raises:
+            ValueError: if the list is damaged.
+        """
+        if not self.images.is_file():
+            return {}
+        try:
+            files = json.loads(self.images.read_text())
+        except ValueError as error:
+            raise ValueError(f"{self.images} cannot be read: {error}") from None
+        if not isinstance(files, dict) or not all(type(size) is int for size in files.values()):
+            raise ValueError(f"{self.images} is no list of images with their sizes")
+        return files
+
+    def check_images(self, files: Mapping[str, int]) -> None:
+        """Refuse to continue a run on other training images.
+
+        Args:
+            files: of :func:`equicolor.data.listing.list_images`.
+
+        Raises:
+            ValueError: with what changed.
+        """
+        before = self.read_images() if self.checkpoint.is_file() else {}
+        changed = changes(before, files) if before else []
+        if changed:
+            raise ValueError(
+                f"the training images of {self.path} have changed ({len(files):,} now, "
+                f"{len(before):,} when it began): {', '.join(changed)}. Restore them to continue "
+                "the run, choose another folder, or --force to delete that run"
+            )
+
     def _strangers(self) -> bool:
         """Whether there is anything that a run which was killed at once does not leave."""
         own = {self._lock.name}
         return any(p.name not in own and p.suffix != ".partial" for p in self.path.iterdir())
 
-    def begin(self, recipe: TrainingRecipe, *, anew: bool = False) -> None:
+    def begin(
+        self,
+        recipe: TrainingRecipe,
+        files: Mapping[str, int] | None = None,
+        *,
+        anew: bool = False,
+    ) -> None:
         """Create the folder with its recipe, unless it is there; no other process may train in it.
 
         Args:
             recipe: what the run trains.
+            files: what it trains on, see :meth:`check_images`.
             anew: delete what an earlier run left, and nothing else.
         """
-        for path in (self.recipe, self.result, self.model, self.checkpoint, self.metrics):
+        written = (self.result, self.model, self.checkpoint, self.metrics, self.images)
+        for path in (self.recipe, *written):
             for half in self.path.glob(f"{path.name}.*partial"):  # of a process that was killed
                 half.unlink(missing_ok=True)
         if anew:
             logs = (self.path / "tensorboard").glob("events.out.tfevents.*")
-            for path in (self.result, self.model, self.checkpoint, self.metrics, *logs):
+            for path in (*written, *logs):
                 path.unlink(missing_ok=True)
         if anew or not self.recipe.is_file():
             with written_aside(self.recipe) as partial:
                 partial.write_text(recipe.to_json())
+        if files and not self.checkpoint.is_file():
+            with written_aside(self.images) as partial:
+                partial.write_text(json.dumps(files, indent=0) + "\n")
 
 
 def recipe_of_run(path: Path | str) -> TrainingRecipe | None:
@@ -151,5 +204,7 @@ def origin_of(path: Path | str) -> Origin:
         >>> origin_of(path).image_size
         28
     """
-    recipe = recipe_of_run(path)
-    return read_origin(checkpoint_file(path)) if recipe is None else recipe.origin
+    recipe, file = recipe_of_run(path), checkpoint_file(path)
+    if recipe is None:
+        return read_origin(file)
+    return recipe.origin._replace(training_digest=read_origin(file).training_digest)

@@ -1,0 +1,165 @@
+"""What became of the training images: runs refuse to go on, judges warn."""
+
+from pathlib import Path
+
+import pytest
+from tests.data import trees
+
+from equicolor.data.datasets import load_dataset
+from equicolor.data.listing import list_images
+from equicolor.evaluation.diagnose import load_subject
+from equicolor.models import save_model
+from equicolor.training.finetuning import finetune_recipe, finetune_remarks
+from equicolor.training.fit import RunOptions, fit
+from equicolor.training.recipes import TrainingRecipe
+from equicolor.training.run_folder import RunFolder
+
+
+@pytest.fixture
+def pets(tmp_path: Path) -> Path:
+    trees.folder(tmp_path / "pets", {"cat": 20, "dog": 20})
+    return tmp_path / "pets"
+
+
+@pytest.fixture
+def recipe(pets: Path) -> TrainingRecipe:
+    return TrainingRecipe("z2cnn", {"width": 2}, dataset=str(pets), size=28, precision="32")
+
+
+@pytest.fixture
+def run(recipe: TrainingRecipe, tmp_path: Path) -> Path:
+    """What a training leaves behind."""
+    folder, images = RunFolder(tmp_path / "run"), list_images(load_dataset(recipe.dataset, "train"))
+    network = recipe.build(2)
+    network.class_names = ("cat", "dog")
+    network.origin = recipe.origin._replace(training_digest=images.digest)
+    save_model(network, folder.model)
+    folder.begin(recipe, images.files)
+    return folder.path
+
+
+def trained_and_tested(pets: Path) -> tuple[Path, Path]:
+    train, test = (load_dataset(pets, split).files[0].path for split in ("train", "test"))
+    return train, test
+
+
+def warnings_of(run: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What evaluate, inspect and convert say; fine-tunes say the same."""
+    pets = run.parent / "pets"
+    load_subject(run, pets)
+    said = capsys.readouterr().err
+    remarks = finetune_remarks(finetune_recipe(str(pets), run), ("cat", "dog"))
+    assert all(remark in said for remark in remarks)
+    assert said.count("warning") == len(remarks)
+    return said
+
+
+def test_unchanged_and_added_images_need_no_warning(
+    run: Path, pets: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "warning" not in warnings_of(run, capsys)
+    for name in ("cat", "dog"):
+        trees.write(pets / name / "0000.png", 1)
+    assert "warning" not in warnings_of(run, capsys)
+    # Without its run a network knows a digest alone.
+    alone = (run / "model.safetensors").rename(run.parent / "alone.safetensors")
+    assert f"are not those that {alone} was trained on" in warnings_of(alone, capsys)
+
+
+def test_training_images_that_are_tested_are_named(
+    run: Path, pets: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = load_dataset(pets, "test", seed=1)
+    before = list_images(load_dataset(pets, "train")).files
+    seen = [name for name in list_images(other).files if name in before]
+    load_subject(run, split_seed=1)
+    warning = f"warning: {len(seen)} of {len(other)} test images are training images of {run}: "
+    assert warning + seen[0] in capsys.readouterr().err
+    load_subject(run, split="train")  # as asked for
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_renamed_and_replaced_training_images_are_named(
+    run: Path, pets: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = trained_and_tested(pets)[0]
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"\0")
+    said = f"1 of 32 training images of {run} were renamed, replaced or removed since: cat/0.jpg."
+    assert said in warnings_of(run, capsys)
+    path.write_bytes(whole)
+    assert "warning" not in warnings_of(run, capsys)
+    path.rename(path.with_name("other.jpg"))
+    assert said in warnings_of(run, capsys)
+
+
+def test_other_folders_of_other_names_are_other_images(run: Path, tmp_path: Path, capsys) -> None:
+    trees.folder(tmp_path / "animals", {"cat": 20, "dog": 20})
+    load_subject(run, tmp_path / "animals")
+    assert "warning" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", ["add", "remove", "rename", "replace"])
+def test_runs_do_not_go_on_with_other_training_images(
+    run: Path, pets: Path, recipe: TrainingRecipe, change: str
+) -> None:
+    (run / "last.ckpt").write_bytes(b"never read")
+    path = trained_and_tested(pets)[0]
+    new = path.with_name("0001.png")
+    if change == "add":
+        trees.write(new, 1)
+    elif change == "remove":
+        path.unlink()
+    elif change == "rename":
+        path.rename(new)
+    else:
+        path.write_bytes(path.read_bytes() + b"\0")
+    said = {
+        "add": r"33 now, 32 when it began\): 1 file is new \(cat/0001.png\)\. Restore",
+        "remove": r"31 now, 32 when it began\): 1 file is gone \(cat/0.jpg\)\. Restore",
+        "rename": r"32 now, 32 .*: 1 file is new \(cat/0001.png\), 1 file is gone \(cat/0.jpg\)",
+        "replace": r"32 now, 32 when it began\): 1 file has another size \(cat/0.jpg\)\. Restore",
+    }
+    with pytest.raises(ValueError, match=said[change]):
+        fit(recipe, run, RunOptions(device="cpu"))
+
+
+def test_test_images_may_change(run: Path, pets: Path) -> None:
+    trained_and_tested(pets)[1].unlink()
+    (run / "last.ckpt").touch()
+    RunFolder(run).check_images(list_images(load_dataset(pets, "train")).files)
+
+
+def test_what_was_never_saved_begins_with_the_images_there_are(
+    run: Path, pets: Path, recipe: TrainingRecipe
+) -> None:
+    trained_and_tested(pets)[0].unlink()
+    images = list_images(load_dataset(pets, "train")).files
+    folder = RunFolder(run)
+    folder.check_images(images)
+    folder.begin(recipe, images)
+    assert folder.read_images() == images
+
+
+@pytest.mark.parametrize("contents", ["", "[1]", '{"a": "b"}', "\0"])
+def test_damaged_lists_are_named(run: Path, contents: str) -> None:
+    (run / "images.json").write_text(contents)
+    with pytest.raises(ValueError, match=r"images\.json (cannot be read|is no list)"):
+        RunFolder(run).read_images()
+
+
+def test_pixels_have_a_digest_alone(tmp_path: Path) -> None:
+    trees.stl10(tmp_path)
+    train = load_dataset("stl10", "train", root=tmp_path)
+    before = list_images(train)
+    assert before.files == {}
+    train.pixels[0, 0, 0, 0] += 1
+    assert list_images(train).digest != before.digest
+
+
+@pytest.mark.parametrize("tars", [False, True])
+def test_every_layout_can_be_listed(tars: bool, tmp_path: Path) -> None:
+    trees.flowers102(tmp_path, tars=tars)
+    files = list_images(load_dataset("flowers102", "train", root=tmp_path)).files
+    assert len(files) == 6
+    assert all(name.startswith("flowers-102/jpg") and size > 0 for name, size in files.items())
