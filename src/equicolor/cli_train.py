@@ -293,8 +293,6 @@ def _describe(recipe: "TrainingRecipe", folder: Path, options: "RunOptions", for
         for split in ("train", "test")
     )
     check_pictures(recipe, pictures)
-    if not force:
-        run.check_images(list_images(pictures).files)
     network = recipe.build(len(pictures.class_names), pictures.class_names)
     check_network(network, recipe, len(pictures), options)
     for remark in finetune_remarks(recipe, pictures.class_names, options.root):
@@ -318,6 +316,7 @@ def _describe(recipe: "TrainingRecipe", folder: Path, options: "RunOptions", for
         return
     try:
         run.check(recipe)
+        run.check_images(list_images(pictures).files)
     except (OSError, ValueError) as error:
         typer.echo(f"would not begin: {error}", err=True)
     else:
