@@ -1,5 +1,6 @@
 """Where a converted network came from, so that a checkpoint can build it again."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,11 +10,26 @@ from torch import nn
 from equicolor.conversion.dry_run import DryRun
 from equicolor.conversion.plan import Exit
 from equicolor.models.foreign import LIBRARIES, ForeignNetwork, load_foreign
-from equicolor.models.registry import Network, create_model
+from equicolor.models.registry import Network, create_model, list_models
 
 __all__ = ["Source", "build_source", "source_of"]
 
 OURS = "equicolor"
+# What a checkpoint may set in a network of torchvision or timm: sizes and layers by name. Other
+# arguments of theirs read files or download; a number of blocks could be without end.
+_FILE_OPTIONS = frozenset(
+    {
+        "act_layer", "aux_logits", "aux_loss", "avg_down", "base_width", "bn_size", "cardinality",
+        "channels", "conv_mlp", "dilated", "down_kernel_size", "drop_block_rate", "drop_path_rate",
+        "drop_rate", "dropout", "global_pool", "groups", "growth_rate", "head_init_scale",
+        "head_norm_first", "init_weights", "ls_init_value", "norm_layer", "num_classes",
+        "output_stride", "pad_type", "proj_drop_rate", "reduce_first", "reduced_tail",
+        "replace_stem_pool", "replace_stride_with_dilation", "stem_type", "stem_width",
+        "stochastic_depth_prob", "transform_input", "width_mult", "width_per_group",
+        "zero_init_last", "zero_init_residual",
+    }
+)  # fmt: skip
+_WORD = re.compile(r"\w{0,40}")  # the name of a layer or of a kind of pooling: no path, no address
 
 
 @dataclass(frozen=True)
@@ -41,10 +57,26 @@ class Source:
 
 
 def build_source(source: Source) -> nn.Module:
-    """The network of a source, without trained weights."""
+    """The network of a source, without trained weights: what a checkpoint asks for.
+
+    Raises:
+        ValueError: for what a file may not ask for; it runs no code and downloads nothing.
+    """
     library, _, name = source.spec.partition(":")
     if library == OURS:
+        if name not in list_models():
+            raise ValueError(f"a checkpoint cannot be built from {source.spec}")
         return create_model(name, **source.options)
+    for option, value in source.options.items():
+        values = value if isinstance(value, (list, tuple)) else [value]
+        plain = all(isinstance(v, (bool, int, float, type(None))) for v in values)
+        if option not in _FILE_OPTIONS or not (
+            plain or (isinstance(value, str) and _WORD.fullmatch(value))
+        ):
+            raise ValueError(
+                f"a checkpoint may not set {option}={value!r} of {source.spec}: keep the "
+                "state_dict() instead"
+            )
     return load_foreign(source.spec, pretrained=False, **source.options).network
 
 

@@ -6,7 +6,7 @@ loader. Whatever is wrong with a file is said in one line.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +32,11 @@ N = TypeVar("N", bound=nn.Module)
 _CLASSES = "class_names"  # in the header, where they are known
 _MATRIX = "transformation_matrix"
 _SHOWN = 3  # how many mismatches an error names
+# What a file may ask for before its weights say how large the network is.
+_MOST = 10_000  # of anything, or as many as the longest side of its weights
+_LIMITS = {
+    "image_size": 4096, "resize": 4096, "rotations": 1000, "split_seed": 2**32 - 1,
+}  # fmt: skip
 
 
 def save_model(model: nn.Module, path: str | Path) -> Path:
@@ -77,6 +82,7 @@ def save_model(model: nn.Module, path: str | Path) -> Path:
 
 def _check_rebuilt(model: Network) -> None:
     """Refuse a network that its configuration would not build again."""
+    _check_numbers(model.config, model.state_dict())
     converted = model.config["model"] == "converted"
     rebuilt = build_from_config(model.config) if converted else _empty(model.config)
     own = {key: value.shape for key, value in model.state_dict().items()}
@@ -114,12 +120,7 @@ def load_model(path: str | Path, *, device: torch.device | str = "cpu") -> Netwo
     """
     path = Path(path)
     header, tensors = read_weights(path, weights=True)
-    try:
-        model = build_from_config(json.loads(header["config"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} has no configuration that a network can be built from ({one_line(error)})"
-        ) from None
+    model = _build_for(_config(header, path), tensors, str(path))
     dtypes = {value.dtype for value in tensors.values() if value.is_floating_point()}
     if len(dtypes) == 1:
         model.to(dtypes.pop())
@@ -128,10 +129,64 @@ def load_model(path: str | Path, *, device: torch.device | str = "cpu") -> Netwo
     return model.to(device).eval()
 
 
+def _config(header: Mapping[str, str], path: Path) -> dict[str, Any]:
+    """The configuration in the header of a file."""
+    try:
+        config = json.loads(header["config"])
+        if not isinstance(config, dict) or not isinstance(config.get("model"), str):
+            raise ValueError("expected an object with the name of a model")
+    except (KeyError, ValueError, RecursionError) as error:
+        raise _no_configuration(str(path), error) from None
+    return config
+
+
+def _no_configuration(source: str, error: BaseException) -> CheckpointError:
+    return CheckpointError(
+        f"{source} has no configuration that a network can be built from ({one_line(error)})"
+    )
+
+
+def _build_for(config: Mapping[str, Any], state: Mapping[str, Tensor], source: str) -> Network:
+    """Build the network that weights are for; memory is taken only if they fit.
+
+    Raises:
+        CheckpointError: if no network can be built, or if it is another one.
+        ImportError: if it needs a library that is not installed.
+    """
+    try:
+        _check_numbers(config, state)
+        check_fit(_empty(config), state, source)
+        return build_from_config(config)
+    except (CheckpointError, ImportError):
+        raise
+    except Exception as error:  # a configuration can be wrong in every way there is
+        raise _no_configuration(source, error) from None
+
+
+def _check_numbers(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
+    """Refuse numbers that would take time and memory before shapes can be compared."""
+    longest = max([_MOST, *(size for value in state.values() for size in value.shape)])
+    for key, value in _numbers(config):
+        if not abs(value) <= (most := _LIMITS.get(key, longest)):
+            raise ValueError(f"{key} of a saved network is at most {most}, got {value}")
+
+
+def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers in a configuration, each with its name."""
+    if isinstance(value, (int, float)):
+        yield key, value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _numbers(item, name)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _numbers(item, key)
+
+
 def _class_names(header: Mapping[str, str]) -> tuple[str, ...]:
     try:
         return tuple(map(str, json.loads(header.get(_CLASSES, "[]"))))
-    except (TypeError, ValueError):  # somebody else's idea of class names
+    except (TypeError, ValueError, RecursionError):  # somebody else's idea of class names
         return ()
 
 
@@ -141,10 +196,11 @@ def _origin(header: Mapping[str, str]) -> Origin:
     for key in Origin._fields:
         try:
             value = json.loads(header[key])
-        except (KeyError, ValueError):
+        except (KeyError, ValueError, RecursionError):
             continue
         words = isinstance(Origin._field_defaults[key], str)
-        if isinstance(value, str) if words else type(value) is int and value >= 0:
+        number = type(value) is int and 0 <= value <= _LIMITS.get(key, 0)
+        if isinstance(value, str) if words else number:
             found[key] = value
     return Origin(**found)
 
@@ -170,8 +226,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
         >>> read_config(path)["model"]
         'z2cnn'
     """
-    config: dict[str, Any] = json.loads(read_weights(Path(path))[0]["config"])
-    return config
+    return _config(read_weights(Path(path))[0], Path(path))
 
 
 def read_class_names(path: str | Path) -> tuple[str, ...]:
@@ -190,10 +245,10 @@ def read_origin(path: str | Path) -> Origin:
         28
     """
     header, _ = read_weights(Path(path))
-    config = json.loads(header["config"])
+    config = _config(header, Path(path))
     # Older files of converted networks say it in their configuration.
-    before = Origin(config.get("image_size"), config.get("resize"))
-    return before._replace(**_origin(header).known())
+    before = {key: str(value) for key, value in config.items() if isinstance(value, int)}
+    return _origin({**before, **header})
 
 
 def weights_digest(path: str | Path) -> str:
@@ -209,6 +264,7 @@ def weights_digest(path: str | Path) -> str:
         16
     """
     header, tensors = read_weights(Path(path), weights=True)
+    _config(header, Path(path))
     return digest(header["config"], tensors)
 
 
@@ -266,12 +322,20 @@ def _empty(config: Mapping[str, Any]) -> Network:
     try:
         with torch.device("meta"):
             return build_from_config(config)
-    except NotImplementedError:  # other libraries compute widths with tensors
+    except NotImplementedError:  # torchvision's RegNet computes widths with tensors
         return build_from_config(config)
 
 
 def load_strict(model: Network, state: Mapping[str, Tensor], source: str) -> None:
     """Load a state dict whose keys and shapes must be the network's own."""
+    check_fit(model, state, source)
+    if any(value.is_meta for value in model.state_dict().values()):
+        raise CheckpointError(f"{_describe(model)} is on the meta device: call to_empty() first")
+    model.load_state_dict(dict(state))
+
+
+def check_fit(model: Network, state: Mapping[str, Tensor], source: str) -> None:
+    """Refuse a state dict whose keys, shapes or kinds of numbers are not the network's own."""
     own = model.state_dict()
     problems = [
         *_listed("missing", (key for key in own if key not in state)),
@@ -287,14 +351,11 @@ def load_strict(model: Network, state: Mapping[str, Tensor], source: str) -> Non
     ]
     if problems:
         raise CheckpointError(f"{source} does not fit {_describe(model)}: {'; '.join(problems)}")
-    if any(value.is_meta for value in own.values()):
-        raise CheckpointError(f"{_describe(model)} is on the meta device: call to_empty() first")
     strangers = [k for k in own if own[k].is_floating_point() and not state[k].is_floating_point()]
     if strangers:
         raise CheckpointError(
             f"{source} does not fit {_describe(model)}: {_listed('of another kind', strangers)[0]}"
         )
-    model.load_state_dict(dict(state))
 
 
 def _listed(what: str, items: Iterable[str]) -> list[str]:

@@ -1,0 +1,127 @@
+"""Damaged and malicious files: no code runs, nothing is downloaded, one line says what is wrong."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests import hostile
+
+from equicolor.conversion import convert
+from equicolor.models import (
+    CheckpointError,
+    ce_resnet18,
+    cecnn,
+    create_model,
+    load_model,
+    save_model,
+    z2cnn,
+)
+from equicolor.models.checkpoint_files import read_weights
+from equicolor.models.checkpoints import read_class_names, read_config, read_origin, weights_digest
+from equicolor.models.registry import Origin
+
+NETWORKS = (
+    lambda: z2cnn(3, width=2),
+    lambda: cecnn(3, width=2, rotations=4, lifting="hsv"),
+    lambda: create_model("resnet18", num_classes=3, width=2, gray=True),
+    lambda: ce_resnet18(3, rotations=3, ce_stages=2, width=[2, 3, 4, 5]),
+    lambda: convert(z2cnn(3, width=2), rotations=2),
+)
+
+
+class Evil:
+    """Unpickling this creates a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.fixture
+def evil(tmp_path: Path) -> Path:
+    """A torch file that runs code when it is unpickled; nothing may."""
+    torch.save({"state_dict": Evil(tmp_path / "code ran")}, tmp_path / "evil.pth")
+    yield tmp_path / "evil.pth"
+    assert not (tmp_path / "code ran").exists()
+
+
+def read_everything(path: Path) -> None:
+    """What commands read of a checkpoint, cheapest first."""
+    read_config(path)
+    read_origin(path)
+    read_class_names(path)
+    weights_digest(path)
+    load_model(path)
+
+
+def try_headers(networks, count: int, seed: int, folder: Path, evil: Path):
+    """Change the headers of saved networks, with a digest that fits and without."""
+    originals = []
+    for index, network in enumerate(networks):
+        network = network()
+        network.class_names = ("a", "b", "c")
+        originals.append(read_weights(save_model(network, folder / str(index)), weights=True))
+
+    def attempt(chance: random.Random) -> None:
+        header, tensors = chance.choice(originals)
+        new = dict(header)
+        if chance.random() < 0.9:
+            del new["digest"]  # else it does not fit
+        key = (
+            "config"
+            if chance.random() < 0.8
+            else chance.choice([k for k in new if k not in ("digest", "format")])
+        )
+        text = hostile.changed_text(new[key], chance, evil)
+        if chance.random() < 0.1:
+            del new[key]
+        else:
+            new[key] = text.encode(errors="replace").decode()
+        path = folder / "changed.safetensors"
+        save_file(tensors, path, new)
+        read_everything(path)
+
+    return hostile.outcomes(count, seed, attempt)
+
+
+def test_changed_headers(tmp_path: Path, evil: Path) -> None:
+    counted = try_headers(NETWORKS, 30, 0, tmp_path, evil)
+    assert counted["refused: CheckpointError"] > 10
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model": "z2cnn", "num_classes": 3, "width": 10**6}, "width of a saved network"),
+        ({"model": "z2cnn", "num_classes": 3, "width": 9_999}, "does not fit z2cnn"),
+        ({"model": "z2cnn", "num_classes": 10**12}, "num_classes of a saved network"),
+        ({"model": "cecnn", "rotations": 10**5}, "rotations of a saved network"),
+        ({"model": "converted", "source": "equicolor:z2cnn", "image_size": 10**9}, "image_size of"),
+        ({"model": "converted", "source": "equicolor:converted"}, "cannot be built from"),
+        ({"model": "converted", "source": 5}, "has no attribute"),
+        ({"model": 5}, "expected an object with the name of a model"),
+        (None, "config"),
+        ("[" * 5000 + "]" * 5000, "recursion"),
+    ],
+)
+def test_configurations_too_large_or_none(config, reason, tmp_path):
+    path = tmp_path / "a.safetensors"
+    text = config if isinstance(config, str) else json.dumps(config)
+    header = {"format": "equicolor-1"} | ({} if config is None else {"config": text})
+    save_file(z2cnn(3, width=2).state_dict(), path, header)
+    with pytest.raises(CheckpointError, match=reason):
+        read_everything(path)
+
+
+def test_sizes_of_pictures_that_nobody_has(tmp_path):
+    path = save_model(z2cnn(3, width=2), tmp_path / "a.safetensors")
+    header, tensors = read_weights(path, weights=True)
+    del header["digest"]
+    save_file(tensors, path, {**header, "image_size": "1000000000", "split_seed": "-1"})
+    assert read_origin(path) == Origin(image_size=None)
+    assert load_model(path).image_size == 28
