@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.export import Dim
 
+from equicolor.models import ce_resnet18
 from equicolor.nn import CEConv2d, CELiftConv2d
 
 # Tracing costs seconds, so options that do not interact share a case.
@@ -101,3 +102,19 @@ def test_export_with_a_dynamic_batch(
     for size in (1, 2, 5):
         x = torch.rand(size, 3, 12, 12, dtype=torch.float64)
         assert relative_error(exported(x), network(x)) < 1e-12
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("lifting", ["rgb", "hsv"])
+def test_networks_compile_whole_on_a_gpu(lifting, relative_error):
+    network = ce_resnet18(10, width=8, lifting=lifting).cuda().eval()
+    images = torch.rand(2, 3, 64, 64, device="cuda")
+    compiled = torch.compile(network, fullgraph=True)
+    expected, found = network(images), compiled(images)
+    assert relative_error(found, expected) < 1e-3  # float32, TF32 allowed
+    parameters = list(network.parameters())
+    gradients = torch.autograd.grad(expected.square().sum(), parameters)
+    for eager, other in zip(
+        gradients, torch.autograd.grad(found.square().sum(), parameters), strict=True
+    ):
+        assert relative_error(other, eager) < 1e-2
