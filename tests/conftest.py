@@ -23,6 +23,9 @@ from equicolor.nn import (
 # Two processes test already: others that compile would only take their time.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
+# Commands would use fewer threads on a busy machine, and other tests with them.
+os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
+
 # Read when a Triton kernel is defined, so before any of ours is imported.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from equicolor import devices
+from equicolor.cli_options import settle_threads
 from equicolor.devices import choose_device
 
 
@@ -21,3 +23,26 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_device() == torch.device("cuda")
     assert choose_device("cuda:1") == torch.device("cuda:1")
     assert choose_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize(("others", "threads"), [(0, 6), (1, 3), (3, 1), (90, 1)])
+def test_threads_on_a_busy_machine(
+    others: int,
+    threads: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(devices, "_others_running", lambda: others)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(4), raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "6")
+    settle_threads("cpu")  # as the user wants it
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    settle_threads("cuda")
+    assert given == []
+    settle_threads("cpu")
+    assert given == ([threads] if others else [])
+    said = capsys.readouterr().err
+    assert (f"torch uses {threads} of 6 threads" in said) == bool(others)

@@ -18,6 +18,7 @@ from equicolor.cli_options import (
     Split,
     SplitSeed,
     names,
+    settle_threads,
     slug,
 )
 
@@ -74,6 +75,7 @@ def evaluate(
     output = Path("runs") / "evaluate" / slug(network, data) if output is None else output
     report.refuse_existing(output, force)
     where = choose_device(device)
+    settle_threads(where.type)
     found = diagnose(
         network,
         data,

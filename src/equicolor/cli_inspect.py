@@ -18,6 +18,7 @@ from equicolor.cli_options import (
     Split,
     SplitSeed,
     names,
+    settle_threads,
     slug,
 )
 
@@ -90,6 +91,7 @@ def inspect(
         raise ValueError(f"--output must be an HTML file, such as page.html; got {output}")
     page.refuse_existing(output, force)
     where, console = choose_device(device), Console(stderr=True)
+    settle_threads(where.type)
     subject = load_subject(
         network,
         data,

@@ -1,5 +1,6 @@
 """Options that several commands have in common, and how their texts are read."""
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +9,7 @@ import typer
 
 __all__ = [
     "Data", "Device", "Gray", "NetworkName", "Pretrained", "Resize", "Size", "SkipCorrupt",
-    "Split", "SplitSeed", "names", "slug",
+    "Split", "SplitSeed", "names", "settle_threads", "slug",
 ]  # fmt: skip
 
 # A network and pictures to judge it on, as equicolor.evaluation.diagnose.load_subject takes them.
@@ -60,6 +61,27 @@ def names(text: str | None) -> list[str] | None:
         (['hsv', 'rotate'], None)
     """
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def settle_threads(device: str) -> None:
+    """On a CPU that others use, too, let torch work in no more threads than are of use.
+
+    OMP_NUM_THREADS is followed if it is set.
+    """
+    import torch
+
+    from equicolor.devices import usable_threads
+
+    if device != "cpu" or "OMP_NUM_THREADS" in os.environ:
+        return
+    most, threads = torch.get_num_threads(), usable_threads()
+    if threads < most:
+        torch.set_num_threads(threads)
+        typer.echo(
+            f"this machine is busy: torch uses {threads} of {most} threads, since more would be "
+            "slower; OMP_NUM_THREADS sets the number",
+            err=True,
+        )
 
 
 def slug(network: str, data: str | None) -> str:

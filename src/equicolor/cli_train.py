@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from equicolor._text import counted
+from equicolor.cli_options import settle_threads
 
 if TYPE_CHECKING:
     from equicolor.training.recipes import TrainingRecipe
@@ -266,6 +267,8 @@ def _run(recipe: "TrainingRecipe", folder: Path, options: "RunOptions", force: b
     from equicolor.training.run_folder import RunFolder
 
     finished = RunFolder(folder).result.is_file() and not force
+    if options.processes == 1 and not finished:
+        settle_threads(options.accelerator)
     found = fit(recipe, folder, options, overwrite=force, console=Console(stderr=True))
     if found is None:  # not the first of several processes
         return

@@ -1,14 +1,17 @@
 """Devices by name, and what they are called."""
 
 import functools
+import os
 import platform
+import statistics
+import time
 from pathlib import Path
 
 import torch
 
 from equicolor import _checks
 
-__all__ = ["choose_device", "device_name", "runs_triton"]
+__all__ = ["choose_device", "device_name", "runs_triton", "usable_threads"]
 
 _TRITON = (3, 6)  # the oldest version that our kernels are tested with
 _CAPABILITY = (8, 0)  # the first with bfloat16
@@ -47,6 +50,36 @@ def device_name(device: torch.device | str) -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return models[0] if models else platform.processor() or platform.machine()
+
+
+def usable_threads() -> int:
+    """How many of torch's CPU threads are of use: fewer where other processes compute, too.
+
+    The threads of an operation wait for the slowest of them. Where there are more than free
+    cores, two can be forty times slower than one.
+
+    Example:
+        >>> 1 <= usable_threads() <= torch.get_num_threads()
+        True
+    """
+    most = torch.get_num_threads()
+    others = _others_running()
+    if not others:
+        return most
+    return max(1, min(most, len(os.sched_getaffinity(0)) - others))
+
+
+def _others_running() -> int:
+    """How many other threads of this computer compute just now; 0 if Linux does not say."""
+    counts = []
+    for _ in range(5):
+        time.sleep(0.02)
+        try:
+            running = Path("/proc/loadavg").read_text().split()[3].partition("/")[0]
+        except (OSError, IndexError):
+            return 0
+        counts.append(int(running) - 1)  # this one reads
+    return statistics.median_low(counts)
 
 
 @functools.cache

@@ -106,6 +106,20 @@ def test_augmentation_changes_what_is_learned(toy_recipe: TrainingRecipe, tmp_pa
     assert len(set(weights)) == 5
 
 
+def test_a_continued_run_keeps_its_threads(toy_recipe, monkeypatch):
+    saved, given = {}, []
+    task = ClassificationTask(toy_recipe, toy_recipe.build(3))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    task.on_save_checkpoint(saved)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    task.on_load_checkpoint(saved)
+    assert given == []
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    task.on_load_checkpoint(saved)
+    assert given == [5]
+
+
 def test_checkpoints_of_other_runs_are_refused(toy_recipe: TrainingRecipe) -> None:
     network = toy_recipe.build(3)
     saved: dict[str, object] = {}

@@ -94,9 +94,9 @@ def fit(
     """Train a network, and judge it on the test set under hue shifts.
 
     A call in the folder of an interrupted run continues it from its last checkpoint; on a
-    CPU and in one process it ends with the very weights it would have had. In the folder of
-    a finished run it returns what was found. With several processes every one of them makes
-    the same call.
+    CPU and in one process it ends with the very weights it would have had: it trains in as many
+    threads as before, unless OMP_NUM_THREADS is set. In the folder of a finished run it returns
+    what was found. With several processes every one of them makes the same call.
 
     Args:
         recipe: what to train.
@@ -313,7 +313,7 @@ def _train(
     gc.collect()
     resume = folder.checkpoint if folder.checkpoint.is_file() else None
     begun = _Begun(task.recipe.epochs)
-    handler = signal.getsignal(signal.SIGINT)
+    handler, threads = signal.getsignal(signal.SIGINT), torch.get_num_threads()
     with _quiet_lightning(), torch.random.fork_rng(devices=[]):
         trainer = _trainer(task.recipe, folder, options, [begun, *callbacks])
         try:
@@ -325,6 +325,8 @@ def _train(
             signal.signal(signal.SIGINT, handler)
             say(console, f"The same command continues the run in {folder.path}.")
             raise KeyboardInterrupt from None
+        finally:
+            torch.set_num_threads(threads)  # those of the checkpoint may be others
     return begun.epochs
 
 

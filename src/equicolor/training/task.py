@@ -4,6 +4,7 @@ Nothing here waits for the device: losses and hits are added up there, and
 :mod:`equicolor.training.monitor` asks for them now and then.
 """
 
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -179,7 +180,8 @@ class ClassificationTask(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Say what the checkpoint belongs to."""
-        checkpoint[_OWNER] = {"recipe": self.recipe.to_json(), **self.facts}
+        owner = {"recipe": self.recipe.to_json(), "threads": torch.get_num_threads()}
+        checkpoint[_OWNER] = owner | self.facts
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint that belongs to something else."""
@@ -201,3 +203,7 @@ class ClassificationTask(pl.LightningModule):
                 f"the checkpoint belongs to another run: {', '.join(changed)}. Choose another "
                 "folder, or --force to delete that run"
             )
+        # Sums over another number of threads are rounded otherwise.
+        threads = owner.get("threads")
+        if isinstance(threads, int) and threads > 0 and "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(threads)
