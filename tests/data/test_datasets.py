@@ -215,6 +215,7 @@ def test_folder_in_parts(tmp_path: Path) -> None:
     assert (info.num_classes, info.kind) == (2, "large")
 
 
+@pytest.mark.filterwarnings("ignore:.*train is trained on and val tested on")
 def test_folder_with_val(tmp_path: Path) -> None:
     check(tmp_path, tmp_path, trees.folder_in_parts(tmp_path, test="val"))
 

@@ -23,6 +23,10 @@ SUFFIXES = (
     ".apng", ".avif", ".bmp", ".dib", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm",
     ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp",
 )  # fmt: skip
+# What the folders of a split are called, in any case.
+TRAIN = ("train", "training")
+TEST = ("test", "testing")
+VALIDATION = ("val", "valid", "validation", "dev", "eval", "evaluation")
 
 
 @dataclass(frozen=True)
@@ -83,8 +87,10 @@ class ImageNet:
 class Folder:
     """Any folder of class folders.
 
-    It holds ``train/`` and ``test/`` (or ``val/``), each with the same class folders, or class
-    folders that are split about 80 to 20 by :func:`split_classes`.
+    It holds ``train/`` and ``test/``, each with the same class folders, or class folders that are
+    split about 80 to 20 by :func:`split_classes`. The parts may also be called as in
+    :data:`TRAIN`, :data:`TEST` and :data:`VALIDATION`, in any case. A validation part is tested
+    on where there is no test part, and left out where there is one.
 
     Example:
         >>> Folder(Path("/nowhere")).missing(Path())
@@ -98,25 +104,52 @@ class Folder:
         if not self.path.is_dir():
             return [f"{self.path}/"]
         # Beside other folders "train" may be a class: trains, cars, ships.
-        lone = subfolders(self.path) == ["train"]
-        return [f"{self.path / 'test'}/ (or val/)"] if lone else []
+        names = [name.lower() for name in subfolders(self.path)]
+        if len(names) == 1 and names[0] in TRAIN:
+            return [f"{self.path / 'test'}/ (or val/)"]
+        lone = bool(names) and set(names) <= {*TEST, *VALIDATION}
+        return [f"{self.path / 'train'}/"] if lone else []
 
     def classes(self) -> list[str]:
         """The names of the class folders."""
-        return subfolders(self.path / "train" if self._test() else self.path)
+        parts = self._parts()
+        return subfolders(parts[0] if parts else self.path)
 
     def read(self, root: Path, split: str, seed: int) -> Contents:
         """Read one part."""
-        test = self._test()
-        if test is not None:
-            return read_parts(self.path / "train", test, split)
+        parts = self._parts()
+        if parts:
+            self._say(*parts)
+            return read_parts(*parts, split)
         files = class_files(self.path, checked_classes(self.path))
         return split_classes(self.path, files, split, share=0.2, seed=seed)
 
-    def _test(self) -> Path | None:
-        here = subfolders(self.path)
-        found = [self.path / name for name in ("test", "val") if name in here]
-        return found[0] if found and "train" in here else None
+    def _parts(self) -> tuple[Path, Path] | None:
+        """The folders of the training and of the test part, where there are both."""
+        train, test, validation = map(self._called, (TRAIN, TEST, VALIDATION))
+        tested = test or validation
+        if not train or not tested:
+            return None
+        for names in (train, tested):
+            if len(names) > 1:
+                raise ValueError(
+                    f"{self.path} holds {enumerated(names)}, which could each be the same part of "
+                    "the dataset: rename all but one, such as to train and test"
+                )
+        return self.path / train[0], self.path / tested[0]
+
+    def _called(self, names: Sequence[str]) -> list[str]:
+        return [name for name in subfolders(self.path) if name.lower() in names]
+
+    def _say(self, train: Path, test: Path) -> None:
+        """Say what was taken for which part, and what was left out, unless both are obvious."""
+        left_out = [n for n in subfolders(self.path) if n not in (train.name, test.name)]
+        if left_out or (train.name, test.name) != ("train", "test"):
+            others = f"; left out: {enumerated(left_out)}" if left_out else ""
+            warnings.warn(
+                f"{self.path}: {train.name} is trained on and {test.name} tested on{others}",
+                stacklevel=2,
+            )
 
 
 def subfolders(folder: Path) -> list[str]:
@@ -124,7 +157,9 @@ def subfolders(folder: Path) -> list[str]:
     if not folder.is_dir():
         return []
     with os.scandir(folder) as entries:
-        return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+        names = [e.name for e in entries if not e.name.startswith(".")]
+    # Not DirEntry.is_dir, which raises for links that lead in a circle.
+    return sorted(name for name in names if (folder / name).is_dir())
 
 
 def checked_classes(folder: Path) -> list[str]:
@@ -143,19 +178,20 @@ def checked_classes(folder: Path) -> list[str]:
 
 @dataclass
 class _Others:
-    """Files that are not taken for pictures: how many, one of them, and their suffixes."""
+    """What is not taken for an image: how many, one of them, and their kinds."""
 
     count: int = 0
     example: str = ""
-    suffixes: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
 
     def add(self, path: str) -> None:
         self.count += 1
         self.example = min(self.example or path, path)  # whatever the order on the disk
-        self.suffixes[Path(path).suffix.lower() or "no suffix"] += 1
+        suffix = Path(path).suffix.lower() or "no suffix"
+        self.kinds[suffix if Path(path).is_file() else "broken links, pipes and the like"] += 1
 
     def __str__(self) -> str:
-        kinds = [f"{kind} ({count:,})" for kind, count in self.suffixes.most_common()]
+        kinds = [f"{kind} ({count:,})" for kind, count in self.kinds.most_common()]
         return f"{counted(self.count, 'file')} such as {self.example}: {enumerated(kinds)}"
 
 
@@ -163,14 +199,15 @@ def class_files(folder: Path, names: Sequence[str]) -> dict[str, PictureFiles]:
     """The pictures of every class: those in its folder and below, sorted by path; one at least.
 
     Files are pictures by their suffix, one of :data:`SUFFIXES` in any case. Hidden files do not
-    count; of others a warning says how many there are.
+    count; of others, and of broken links, pipes and the like, a warning says how many there are.
 
     Args:
         folder: of class folders.
         names: of the class folders.
 
     Raises:
-        ValueError: for a class without a picture.
+        ValueError: for a class without a picture, and for one that holds several folders and no
+            picture of its own, which are more likely classes.
 
     Example:
         >>> import tempfile
@@ -185,11 +222,19 @@ def class_files(folder: Path, names: Sequence[str]) -> dict[str, PictureFiles]:
     """
     files, others = {}, _Others()
     for name in names:
-        paths = sorted(_pictures_below(str(folder / name), others))
+        place = folder / name
+        paths = sorted(_pictures_below(str(place), others))
         if not paths:
             raise ValueError(
-                f"the class folder {folder / name} holds no pictures ({', '.join(SUFFIXES)}); "
+                f"the class folder {place} holds no pictures ({', '.join(SUFFIXES)}); "
                 "remove it or fill it"
+            )
+        below = subfolders(place)
+        if len(below) > 1 and not any(Path(path).parent == place for path in paths):
+            raise ValueError(
+                f"{place} should hold the images of one class, but holds only folders "
+                f"({enumerated(below)}). If those are the classes, give the folder that holds them "
+                "(or call the parts of a split train and test); else move the images up"
             )
         files[name] = PictureFiles.from_paths(paths)
     if others.count:
@@ -201,16 +246,24 @@ def class_files(folder: Path, names: Sequence[str]) -> dict[str, PictureFiles]:
     return files
 
 
-def _pictures_below(folder: str, others: _Others) -> Iterator[str]:
-    """The pictures in a folder and below; what is none is counted."""
+def _pictures_below(folder: str, others: _Others, above: tuple[Path, ...] = ()) -> Iterator[str]:
+    """The pictures in a folder and below; what is none is counted.
+
+    A link to a folder above would lead in a circle, and does not count.
+    """
+    above = (*above, Path(folder).resolve())
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            if entry.name.lower().endswith(SUFFIXES):
+            # Of the entry without a system call, unless it is a link.
+            is_file = entry.is_file(follow_symlinks=False) or Path(entry).is_file()
+            if is_file and entry.name.lower().endswith(SUFFIXES):
                 yield entry.path
-            elif entry.is_dir():
-                yield from _pictures_below(entry.path, others)
+            elif not is_file and Path(entry).is_dir():
+                target = Path(entry).resolve()
+                if not any(place.is_relative_to(target) for place in above):
+                    yield from _pictures_below(entry.path, others, above)
             else:
                 others.add(entry.path)
 

@@ -44,7 +44,14 @@ class PictureFile(NamedTuple):
     size: int = _WHOLE
 
     def read(self) -> bytes:
-        """The picture's bytes."""
+        """The picture's bytes.
+
+        Raises:
+            CorruptPictureError: if it is a pipe, a folder, or anything else but a file.
+            OSError: if the file cannot be read.
+        """
+        if not self.path.is_file() and self.path.exists():  # opening a pipe would wait for ever
+            raise CorruptPictureError(f"{self.path} cannot be decoded: it is not a file")
         with self.path.open("rb") as file:
             file.seek(self.offset)
             return file.read(self.size)
@@ -60,6 +67,8 @@ class PictureFile(NamedTuple):
         from PIL import Image, UnidentifiedImageError
 
         contents = self.read()
+        if not contents:
+            raise self._corrupt("it is empty")
         try:
             image = Image.open(io.BytesIO(contents))
         except UnidentifiedImageError:
