@@ -1,6 +1,7 @@
 """Files that appear whole or not at all."""
 
 import errno
+import hashlib
 import os
 import platform
 import sys
@@ -66,6 +67,24 @@ def locked(path: Path, doing: str) -> Iterator[None]:
         file.write(f"process {os.getpid()} on {platform.node()}\n")
         file.flush()
         yield
+
+
+def short_name(name: str, longest: int = 150) -> str:
+    """A name that a file system takes, with room for a suffix: most take 255 bytes.
+
+    Args:
+        name: of a file or a folder.
+        longest: bytes; what is longer is cut, and a digest of the whole name is added.
+
+    Example:
+        >>> short_name("pets"), short_name("a long name", 10)
+        ('pets', 'a-5e9edc57')
+    """
+    encoded = os.fsencode(name)
+    if len(encoded) <= longest:
+        return name
+    digest = hashlib.sha256(encoded).hexdigest()[:8]
+    return f"{encoded[: longest - 9].decode(errors='ignore')}-{digest}"
 
 
 def output_folder(path: Path | str) -> Path:

@@ -83,6 +83,15 @@ def test_every_picture_can_be_gathered(pictures: Pictures) -> None:
     assert int(images.long().sum()) == total
 
 
+def test_large_pictures_are_cut_one_by_one(pictures: Pictures, monkeypatch) -> None:
+    decoded, indices = decode(pictures), torch.tensor([3, 19, 0, 3])
+    boxes = torch.tensor([[1.0, 2, 17, 18], [20, 0, 0, 20], [-4, -4, 12, 12], [3, 3, 9, 9]])
+    expected = decoded.crops(indices, boxes, 16)
+    monkeypatch.setattr("equicolor.data.decoded._SMALL", 0)
+    monkeypatch.setattr(Decoded, "batch", None)
+    torch.testing.assert_close(decoded.crops(indices, boxes, 16), expected, rtol=0, atol=1e-6)
+
+
 def test_gathering_never_asks_the_device(pictures: Pictures) -> None:
     decoded = decode(pictures)
     indices = torch.tensor([5, 1, 7])
@@ -264,12 +273,58 @@ def test_processes_that_want_the_same_wait_for_the_first(
     assert same(found[0], found[2])
 
 
-def test_damaged_cache_is_named(pictures: Pictures, tmp_path: Path) -> None:
+def damaged(contents: bytes, number: int) -> bytes:
+    """A file that lost its end, a byte, or a run of bytes."""
+    rng = np.random.default_rng(number)
+    start = int(rng.integers(len(contents)))
+    if number % 4 == 0:
+        return contents[:start]
+    length = 1 if number % 4 < 3 else int(rng.integers(1, 64))
+    wrong = bytes(byte ^ int(rng.integers(1, 256)) for byte in contents[start : start + length])
+    return contents[:start] + wrong + contents[start + length :]
+
+
+@pytest.mark.parametrize("name", ["index.npz", "pixels.u8"])
+@pytest.mark.parametrize("number", range(8))
+@pytest.mark.filterwarnings("ignore:the decoded images in .* are damaged")
+def test_damaged_caches_are_made_again(
+    pictures: Pictures, tmp_path: Path, name: str, number: int, decodes: list[Path]
+) -> None:
+    first = decode(pictures)
     decode(pictures, cache=tmp_path / "cache")
-    (path,) = (tmp_path / "cache").rglob("pixels.u8")
-    os.truncate(path, 100)
-    with pytest.raises(ValueError, match=rf"{path} is damaged: it has 100 bytes instead of"):
+    (path,) = (tmp_path / "cache").rglob(name)
+    whole, before = path.read_bytes(), len(decodes)
+    path.write_bytes(damaged(whole, number))
+    assert same(decode(pictures, cache=tmp_path / "cache"), first)
+    if name == "pixels.u8":
+        assert len(decodes) == before + len(pictures)
+        assert path.read_bytes() == whole
+    before = len(decodes)
+    assert same(decode(pictures, cache=tmp_path / "cache"), first)
+    assert len(decodes) == before
+
+
+def test_what_is_mapped_outlives_the_damage(pictures: Pictures, tmp_path: Path) -> None:
+    first = decode(pictures, cache=tmp_path / "cache")
+    expected = first.pixels.clone()
+    (path,) = (tmp_path / "cache").rglob("index.npz")
+    path.write_bytes(b"")
+    with pytest.warns(UserWarning, match=r"are damaged \(index.npz: .*\) and made again"):
         decode(pictures, cache=tmp_path / "cache")
+    assert torch.equal(first.pixels, expected)
+
+
+@pytest.mark.parametrize("line", ["5", "[0, [], 1]", "[9999, [], 0]", "[0, [[1]], 0]", "\udcff"])
+def test_a_damaged_journal_does_not_count(pictures: Pictures, tmp_path: Path, line: str) -> None:
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        decode(pictures, cache=tmp_path / "cache", workers=1, progress=interrupt)
+    (pixels,) = (tmp_path / "cache").rglob("pixels.u8")
+    journal = pixels.with_name("journal.jsonl")
+    journal.write_text(line + "\n", errors="surrogateescape")
+    assert same(decode(pictures, cache=tmp_path / "cache"), decode(pictures))
 
 
 def test_default_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,12 +376,13 @@ def test_corrupt_picture_is_skipped_on_request(
             decode(pictures, cache=cache)
 
 
-def test_nothing_but_corrupt_pictures(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cached", [True, False])
+def test_nothing_but_corrupt_pictures(tmp_path: Path, cached: bool) -> None:
     (tmp_path / "a.jpg").write_bytes(b"nothing")
     files = (PictureFile(tmp_path / "a.jpg"),)
     pictures = Pictures("toy", "train", torch.tensor([0]), ("a",), files)
     with pytest.raises(CorruptPictureError, match=r"every picture is corrupt, .*a.jpg"):
-        decode(pictures, on_corrupt="skip")
+        decode(pictures, on_corrupt="skip", cache=tmp_path / "cache" if cached else None)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,10 @@ from equicolor.devices import runs_triton
 
 __all__ = ["Decoded", "decode", "default_cache", "estimated_bytes"]
 
+# Above so many pixels a picture is cut by itself on a CPU: faster than padding all to the largest,
+# and two odd ones, one high and one wide, do not fill the memory.
+_SMALL = 256**2
+
 
 @dataclass(frozen=True)
 class Decoded:
@@ -131,7 +135,8 @@ class Decoded:
         """Cut boxes out of pictures and resize them, without waiting for the device.
 
         On a GPU that Triton compiles for, a kernel reads what the boxes need; elsewhere whole
-        pictures are gathered for :func:`equicolor.data.crops.resample`.
+        pictures go to :func:`equicolor.data.crops.resample`: gathered, or on a CPU one by one
+        unless all are small.
 
         Args:
             indices: int64 ``[B]``, on the device of the pictures.
@@ -156,6 +161,13 @@ class Decoded:
             packed = self.pixels, self.offsets, self.sizes
             with torch.cuda.device(self.pixels.device):
                 return resample_kernels.crops(*packed, indices, boxes, size)
+        if self.pixels.is_cpu and self.height * self.width > _SMALL:
+            alone = zip(indices.tolist(), self.sizes[indices].split(1), boxes.split(1), strict=True)
+            crops = [
+                resample(self.picture(index)[None], shape, box, size, dtype=dtype)
+                for index, shape, box in alone
+            ]
+            return torch.cat(crops)
         pictures, sizes = self.batch(indices)
         return resample(pictures, sizes, boxes, size, dtype=dtype)
 

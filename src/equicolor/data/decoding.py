@@ -9,18 +9,20 @@ import hashlib
 import json
 import os
 import sys
+import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from equicolor._files import written_aside
+from equicolor._files import short_name, written_aside
 from equicolor.data.pictures import CorruptPictureError, Pictures
 
 if TYPE_CHECKING:
@@ -29,10 +31,11 @@ if TYPE_CHECKING:
 __all__ = ["Decoder", "Packed", "decode_in_memory", "decode_on_disk", "final_size"]
 
 SHARD = 64  # pictures
-_FORMAT = 2  # of the files of the cache, and of what is in them
+_FORMAT = 3  # of the files of the cache, and of what is in them
 _PIXELS, _JOURNAL, _INDEX = "pixels.u8", "journal.jsonl", "index.npz"
 
 Progress = Callable[[int, int], None]
+T = TypeVar("T")
 Corrupt = dict[int, str]  # what is wrong with which picture
 
 
@@ -58,6 +61,12 @@ class Plan(NamedTuple):
     offsets: np.ndarray
     sizes: np.ndarray
     corrupt: Corrupt
+
+    @classmethod
+    def of_sizes(cls, sizes: np.ndarray, corrupt: Corrupt) -> "Plan":
+        """One image after the other."""
+        ends = np.cumsum(3 * sizes.prod(1))
+        return cls(np.concatenate([[0], ends[:-1]]), sizes, corrupt)
 
     def place(self, shard: int) -> tuple[int, int]:
         """The first byte of a shard, and the first after it."""
@@ -119,8 +128,7 @@ class Decoder:
                 sizes = np.array(list(pool.map(size, range(len(self.pictures)))), np.int64)
             finally:
                 pool.shutdown(cancel_futures=True)
-        ends = np.cumsum(3 * sizes.prod(1))
-        return Plan(np.concatenate([[0], ends[:-1]]), sizes, corrupt)
+        return Plan.of_sizes(sizes, corrupt)
 
     def shard(self, plan: Plan, shard: int, out: np.ndarray) -> Corrupt:
         """Decode the pictures of one shard into its place.
@@ -155,9 +163,7 @@ class Decoder:
                 out[offset : offset + 3 * height * width] = np.asarray(image).reshape(-1)
         return corrupt
 
-    def run(
-        self, plan: Plan, done: set[int], work: Callable[[int], Corrupt]
-    ) -> Iterator[tuple[int, Corrupt]]:
+    def run(self, plan: Plan, done: set[int], work: Callable[[int], T]) -> Iterator[tuple[int, T]]:
         """Do the shards that are not done, in threads; yields each as it is finished."""
         total = len(self.pictures)
         count = sum(min(SHARD, total - shard * SHARD) for shard in done)
@@ -193,41 +199,91 @@ def decode_in_memory(decoder: Decoder) -> Packed:
     return Packed(torch.from_numpy(buffer), plan.offsets, plan.sizes, corrupt)
 
 
+class _DamagedError(Exception):
+    """A cache that is not what was written."""
+
+
 def decode_on_disk(decoder: Decoder, cache: Path) -> Packed:
-    """Decode into a file of the cache, continue one, or map one that is complete."""
+    """Decode into a file of the cache, continue one, or map one that is complete.
+
+    Every shard has a checksum. A cache that does not agree with them is made again.
+    """
     folder = cache / _folder_name(decoder.pictures, decoder.short_side)
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / _INDEX).is_file():
+    try:
+        packed = _open_cache(decoder, folder)
+    except (FileNotFoundError, _DamagedError):
         with _alone(folder / "lock"):
-            if not (folder / _INDEX).is_file():  # another process may have been first
+            try:
+                packed = _open_cache(decoder, folder)  # another process may have been first
+            except FileNotFoundError:
                 _fill_cache(decoder, folder)
-    with np.load(folder / _INDEX) as index:
-        offsets, sizes, total = index["offsets"], index["sizes"], int(index["total"])
-        corrupt = dict(zip(index["corrupt"].tolist(), index["reasons"].tolist(), strict=True))
-    path = folder / _PIXELS
-    if path.stat().st_size != total:
-        raise ValueError(
-            f"{path} is damaged: it has {path.stat().st_size} bytes instead of {total}; delete "
-            f"{folder}"
-        )
+                packed = _open_cache(decoder, folder)
+            except _DamagedError as error:
+                warnings.warn(
+                    f"the decoded images in {folder} are damaged ({error}) and made again",
+                    stacklevel=2,
+                )
+                for name in (_INDEX, _JOURNAL, _PIXELS):  # others may still have it mapped
+                    (folder / name).unlink(missing_ok=True)
+                _fill_cache(decoder, folder)
+                packed = _open_cache(decoder, folder)
     if decoder.progress:
         decoder.progress(len(decoder.pictures), len(decoder.pictures))
+    return packed
+
+
+def _open_cache(decoder: Decoder, folder: Path) -> Packed:
+    """Map a complete cache.
+
+    Raises:
+        FileNotFoundError: if it is not complete.
+        _DamagedError: if it is not what was written.
+    """
+    try:
+        with np.load(folder / _INDEX) as index:
+            sizes, checksums = index["sizes"], index["checksums"]
+            corrupt = dict(zip(index["corrupt"].tolist(), index["reasons"].tolist(), strict=True))
+        plan = Plan.of_sizes(sizes, corrupt)
+        if sizes.shape != (len(decoder.pictures), 2) or sizes.dtype != np.int64 or sizes.min() < 0:
+            raise ValueError(f"sizes {list(sizes.shape)} of {len(decoder.pictures)} images")
+        total = plan.total
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # damaged files raise anything
+        raise _DamagedError(f"{_INDEX}: {str(error) or type(error).__name__}") from None
+    path = folder / _PIXELS
+    size = path.stat().st_size if path.is_file() else 0
+    if size != total:
+        raise _DamagedError(f"{_PIXELS} has {size} bytes instead of {total}")
     # Mapped, not read; private, so that nothing written to the tensor reaches the file.
     pixels = torch.from_file(str(path), shared=False, size=total, dtype=torch.uint8)
-    return Packed(pixels, offsets, sizes, corrupt)
+    with ThreadPoolExecutor(decoder.workers) as pool:  # zlib lets other threads run
+        found = list(pool.map(lambda shard: _checksum(plan, pixels, shard), plan.shards))
+    if found != checksums.tolist():
+        raise _DamagedError(f"{_PIXELS} does not agree with its checksums")
+    return Packed(pixels, plan.offsets, sizes, corrupt)
+
+
+def _checksum(plan: Plan, pixels: Tensor, shard: int) -> int:
+    start, stop = plan.place(shard)
+    return zlib.crc32(pixels[start:stop].numpy().data)
 
 
 def _fill_cache(decoder: Decoder, folder: Path) -> None:
     plan = decoder.plan()
     path, journal = folder / _PIXELS, folder / _JOURNAL
-    done = _read_journal(journal)
+    done = _read_journal(journal, plan)
     if not path.is_file() or path.stat().st_size != plan.total:
         journal.unlink(missing_ok=True)
         done = {}
+        path.unlink(missing_ok=True)  # others may still have it mapped
         with path.open("wb") as file:
             file.truncate(plan.total)
+    before = torch.from_file(str(path), shared=False, size=plan.total, dtype=torch.uint8)
+    done = {key: each for key, each in done.items() if each[1] == _checksum(plan, before, key)}
 
-    def work(shard: int) -> Corrupt:
+    def work(shard: int) -> tuple[Corrupt, int]:
         start, stop = plan.place(shard)
         out = np.zeros(stop - start, np.uint8)
         corrupt = decoder.shard(plan, shard, out)
@@ -236,37 +292,38 @@ def _fill_cache(decoder: Decoder, folder: Path) -> None:
             file.write(out.data)
             file.flush()
             os.fsync(file.fileno())  # on disk before the journal says so
-        return corrupt
+        return corrupt, zlib.crc32(out.data)
 
     with journal.open("a") as lines:
-        for shard, found in decoder.run(plan, set(done), work):
-            done[shard] = found
-            lines.write(json.dumps([shard, list(found.items())]) + "\n")
+        for shard, (found, checksum) in decoder.run(plan, set(done), work):
+            done[shard] = found, checksum
+            lines.write(json.dumps([shard, list(found.items()), checksum]) + "\n")
             lines.flush()
     corrupt = dict(plan.corrupt)
-    for found in done.values():
+    for found, _ in done.values():
         corrupt |= found
     with written_aside(folder / _INDEX) as partial, partial.open("wb") as file:
         np.savez(
             file,
-            offsets=plan.offsets,
             sizes=plan.sizes,
-            total=plan.total,
+            checksums=np.array([done[shard][1] for shard in plan.shards], np.int64),
             corrupt=np.array(sorted(corrupt), np.int64),
             reasons=np.array([corrupt[index] for index in sorted(corrupt)], np.str_),
         )
     journal.unlink()
 
 
-def _read_journal(path: Path) -> dict[int, Corrupt]:
+def _read_journal(path: Path, plan: Plan) -> dict[int, tuple[Corrupt, int]]:
     """The shards that are done; a line that a crash cut short does not count."""
     done = {}
-    for line in path.read_text().splitlines() if path.is_file() else []:
+    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    for line in lines:
         try:
-            shard, found = json.loads(line)
-        except ValueError:
+            shard, found, checksum = json.loads(line)
+            if shard in plan.shards:
+                done[shard] = {int(index): str(why) for index, why in found}, checksum
+        except (TypeError, ValueError):
             continue
-        done[shard] = dict(found)
     return done
 
 
@@ -281,7 +338,8 @@ def _folder_name(pictures: Pictures, short_side: int | None) -> str:
         facts = str(file.path.absolute()), file.offset, file.size, *known[file.path]
         digest.update(repr(facts).encode())
     side = "full" if short_side is None else short_side
-    return f"{pictures.name.replace(':', '-')}-{pictures.split}-{side}-{digest.hexdigest()[:16]}"
+    name = short_name(pictures.name.replace(":", "-"))
+    return f"{name}-{pictures.split}-{side}-{digest.hexdigest()[:16]}"
 
 
 @contextmanager
