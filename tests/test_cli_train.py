@@ -11,6 +11,7 @@ from tests.data import trees
 from typer.testing import CliRunner, Result
 
 from equicolor.cli import _Commands
+from equicolor.cli_options import slug
 from equicolor.cli_train import train
 from equicolor.models import load_model
 from equicolor.training.recipes import TrainingRecipe, recipes
@@ -179,11 +180,30 @@ def test_recipes_are_listed_and_used(folder: Path) -> None:
     assert recipe.precision == "32"
 
 
+def test_corrupt_images_and_long_names(folder: Path) -> None:
+    name = "é" * 127  # 254 bytes, as long as a file system takes
+    (folder / "pets").rename(folder / name)
+    (folder / name / "class0" / "0.png").write_bytes(b"no image")
+    command = (name, *TINY, "--epochs", "1", "--device", "cpu")
+    result = invoke(*command)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.splitlines()[-1].endswith(
+        "0.png cannot be decoded: it is in no format that Pillow knows; mend or remove it, or "
+        "leave corrupt images out with --skip-corrupt"
+    )
+    result = invoke(*command, "--skip-corrupt")
+    assert result.exit_code == 0, result.output
+    assert "left out 1 corrupt image of" in result.stderr
+    (run,) = (folder / "runs").iterdir()
+    assert len(run.name.encode()) < 200
+    assert len(slug(str(run), name).encode()) < 200
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
         ([], "a dataset is needed: a name, a folder, or --recipe DATASET/NETWORK"),
-        (["flowers"], "unknown dataset 'flowers'; did you mean 'flowers102'?"),
+        (["caltech13"], "unknown dataset 'caltech13'; did you mean 'caltech101'? (there is no"),
         (["pets", "--model", "resnet81"], "unknown model 'resnet81'; did you mean"),
         (["pets", "--recipe", "ce-5"], "unknown recipe 'pets/ce-5'; did you mean 'pets/ce-4'"),
         (["pets", "--lifting", "hue"], "lifting must be one of 'rgb', 'hsv'; got 'hue'"),

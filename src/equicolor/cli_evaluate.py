@@ -20,6 +20,7 @@ from equicolor.cli_options import (
     names,
     settle_threads,
     slug,
+    told_to_skip,
 )
 
 __all__ = ["evaluate"]
@@ -76,24 +77,25 @@ def evaluate(
     report.refuse_existing(output, force)
     where = choose_device(device)
     settle_threads(where.type)
-    found = diagnose(
-        network,
-        data,
-        split=split,
-        split_seed=split_seed,
-        actions=names(actions) or [],
-        shifts=shifts,
-        size=size,
-        resize=resize,
-        gray=gray,
-        pretrained=pretrained,
-        batch_size=batch_size,
-        device=where,
-        precision=precision,
-        skip_corrupt=skip_corrupt,
-        classes_by_index=classes_by_index,
-        cache=cache,
-    )
+    with told_to_skip(skip_corrupt):
+        found = diagnose(
+            network,
+            data,
+            split=split,
+            split_seed=split_seed,
+            actions=names(actions) or [],
+            shifts=shifts,
+            size=size,
+            resize=resize,
+            gray=gray,
+            pretrained=pretrained,
+            batch_size=batch_size,
+            device=where,
+            precision=precision,
+            skip_corrupt=skip_corrupt,
+            classes_by_index=classes_by_index,
+            cache=cache,
+        )
     report.show(found, console)
     written = report.write(found, output, device=where, overwrite=force)
     typer.echo(f"wrote {', '.join(map(str, written))} in {found.seconds:.1f} s")

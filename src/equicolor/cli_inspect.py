@@ -20,6 +20,7 @@ from equicolor.cli_options import (
     names,
     settle_threads,
     slug,
+    told_to_skip,
 )
 
 __all__ = ["inspect"]
@@ -92,33 +93,34 @@ def inspect(
     page.refuse_existing(output, force)
     where, console = choose_device(device), Console(stderr=True)
     settle_threads(where.type)
-    subject = load_subject(
-        network,
-        data,
-        split=split,
-        split_seed=split_seed,
-        limit=limit_images,
-        size=size,
-        resize=resize,
-        gray=gray,
-        pretrained=pretrained,
-        batch_size=batch_size,
-        device=where,
-        precision=precision,
-        skip_corrupt=skip_corrupt,
-        any_classes=True,
-        console=console,
-    )
-    found = look(
-        subject,
-        layers=names(layers),
-        sheet_layers=names(sheets),
-        top=top,
-        units=units,
-        grey=grey,
-        shifts=shifts,
-        console=console,
-    )
+    with told_to_skip(skip_corrupt):
+        subject = load_subject(
+            network,
+            data,
+            split=split,
+            split_seed=split_seed,
+            limit=limit_images,
+            size=size,
+            resize=resize,
+            gray=gray,
+            pretrained=pretrained,
+            batch_size=batch_size,
+            device=where,
+            precision=precision,
+            skip_corrupt=skip_corrupt,
+            any_classes=True,
+            console=console,
+        )
+        found = look(
+            subject,
+            layers=names(layers),
+            sheet_layers=names(sheets),
+            top=top,
+            units=units,
+            grey=grey,
+            shifts=shifts,
+            console=console,
+        )
     written = page.write(found, output, device=where, overwrite=force)
     Console().print(page.layer_table(found, page.BRIEF).rich())
     typer.echo(f"wrote {' and '.join(map(str, written))} in {found.seconds:.1f} s")

@@ -2,14 +2,18 @@
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from equicolor._files import short_name
+
 __all__ = [
     "Data", "Device", "Gray", "NetworkName", "Pretrained", "Resize", "Size", "SkipCorrupt",
-    "Split", "SplitSeed", "names", "settle_threads", "slug",
+    "Split", "SplitSeed", "names", "settle_threads", "slug", "told_to_skip",
 ]  # fmt: skip
 
 # A network and pictures to judge it on, as equicolor.evaluation.diagnose.load_subject takes them.
@@ -94,4 +98,18 @@ def slug(network: str, data: str | None) -> str:
     path = Path(network)
     name = path.parent.name if path.name == "model.safetensors" else path.name
     parts = [name] if data is None else [name, Path(data).name]
-    return re.sub(r"[^\w.+-]+", "_", "-".join(parts))
+    return short_name(re.sub(r"[^\w.+-]+", "_", "-".join(parts)))
+
+
+@contextmanager
+def told_to_skip(skip_corrupt: bool) -> Iterator[None]:
+    """Add to the error of a corrupt image that there is an option, unless it was given."""
+    from equicolor.data.pictures import CorruptPictureError
+
+    try:
+        yield
+    except CorruptPictureError as error:
+        if skip_corrupt:
+            raise
+        hint = "mend or remove it, or leave corrupt images out with --skip-corrupt"
+        raise CorruptPictureError(f"{error}; {hint}") from None

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from equicolor._files import short_name
 from equicolor._text import counted
-from equicolor.cli_options import settle_threads
+from equicolor.cli_options import settle_threads, told_to_skip
 
 if TYPE_CHECKING:
     from equicolor.training.recipes import TrainingRecipe
@@ -259,7 +260,7 @@ def _run_name(recipe: "TrainingRecipe") -> str:
     parts += ["gray"] * recipe.gray
     if recipe.augmentation_name != "none":
         parts.append(recipe.augmentation_name.replace(" + ", "-").replace(" ", ""))
-    return "-".join([*parts, f"seed{recipe.seed}"])
+    return f"{short_name('-'.join(parts))}-seed{recipe.seed}"
 
 
 def _run(recipe: "TrainingRecipe", folder: Path, options: "RunOptions", force: bool) -> None:
@@ -269,7 +270,8 @@ def _run(recipe: "TrainingRecipe", folder: Path, options: "RunOptions", force: b
     finished = RunFolder(folder).result.is_file() and not force
     if options.processes == 1 and not finished:
         settle_threads(options.accelerator)
-    found = fit(recipe, folder, options, overwrite=force, console=Console(stderr=True))
+    with told_to_skip(options.skip_corrupt):
+        found = fit(recipe, folder, options, overwrite=force, console=Console(stderr=True))
     if found is None:  # not the first of several processes
         return
     if finished:

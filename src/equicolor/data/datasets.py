@@ -185,7 +185,7 @@ def find_dataset(name: str | Path) -> DatasetInfo:
         )  # fmt: skip
     if _is_path(name):
         raise MissingDataError(f"no folder of pictures at {path}")
-    raise unknown_dataset(str(name), DATASETS)
+    raise ValueError(f"{unknown_dataset(str(name), DATASETS)} (there is no folder {path}, either)")
 
 
 def canonical_dataset(name: str | Path) -> str:

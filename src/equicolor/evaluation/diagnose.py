@@ -10,6 +10,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from equicolor import _checks
+from equicolor._text import counted
 from equicolor.data.datasets import DATASETS, find_dataset, load_dataset
 from equicolor.data.decoded import default_cache
 from equicolor.data.pictures import Pictures
@@ -151,7 +152,7 @@ def load_subject(
     pictures = load_dataset(data, split, seed=split_seed or 0)
     if split == "test":
         for remark in seen_remarks(network, origin, data, pictures):
-            console.print(remark, markup=False, highlight=False, soft_wrap=True)
+            say(console, remark)
     place: Path | None = default_cache() if cache is None else cache
     if limit is not None and limit < len(pictures):
         pictures, place = some_pictures(pictures, limit), None
@@ -235,5 +236,5 @@ def judge(
         )
     skipped = len(pictures) - found.pictures
     if skipped:
-        say(console, f"left out {skipped} corrupt pictures of {len(pictures)}")
+        say(console, f"left out {counted(skipped, 'corrupt image')} of {len(pictures):,}")
     return dataclasses.replace(found, facts={**found.facts, "skipped": skipped})

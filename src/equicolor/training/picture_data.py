@@ -11,6 +11,7 @@ import torch.distributed
 from lightning.fabric.utilities import suggested_max_num_workers
 from rich.console import Console
 
+from equicolor._text import counted
 from equicolor.data.augment import Augmentation
 from equicolor.data.datasets import load_dataset
 from equicolor.data.decoded import Decoded, decode, default_cache
@@ -123,8 +124,8 @@ class PictureData(pl.LightningDataModule):
         if found:
             say(
                 self.console,
-                f"left out {len(found)} corrupt pictures of {pictures.name} ({split}), beginning "
-                f"with {found[0]}",
+                f"left out {counted(len(found), 'corrupt image')} of {pictures.name} ({split}), "
+                f"beginning with {found[0]}",
             )
 
     def train_dataloader(self) -> Loader:
