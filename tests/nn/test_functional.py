@@ -94,6 +94,24 @@ class TestConv:
 
         assert torch.autograd.gradcheck(conv, [v.requires_grad_() for v in inputs])
 
+    @both_kinds
+    @each_algorithm
+    def test_gradients_are_the_same_at_every_call(self, algorithm, separable):
+        x, upstream = torch.rand(1, 32, 6, 5, 5), torch.rand(1, 32, 6, 3, 3)
+        parts = filters(32, 32, 6, (3, 3), separable)
+        weights = [part.float().requires_grad_() for part in parts if part is not None]
+        threads = torch.get_num_threads()
+        torch.set_num_threads(2)
+        try:
+            gradients = [
+                torch.autograd.grad(ce_conv2d(x, *weights, algorithm=algorithm), weights, upstream)
+                for _ in range(8)
+            ]
+        finally:
+            torch.set_num_threads(threads)
+        for others in gradients[1:]:
+            assert all(map(torch.equal, others, gradients[0]))
+
     def test_tables_can_be_kept_by_the_caller(self):
         x, weight = rand(1, 2, 5, 4, 4), rand(2, 2, 5, 3, 3)
         kept = ce_conv2d(x, weight, algorithm="cyclic", tables=cyclic_algorithm(5))

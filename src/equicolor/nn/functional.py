@@ -200,9 +200,8 @@ def coset_flatten(x: Tensor) -> Tensor:
 def dense_filters(weight: Tensor, pointwise_weight: Tensor | None, rotations: int) -> Tensor:
     """The bank ``[n, O, C/g, n, kh, kw]`` with ``F[o, c, (r - k) mod n]`` at ``[k, o, c, r]``."""
     full = weight if pointwise_weight is None else weight * pointwise_weight
-    steps = torch.arange(rotations, device=weight.device)
-    index = (steps[None, :] - steps[:, None]) % rotations
-    return full[:, :, index].permute(2, 0, 1, 3, 4, 5)
+    # Not full[:, :, index], whose gradient is summed in an order that varies between threads.
+    return torch.stack([full.roll(k, 2) for k in range(rotations)])
 
 
 def cyclic_filters(
