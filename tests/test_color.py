@@ -110,6 +110,13 @@ class TestShiftHue:
         image = as_image(color)
         assert (shift_hue(image, a + whole) - shift_hue(image, a)).abs().max() < 1e-13
 
+    @pytest.mark.parametrize("whole", [10**8, -(10**12)])
+    @pytest.mark.parametrize("action", [shift_hue, rotate_hue])
+    def test_many_whole_turns_change_nothing(self, action, whole):
+        images, part = torch.rand(2, 3, 4, 4), torch.tensor([0.25, 0.625], dtype=torch.float64)
+        for turns, expected in ((whole + part, part), (whole + 0.25, 0.25), (whole, 0)):
+            assert (action(images, turns) - action(images, expected)).abs().max() < 1e-5
+
     @given(pixels, turns, st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
     def test_stays_in_the_cube(self, color, a, dtype):
         shifted = shift_hue(as_image(color, dtype), a)

@@ -63,7 +63,7 @@ def hsv_to_rgb(images: Tensor) -> Tensor:
     _checks.rgb_images("hsv_to_rgb", images, kind="HSV")
     hue, saturation, value = _full_precision(images).unbind(-3)
     chroma = value * saturation
-    return compose(hue, chroma, value - chroma).to(images.dtype)
+    return compose(hue.fmod(1), chroma, value - chroma).to(images.dtype)
 
 
 def shift_hue(images: Tensor, turns: float | Tensor) -> Tensor:
@@ -158,7 +158,7 @@ def rotation_matrix(turns: Tensor) -> Tensor:
         >>> rotation_matrix(torch.tensor(1 / 3)).round().abs().tolist()
         [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
     """
-    angle = 2 * math.pi * turns
+    angle = 2 * math.pi * turns.fmod(1)
     cos = torch.cos(angle)
     a, b = (1 - cos) / 3, torch.sin(angle) / math.sqrt(3)
     diagonal, minus, plus = cos + a, a - b, a + b
@@ -244,7 +244,10 @@ def _per_image(name: str, turns: float | Tensor, images: Tensor) -> Tensor:
     leading = images.shape[:-3]
     if isinstance(turns, bool) or not isinstance(turns, (int, float, Tensor)):
         raise TypeError(f"{name} expects turns as a number or a tensor, got {turns!r}")
-    turns = torch.as_tensor(turns, dtype=images.dtype, device=images.device)
+    if not isinstance(turns, Tensor):
+        turns = torch.tensor(turns, dtype=torch.float64, device="cpu")
+    # Before they are rounded: in float32, a hundred million turns have no fraction.
+    turns = turns.fmod(1).to(images)
     if turns.ndim and turns.shape != leading:
         raise ValueError(
             f"{name} expects one number of turns or one per image {list(leading)}, "
