@@ -36,6 +36,14 @@ def test_cyclic_loses_at_most_twice_what_dense_does(n, separable, mode, relative
     assert cyclic <= 2 * dense
 
 
+@pytest.mark.parametrize("n", [2, 3, 12])
+def test_cyclic_keeps_within_the_range_of_float16(n, tolerance, relative_error):
+    layer = CEConv2d(8, 8, 3, rotations=n, algorithm="cyclic").half()
+    x = 6e4 * torch.rand(2, 8, n, 8, 8).half()
+    exact = copy.deepcopy(layer).double()(x.double())
+    assert relative_error(layer(x), exact) <= tolerance[torch.float16]
+
+
 @pytest.mark.parametrize("autocast", [False, True], ids=["plain", "autocast"])
 def test_mixing_rounds_only_its_result(autocast):
     matrix, x = torch.rand(8, 5), torch.randn(5, 100).bfloat16()
