@@ -96,6 +96,14 @@ def test_coset_pooling(kind):
     torch.testing.assert_close(BatchedCosetPool(N, kind)(x), expected[kind])
 
 
+@pytest.mark.parametrize("kind", ["max", "avg", None])
+def test_coset_pooling_of_single_pixels_in_any_memory(kind):
+    x = torch.rand(N * 2, 8)[:, :4, None, None]
+    torch.testing.assert_close(
+        BatchedCosetPool(N, kind)(x), BatchedCosetPool(N, kind)(x.contiguous())
+    )
+
+
 @pytest.mark.parametrize(
     "layer",
     [

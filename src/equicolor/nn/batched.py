@@ -189,14 +189,15 @@ class BatchedCosetPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features ``[n * B, ...]`` to ``[B, ...]``, or ``[B, n, ...]``."""
-        if self.kind is not None and x.ndim == 4 and _is_channels_last(x):
-            return self.forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        last = self.kind is not None and x.ndim == 4 and _is_channels_last(x)
+        x = x.permute(0, 2, 3, 1) if last else x
         parts = split_rotations("BatchedCosetPool", x, self.rotations)
         if self.kind is None:
             return parts.transpose(0, 1)
         # A copy, since the gradient of the maximum needs it as it was: what follows in somebody
         # else's network, dropout or ReLU, may well work in place.
-        return parts.amax(0).clone() if self.kind == "max" else parts.mean(0)
+        pooled = parts.amax(0).clone() if self.kind == "max" else parts.mean(0)
+        return pooled.permute(0, 3, 1, 2) if last else pooled
 
     def extra_repr(self) -> str:
         """The options."""
