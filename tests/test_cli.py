@@ -306,3 +306,43 @@ def test_missing_packages_name_their_extra(monkeypatch: pytest.MonkeyPatch) -> N
         result = models_failing_with(monkeypatch, error)
         line = f"{package} is not installed: pip install 'equicolor[{extra}]'"
         assert result.stderr == f"equicolor: {line}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("cost converted", "'converted' is no network by itself"),
+        ("export converted -o x.onnx", "'converted' is no network by itself"),
+        ("cost resnet18 --width 100000000", "width must be at most 65,536, got 100000000"),
+        ("cost resnet18 --rotations 99999999999999999999", "rotations must be at most 1,000, got"),
+        ("cost resnet18 --classes 99999999999999999999", "num_classes must be at most"),
+        ("cost resnet18 --input-size 99999999999999999999", "size must be at most 32,768, got"),
+        ("export z2cnn -o x.onnx --input-size 1000000000", "size must be at most 32,768, got"),
+    ],
+)
+def test_absurd_options_are_refused_in_one_line(
+    arguments: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = invoke(*arguments.split())
+    assert (result.exit_code, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"equicolor: {message}")
+
+
+def test_want_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9\nat")):
+        result = failing_with(monkeypatch, error)
+        assert result.exit_code == 1
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("equicolor: not enough memory: take smaller images")
+
+
+def test_warnings_are_one_line(tmp_path: Path) -> None:
+    code = (
+        "import sys, warnings; from equicolor import cli; "
+        "sys.argv = ['equicolor', 'datasets']; "
+        "cli.app = lambda **_: warnings.warn('two\\nlines'); cli.main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.stderr == "equicolor: warning: two lines\n"

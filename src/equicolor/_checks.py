@@ -11,12 +11,21 @@ class WrongTypeError(TypeError, ValueError):
     """An argument of a type it cannot have; a ValueError too, for those who catch bad input."""
 
 
+# Larger numbers are slips: they would end in an overflow, in want of memory or never.
+_MOST = {
+    "rotations": 1_000, "width": 65_536, "size": 32_768, "image_size": 32_768,
+    "num_classes": 10_000_000, "epochs": 1_000_000_000, "batch_size": 1_000_000_000,
+}  # fmt: skip
+
+
 def positive_int(name: str, value: object) -> int:
-    """Return ``value`` if it is an integer of at least 1."""
+    """Return ``value`` if it is an integer of at least 1, and not absurdly large."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise WrongTypeError(f"{name} must be an int, got {type(value).__name__}: {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
+    if value > _MOST.get(name, value):
+        raise ValueError(f"{name} must be at most {_MOST[name]:,}, got {value}")
     return value
 
 

@@ -7,6 +7,7 @@ can mend become one line; a traceback always means a bug.
 import errno
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -69,10 +70,8 @@ class _Commands(TyperGroup):
             from equicolor.models.export import ExportError
 
             if out_of_memory(error):
-                what = str(error).strip().partition("\n")[0]
-                _fail(
-                    f"not enough memory; smaller images, batches or networks take less ({what})", 1
-                )
+                what = str(error).strip().partition("\n")[0] or type(error).__name__
+                _fail(f"not enough memory: take smaller images, batches or networks ({what})", 1)
             if not isinstance(error, ExportError):
                 raise
             _fail(str(error), 1)
@@ -239,6 +238,12 @@ def export(
         typer.echo(f"{model} is a name, not a checkpoint: the exported weights are random")
 
 
+def _one_line(message: Warning | str, *_: object, **__: object) -> str:
+    """A warning without the line of source that gave it, which says nothing to a user."""
+    return f"equicolor: warning: {' '.join(str(message).split())}\n"
+
+
 def main() -> None:
     """Run the command line."""
+    warnings.formatwarning = _one_line
     app(prog_name="equicolor")

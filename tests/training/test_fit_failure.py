@@ -1,6 +1,7 @@
 """What stops a run, what is said, and what is left of it."""
 
 import dataclasses
+import math
 import os
 import pickle
 import shutil
@@ -249,6 +250,15 @@ class TestFailure:
         if by == "SLURM":
             CPU.check_launcher()
 
+    def test_other_computers_need_a_launcher(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("TORCHELASTIC_RUN_ID", "SLURM_STEP_NUM_TASKS", "MASTER_ADDR"):
+            monkeypatch.delenv(name, raising=False)
+        alone = dataclasses.replace(CPU, num_nodes=2)
+        with pytest.raises(ValueError, match="--num-nodes 2 waits for processes on other comput"):
+            alone.check_launcher()
+        monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")  # started by hand, as Lightning allows
+        alone.check_launcher()
+
     @pytest.mark.parametrize(
         ("options", "message"),
         [
@@ -256,7 +266,9 @@ class TestFailure:
             ({"devices": 0}, "devices must be at least 1"),
             ({"strategy": "fsdp"}, "strategy must be one of 'auto', 'ddp'"),
             ({"data_path": "disk"}, "data_path must be one of"),
-            ({"validate_every": -1}, "validate_every must be at least 0, got -1"),
+            ({"validate_every": -1}, "validate_every must be a number of at least 0, got -1"),
+            ({"checkpoint_every": math.nan}, "checkpoint_every must be .*, got nan"),
+            ({"workers": 10**9}, "workers must be at most 1024, got 1000000000"),
         ],
     )
     def test_bad_options(self, options: dict[str, object], message: str) -> None:

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from equicolor import _checks
+
 __all__ = ["Cost", "cost"]
 
 
@@ -61,4 +63,6 @@ def _shape(input_size: int | Sequence[int]) -> tuple[int, ...]:
     sizes = (1, 3, *sizes) if len(sizes) == 2 else sizes
     if len(sizes) != 4 or not all(isinstance(size, int) and size > 0 for size in sizes):
         raise ValueError(f"input_size must be an int, [H, W] or [B, 3, H, W], got {input_size!r}")
+    for size in sizes[2:]:
+        _checks.positive_int("size", size)
     return sizes

@@ -80,6 +80,7 @@ def export(
     _checks.one_of("to", to, FORMATS)
     _checks.one_of("form", form, PLAIN_FORMS)
     size = _checks.int_pair("input_size", input_size, minimum=1)
+    _checks.positive_int("size", max(size))
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name the file to write")

@@ -1,6 +1,7 @@
 """Where and how a recipe runs."""
 
 import importlib.util
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ from equicolor.data.loaders import DATA_PATHS
 from equicolor.devices import choose_device
 
 __all__ = ["RunOptions"]
+
+
+_MOST_WORKERS = 1024
 
 
 class _Started(NamedTuple):
@@ -83,8 +87,10 @@ class RunOptions:
         _checks.positive_int("num_nodes", self.num_nodes)
         for name in ("workers", "validate_every", "checkpoint_every"):
             value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name} must be at least 0, got {value}")
+            if value is not None and not (0 <= value < math.inf):
+                raise ValueError(f"{name} must be a number of at least 0, got {value}")
+        if self.workers is not None and self.workers > _MOST_WORKERS:
+            raise ValueError(f"workers must be at most {_MOST_WORKERS}, got {self.workers}")
         if accelerator == "cuda" and self.devices > torch.cuda.device_count():
             count = torch.cuda.device_count()
             raise ValueError(f"{self.devices} devices were asked for, but torch sees {count}")
@@ -100,9 +106,14 @@ class RunOptions:
         """Refuse a number of processes that torchrun or SLURM did not start.
 
         Raises:
-            ValueError: with both numbers.
+            ValueError: with both numbers, or if nobody started those of other computers.
         """
         started = _started()
+        if started is None and self.num_nodes > 1 and "MASTER_ADDR" not in os.environ:
+            raise ValueError(
+                f"--num-nodes {self.num_nodes} waits for processes on other computers: start it on "
+                "each of them with torchrun or SLURM's srun"
+            )
         if started is not None and started.processes != self.processes:
             raise ValueError(
                 f"{started.by} started {started.processes} processes, but --devices {self.devices} "
