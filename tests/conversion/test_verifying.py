@@ -1,7 +1,9 @@
 """Networks that conversion would get wrong are found out by trying, and others are not."""
 
 import copy
+import random
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ from torch import nn
 
 from equicolor.color import shift_hue
 from equicolor.conversion import ConversionError, convert
+from equicolor.models import create_model
 from equicolor.nn.batched import BatchedCEConv2d
 
 HOW = {"normalization": None, "image_size": 16}
@@ -124,7 +127,63 @@ class Vanishing(Neighbours):
         return self.second(self.more(x + x.roll(1, 0))).mean((2, 3))
 
 
+# --- right in eval mode alone ---------------------------------------------------------------------
+
+
+class InTraining(Net):
+    """Does something to hidden features in training only."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4, 1, 1))
+
+    def training_only(self, x):
+        raise NotImplementedError
+
+    def trunk(self, x):
+        x = F.relu(self.first(x))
+        return self.second(self.training_only(x) if self.training else x).mean((2, 3))
+
+
+class NumPyMask(InTraining):
+    def training_only(self, x):
+        return x * torch.from_numpy(np.random.binomial(1, 0.5, x.shape)).to(x)  # noqa: NPY002
+
+
+class Mixup(InTraining):
+    def training_only(self, x):
+        return 0.7 * x + 0.3 * x.flip(0)
+
+
+class MicroBatchesInTraining(MicroBatches):
+    def forward(self, x):
+        return super().forward(x) if self.training else self.head(self.trunk(x))
+
+
+class GhostNorm(nn.BatchNorm2d):
+    def forward(self, x):
+        if not self.training:
+            return super().forward(x)
+        return torch.cat([nn.BatchNorm2d.forward(self, part) for part in x.split(64)])
+
+
+class GhostNormByView(nn.BatchNorm2d):
+    def forward(self, x):
+        if not self.training:
+            return super().forward(x)
+        parts = x.view(-1, 16 * x.shape[1], *x.shape[2:])
+        return F.batch_norm(parts, None, None, training=True).view(x.shape)
+
+
+class LargeMicroBatches(InTraining):
+    def trunk(self, x):
+        parts = x.split(64) if self.training else [x]
+        return torch.cat([Net.trunk(self, part) for part in parts])
+
+
 WRONG = [
+    (NumPyMask, {}, r"in train mode, once .*, features do not shift .*'second' \(Conv2d\), which"),
+    (Mixup, {}, r"in train mode, once its hue filters are trained, features do not shift"),
     (Halves, {}, r"hue k is not .*'second' \(Conv2d\), which gets \[12, 4, 16, 8\]"),
     (Flips, {}, r"hue k is not the original network .*'second' .* gets \[12, 4, 16, 16\]"),
     (MicroBatches, {}, r"does not keep the batch first: for 2 images 'second' sees \[1, 4, 16, 16"),
@@ -184,6 +243,30 @@ class Compared(Net):
         return logits @ logits.T
 
 
+class Decision(InTraining):
+    """Draws numbers for the whole batch."""
+
+    def training_only(self, x):
+        return x * (2 if random.random() < 0.5 else 3) + np.random.rand()  # noqa: NPY002
+
+
+class OwnNorm(InTraining):
+    """Compares all images in training, as batch norms do, and remembers."""
+
+    def training_only(self, x):
+        self.mean += x.mean((0, 2, 3)).view(-1, 1, 1)
+        return (x - self.mean) / x.std((0, 2, 3), keepdim=True)
+
+
+class MoreInTraining(Net):
+    """Wants more than images in training."""
+
+    def forward(self, x, targets=None):
+        if self.training:
+            assert len(targets) == len(x)
+        return super().forward(x)
+
+
 class Colourless(Net):
     def forward(self, x):
         return super().forward(x.mean(1, keepdim=True).expand(-1, 3, -1, -1))
@@ -224,7 +307,10 @@ class NoTensors(Net):
 
 @pytest.mark.parametrize(
     "make",
-    [Interleaved, Pixels, Compared, Colourless, GeneralizedMean, OwnTensors, OneSize, NoTensors],
+    [
+        *(Interleaved, Pixels, Compared, Colourless, GeneralizedMean, OwnTensors, OneSize),
+        *(NoTensors, Decision, OwnNorm, MoreInTraining),
+    ],
 )
 @pytest.mark.parametrize("lifting", ["hsv", "rgb"])
 def test_right_networks_convert(make, lifting):
@@ -240,6 +326,12 @@ def test_rounding_of_deep_networks_is_no_fault(seed):
     for _ in range(30):
         layers += [nn.Conv2d(16, 16, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU6()]
     convert(nn.Sequential(*layers), 3, **HOW)
+
+
+def test_rounding_in_train_mode_is_no_fault():
+    # Norms of few images enlarge rounding errors most where there is no colour.
+    network = create_model("resnet44", gray=True, num_classes=3, width=4)
+    convert(network, 3, image_size=32)
 
 
 def test_behind_the_equivariant_part_anything_goes():
@@ -264,6 +356,16 @@ def test_trying_changes_nothing():
     assert network.training
     assert network.network[2].is_identity()
     assert torch.equal(network.network[1].running_var, torch.ones(4))
+
+
+def test_trying_leaves_the_random_numbers_of_others():
+    random.seed(5)
+    np.random.seed(5)  # noqa: NPY002
+    expected = random.random(), np.random.rand()  # noqa: NPY002
+    random.seed(5)
+    np.random.seed(5)  # noqa: NPY002
+    convert(Decision(), 3, **HOW)
+    assert (random.random(), np.random.rand()) == expected  # noqa: NPY002
 
 
 # --- refused by name, with advice that works -----------------------------------------------------
@@ -333,6 +435,16 @@ def _scripted():
         (FunctionalDropout, r"itself\): FunctionalDropout: its code calls a dropout function"),
         (Noisy, r"  noise: Noise: its code draws random numbers \(randn_like\), which would"),
         (Gated, r"itself\): Gated: its code draws random numbers \(bernoulli\)"),
+        (
+            lambda: nn.Sequential(conv(3, 4), GhostNorm(4), conv(4, 4)),
+            r"  1: GhostNorm: in training it gets parts of a batch, \[64, 4, 16, 16\] of 480",
+        ),
+        (
+            lambda: nn.Sequential(conv(3, 4), GhostNormByView(4), conv(4, 4)),
+            r"  1: GhostNormByView: in training it gets parts of a batch, \[30, 64, 16, 16\]",
+        ),
+        (MicroBatchesInTraining, r"  second: Conv2d: in training it gets parts of a batch, \[240"),
+        (LargeMicroBatches, r"  second: Conv2d: in training it gets parts of a batch, \[64"),
         (Auxiliary, r"  aux: Linear: .*eval mode, only in training.*\n.*aux_logits=False"),
         (Cosine, r"  head: Linear: .*not called in eval mode: .*\n.*reads their weights, let it"),
         (TwoInputs, r"takes more than one input \(x, mask\).*wrap it in a module"),

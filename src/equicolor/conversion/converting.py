@@ -56,8 +56,9 @@ def convert(
     its layers see without computing anything, and the result with numbers, in float64 on small
     images: a copy with three hues (or n, if those are fewer) must carry the original network in
     every hue, and with random filters over the hues its features must shift with the hue of
-    the image and its outputs stay. Of a detector the backbone is tried, and of outputs that are
-    no tensors what leads to them. Networks on the meta device have no numbers to try.
+    the image and its outputs stay, in eval and in train mode. Of a detector the backbone is
+    tried, and of outputs that are no tensors what leads to them. Networks on the meta device
+    have no numbers to try.
 
     Args:
         model: a network of images from torchvision, timm, equicolor or yourself; or a detector
@@ -81,7 +82,7 @@ def convert(
             :func:`equicolor.models.save_model`; timm's and equicolor's networks know it.
         check_range: refuse images far outside [0, 1]; see :class:`equicolor.nn.batched.HueLift`.
         verify: try the result with numbers, as said above; False tries the shapes alone, for
-            networks too large to be computed nine times over.
+            networks too large to be computed a dozen times over.
 
     Returns:
         A :class:`ConvertedNetwork`, or for a detector the detector.

@@ -3,10 +3,12 @@
 import contextlib
 import copy
 import itertools
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -23,6 +25,9 @@ __all__ = [
 ]
 
 BATCH = 2  # more than one, so that nothing is broadcast that should not be
+# In train mode, without numbers: code that splits a batch into so many parts, or parts of so many
+# images, shows itself.
+_TRAINING_BATCH = 480
 DROPOUTS = (
     "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "alpha_dropout",
     "feature_alpha_dropout",
@@ -50,6 +55,14 @@ class Draw(NamedTuple):
     when: int  # counted as the beginnings and ends of calls
 
 
+class Norm(NamedTuple):
+    """A batch normalisation by the code of a module."""
+
+    path: str
+    shape: list[int]  # of its input
+    when: int
+
+
 @dataclass
 class DryRun:
     """What happened in one pass through a network.
@@ -57,14 +70,18 @@ class DryRun:
     Attributes:
         calls: of every module that was called, by its path.
         attention: paths of the modules that computed attention.
+        batch: the number of images.
         draws: of random numbers; in eval mode those of dropout functions that would draw some.
+        norms: calls of the function that normalises batches.
         inputs: the shapes of what a module was called with, one for every call.
         outputs: the shapes of the tensors that came out.
     """
 
+    batch: int = BATCH
     calls: dict[str, list[Call]] = field(default_factory=dict)
     attention: list[str] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
+    norms: list[Norm] = field(default_factory=list)
     inputs: dict[str, list[list[int]]] = field(default_factory=dict)
     outputs: list[list[int]] = field(default_factory=list)
 
@@ -118,23 +135,37 @@ def training_run(model: nn.Module, size: int) -> DryRun | None:
 
 @contextlib.contextmanager
 def own_random_numbers(model: nn.Module) -> Iterator[None]:
-    """Leave torch's random numbers, on the CPU and where a network is, as they were."""
+    """Leave random numbers as they were: Python's, NumPy's, torch's on the CPU and the network's.
+
+    Example:
+        >>> before = random.getstate()
+        >>> with own_random_numbers(nn.Linear(3, 4)):
+        ...     _ = random.random()
+        >>> random.getstate() == before
+        True
+    """
     devices = {tensor.device for tensor in model.parameters() if tensor.is_cuda}
-    with torch.random.fork_rng([device.index for device in devices]):
-        yield
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng([device.index for device in devices]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
 
 
 def _run(model: nn.Module, size: int, *, training: bool) -> DryRun:
     tensor = next(itertools.chain(model.parameters(), model.buffers()), torch.empty(0))
     dtype = tensor.dtype if tensor.is_floating_point() else torch.get_default_dtype()
-    images = torch.empty(BATCH, 3, size, size, dtype=dtype, device="meta")
+    batch = _TRAINING_BATCH if training else BATCH
+    images = torch.empty(batch, 3, size, size, dtype=dtype, device="meta")
     with own_random_numbers(model):
         try:
             return _follow(ghost_of(model).train(training), images)
         except ValueError:
             if tensor.is_meta:
                 raise
-        images = torch.rand(images.shape, dtype=dtype, device=tensor.device)
+        images = torch.rand(BATCH, 3, size, size, dtype=dtype, device=tensor.device)
         return _follow(copy.deepcopy(model).train(training), images)
 
 
@@ -173,6 +204,7 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 
 def _follow(model: nn.Module, images: Tensor) -> DryRun:
     watch = _Watch(model)
+    watch.run.batch = len(images)
     with torch.no_grad(), watch:
         try:
             outputs = model(images)
@@ -233,6 +265,8 @@ class _Watch(TorchFunctionMode):
         path = self.stack[-1] if self.stack else ""
         if name in ("scaled_dot_product_attention", "multi_head_attention_forward"):
             self.run.attention.append(path)
+        elif name == "batch_norm":
+            self.run.norms.append(Norm(path, list(args[0].shape), next(self._ticks)))
         elif name in _DRAWS or (
             name in DROPOUTS and (kwargs["p"] if "p" in kwargs else args[1] if args[1:] else 0.5)
         ):

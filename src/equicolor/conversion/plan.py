@@ -2,7 +2,7 @@
 
 import difflib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from torch import nn
@@ -108,6 +108,8 @@ def make_plan(
         return Plan("", {}, exit_, tuple(problems))
     first = min(convolutions, key=lambda path: run.calls[path][0].start)
     del replaced[first]
+    if training is not None:
+        problems += dict.fromkeys(_splits(modules, run, training, exit_, replaced))
     return Plan(first, replaced, exit_, tuple(problems), classifier.path)
 
 
@@ -210,6 +212,39 @@ def _draws(modules: dict[str, nn.Module], run: DryRun, exit_: Exit) -> Iterator[
                 "build the network without it (drop_rate=0), or with nn.Dropout"
             )
         yield Problem(path, type(module).__name__, reason)
+
+
+def _splits(
+    modules: dict[str, nn.Module],
+    run: DryRun,
+    training: DryRun,
+    exit_: Exit,
+    replaced: Iterable[str],
+) -> Iterator[Problem]:
+    """Batch norms and layers for hues that get the whole batch in eval mode alone."""
+    before, after = _shapes(run, exit_, replaced), _shapes(training, exit_, replaced)
+    for path, shapes in after.items():
+        sizes = {shape[0] for shape in before.get(path, ())}
+        if any(size % run.batch for size in sizes):
+            continue  # the same in eval mode: the trial of the result names it
+        for shape in shapes:
+            # A sequence that comes first is as long for any batch; that is named later, too.
+            if shape[0] % training.batch and shape[0] not in sizes - {run.batch}:
+                reason = (
+                    f"in training it gets parts of a batch, {shape} of {training.batch} images, "
+                    "and the hues would lie in different parts; give it the whole batch"
+                )
+                yield Problem(path, type(modules[path]).__name__, reason)
+
+
+def _shapes(run: DryRun, exit_: Exit, replaced: Iterable[str]) -> dict[str, list[list[int]]]:
+    """What batch norms and layers for hues get before the hues are pooled, by their paths."""
+    boundary = _inside(run, exit_).boundary
+    shapes = {path: list(run.inputs.get(path, ())) for path in replaced}
+    for norm in run.norms:
+        if norm.when < boundary:
+            shapes.setdefault(norm.path, []).append(norm.shape)
+    return shapes
 
 
 def _shares_or_is_refused(module: nn.Module) -> bool:
