@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from equicolor.color import shift_hue
+from equicolor.conversion import convert
 from equicolor.nn import (
     CEBatchNorm2d,
     CEConv2d,
@@ -192,7 +193,8 @@ class TestAssertion:
             assert_equivariant(layer, images, 5, "rgb", tolerance=1e-4)
         assert str(caught.value) == (
             "CELiftConv2d is not equivariant to 5 hue rotations (action 'rgb'): "
-            f"relative error {error:.2e}, allowed 1.00e-04"
+            f"relative error {error:.2e}, allowed 1.00e-04. "
+            "It is equivariant to the action 'hsv': pass action='hsv'"
         )
 
     def test_names_functions(self, images):
@@ -216,6 +218,122 @@ class TestAssertion:
         assert_equivariant(layer, images, output="features")
         with pytest.raises(AssertionError):
             assert_equivariant(layer, images, output="invariant")
+
+
+class PerChannel(nn.Module):
+    """Normalises images, by numbers of their own for the three channels if there are three."""
+
+    def __init__(self, mean, std):
+        super().__init__()
+        self.mean, self.std = (torch.tensor(each).double().view(-1, 1, 1) for each in (mean, std))
+
+    def forward(self, x):
+        return (x - self.mean) / self.std
+
+
+class InCode(nn.Module):
+    """Does in its own code, before or between its layers, what it is given."""
+
+    def __init__(self, before=None, between=None):
+        super().__init__()
+        self.lift, self.conv, self.pool = CELiftConv2d(3, 4, 3), CEConv2d(4, 4, 3), CosetMaxPool()
+        self.before, self.between = (step or (lambda x: x) for step in (before, between))
+
+    def forward(self, x):
+        return self.pool(self.conv(self.between(self.lift(self.before(x)))))
+
+
+def scale_rotations(x):
+    return x * torch.arange(1, 4).view(3, 1, 1)
+
+
+class ScaledAfter(nn.Sequential):
+    def forward(self, x):
+        return scale_rotations(super().forward(x))
+
+
+IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+NUMBERS = (
+    r"it normalises the three channels differently, by mean \[0.485, 0.456, 0.406\] and standard "
+    r"deviation \[0.229, 0.224, 0.225\]; use one mean and one standard deviation"
+)
+
+
+class TestNamesTheCause:
+    """The message names what breaks equivariance, and blames nobody else."""
+
+    @pytest.mark.parametrize(
+        ("network", "message"),
+        [
+            (
+                nn.Sequential(CELiftConv2d(3, 4, 3), nn.Sequential(nn.ReLU(), RotationBias(3))),
+                r"The first to break it is '1.1' \(RotationBias\)$",
+            ),
+            (
+                nn.Sequential(
+                    CELiftConv2d(3, 4, 3), CosetFlatten(), nn.ReLU(), nn.Conv2d(12, 4, 1)
+                ),
+                r"The first to break it is '3' \(Conv2d\)$",
+            ),
+            (
+                nn.Sequential(PerChannel(*IMAGENET), CELiftConv2d(3, 4, 3), CosetMaxPool()),
+                rf"The first to break it is '0' \(PerChannel\): {NUMBERS}",
+            ),
+            (
+                nn.Sequential(PerChannel([0.4], [0.2]), nn.Conv2d(3, 4, 3)),
+                r"The first to break it is '1' \(Conv2d\)$",
+            ),
+            (InCode(), None),
+            (
+                InCode(before=PerChannel(*IMAGENET).forward),
+                rf"is the code of InCode, before 'lift' \(CELiftConv2d\): {NUMBERS}",
+            ),
+            (
+                nn.Sequential(InCode(between=scale_rotations), nn.ReLU()),
+                r"is the code of '0' \(InCode\), before '0.conv' \(CEConv2d\)$",
+            ),
+            (
+                nn.Sequential(CELiftConv2d(3, 4, 3), ScaledAfter(CEConv2d(4, 4, 3))),
+                r"is the code of '1' \(ScaledAfter\), after its modules$",
+            ),
+        ],
+    )
+    def test_inside(self, network, message, images):
+        network = network.double()
+        if message is None:
+            assert_equivariant(network, images)
+            return
+        kept = {name: value.clone() for name, value in network.state_dict().items()}
+        with pytest.raises(AssertionError, match=message):
+            assert_equivariant(network, images)
+        assert all(torch.equal(value, kept[name]) for name, value in network.state_dict().items())
+        assert not any(module._forward_hooks for module in network.modules())
+
+    @pytest.mark.parametrize("lifting", ["rgb", "hsv"])
+    def test_the_other_action(self, lifting, images):
+        network = nn.Sequential(CELiftConv2d(3, 4, 3, rotations=4, lifting=lifting), CosetMaxPool())
+        other = {"rgb": "hsv", "hsv": "rgb"}[lifting]
+        with pytest.raises(AssertionError, match=rf"equivariant to the action '{lifting}'"):
+            assert_equivariant(network.double(), images, 4, other)
+
+    def test_rotations_in_the_batch(self, images):
+        plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
+        network = convert(plain, 3, normalization=None, image_size=8).double()
+        assert_equivariant(network, images, 3, "hsv")
+        network.network[1].register_forward_hook(
+            lambda module, inputs, output: output + output.flip(0)
+        )
+        with pytest.raises(AssertionError, match=r"The first to break it is 'network.1' \(ReLU\)$"):
+            assert_equivariant(network, images, 3, "hsv")
+
+    def test_what_cannot_be_tried_is_left_out(self, images):
+        def first_channel(x):
+            if x.min() < 0:
+                raise ValueError("expected images in [0, 1]")
+            return x[:, 0]
+
+        with pytest.raises(AssertionError, match=r"allowed 1.00e-05$"):
+            assert_equivariant(first_channel, images, 5, "hsv")
 
 
 def test_modules_that_work_in_place_are_measured_and_leave_the_input():

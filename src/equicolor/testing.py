@@ -7,7 +7,8 @@ logits) stays as it is, which is invariance.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -109,6 +110,10 @@ def assert_equivariant(
 ) -> None:
     """Raise an ``AssertionError`` unless :func:`equivariance_error` is at most ``tolerance``.
 
+    The error names the other action if the module is equivariant to that one, else the first
+    submodule that breaks equivariance, and says if the cause is a normalisation of images that
+    treats the three channels differently.
+
     Args:
         module, images, rotations, action, output: as in :func:`equivariance_error`.
         tolerance: the largest relative error allowed; 1e-5 suits float32.
@@ -124,7 +129,156 @@ def assert_equivariant(
         raise AssertionError(
             f"{name} is not equivariant to {rotations} hue rotations (action {label!r}): "
             f"relative error {error:.2e}, allowed {tolerance:.2e}"
+            + _cause(module, images, rotations, action, output, tolerance)
         )
+
+
+def _cause(
+    module: Callable[[Tensor], Tensor],
+    images: Tensor,
+    rotations: int,
+    action: str | Action,
+    output: str,
+    tolerance: float,
+) -> str:
+    """Why a module is not equivariant, as far as trying tells."""
+    # A module may refuse what is tried: the error that it is not equivariant must come out.
+    for other in ACTIONS if isinstance(action, str) and images.ndim == 4 else ():
+        with suppress(Exception):
+            if equivariance_error(module, images, rotations, other, output=output) <= tolerance:
+                return f". It is equivariant to the action {other!r}: pass action={other!r}"
+    if isinstance(module, nn.Module):
+        with suppress(Exception):
+            place = _first_break(module, images, rotations, action, tolerance)
+            return "" if place is None else _describe(place, module, images, tolerance)
+    return ""
+
+
+class _Break(NamedTuple):
+    """Where equivariance ends: in the input or output of a module."""
+
+    path: str
+    parent: str
+    is_input: bool
+    value: Tensor
+
+
+def _describe(place: _Break, module: nn.Module, images: Tensor, tolerance: float) -> str:
+    def name(path: str) -> str:
+        kind = type(module.get_submodule(path)).__name__
+        return f"{path!r} ({kind})" if path else kind
+
+    culprit = name(place.path)
+    if place.is_input:
+        culprit = f"the code of {name(place.parent)}, before {culprit}"
+    elif any(module.get_submodule(place.path).children()):
+        culprit = f"the code of {culprit}, after its modules"
+    elif not place.path:
+        return ""  # it is the whole
+    numbers = _normalization(images, place.value, tolerance)
+    if numbers is None:
+        return f". The first to break it is {culprit}"
+    mean, std = ([round(number, 4) for number in each.tolist()] for each in numbers)
+    return (
+        f". The first to break it is {culprit}: it normalises the three channels differently, by "
+        f"mean {mean} and standard deviation {std}; use one mean and one standard deviation for "
+        "all three"
+    )
+
+
+def _first_break(
+    module: nn.Module, images: Tensor, rotations: int, action: str | Action, tolerance: float
+) -> _Break | None:
+    """The first tensor between modules that neither stays nor rolls nor shifts its hue."""
+    transform = _input_action(images, rotations, action)
+    with torch.no_grad(), _unchanged(module):
+        reference = _listen(module, images)
+        first = len(reference)
+        for m in range(1, rotations):
+            shifted = _listen(module, transform(images, m))
+            for index, (was, now) in enumerate(zip(reference[:first], shifted, strict=False)):
+                ways = _transformed(was.value, rotations, m, transform)
+                if not any(relative_deviation(now.value, way) <= tolerance for way in ways):
+                    first = index
+                    break
+    return reference[first] if first < len(reference) else None
+
+
+def _listen(module: nn.Module, images: Tensor) -> list[_Break]:
+    """Run a module, and keep what its submodules get and give, in the order of the calls."""
+    kept: list[_Break] = []
+    running: list[str] = []
+
+    def keep(path: str, values: object, *, is_input: bool) -> None:
+        parent = running[-1] if running else ""
+        for value in values if isinstance(values, tuple) else (values,):
+            if isinstance(value, Tensor) and value.is_floating_point():
+                kept.append(_Break(path, parent, is_input, value.clone()))  # may change in place
+
+    def hooks(path: str) -> tuple[Callable[..., None], Callable[..., None]]:
+        def before(part: nn.Module, inputs: Any) -> None:
+            keep(path, inputs, is_input=True)
+            running.append(path)
+
+        def after(part: nn.Module, inputs: Any, outputs: Any) -> None:
+            running.pop()
+            keep(path, outputs, is_input=False)
+
+        return before, after
+
+    handles = []
+    for path, part in module.named_modules():
+        before, after = hooks(path)
+        handles.append(part.register_forward_pre_hook(before))
+        handles.append(part.register_forward_hook(after))
+    try:
+        _seeded(module, images)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return kept
+
+
+def _transformed(
+    x: Tensor, rotations: int, m: int, transform: Callable[[Tensor, int], Tensor]
+) -> Iterator[Tensor]:
+    """What may become of a tensor inside a network: it stays, shifts its hue, or rolls.
+
+    Rotations may be any dimension, or the outer or inner part of one: of channels that were
+    flattened, or of a batch.
+    """
+    yield x
+    if x.ndim == 4 and x.shape[1] == 3:
+        yield transform(x, m)
+    for dim, size in enumerate(x.shape):
+        if size and size % rotations == 0:
+            parts = x.unflatten(dim, (rotations, -1)).roll(m, dim)
+            yield parts.flatten(dim, dim + 1)
+            parts = x.unflatten(dim, (-1, rotations)).roll(m, dim + 1)
+            yield parts.flatten(dim, dim + 1)
+
+
+def _normalization(
+    images: Tensor, result: Tensor, tolerance: float
+) -> tuple[Tensor, Tensor] | None:
+    """Mean and standard deviation by channel that make a result of images, if some do.
+
+    Example:
+        >>> images, mean = torch.rand(2, 3, 4, 4), torch.tensor([0.1, 0.2, 0.3])
+        >>> found = _normalization(images, (images - mean.view(3, 1, 1)) / 0.5, 1e-5)
+        >>> [[round(number, 3) for number in numbers.tolist()] for numbers in found]
+        [[0.1, 0.2, 0.3], [0.5, 0.5, 0.5]]
+    """
+    if result.shape != images.shape or images.ndim != 4:
+        return None
+    x, y = (each.double().transpose(0, 1).flatten(1) for each in (images, result))
+    centred = x - x.mean(1, keepdim=True)
+    scale = (centred * y).sum(1) / centred.square().sum(1)
+    shift = y.mean(1) - scale * x.mean(1)
+    alike = torch.stack([scale, shift]).std(1).max() <= tolerance
+    if alike or relative_deviation(scale[:, None] * x + shift[:, None], y) > tolerance:
+        return None
+    return -shift / scale, 1 / scale
 
 
 def _input_action(
