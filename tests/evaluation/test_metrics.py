@@ -107,8 +107,16 @@ def test_torchmetrics_agrees_on_generic_answers(answers) -> None:
         (torch.zeros(4), torch.zeros(4).long(), r"got \[4\] and \[4\]"),
         (torch.zeros(2, 3), torch.tensor([0, 3]), "labels of 3 classes lie in 0 to 2, got 0 to 3"),
         (torch.zeros(2, 3), torch.tensor([-1, 0]), "got -1 to 0"),
+        (torch.tensor([[0, torch.nan], [0, 1]]), torch.tensor([0, 1]), "NaN for 1 of 2 pictures"),
     ],
 )
 def test_bad_answers(metric, logits: Tensor, labels: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         metric(logits, labels)
+
+
+def test_infinite_logits_have_no_confidence() -> None:
+    logits = torch.tensor([[torch.inf, 0.0], [0.0, -torch.inf]])
+    with pytest.raises(ValueError, match=r"probabilities are NaN for 1 of 2 pictures: .* infinite"):
+        reliability(logits, torch.tensor([0, 0]))
+    assert reliability(logits[1:], torch.tensor([0])).expected_error == 0  # sure, and right

@@ -117,6 +117,11 @@ def reliability(logits: Tensor, labels: Tensor, bins: int = 15) -> Reliability:
     _checks.positive_int("bins", bins)
     confidence, answers = logits.double().softmax(1).max(1)
     confidence = confidence.cpu()
+    if undefined := int(confidence.isnan().sum()):
+        raise ValueError(
+            f"probabilities are NaN for {undefined} of {len(labels)} pictures: their logits are "
+            "infinite, so the network has no confidence to compare with"
+        )
     hits = (answers == labels).double().cpu()
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
     # (lower, upper]; rounding may carry a probability a hair past 1.
@@ -136,6 +141,8 @@ def _check(logits: Tensor, labels: Tensor) -> None:
             f"expected logits [N, C] and labels [N] of at least one picture, got "
             f"{list(logits.shape)} and {list(labels.shape)}"
         )
+    if undefined := int(logits.isnan().any(1).sum()):
+        raise ValueError(f"logits are NaN for {undefined} of {len(labels)} pictures")
     lowest, highest = labels.aminmax()
     if lowest < 0 or highest >= logits.shape[1]:
         raise ValueError(
