@@ -59,7 +59,8 @@ def changed(value: Any, chance: random.Random, evil: Path) -> Any:
         places = list(_places(box))
         holder, key = chance.choice(places)
         what = chance.choice(("replace", "replace", "remove", "add"))
-        new = chance.choice((*_VALUES, str(evil), {"file": str(evil), "url": "http://127.0.0.1:9"}))
+        hints = (str(evil), {"file": str(evil), "url": "http://127.0.0.1:9"})
+        new = copy.deepcopy(chance.choice((*_VALUES, *hints)))
         if what == "replace":
             holder[key] = new
         elif what == "remove" and holder is not box:

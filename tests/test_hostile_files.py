@@ -2,14 +2,18 @@
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from tests import hostile
+from typer.testing import CliRunner
 
+from equicolor.cli import app
 from equicolor.conversion import convert
+from equicolor.evaluation.networks import load_network
 from equicolor.models import (
     CheckpointError,
     ce_resnet18,
@@ -22,7 +26,10 @@ from equicolor.models import (
 from equicolor.models.checkpoint_files import read_weights
 from equicolor.models.checkpoints import read_class_names, read_config, read_origin, weights_digest
 from equicolor.models.registry import Origin
+from equicolor.training.recipes import TrainingRecipe
+from equicolor.training.run_folder import RunFolder
 
+RESULTS = Path(__file__).parents[1] / "results"
 NETWORKS = (
     lambda: z2cnn(3, width=2),
     lambda: cecnn(3, width=2, rotations=4, lifting="hsv"),
@@ -125,3 +132,58 @@ def test_sizes_of_pictures_that_nobody_has(tmp_path):
     save_file(tensors, path, {**header, "image_size": "1000000000", "split_seed": "-1"})
     assert read_origin(path) == Origin(image_size=None)
     assert load_model(path).image_size == 28
+
+
+# Folders of runs
+
+
+def try_recipes(count: int, seed: int, folder: Path, evil: Path):
+    """Change the recipe beside a network that was trained."""
+    recipe = TrainingRecipe("z2cnn", {"width": 2}, size=28, resize=32)
+    run = RunFolder(folder / "run")
+    run.path.mkdir()
+    run.begin(recipe)
+    save_model(z2cnn(3, width=2), run.model)
+
+    def attempt(chance: random.Random) -> None:
+        text = hostile.changed_text(recipe.to_json(), chance, evil)
+        run.recipe.write_text(text, errors="replace")
+        assert load_network(run.path).origin
+        run.check(recipe)
+
+    return hostile.outcomes(count, seed, attempt)
+
+
+def test_changed_recipes(tmp_path: Path, evil: Path) -> None:
+    counted = try_recipes(100, 0, tmp_path, evil)
+    assert counted["refused: ValueError"] > 30
+
+
+# Files of results
+
+
+def try_results(count: int, seed: int, folder: Path, evil: Path):
+    """Change one file of results, and show it as ``reproduce`` does, with all others or alone."""
+    texts = [path.read_text() for path in sorted(RESULTS.glob("*.json"))]
+
+    def attempt(chance: random.Random) -> None:
+        shutil.rmtree(folder / "in", ignore_errors=True)
+        (folder / "in").mkdir()
+        contents = json.loads(chance.choice(texts))
+        name = contents.get("experiment", "all")
+        contents["rows"] = contents["rows"][:6]  # a few are drawn more quickly
+        text = hostile.changed_text(json.dumps(contents), chance, evil)
+        (folder / "in" / "a.json").write_text(text, errors="replace")
+        shown = chance.choice(("all", name))
+        arguments = ["reproduce", shown, "--from", str(folder / "in"), "-o", str(folder / "out")]
+        result = CliRunner().invoke(app, arguments, prog_name="equicolor")
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise RuntimeError(f"{arguments}") from result.exception
+        if result.exit_code:
+            raise ValueError(result.stderr.strip())
+
+    return hostile.outcomes(count, seed, attempt)
+
+
+def test_changed_results(tmp_path: Path, evil: Path) -> None:
+    assert sum(try_results(5, 0, tmp_path, evil).values()) == 5

@@ -82,7 +82,7 @@ def read_results(path: Path | str) -> dict[str, Any]:
     """
     try:
         contents: dict[str, Any] = json.loads(Path(path).read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a file of results: {error}") from None
     rows = contents.get("rows") if isinstance(contents, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):

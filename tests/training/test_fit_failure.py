@@ -4,14 +4,17 @@ import dataclasses
 import math
 import os
 import pickle
+import random
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
+from tests import hostile
 
 from equicolor.models import CheckpointError
 from equicolor.training import fit as fitting
@@ -21,6 +24,24 @@ from equicolor.training.monitor import DivergedError
 from equicolor.training.recipes import TrainingRecipe
 
 CPU = RunOptions(device="cpu", checkpoint_every=0)
+
+
+def try_checkpoints(
+    recipe: TrainingRecipe, finished: Fit, count: int, seed: int, folder: Path
+) -> Counter[str]:
+    """Change the state of a run, or take something else for it, and go on from that."""
+    for path in (finished.folder.recipe, finished.folder.metrics):
+        shutil.copy(path, folder)
+    state = torch.load(finished.folder.checkpoint, weights_only=True)
+    state["epoch"] = 1  # or there would be nothing to train
+
+    def attempt(chance: random.Random) -> None:
+        new = hostile.changed(state, chance, folder / "evil.pth")
+        torch.save({"state": 1} if chance.random() < 0.1 else new, folder / "last.ckpt")
+        (folder / "result.json").unlink(missing_ok=True)
+        fit(recipe, folder, CPU)
+
+    return hostile.outcomes(count, seed, attempt)
 
 
 class TestFailure:
@@ -45,6 +66,12 @@ class TestFailure:
         with pytest.raises(CheckpointError, match="damaged"):
             fit(toy_recipe, run, CPU)
         assert not (tmp_path / "sprung").exists()
+
+    def test_changed_checkpoints(
+        self, finished_recipe: TrainingRecipe, finished: Fit, tmp_path: Path
+    ) -> None:
+        counted = try_checkpoints(finished_recipe, finished, 6, 0, tmp_path)
+        assert counted["refused: CheckpointError"] > 2
 
     def test_damaged_checkpoints_say_what_to_do(
         self,

@@ -76,11 +76,11 @@ def read(sources: Sequence[Path | str]) -> Findings:
     for path in files:
         contents = read_results(path)
         experiment = contents.get("experiment")
-        if experiment in EXPERIMENTS:
+        if isinstance(experiment, str) and experiment in EXPERIMENTS:
             rows.setdefault(experiment, []).extend(contents["rows"])
             quick = quick or bool(contents.get("quick"))
             if "note" in contents:
-                notes[experiment] = contents["note"]
+                notes[experiment] = str(contents["note"])
     if not rows:
         looked = ", ".join(map(str, sources))
         raise ValueError(f"no results of any experiment in {looked}")
@@ -173,9 +173,10 @@ def write(
         try:
             parts = sections(experiment, found)
         except Exception as error:
+            reason = f"cannot be shown: {_reason(error)}"
             if len(chosen) == 1:
-                raise
-            reason = unshown[experiment.name] = f"cannot be shown: {_reason(error)}"
+                raise ValueError(f"{experiment.name} {reason}") from error
+            unshown[experiment.name] = reason
             title, paper = heading(experiment)
             parts = [(Section(title, f"{paper}\n\nIt {reason}"), "")]
         figures = [name for section, name in parts if name and section.figure is not None]

@@ -30,11 +30,11 @@ from equicolor.data.listing import Listing, list_images
 from equicolor.evaluation import GrayInput, evaluate
 from equicolor.evaluation.pictures import try_images
 from equicolor.models import Network, save_model
-from equicolor.models.checkpoint_files import WEIGHTS
+from equicolor.models.checkpoint_files import WEIGHTS, CheckpointError, one_line
 from equicolor.models.checkpoints import read_config
 from equicolor.reporting.progress import counting, say
 from equicolor.results import read_results, write_results
-from equicolor.training.checkpoint import EpochCheckpoint, SafeCheckpointIO
+from equicolor.training.checkpoint import REMEDY, EpochCheckpoint, SafeCheckpointIO
 from equicolor.training.finetuning import finetune_remarks
 from equicolor.training.monitor import DivergedError, Metrics, Monitor
 from equicolor.training.picture_data import PictureData
@@ -325,6 +325,14 @@ def _train(
             signal.signal(signal.SIGINT, handler)
             say(console, f"The same command continues the run in {folder.path}.")
             raise KeyboardInterrupt from None
+        except Exception as error:
+            known = (ValueError, OSError, torch.OutOfMemoryError)
+            if resume is None or begun.trained or isinstance(error, known):
+                raise
+            # Lightning takes the parts of a checkpoint as they are.
+            raise CheckpointError(
+                f"{resume} is not the state of this run ({one_line(error)}): {REMEDY}"
+            ) from error
         finally:
             torch.set_num_threads(threads)  # those of the checkpoint may be others
     return begun.epochs
@@ -335,9 +343,13 @@ class _Begun(pl.Callback):
 
     def __init__(self, epochs: int) -> None:
         self.epochs = epochs  # where there is nothing left to train
+        self.trained = False  # whether a step went well
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.epochs = trainer.current_epoch
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.trained = True
 
 
 def _trainer(

@@ -225,11 +225,21 @@ class TrainingRecipe:
             >>> TrainingRecipe.from_json(recipe.to_json()) == recipe
             True
         """
-        contents = json.loads(text)
+        try:
+            contents = json.loads(text)
+        except RecursionError:
+            raise ValueError("not a training recipe: it is nested without end") from None
         known = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(contents, dict) or not contents.keys() <= known:
             strange = sorted(set(contents) - known) if isinstance(contents, dict) else contents
-            raise ValueError(f"not a training recipe: it holds {strange!r}")
+            raise ValueError(f"not a training recipe: it holds {strange!r:.100}")
+        for name, default in asdict(cls()).items():
+            value = contents.get(name, default)
+            kinds = {float: (float, int), type(None): (str, type(None))}.get(
+                type(default), (type(default),)
+            )
+            if type(value) not in kinds and (name, type(value)) != ("augmix", bool):
+                raise ValueError(f"not a training recipe: its {name} is {value!r:.100}")
         return cls(**contents)
 
     def differences(self, other: "TrainingRecipe") -> list[str]:

@@ -185,8 +185,8 @@ class ClassificationTask(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint that belongs to something else."""
-        owner = checkpoint.get(_OWNER, {})
-        if not isinstance(owner.get("recipe"), str):
+        owner = checkpoint.get(_OWNER)
+        if not isinstance(owner, dict) or not isinstance(owner.get("recipe"), str):
             raise CheckpointError(
                 f"the checkpoint was not written by equicolor's training: {REMEDY}"
             )
