@@ -17,6 +17,16 @@ from equicolor.devices import device_name
 
 __all__ = ["provenance", "read_results", "read_rows", "write_results"]
 
+# Columns of one kind in the rows of every experiment; a value may also be missing, or null.
+_WORDS = {
+    "augmentation", "coset_pool", "dataset", "digits", "finetuned", "layer", "lifting", "model",
+    "network", "optimizer", "schedule", "stage", "state",
+}  # fmt: skip
+_NUMBERS = {
+    "batch_size", "ce_layers", "ce_stages", "clip", "data_seed", "ema", "epochs", "hue_mean",
+    "label_smoothing", "lr", "original", "parameters", "rotations", "seed", "sigma", "size",
+    "split_seed", "weight_decay", "weighted",
+}  # fmt: skip
 _VERSIONS = ("equicolor", "torch", "numpy", "lightning", "torchvision", "timm", "triton")
 
 
@@ -87,7 +97,22 @@ def read_results(path: Path | str) -> dict[str, Any]:
     rows = contents.get("rows") if isinstance(contents, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f'{path} is not a file of results: expected rows under "rows"')
+    for name, value in (item for row in rows for item in row.items()):
+        if (kind := _not(name, value)) is not None:
+            raise ValueError(f"{path} has a row whose {name} is not {kind}: {value!r:.100}")
     return contents
+
+
+def _not(name: str, value: Any) -> str | None:
+    """What a value of a row should be and is not; None if it is."""
+    kinds = (int, float, type(None))
+    if name in _NUMBERS:
+        return None if isinstance(value, kinds) else "a number"
+    if name in _WORDS:
+        return None if isinstance(value, (str, type(None))) else "text"
+    if isinstance(value, list):
+        return None if all(isinstance(each, kinds) for each in value) else "a list of numbers"
+    return "flat" if isinstance(value, dict) else None
 
 
 def read_rows(

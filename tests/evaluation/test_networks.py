@@ -122,7 +122,11 @@ def test_a_function_of_a_file(user_file: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("brightnes", "mine.py has no function 'brightnes'; it has Brightness, brightness, ours"),
+        (
+            "brightnes",
+            "mine.py has no function 'brightnes', as in .*mine.py:Brightness; it has Brightness, "
+            "brightness, ours",
+        ),
         ("not_callable", "has no function 'not_callable'"),
         ("number", "mine.py:number must return a torch.nn.Module, got int"),
     ],
@@ -130,6 +134,33 @@ def test_a_function_of_a_file(user_file: Path) -> None:
 def test_bad_functions(user_file: Path, function: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_network(f"{user_file}:{function}")
+
+
+def test_a_file_without_a_function(user_file: Path) -> None:
+    with pytest.raises(ValueError, match=r"needs the name of a function, as in .*it has Br"):
+        load_network(user_file)
+
+
+def test_a_file_imports_what_lies_beside_it(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "own_layers_beside.py").write_text("from torch.nn import Flatten")
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def network():\n    from own_layers_beside import Flatten\n    return Flatten()"
+    )
+    assert isinstance(load_network(f"{file}:network").network, nn.Flatten)
+
+
+@pytest.mark.parametrize("line", ["import absent_layers", "from torch import absent_layers"])
+def test_an_import_that_fails_is_told_with_its_place(
+    line: str, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "own_broken.py").write_text(f"import torch\n{line}\n")
+    file = tmp_path / "mine.py"
+    file.write_text("import own_broken")
+    with pytest.raises(ImportError, match=r"mine.py cannot.*absent_layers.*line 2 of .*own_br"):
+        load_network(f"{file}:network")
 
 
 def test_missing_file_of_a_function(tmp_path: Path) -> None:

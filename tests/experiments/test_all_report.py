@@ -278,7 +278,7 @@ def test_what_cannot_be_shown_does_not_cost_the_others(tmp_path: Path) -> None:
     assert "It cannot be shown: KeyError: " in page
     assert ">incomplete<" in page
     assert "conversion-flowers102" in {path.stem for path in made.pictures}
-    with pytest.raises(KeyError):
+    with pytest.raises(ValueError, match="configurations cannot be shown: KeyError"):
         all_report.write(Findings(rows), tmp_path, ["configurations"])
 
 

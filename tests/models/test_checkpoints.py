@@ -112,7 +112,7 @@ def test_channels_last_networks_can_be_saved(tmp_path):
 
 
 def test_other_modules_have_no_configuration_to_save(tmp_path):
-    with pytest.raises(TypeError, match=r"built by equicolor\.models.*got Linear"):
+    with pytest.raises(TypeError, match=r"equicolor\.models.*got Linear: keep its weights"):
         save_model(torch.nn.Linear(2, 2), tmp_path / "a.safetensors")
     with pytest.raises(TypeError, match=r"built by equicolor\.models.*got Linear"):
         load_reference(torch.nn.Linear(2, 2), {})

@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def load_network(
     """
     text = str(spec)
     kind, colon, _ = text.partition(":")
-    file, _, function = text.rpartition(":")
+    file, _, function = (text, "", "") if text.endswith(".py") else text.rpartition(":")
     if colon and kind in LIBRARIES:
         network: nn.Module = load_foreign(text, pretrained=pretrained)
     elif file.endswith(".py"):
@@ -132,16 +133,29 @@ def _from_file(path: Path, function: str) -> nn.Module:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickles look themselves up there
-    spec.loader.exec_module(module)
-    build = getattr(module, function, None)
+    if (folder := str(path.parent.resolve())) not in sys.path:
+        sys.path.insert(0, folder)  # as for a program, since it may import what lies beside it
+    try:
+        spec.loader.exec_module(module)
+        build = getattr(module, function, None)
+        network = build() if callable(build) else None
+    except ImportError as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        where = [frame for frame in frames if Path(frame.filename).is_file()][-1]
+        raise ImportError(
+            f"{path} cannot be used: {error} (line {where.lineno} of {where.filename})"
+        ) from error
     if not callable(build):
         own = [
             key
             for key, value in vars(module).items()
             if callable(value) and getattr(value, "__module__", None) == spec.name
         ]
-        raise ValueError(f"{path} has no function {function!r}; it has {', '.join(own) or 'none'}")
-    network = build()
+        lacks = f"has no function {function!r}" if function else "needs the name of a function"
+        raise ValueError(
+            f"{path} {lacks}, as in {path}:{own[0] if own else 'network'}; it has "
+            f"{', '.join(own) or 'none'}"
+        )
     if not isinstance(network, nn.Module):
         raise ValueError(
             f"{path}:{function} must return a torch.nn.Module, got {type(network).__name__}"

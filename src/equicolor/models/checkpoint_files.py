@@ -99,7 +99,9 @@ def read_weights(path: Path, *, weights: bool = False) -> tuple[dict[str, str], 
     except (SafetensorError, OSError) as error:
         # The state of a run that lies beside it is no reason to delete the run.
         other = path.name != WEIGHTS and (path.parent / WEIGHTS).is_file()
-        remedy = f"take {WEIGHTS}" if other else "get it again, or train it again with --force"
+        trained = path.name == WEIGHTS
+        remedy = "get it again, or train it again with --force" if trained else "get it again"
+        remedy = f"take {WEIGHTS}" if other else remedy
         raise CheckpointError(
             f"{path} is not a complete safetensors file saved by equicolor ({one_line(error)}): "
             f"{remedy}"

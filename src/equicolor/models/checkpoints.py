@@ -62,8 +62,9 @@ def save_model(model: nn.Module, path: str | Path) -> Path:
     """
     if not isinstance(model, Network):
         raise TypeError(
-            f"save_model needs a network built by equicolor.models, which knows its "
-            f"configuration; got {type(model).__name__}"
+            "save_model needs a network built by equicolor.models, which knows its configuration; "
+            f"got {type(model).__name__}: keep its weights with torch.save(model.state_dict(), "
+            "path), or write a file that runs without its code with equicolor.models.export.export"
         )
     if not model.config:
         raise TypeError(

@@ -103,7 +103,15 @@ def load_foreign(spec: str, *, pretrained: bool = True, **options: Any) -> Forei
     if library not in LIBRARIES:
         known = " or ".join(f"{each}:NAME" for each in LIBRARIES)
         raise ValueError(f"expected {known}, got {spec!r}")
-    return LIBRARIES[library](name, pretrained, options)
+    try:
+        return LIBRARIES[library](name, pretrained, options)
+    except OSError as error:  # also what urllib and the Hugging Face Hub raise
+        if not pretrained:
+            raise
+        raise OSError(
+            f"the weights of {spec} could not be downloaded ({error}): try again with a "
+            "connection, or take random weights with --no-pretrained (pretrained=False)"
+        ) from error
 
 
 def _from_torchvision(name: str, pretrained: bool, options: dict[str, Any]) -> ForeignNetwork:
