@@ -205,5 +205,5 @@ class ClassificationTask(pl.LightningModule):
             )
         # Sums over another number of threads are rounded otherwise.
         threads = owner.get("threads")
-        if isinstance(threads, int) and threads > 0 and "OMP_NUM_THREADS" not in os.environ:
+        if isinstance(threads, int) and 0 < threads <= 1024 and "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(threads)
