@@ -200,9 +200,8 @@ def chosen_pictures(batches: Batches, wanted: Tensor) -> Iterator[tuple[Tensor, 
     if isinstance(batches, ResidentLoader) and not batches.epochs.shuffle:
         for part in wanted.split(batches.epochs.batch_size):
             indices = part.to(batches.device)
-            pictures, sizes = batches.decoded.batch(indices)
             numbers = batches.epochs.numbers(0, indices, batches.augmentation.numbers)
-            yield part, batches.augmentation(pictures, sizes, numbers)
+            yield part, batches.images(indices, numbers)
         return
     first = 0
     for batch in batches:

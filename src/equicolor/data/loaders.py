@@ -226,15 +226,25 @@ class ResidentLoader(Loader):
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def _batches(self) -> Iterator[Batch]:
-        epoch, epochs, augmentation = self.epoch, self.epochs, self.augmentation
+        epoch, epochs = self.epoch, self.epochs
         order = epochs.order(epoch, self.device)
         for step in range(len(epochs)):
             positions = epochs.positions(step, self.device)
             indices = order[positions % epochs.size]
-            numbers = epochs.numbers(epoch, positions, augmentation.numbers)
-            boxes = augmentation.boxes(self.decoded.sizes[indices], numbers)
-            crops = self.decoded.crops(indices, boxes, augmentation.size, dtype=augmentation.dtype)
-            yield augmentation.finish(crops, numbers), self.decoded.labels[indices]
+            numbers = epochs.numbers(epoch, positions, self.augmentation.numbers)
+            yield self.images(indices, numbers), self.decoded.labels[indices]
+
+    def images(self, indices: Tensor, numbers: Tensor) -> Tensor:
+        """Some images, cut and augmented.
+
+        Args:
+            indices: int64 ``[B]``, on the device.
+            numbers: uniform numbers ``[B, augmentation.numbers]``.
+        """
+        augmentation = self.augmentation
+        boxes = augmentation.boxes(self.decoded.sizes[indices], numbers)
+        crops = self.decoded.crops(indices, boxes, augmentation.size, dtype=augmentation.dtype)
+        return augmentation.finish(crops, numbers)
 
 
 class StreamingLoader(Loader):
