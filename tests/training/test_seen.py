@@ -11,6 +11,7 @@ from equicolor.evaluation.diagnose import load_subject
 from equicolor.models import save_model
 from equicolor.training.finetuning import finetune_recipe, finetune_remarks
 from equicolor.training.fit import RunOptions, fit
+from equicolor.training.monitor import Metrics
 from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.run_folder import RunFolder
 
@@ -141,11 +142,38 @@ def test_what_was_never_saved_begins_with_the_images_there_are(
     assert folder.read_images() == images
 
 
-@pytest.mark.parametrize("contents", ["", "[1]", '{"a": "b"}', "\0"])
-def test_damaged_lists_are_named(run: Path, contents: str) -> None:
-    (run / "images.json").write_text(contents)
-    with pytest.raises(ValueError, match=r"images\.json (cannot be read|is no list)"):
-        RunFolder(run).read_images()
+@pytest.mark.parametrize(
+    "contents",
+    [b"", b"[1]", b'{"a": "b"}', b"\0", b"\x80\x04.", b"[" * 100_000, b'{"rows": []}',
+     b'{"rows": [{}]}', b'{"rows": [{"original": "high"}]}'],
+    ids=range(9),
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["images.json", "recipe.json", "result.json"])
+def test_damaged_files_are_named(
+    run: Path, recipe: TrainingRecipe, name: str, contents: bytes
+) -> None:
+    """One line, not a traceback: an error that the command line expects."""
+    (run / "last.ckpt").write_bytes(b"never read")
+    (run / name).write_bytes(contents)
+    with pytest.raises(ValueError, match=name):
+        fit(recipe, run, RunOptions(device="cpu"))
+
+
+def test_damaged_rows_of_metrics_do_not_count(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path / "metrics.csv")
+    metrics.append([{"epoch": number, "loss": 0.5} for number in (1, 2, 3)])
+    whole = metrics.path.read_bytes()
+    for damaged, left in (
+        (whole.replace(b"2,", b"2\xff,"), ["1", "3"]),
+        (whole.replace(b"2,", b"2,,"), ["1", "3"]),
+        (whole.replace(b"3,,,0.5", b"3,,,0."), ["1", "2", "3"]),
+        (whole[: whole.rindex(b"0.5")], ["1", "2"]),
+        (whole.replace(b"seconds", b"minutes"), []),
+        (b"\0" * 9, []),
+    ):
+        metrics.path.write_bytes(damaged)
+        assert [row["epoch"] for row in metrics.read()] == left
+        metrics.keep(9)
 
 
 def test_pixels_have_a_digest_alone(tmp_path: Path) -> None:

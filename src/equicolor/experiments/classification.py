@@ -117,7 +117,7 @@ def _row(folder: RunFolder) -> dict[str, Any]:
     """The row of a finished run, with what was swept after training."""
     (row,) = read_results(folder.result)["rows"]
     sweep = folder.path.with_name(f"{folder.path.name}.sweep.json")
-    swept = read_results(sweep)["rows"][0] if sweep.is_file() else {}
+    swept: dict[str, Any] = next(iter(read_results(sweep)["rows"]), {}) if sweep.is_file() else {}
     recipe = TrainingRecipe.from_json(folder.recipe.read_text())
     return {**row, **swept, **row_facts(recipe)}
 

@@ -33,7 +33,7 @@ from equicolor.models import Network, save_model
 from equicolor.models.checkpoint_files import WEIGHTS, CheckpointError, one_line
 from equicolor.models.checkpoints import read_config
 from equicolor.reporting.progress import counting, say
-from equicolor.results import read_results, write_results
+from equicolor.results import read_rows, write_results
 from equicolor.training.checkpoint import REMEDY, EpochCheckpoint, SafeCheckpointIO
 from equicolor.training.finetuning import finetune_remarks
 from equicolor.training.monitor import DivergedError, Metrics, Monitor
@@ -245,8 +245,10 @@ def _check_saving() -> None:
 
 def _finished(folder: RunFolder) -> Fit:
     read_config(folder.model)  # or an error: the file is missing, or cut short
-    row: dict[str, Any] = read_results(folder.result)["rows"][0]
-    return Fit(folder, row, row["epochs"])
+    rows = read_rows(folder.result, ["dataset"], ["original", "hue_mean", "epochs"])
+    if len(rows) != 1:
+        raise ValueError(f"{folder.result} has {len(rows)} rows instead of one")
+    return Fit(folder, rows[0], rows[0]["epochs"])
 
 
 def _task(

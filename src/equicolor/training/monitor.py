@@ -62,9 +62,9 @@ class Metrics:
         """The rows that are whole: a crash may have cut the last one short."""
         if not self.path.is_file():
             return []
-        with self.path.open(newline="") as file:
+        with self.path.open(newline="", errors="replace") as file:
             rows = list(csv.DictReader(file))
-        return [row for row in rows if all(isinstance(value, str) for value in row.values())]
+        return [row for row in rows if tuple(row) == COLUMNS and all(map(_number, row.values()))]
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Add rows."""
@@ -85,6 +85,17 @@ class Metrics:
             return
         with written_aside(self.path) as partial:
             Metrics(partial).append(kept)
+
+
+def _number(text: object) -> bool:
+    """Whether a cell holds a number, or nothing."""
+    if text == "":
+        return True
+    try:
+        float(str(text))
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)

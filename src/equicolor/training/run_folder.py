@@ -107,7 +107,7 @@ class RunFolder:
             return {}
         try:
             files = json.loads(self.images.read_text())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{self.images} cannot be read: {error}") from None
         if not isinstance(files, dict) or not all(type(size) is int for size in files.values()):
             raise ValueError(f"{self.images} is no list of images with their sizes")
