@@ -9,7 +9,7 @@ import equicolor
 ROOT = Path(equicolor.__file__).parent
 # Those of one level do not import each other, unless it is said below.
 LEVELS = (
-    {"_checks", "_files", "_random", "_text"},
+    {"_checks", "_files", "_packages", "_random", "_text"},
     {"color", "devices"},
     {"groups", "testing", "results", "reporting", "data"},
     {"nn"},

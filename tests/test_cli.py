@@ -10,6 +10,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 import equicolor
+from equicolor._packages import how_to_install
 from equicolor.cli import app
 from equicolor.data import load_mnist, longtailed_colormnist
 from equicolor.experiments import configurations, demo
@@ -96,7 +97,7 @@ def test_demo_refuses_a_file_in_one_line(tmp_path: Path) -> None:
         (
             ModuleNotFoundError("No module named 'sklearn'", name="sklearn"),
             1,
-            "sklearn is not installed: pip install 'equicolor[train]'",
+            f"sklearn is not installed: {how_to_install('sklearn')}",
         ),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
@@ -123,7 +124,7 @@ def test_without_typer_one_line_says_what_to_install() -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 1
     assert result.stdout == ""
-    assert result.stderr == ("equicolor: typer is not installed: pip install 'equicolor[train]'\n")
+    assert result.stderr == f"equicolor: typer is not installed: {how_to_install('typer')}\n"
 
 
 def test_help_does_not_load_plotting() -> None:
@@ -304,8 +305,8 @@ def test_missing_packages_name_their_extra(monkeypatch: pytest.MonkeyPatch) -> N
     for package, extra in {"onnxruntime": "export", "safetensors": "train"}.items():
         error = ModuleNotFoundError(f"No module named {package!r}", name=package)
         result = models_failing_with(monkeypatch, error)
-        line = f"{package} is not installed: pip install 'equicolor[{extra}]'"
-        assert result.stderr == f"equicolor: {line}\n"
+        assert result.stderr.startswith(f"equicolor: {package} is not installed: in a checkout")
+        assert result.stderr.endswith(f"pip install -c constraints.txt '.[{extra}]'\n")
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ import equicolor.nn.functional
 import equicolor.testing
 from equicolor.data import default_cache
 
+ROOT = Path(__file__).parents[1]
 OPTIONAL = {
     "PIL", "huggingface_hub", "kornia", "lightning", "matplotlib", "mlxtend", "onnx", "rich",
     "safetensors", "scipy", "sklearn", "timm", "torchvision", "typer",
@@ -199,21 +200,111 @@ def test_these_tests_keep_out_of_the_users_cache(tmp_path_factory):
 
 @pytest.mark.parametrize("extra", ["train", "hub"])
 def test_extras_that_save_networks_install_safetensors(extra):
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     packages = project["optional-dependencies"][extra]
     assert "safetensors" in {re.match(r"[\w-]+", package)[0] for package in packages}
 
 
-def run(script):
+@pytest.mark.parametrize("version", ["2.10.2+cpu", "1.13.1", "2.11.0a0+git", "2.15.0"])
+def test_an_old_torch_is_refused_with_a_sentence(version):
+    script = f"""
+import torch
+torch.__version__ = {version!r}
+try:
+    import equicolor
+except ImportError as error:
+    print(error)
+"""
+    told = f"equicolor needs torch 2.11 or newer, and torch {version} is installed"
+    expected = f"{told}: pip install 'torch>=2.11'\n" if version < "2.11" else ""
+    assert run(script) == expected
+
+
+def test_the_oldest_torch_is_the_one_that_is_refused_below():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert "torch>=2.11" in project["dependencies"]
+
+
+# As torchvision is: its import registers functions for operators that its library defines.
+TORCHVISION = """
+import torch
+
+@torch.library.register_fake("torchvision::nms")
+def nms(dets, scores, iou_threshold):
+    return dets
+
+@torch.library.register_fake("torchvision::qnms")
+def qnms(dets, scores, iou_threshold):
+    return dets
+"""
+
+
+@pytest.fixture
+def torchvision(tmp_path):
+    """A torchvision whose library was built for another torch, and the folder it is in."""
+    folder = tmp_path / "torchvision"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(TORCHVISION)
+    (folder / "_C.so").write_text("not a library")
+    return folder
+
+
+def test_training_works_beside_a_torchvision_that_does_not_load(torchvision):
+    # lightning imports torchvision wherever it is installed, and so do these scripts.
+    assert "torchvision::nms does not exist" in fails("import torchvision", torchvision.parent)
+    script = """
+import equicolor.training, torch, torchvision
+try:
+    torch.ops.torchvision.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)
+except NotImplementedError:
+    print("nms is not there")
+"""
+    assert run(script, torchvision.parent) == "nms is not there\n"
+
+
+@pytest.mark.parametrize("name", ["torchvision", "timm"])
+def test_a_broken_torchvision_is_named_with_its_cause_and_the_command_that_mends_it(
+    name, torchvision
+):
+    (torchvision / "__init__.py").write_text("raise RuntimeError('other CUDA')")
+    (torchvision.parent / "timm.py").write_text("import torchvision")
+    script = f"""
+import torch
+torch.__version__ = "2.13.0+cpu"
+from equicolor.models.foreign import load_foreign
+try:
+    load_foreign("{name}:resnet18")
+except ImportError as error:
+    print(error)
+"""
+    assert run(script, torchvision.parent) == (
+        "torchvision is installed, but not for torch 2.13.0+cpu (other CUDA): pip uninstall -y "
+        "torchvision && pip install torch==2.13.0 torchvision --index-url "
+        "https://download.pytorch.org/whl/cpu\n"
+    )
+
+
+def run(script, *folders):
     """Run a script in a fresh interpreter that finds the same package; its output."""
-    root = str(Path(equicolor.__file__).parents[1])
-    path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
+    done = start(script, *folders)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def fails(script, *folders):
+    """Run a script that fails; what it says."""
+    done = start(script, *folders)
+    assert done.returncode == 1
+    return done.stderr
+
+
+def start(script, *folders):
+    """Run a script in a fresh interpreter that finds the same package, and those in folders."""
+    path = [*folders, Path(equicolor.__file__).parents[1], os.environ.get("PYTHONPATH", "")]
+    return subprocess.run(
         [sys.executable, "-c", script],
-        env=os.environ | {"PYTHONPATH": path},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout

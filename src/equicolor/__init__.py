@@ -9,7 +9,7 @@ numpy alone.
 
 from typing import TYPE_CHECKING, Any
 
-from equicolor import color, groups, nn, testing
+from equicolor import _packages, color, groups, nn, testing  # noqa: F401
 from equicolor.groups import HueGroup
 
 if TYPE_CHECKING:

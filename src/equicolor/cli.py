@@ -11,13 +11,15 @@ import warnings
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+from equicolor._packages import how_to_install
+
 try:
     import typer
     from rich.console import Console
     from typer.core import TyperGroup
 except ModuleNotFoundError as missing:
     # The console script imports this module before it can call main().
-    sys.exit(f"equicolor: {missing.name} is not installed: pip install 'equicolor[train]'")
+    sys.exit(f"equicolor: {missing.name} is not installed: {how_to_install('typer')}")
 
 from equicolor import __version__
 from equicolor.cli_bench import bench
@@ -31,17 +33,6 @@ __all__ = ["app", "main"]
 
 console = Console()
 
-# The extra that installs a package, where it is not [train].
-_EXTRAS = {
-    "onnx": "export",
-    "onnxruntime": "export",
-    "onnxscript": "export",
-    "huggingface_hub": "hub",
-    "submitit": "cluster",
-    "timm": "vision",
-    "torchvision": "vision",
-}
-
 
 class _Commands(TyperGroup):
     """Turns expected errors of every command into one line and an exit status."""
@@ -54,8 +45,7 @@ class _Commands(TyperGroup):
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0] == "equicolor":
                 raise
-            extra = _EXTRAS.get(error.name.partition(".")[0], "train")
-            _fail(f"{error.name} is not installed: pip install 'equicolor[{extra}]'", 1)
+            _fail(f"{error.name} is not installed: {how_to_install(error.name)}", 1)
         except ImportError as error:  # installed, but broken
             _fail(str(error), 1)
         except OSError as error:

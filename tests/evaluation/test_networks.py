@@ -1,6 +1,5 @@
 """Networks from everywhere: our checkpoints, a user's file, timm and torchvision."""
 
-import importlib
 import sys
 import types
 from pathlib import Path
@@ -216,15 +215,6 @@ def test_timm_by_its_interface(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
 def test_missing_libraries_name_the_extra(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, library, None)  # as if it were not installed
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'equicolor\[vision\]'") as caught:
+    with pytest.raises(ModuleNotFoundError, match=r"pip install .* '\.\[vision\]'") as caught:
         load_network(f"{library}:resnet18")
     assert caught.value.name == library
-
-
-def test_a_torchvision_for_another_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str) -> None:
-        raise RuntimeError("operator torchvision::nms does not exist")
-
-    monkeypatch.setattr(importlib, "import_module", fail)
-    with pytest.raises(ImportError, match=r"torchvision is installed but does not fit this torch"):
-        load_network("torchvision:resnet18")

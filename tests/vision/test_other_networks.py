@@ -2,6 +2,8 @@
 
 import copy
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -364,3 +366,9 @@ def test_the_tutorials_other_networks(library):
     exec(code, namespace)
     assert namespace["network"].rotations == 6
     assert namespace["network"].config["source"].startswith(f"{library}:")
+
+
+def test_training_can_be_imported_first_in_a_process():
+    # In this process the operators of torchvision are declared, or loaded, already.
+    code = "import equicolor.training.fit, torchvision, timm"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import importlib
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from equicolor._files import written_aside
+from equicolor._packages import import_vision
 from equicolor.data import mnist
 from equicolor.data.datasets import (
     DATASETS,
@@ -263,11 +263,11 @@ def download_with_torchvision(info: DatasetInfo, root: Path | str | None = None)
             f"folder is {place}"
         )
     try:
-        module: Any = importlib.import_module("torchvision.datasets")
-    except (ImportError, RuntimeError) as error:  # RuntimeError: built for another torch
+        module: Any = import_vision("torchvision.datasets")
+    except ImportError as error:
         raise MissingDataError(
-            f"{info.title} is downloaded by torchvision, which cannot be imported ({error}): pip "
-            f"install torchvision, or {info.by_hand} (see {info.page}). The data folder is {place}"
+            f"{info.title} is downloaded by torchvision, and {error}; or {info.by_hand} (see "
+            f"{info.page}). The data folder is {place}"
         ) from None
     with _no_empty_folders(place):
         place.mkdir(parents=True, exist_ok=True)

@@ -1,15 +1,14 @@
 """Networks of other libraries: torchvision's and timm's, by name."""
 
 import difflib
-import importlib
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from types import ModuleType
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
+from equicolor._packages import import_vision
 from equicolor.models.layers import IMAGENET_MEAN, IMAGENET_STD
 from equicolor.models.registry import usual_resize
 
@@ -60,22 +59,6 @@ class ForeignNetwork(nn.Module):
         return logits
 
 
-def _import_library(name: str) -> ModuleType:
-    """A library of the ``[vision]`` extra."""
-    install = "pip install 'equicolor[vision]'"
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        raise ModuleNotFoundError(f"{name} is not installed: {install}", name=name) from None
-    except RuntimeError as error:  # a torchvision built for another torch
-        raise ImportError(
-            f"{name} is installed but does not fit this torch ({error}); {install} "
-            "into an environment with the same build of both"
-        ) from None
-
-
 class _TorchvisionWeights(Protocol):
     """What torchvision says about its weights; those of segmentation are not cropped."""
 
@@ -115,7 +98,7 @@ def load_foreign(spec: str, *, pretrained: bool = True, **options: Any) -> Forei
 
 
 def _from_torchvision(name: str, pretrained: bool, options: dict[str, Any]) -> ForeignNetwork:
-    models = _import_library("torchvision").models
+    models = import_vision("torchvision").models
     if name not in models.list_models():
         raise _unknown("torchvision", name, models.list_models())
     offered = list(models.get_model_weights(name))
@@ -143,12 +126,12 @@ def _from_torchvision(name: str, pretrained: bool, options: dict[str, Any]) -> F
 
 
 def _from_timm(name: str, pretrained: bool, options: dict[str, Any]) -> ForeignNetwork:
-    timm = _import_library("timm")
+    timm = import_vision("timm")
     # A name may say which of several weights, as in resnet18.a1_in1k.
     if not timm.is_model(name.partition(".")[0]):
         raise _unknown("timm", name, timm.list_models())
     network = timm.create_model(name, pretrained=pretrained, **options)
-    config = importlib.import_module("timm.data").resolve_model_data_config(network)
+    config = import_vision("timm.data").resolve_model_data_config(network)
     size = config["input_size"][-1]
     return ForeignNetwork(
         network,

@@ -24,6 +24,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from torch import nn
 
+from equicolor._packages import how_to_install
 from equicolor._text import counted
 from equicolor.data.epochs import Epochs
 from equicolor.data.listing import Listing, list_images
@@ -238,7 +239,7 @@ def _check_saving() -> None:
     """Find out before training what would otherwise be found out after it."""
     if importlib.util.find_spec("safetensors") is None:
         raise ModuleNotFoundError(
-            "trained networks are saved with safetensors: pip install 'equicolor[train]'",
+            f"trained networks are saved with safetensors: {how_to_install('safetensors')}",
             name="safetensors",
         )
 
