@@ -1,4 +1,4 @@
-"""Examples in the documentation run, links lead somewhere, and ColorMNIST's tables are true."""
+"""Examples in the documentation run, links lead somewhere, and tables are those of the rows."""
 
 import itertools
 import re
@@ -144,3 +144,15 @@ def test_what_the_page_says_of_the_biased_set_is_in_the_rows() -> None:
         f"ahead at 10⁶, by {ahead} and {too}.",
     ):
         assert said in page
+
+
+def test_the_fastest_plain_network_of_the_speed_page_is_that_of_the_rows() -> None:
+    _, part = (ROOT / "docs/speed.md").read_text().split("× fastest plain |\n|---|---:|---:|\n")
+    lines = [line.strip("| ").split(" | ")[1:] for line in part.partition("\n\n")[0].splitlines()]
+    rows = read_results(ROOT / "results/bench-fastest-plain-cuda.json")["rows"]
+    assert [[ms, float(ratio)] for ms, ratio in lines] == [
+        [str(row["ms"] or "–".join(map(str, row["ms_range"]))), row["over_plain"]] for row in rows
+    ]
+    for row in rows:
+        ms = row["ms"] or row["ms_range"][1]
+        assert row["over_plain"] == pytest.approx(ms / rows[0]["ms"], rel=0.05)
