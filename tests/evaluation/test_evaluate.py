@@ -1,5 +1,6 @@
 """Evaluations as a whole: numbers that fit together, rows, tables, files and the figure."""
 
+import dataclasses
 import itertools
 import json
 import statistics
@@ -164,11 +165,22 @@ def test_tables_hold_the_numbers(found: Evaluation) -> None:
     changes = found.class_changes()
     classes = report.class_table(found, most=2)
     assert [row[0] for row in classes.rows] == [change.name for change in changes[:2]]
+    assert classes.title.startswith("The 2 of 3 classes that lose most, HSV shift")
+    assert report.class_table(found).title.startswith("Classes that lose most, HSV shift")
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
     report.show(found, console)
     text = console.export_text()
     assert "green" in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_class_that_loses_next_to_nothing_has_no_negative_zero(found: Evaluation) -> None:
+    correct = torch.full((12, 1), 300)
+    correct[0] = 299  # loses 1/36 of a percent
+    few = {"shifts": torch.arange(12) / 12, "counts": correct[1], "correct_original": correct[1]}
+    sweep = dataclasses.replace(found.sweeps["hsv"], **few, correct=correct, changed=300 - correct)
+    nearly = dataclasses.replace(found, class_names=("red",), sweeps={"hsv": sweep})
+    assert report.class_table(nearly).rows[0][4] == "+0.0"
 
 
 # --- the figure --------------------------------------------------------------------------------
@@ -185,6 +197,16 @@ def test_figure_shows_every_action(found: Evaluation) -> None:
     assert f"HSV shift, mean {found.sweeps['hsv'].mean:.1f}" in labels
     assert "original pictures: 90.0" in labels
     assert axes.get_title() == "Colours on toy"
+    # A label on a curve could not be read where the curve is flat.
+    assert all(text.get_position()[0] > 180 for text in axes.texts)
+
+
+def test_titles_name_rotations_lifting_and_run(found: Evaluation) -> None:
+    facts = {"rotations": 12, "lifting": "hsv", "run": "my-run", "dataset": "flowers102"}
+    named = dataclasses.replace(found, facts=found.facts | facts)
+    expected = "Colours, n = 12, hsv lifting (my-run) on flowers102"
+    assert evaluation_figure(named).axes[0].get_title() == expected
+    assert report.summary_table(named).title.startswith(f"{expected}, 20 pictures")
 
 
 def test_labels_do_not_overlap() -> None:

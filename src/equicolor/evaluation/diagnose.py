@@ -134,6 +134,8 @@ def load_subject(
     origin = model.origin if isinstance(model, Network) else Origin()
     if origin.dataset:
         facts["trained_on"] = origin.dataset
+    if Path(network).exists():
+        facts["run"] = Path(network).resolve().name
     if data is None and origin.dataset in DATASETS:
         data = origin.dataset
     if data is None:

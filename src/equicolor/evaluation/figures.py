@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from equicolor.evaluation.evaluate import Evaluation
+from equicolor.evaluation.networks import network_title
 from equicolor.reporting.figures import draw_hues
 
 __all__ = ["ACTION_NAMES", "Curve", "evaluation_figure", "hue_panels", "spread"]
@@ -166,27 +167,19 @@ def evaluation_figure(found: Evaluation) -> Figure:
         >>> len(evaluation_figure(found).axes)
         2
     """
-    curves = []
-    for action, sweep in found.sweeps.items():
+    # Labelled at its end like the others: a label on a flat curve could not be read.
+    style = {"color": "#555555", "linestyle": ":", "linewidth": 1.2}
+    label = f"original pictures: {found.original:.1f}"
+    curves = [Curve(label, [-0.5, 0.5], [found.original] * 2, style=style)]
+    for place, (action, sweep) in enumerate(found.sweeps.items()):
         order = sweep.shifts.argsort(stable=True)
         curves.append(
             Curve(
                 f"{ACTION_NAMES[action]}, mean {sweep.mean:.1f}",
                 sweep.shifts[order].tolist(),
                 sweep.accuracy[order].tolist(),
-                style=_ACTION_STYLES[action],
+                # Curves may lie on each other: every one has markers of its own.
+                style=_ACTION_STYLES[action] | {"markevery": (place, 3)},
             )
         )
-    where = f" on {found.facts['dataset']}" if found.facts.get("dataset") else ""
-    figure = hue_panels({f"{found.facts['model']}{where}": curves}, width=7.4)
-    axes = figure.axes[0]
-    axes.axhline(found.original, color="#7a7a7a", linestyle=":", linewidth=1.2)
-    axes.annotate(
-        f"original pictures: {found.original:.1f}",
-        xy=(-176, found.original),
-        xytext=(0, 3),
-        textcoords="offset points",
-        color="#555555",
-        fontsize=_FONT,
-    )
-    return figure
+    return hue_panels({network_title(found.facts): curves}, width=7.4)

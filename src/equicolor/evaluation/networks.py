@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from equicolor.models.foreign import LIBRARIES, ForeignNetwork, load_foreign
 from equicolor.models.gray import GrayInput
 from equicolor.training.run_folder import recipe_of_run
 
-__all__ = ["ForeignNetwork", "GrayInput", "load_network", "network_facts"]
+__all__ = ["ForeignNetwork", "GrayInput", "load_network", "network_facts", "network_title"]
 
 _FACTS = ("model", "rotations", "lifting", "ce_stages", "width", "coset_pool")
 _FORMS = (
@@ -102,6 +103,27 @@ def network_facts(network: nn.Module) -> dict[str, Any]:
         "ce_stages": config.get("ce_stages"),
         "width": width[0] if isinstance(width, (list, tuple)) else width,
     }
+
+
+def network_title(facts: Mapping[str, Any]) -> str:
+    """Which network on which dataset, for tables, figures and pages.
+
+    Args:
+        facts: of :func:`network_facts`, and the ``run`` and ``dataset`` if there are any.
+
+    Example:
+        >>> facts = {"model": "ce_resnet18", "rotations": 12, "lifting": "hsv"}
+        >>> network_title(facts | {"run": "my-run", "dataset": "flowers102"})
+        'ce_resnet18, n = 12, hsv lifting (my-run) on flowers102'
+        >>> network_title({"model": "z2cnn", "rotations": 1})
+        'z2cnn'
+    """
+    parts = [facts["model"]]
+    if (facts.get("rotations") or 1) > 1:
+        parts += [f"n = {facts['rotations']}", f"{facts['lifting']} lifting"]
+    run = f" ({facts['run']})" if facts.get("run") else ""
+    where = f" on {facts['dataset']}" if facts.get("dataset") else ""
+    return f"{', '.join(parts)}{run}{where}"
 
 
 def _checkpoint(path: Path) -> Path:

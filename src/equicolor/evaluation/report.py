@@ -11,6 +11,7 @@ from torch import Tensor
 from equicolor._files import output_folder, refuse_files
 from equicolor.evaluation.evaluate import PREFIX, Evaluation
 from equicolor.evaluation.figures import ACTION_NAMES, evaluation_figure
+from equicolor.evaluation.networks import network_title
 from equicolor.reporting.figures import png
 from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import write_results
@@ -22,6 +23,8 @@ RESULTS, FIGURE = "evaluation.json", "hue-curve.png"
 
 def summary_table(found: Evaluation) -> Table:
     """Accuracy on the original pictures and under every action's hue shifts.
+
+    The paper's mean counts -180° and 180°, which are one shift, twice; the next column once.
 
     Example:
         >>> from equicolor.evaluation import evaluate
@@ -40,19 +43,17 @@ def summary_table(found: Evaluation) -> Table:
                 f"{sweep.mean:.2f}",
                 f"{sweep.mean_distinct:.2f}",
                 f"{float(sweep.accuracy[worst]):.2f}",
-                f"{360 * float(sweep.shifts[worst]):.0f}°",
+                f"{360 * float(sweep.shifts[worst]):z.0f}°",
                 f"{float(changed[sweep.distinct].mean()):.2f}",
             )
         )
-    columns = ("pictures", "accuracy", "distinct", "lowest", "at", "changed")
-    facts = found.facts
-    where = f" on {facts['dataset']}" if facts.get("dataset") else ""
-    title = f"{facts['model']}{where}, {found.pictures} pictures; percent"
-    return Table(columns, lines, title)
+    columns = ("pictures", "accuracy", "±180° once", "lowest", "lowest at", "answers changed")
+    heading = f"{network_title(found.facts)}, {found.pictures} pictures; percent"
+    return Table(columns, lines, heading)
 
 
 def class_table(found: Evaluation, action: str = "hsv", *, most: int = 10) -> Table:
-    """The classes that lose most under hue shifts.
+    """The classes that lose most under hue shifts; the title says if there are more.
 
     Args:
         found: an evaluation.
@@ -66,21 +67,22 @@ def class_table(found: Evaluation, action: str = "hsv", *, most: int = 10) -> Ta
         >>> len(class_table(found).rows)
         2
     """
-    changes = found.class_changes(action)[:most]
+    changes = found.class_changes(action)
     lines = [
         (
             change.name,
             str(change.pictures),
             f"{change.original:.1f}",
             f"{change.shifted:.1f}",
-            f"{change.shifted - change.original:+.1f}",
+            f"{change.shifted - change.original:+z.1f}",  # z: no negative zero
             f"{change.changed:.1f}",
         )
-        for change in changes
+        for change in changes[:most]
     ]
-    columns = ("class", "pictures", "original", "shifted", "difference", "changed")
-    title = f"Classes that lose most, {ACTION_NAMES[action]}; means over distinct shifts"
-    return Table(columns, lines, title)
+    columns = ("class", "pictures", "original", "shifted", "difference", "answers changed")
+    which = f"The {most} of {len(changes)} classes" if len(changes) > most else "Classes"
+    heading = f"{which} that lose most, {ACTION_NAMES[action]}; percent, means over shifts"
+    return Table(columns, lines, heading)
 
 
 def headline(found: Evaluation) -> str:

@@ -123,8 +123,8 @@ def _columns(sigmas: Sequence[float]) -> tuple[str, ...]:
 def _gain(values: Sequence[float]) -> str:
     if not values:
         return MISSING
-    mean = round(statistics.fmean(values), 2) + 0.0  # not -0.0
-    return f"{mean:+.2f} ± {standard_error(values):.2f}".replace("-", "−")
+    mean = statistics.fmean(values)  # z: no negative zero
+    return f"{mean:+z.2f} ± {standard_error(values):.2f}".replace("-", "−")
 
 
 def _epochs(rows: Sequence[Row]) -> str:

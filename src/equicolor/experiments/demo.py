@@ -275,7 +275,7 @@ def headline(demo: Demo) -> str:
     plain, equivariant = (demo.accuracy[model] for model in MODELS)
     return (
         f"CECNN reads {equivariant:.1f} % of the coloured digits, Z2CNN {plain:.1f} %: "
-        f"{equivariant - plain:+.1f} points."
+        f"{equivariant - plain:+z.1f} points."
     )
 
 
@@ -303,7 +303,7 @@ def _write(demo: Demo, output: Path, epochs: int, seed: int) -> None:
         numbers={
             "CECNN, equivariant to hue": f"{equivariant:.1f} %",
             "Z2CNN, plain": f"{plain:.1f} %",
-            "difference": f"{equivariant - plain:+.1f} points",
+            "difference": f"{equivariant - plain:+z.1f} points",
         },
         provenance=facts,
     )

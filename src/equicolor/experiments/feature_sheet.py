@@ -129,6 +129,6 @@ def sheet(
                 axes = line[place * len(sources) + number]
                 block = torch.cat((features.features[place, :, None], features.crops[place]), 1)
                 axes.imshow(tiles(block), interpolation="nearest")
-                about = which or f"selectivity {scores[name][channel]:.2f}"
+                about = which or f"selectivity {scores[name][channel]:z.2f}"
                 axes.set_title(f"{name}, channel {channel}, {about}", fontsize=8)
     return figure

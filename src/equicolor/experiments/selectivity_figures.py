@@ -110,7 +110,7 @@ def table(rows: Sequence[Row], trained: Sequence[Row]) -> Table:
         cells = [titles[dataset], _QUOTED.get(dataset, MISSING)]
         cells += [f"{score(rows, dataset):.3f}", str(units)]
         gain = found[dataset]
-        cells += [f"{gain[count]:+.2f}" if count in gain else MISSING for count in stages]
+        cells += [f"{gain[count]:+z.2f}" if count in gain else MISSING for count in stages]
         lines.append(tuple(cells))
     columns = ("dataset", "selectivity, literature", "selectivity, ours", "units")
     title = "Colour selectivity of the plain network, and points gained with CE stages"
@@ -140,7 +140,7 @@ def gain_figure(rows: Sequence[Row], trained: Sequence[Row]) -> Figure:
     for index, dataset in enumerate(sorted(scores, key=lambda name: -scores[name])):
         gain = gains(trained, dataset) or {0: 0.0}
         most = max(most, *gain)
-        label = f"{titles[dataset]}, selectivity {scores[dataset]:.2f}"
+        label = f"{titles[dataset]}, selectivity {scores[dataset]:z.2f}"
         color = colors(float(span(scores[dataset])))
         axes.plot(sorted(gain), [gain[count] for count in sorted(gain)], ":", color=color)
         stages = range(max(gain) + 1)

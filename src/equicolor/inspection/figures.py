@@ -128,8 +128,8 @@ def sheet_figure(
             crops_there = torch.where(there, group.crops[unit], 1.0)
             drawn = torch.cat((group.features[unit].unsqueeze(1), crops_there), 1)
             axes.imshow(tiles(drawn), interpolation="nearest", aspect="auto")
-            index = round(float(indices[channel]), 2) + 0.0  # no negative zero
-            axes.set_title(f"channel {channel}, selectivity {index:.2f}", fontsize=8, pad=3)
+            index = float(indices[channel])  # z: no negative zero
+            axes.set_title(f"channel {channel}, selectivity {index:z.2f}", fontsize=8, pad=3)
             axes.set_xticks([])
             axes.set_frame_on(False)
             axes.tick_params(length=0, labelsize=8)
@@ -288,9 +288,10 @@ def equivariance_figure(errors: Mapping[str, float], names: Sequence[str]) -> Fi
     axes.set_yscale("log")
     axes.set_ylim(smallest / 2, 4 * max([1.0, *(h for h in heights if np.isfinite(h))]))
     axes.axhline(1e-5, color=_GREY, linewidth=1, linestyle=":")
+    # Beside the axes: inside them the curve may run through it.
     axes.annotate(
-        "rounding of float32", (0.995, 1.15e-5), xycoords=("axes fraction", "data"),
-        ha="right", va="bottom", fontsize=8, color="#555555",
+        "rounding\nof float32", (1.005, 1e-5), xycoords=("axes fraction", "data"),
+        ha="left", va="center", fontsize=8, color="#555555",
     )  # fmt: skip
     axes.set_xlim(-0.7, len(heights) - 0.3)
     axes.set_xticks(range(len(heights)), names, rotation=60, ha="right", fontsize=8)

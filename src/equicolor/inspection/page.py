@@ -7,6 +7,7 @@ import torch
 
 from equicolor.analysis.unit_rows import SELECTIVE
 from equicolor.evaluation.figures import evaluation_figure
+from equicolor.evaluation.networks import network_title
 from equicolor.evaluation.report import class_table, summary_table
 from equicolor.inspection import figures
 from equicolor.inspection.inspect import Inspection, Sheet
@@ -23,10 +24,6 @@ COLUMNS = (
 BRIEF = ("layer", "units", "field", "selectivity", "error")  # for a terminal
 
 
-def _title(found: Inspection) -> str:
-    return f"{found.facts['model']} on {found.facts['dataset']}"
-
-
 def headline(found: Inspection) -> str:
     """In a sentence or two: how selective units are, what hue shifts cost, what was left out."""
     judged = found.evaluation
@@ -41,7 +38,7 @@ def headline(found: Inspection) -> str:
             f"pictures in random hues, {found.hue_deviation_data:.1f}° for pictures as they are"
         )
     return (
-        f"{accuracy}colour selectivity {found.selectivity.mean:.2f} over "
+        f"{accuracy}colour selectivity {found.selectivity.mean:z.2f} over "
         f"{found.selectivity.units} units{hues}.{_left_out(found)}"
     )
 
@@ -81,8 +78,8 @@ def layer_table(found: Inspection, columns: Sequence[str] | None = None) -> Tabl
             _short(row["layer"]),
             f"{row['channels']}{rotations}",
             f"{height} × {width}{'' if row['exact'] else ' or less'}",
-            f"{row['selectivity']:.3f}",
-            " / ".join(f"{value:.2f}" for value in row["selectivity_quartiles"]),
+            f"{row['selectivity']:z.3f}",
+            " / ".join(f"{value:z.2f}" for value in row["selectivity_quartiles"]),
             f"{100 * row['dead']:.1f} %",
             f"{row['equivariance_error']:.1e}",
             f"{row['hue_deviation']:.1f}°" if "hue_deviation" in row else MISSING,
@@ -134,7 +131,9 @@ def _accuracy_sections(found: Inspection) -> list[Section]:
         Section(
             "Hue curve",
             "Accuracy when the hue of every test picture is shifted. A flat line means that "
-            "answers do not depend on hue.",
+            "answers do not depend on hue. In the table, accuracy is the mean over all shifts, "
+            "then over those that differ (-180° and 180° are one); lowest is that of the worst "
+            "shift; answers changed is the share of pictures that a shift gives another answer to.",
             table=summary_table(judged),
             figure=evaluation_figure(judged),
             caption="Accuracy over the hue shift.",
@@ -158,7 +157,7 @@ def _selectivity_section(found: Inspection, names: list[str]) -> Section:
         "Colour selectivity",
         f"How much of a unit's activation is lost when the {top} pictures that excite it most "
         "are made grey: 1 if all of it, 0 if none, negative if it likes grey better. The mean "
-        f"over all {found.selectivity.units} units is {found.selectivity.mean:.3f}; "
+        f"over all {found.selectivity.units} units is {found.selectivity.mean:z.3f}; "
         f"{share:.0f} % of them have {SELECTIVE} or more.{_left_out(found)}",
         figure=figures.selectivity_figure(found.selectivity.layers, names),
         caption="Every dot is a unit; boxes are quartiles, whiskers 5 and 95 %, the line in a "
@@ -272,7 +271,7 @@ def write(
     """
     page = Path(page)
     refuse_existing(page, overwrite)
-    numbers = {"colour selectivity, mean over units": f"{found.selectivity.mean:.2f}"}
+    numbers = {"colour selectivity, mean over units": f"{found.selectivity.mean:z.2f}"}
     if _has_rotations(found):
         numbers["largest equivariance error"] = f"{max(found.equivariance.values()):.1e}"
     judged = found.evaluation
@@ -288,7 +287,7 @@ def write(
     )
     write_report(
         page,
-        _title(found),
+        network_title(found.facts),
         sections(found),
         lead=lead,
         numbers=numbers,
