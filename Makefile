@@ -34,8 +34,10 @@ types: $(READY)  ## mypy, strict
 	$(BIN)/mypy
 
 # One thread per worker: two workers beat two threads on small tensors.
+pytest vision: export OMP_NUM_THREADS ?= 1
+
 pytest: $(READY) ## tests and the examples in docstrings
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal -q
+	$(BIN)/pytest -n auto --dist worksteal -q
 
 $(SEEING): $(READY) constraints.txt
 	$(PYTHON) -m venv --without-pip $(VISION)
@@ -47,7 +49,7 @@ $(SEEING): $(READY) constraints.txt
 	@touch $@
 
 vision: $(SEEING) ## tests with torchvision and timm
-	OMP_NUM_THREADS=1 $(VISION)/bin/python -m pytest -n auto --dist worksteal -q tests/vision
+	$(VISION)/bin/python -m pytest -n auto --dist worksteal -q tests/vision
 
 format: $(READY) ## let ruff rewrite
 	$(BIN)/ruff check --fix .
