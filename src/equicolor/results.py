@@ -111,7 +111,9 @@ def _not(name: str, value: Any) -> str | None:
     if name in _WORDS:
         return None if isinstance(value, (str, type(None))) else "text"
     if isinstance(value, list):
-        return None if all(isinstance(each, kinds) for each in value) else "a list of numbers"
+        words = name == "class_names"
+        good = all(isinstance(each, str if words else kinds) for each in value)
+        return None if good else "a list of names" if words else "a list of numbers"
     return "flat" if isinstance(value, dict) else None
 
 
