@@ -155,7 +155,7 @@ def test_cost_of_one_network(tmp_path: Path) -> None:
     assert (row["rotations"], row["lifting"], row["width"], row["input_size"]) == (6, "hsv", 2, 16)
     first, second, last = result.stdout.splitlines()
     assert first == f"parameters: {row['parameters']:,}"
-    assert second.startswith("multiply-accumulates executed for one 16×16 image: ")
+    assert second.startswith("multiply-accumulates executed for one 16×16 image, hsv lifting: ")
     assert last == f"wrote {file}"
 
 

@@ -125,6 +125,7 @@ def test_quick_runs_have_a_folder_of_their_own(calls: list[tuple[Any, ...]]) -> 
         (["--only", "configurations", "--seeds", "2"], "configurations does not take --seeds"),
         (["--only", "equivariance", "--datasets", "a"], "equivariance does not take datasets"),
         (["--from", "results", "--quick"], "--from shows the rows that are there"),
+        (["--from", "results", "--workers", "3"], "--from shows the rows that are there"),
         (["--only", ","], "--only takes names separated by commas, got ','"),
         (["--datasets", " "], "--datasets takes names separated by commas, got ' '"),
         (["--device", ","], "--device takes names separated by commas, got ','"),

@@ -14,7 +14,8 @@ class WrongTypeError(TypeError, ValueError):
 # Larger numbers are slips: they would end in an overflow, in want of memory or never.
 _MOST = {
     "rotations": 1_000, "width": 65_536, "size": 32_768, "image_size": 32_768,
-    "num_classes": 10_000_000, "epochs": 1_000_000_000, "batch_size": 1_000_000_000,
+    "resize": 32_768, "shifts": 100_000, "num_classes": 10_000_000, "epochs": 1_000_000_000,
+    "batch_size": 1_000_000_000,
 }  # fmt: skip
 
 

@@ -257,6 +257,7 @@ def run_experiments(
 ) -> None:
     """Run experiments, or show what files hold of them, and say what was written."""
     from equicolor.experiments import all_report
+    from equicolor.experiments.launching import Launch
     from equicolor.experiments.registry import find_experiment
 
     for name in names or []:
@@ -268,7 +269,7 @@ def run_experiments(
         output = Path("runs") / usual
     chosen = {name: value for name, value in given.items() if value is not None}
     if sources:
-        if quick or datasets or chosen:
+        if quick or datasets or chosen or how != Launch(workers=None):
             raise ValueError(
                 "--from shows the rows that are there: it takes no options of training"
             )

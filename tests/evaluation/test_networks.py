@@ -218,3 +218,9 @@ def test_missing_libraries_name_the_extra(library: str, monkeypatch: pytest.Monk
     with pytest.raises(ModuleNotFoundError, match=r"pip install .* '\.\[vision\]'") as caught:
         load_network(f"{library}:resnet18")
     assert caught.value.name == library
+
+
+def test_a_file_has_its_own_weights(tmp_path: Path) -> None:
+    path = save_model(z2cnn(3, width=4), tmp_path / "network.safetensors")
+    with pytest.raises(ValueError, match="has its own: leave --no-pretrained out"):
+        load_network(path, pretrained=False)

@@ -123,7 +123,7 @@ def test_summary_in_words() -> None:
         "multiply-accumulates executed for one 32×32 image: 0.389 G",
     ]
     equivariant = configurations.summary(measure("ce_resnet44"))
-    assert equivariant.endswith("image: 2.55 G dense, 1.15 G cyclic (2.2 times fewer)")
+    assert equivariant.endswith("image, rgb lifting: 2.55 G dense, 1.15 G cyclic (2.2 times fewer)")
 
 
 def test_catalogue() -> None:

@@ -58,6 +58,11 @@ def load_network(
     file, _, function = (text, "", "") if text.endswith(".py") else text.rpartition(":")
     if colon and kind in LIBRARIES:
         network: nn.Module = load_foreign(text, pretrained=pretrained)
+    elif not pretrained:
+        raise ValueError(
+            f"pretrained chooses the weights of timm's and torchvision's networks; {text} has its "
+            "own: leave --no-pretrained out"
+        )
     elif file.endswith(".py"):
         network = _from_file(Path(file), function)
     else:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from equicolor import _checks
 from equicolor.data.augment import Augmentation
 from equicolor.data.decoded import decode
 from equicolor.data.loaders import ResidentLoader, StreamingLoader, choose_data_path
@@ -79,7 +80,8 @@ def choose_preparation(
             resize = network.resize
     if resize is None:
         resize = size if kind == "small" else usual_resize(size)
-    return Preparation(size, resize)
+    _checks.positive_int("size", size)
+    return Preparation(size, _checks.positive_int("resize", resize))
 
 
 def try_images(network: nn.Module, size: int, batch: int = 2) -> object:

@@ -292,11 +292,12 @@ def summary(row: Row) -> str:
     """A row of :func:`measure` in words."""
     size, dense, cyclic = row["input_size"], row["macs_dense"], row["macs_cyclic"]
     macs = f"{dense / 1e9:.3g} G"
+    lifted = f", {row['lifting']} lifting" if row["rotations"] > 1 else ""
     if row["rotations"] > 1:
         macs = f"{macs} dense, {cyclic / 1e9:.3g} G cyclic ({dense / cyclic:.1f} times fewer)"
     return (
         f"parameters: {row['parameters']:,}\n"
-        f"multiply-accumulates executed for one {size}×{size} image: {macs}"
+        f"multiply-accumulates executed for one {size}×{size} image{lifted}: {macs}"
     )
 
 

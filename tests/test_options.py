@@ -1,0 +1,329 @@
+"""No option of a command and no keyword of a builder is accepted without effect.
+
+Commands and builders are walked, so that a new option needs a value here. Each is given that
+value beside a base call: what the command hands on or prints, or the network, must change, or
+the value must be refused.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from equicolor import nn as ce
+from equicolor.cli import app
+from equicolor.models import cecnn, list_models, save_model
+from equicolor.models.registry import get_builder
+
+Call = tuple[str, ...]
+
+
+class Stop(Exception):  # noqa: N818
+    """Ends a command where its work would begin."""
+
+
+def commands(group: Any = None, name: Call = ()) -> Iterator[tuple[Call, Any]]:
+    """Every command by its words."""
+    group = get_command(app) if group is None else group
+    if not hasattr(group, "commands"):
+        yield name, group
+        return
+    for word, command in group.commands.items():
+        yield from commands(command, (*name, word))
+
+
+COMMANDS = dict(commands())
+
+# What a command hands its options to: the work, which is not begun, and what comes before it.
+WORK: dict[str, tuple[str, ...]] = {
+    "train": ("equicolor.training.fit.fit",),
+    "evaluate": (
+        "equicolor.evaluation.report.refuse_existing",
+        "equicolor.evaluation.diagnose.diagnose",
+    ),
+    "inspect": (
+        "equicolor.inspection.page.refuse_existing",
+        "equicolor.evaluation.diagnose.load_subject",
+        "equicolor.inspection.inspect.inspect",
+    ),
+    "convert": (
+        "equicolor.conversion.command.convert_source",
+        "equicolor.conversion.command.hue_table",
+    ),
+    "export": ("equicolor.models.export.export",),
+    "demo": ("equicolor.experiments.demo.run",),
+    "bench": tuple(
+        f"equicolor.benchmark.suites.{suite}"
+        for suite in ("layers", "networks", "rotations", "precision", "loop")
+    ),
+    "datasets": ("equicolor.data.download.to_get",),
+    "reproduce": (
+        "equicolor.experiments.reproduce_all.launch",
+        "equicolor.experiments.reproduce.launch",
+        "equicolor.experiments.classification.launch",
+        "equicolor.experiments.reproduce_all.state",
+        "equicolor.experiments.all_report.read",
+        "equicolor.experiments.all_report.write",
+        "equicolor.experiments.all_report.pictures",
+    ),
+}
+GO_ON: dict[str, Any] = {
+    "equicolor.evaluation.diagnose.load_subject": None,
+    "equicolor.conversion.command.convert_source": [],
+    "equicolor.experiments.reproduce_all.state": "new",
+    "equicolor.experiments.all_report.read": None,
+}
+
+# The call that an option is added to; {folder} holds class folders, network and results.
+BASE: dict[str, str] = {
+    "train": "{folder}/pictures --model ce_resnet18 --width 4 --size 32 --device cpu",
+    "evaluate": "{folder}/network.safetensors",
+    "inspect": "{folder}/network.safetensors",
+    "convert": "{folder}/network.safetensors -o {folder}/new.safetensors",
+    "export": "{folder}/network.safetensors -o {folder}/new.onnx",
+    "cost": "ce_resnet44",
+    "reproduce": "--quick",
+    "reproduce list": "",
+    "reproduce all": "--quick --only ablation-jitter,equivariance",
+    "datasets get": "mnist",
+}
+# What an option needs beside it.
+WITH: dict[tuple[str, str], str] = {
+    ("train", "js"): "--augmix",
+    ("train", "augmix_full"): "--augmix",
+    ("train", "force"): "-o {folder}/run --dry-run",
+    ("train", "sync_norm"): "--devices 2",
+    ("evaluate", "force"): "-o {folder}/evaluation",
+    ("inspect", "force"): "-o {folder}/page.html",
+    ("convert", "force"): "-o {folder}/network.safetensors",
+    ("cost", "force"): "-o {folder}/rows.json",
+    ("reproduce", "launcher_option"): "--launcher slurm",
+}
+# Another call than that of BASE.
+INSTEAD: dict[tuple[str, str], str] = {
+    ("train", "recipe"): "{folder}/pictures",
+    ("train", "finetune"): "{folder}/pictures",
+    ("reproduce", "quick"): "",
+    ("reproduce", "sources"): "",
+    ("reproduce", "pictures"): "--from {folder}/rows.json",
+    ("convert", "match_parameters"): BASE["convert"] + " --init random",
+}
+# A value of every option that is no flag: for one command, or for all.
+VALUES: dict[str | tuple[str, str], str] = {
+    "actions": "hsv,rotate", ("evaluate", "actions"): "hsv",
+    "architecture": "resnet44", "batch": "3", "batch_size": "7", "cache": "{folder}/kept",
+    "ce_stages": "2", ("cost", "ce_stages"): "2", "checkpoint_every": "7", "classes": "7",
+    "clip": "2", "coset_pool": "avg", "data": "{folder}/pictures", "data_path": "streaming",
+    "dataset": "{folder}/other", "datasets": "{folder}/pictures",
+    "device": "cpu" if torch.cuda.is_available() else "cuda", ("train", "device"): "cuda",
+
+    "devices": "2", "ema": "0.5", "epochs": "7", "finetune": "{folder}/network.safetensors",
+    "form": "dense", "grey": "opponent", "init": "random", "input_size": "56",
+    "js": "", "jitter": "0.25", "label_smoothing": "0.1", "launcher": "submitit-local",
+    "launcher_option": "timeout_min=3", "layers": "a", "lifting": "hsv",
+    ("convert", "lifting"): "rgb", "limit_images": "3", "lr": "0.5",
+    "model": "ce_resnet34", ("cost", "model"): "resnet44", ("export", "model"): "z2cnn",
+    "models": "z2cnn", ("bench", "models"): "stage1", ("bench networks", "models"): "n12-fast",
+    "modes": "forward", "name": "cifar10", "network": "timm:resnet18", "networks": "baseline",
+    "num_nodes": "2", "only": "equivariance", "optimizer": "sgd", "output": "{folder}/elsewhere",
+    ("inspect", "output"): "{folder}/elsewhere.html", "pictures": "{folder}/drawn",
+    "precision": "bf16", ("bench", "precision"): "bf16", "recipe": "hsv-12", "repeats": "2",
+    "resize": "99", "rotations": "6", ("convert", "rotations"): "4", "schedule": "cosine",
+    "seed": "3", "seeds": "2", "shard": "0/2", "sheets": "a", "shifts": "7", "sigmas": "12",
+    "size": "48", "source": "timm:resnet18", "sources": "{folder}/rows.json", "split": "train",
+    "split_seed": "3", "steps": "3", "strategy": "ddp", "time_limit": "7", "to": "torchscript",
+    "top": "3", "units": "2", "until": "blocks.2", "validate_every": "2", "variants": "dense",
+    "weight_decay": "0.5", "width": "8", "workers": "2",
+}  # fmt: skip
+
+
+def found(table: dict[Any, Any], name: Call, option: str) -> Any:
+    """The entry for an option of a command, of its group, or of all."""
+    for key in ((" ".join(name), option), (name[0], option), option):
+        if key in table:
+            return table[key]
+    return None
+
+
+def arguments(name: Call, option: str) -> list[str]:
+    """The option as it is typed."""
+    (parameter,) = (p for p in COMMANDS[name].params if p.name == option)
+    if getattr(parameter, "is_flag", False):
+        return [(parameter.secondary_opts if parameter.default else parameter.opts)[0]]
+    value = found(VALUES, name, option)
+    assert value is not None, f"give VALUES an entry for {option}, of {' '.join(name)}"
+    return [value] if parameter.param_type_name == "argument" else [parameter.opts[-1], value]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures, a network, a run, and files that commands must not overwrite."""
+    from PIL import Image
+
+    place = tmp_path_factory.mktemp("options")
+    for data in ("pictures", "other"):
+        for label in ("a", "b"):
+            (place / data / label).mkdir(parents=True)
+            for index in range(6):
+                Image.new("RGB", (40, 40), (index, 0, 0)).save(
+                    place / data / label / f"{index}.png"
+                )
+    save_model(cecnn(2, width=4, coset_pool="max"), place / "network.safetensors")
+    (place / "rows.json").write_text("{}")
+    (place / "page.html").write_text("")
+    (place / "run").mkdir()
+    (place / "run" / "recipe.json").write_text("{}")
+    (place / "evaluation").mkdir()
+    (place / "evaluation" / "evaluation.json").write_text("{}")
+    return place
+
+
+@pytest.fixture
+def outcome(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[Any, ...]]:
+    """Runs a command as far as its work; what it handed on, printed and ended with."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
+    for variable in ("TORCHELASTIC_RUN_ID", "SLURM_STEP_NUM_TASKS", "MASTER_ADDR"):
+        monkeypatch.delenv(variable, raising=False)
+
+    def run(name: Call, given: list[str]) -> tuple[Any, ...]:
+        handed: list[str] = []
+
+        def spy(work: str, real: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                handed.append(f"{work}{args}{kwargs}")
+                if work.endswith("refuse_existing"):
+                    return real(*args, **kwargs)
+                if work in GO_ON:
+                    return GO_ON[work]
+                raise Stop
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for work in WORK.get(name[0], ()):
+                module, _, attribute = work.rpartition(".")
+                place = importlib.import_module(module)
+                patch.setattr(place, attribute, spy(work, getattr(place, attribute)))
+            words = [word.format(folder=folder) for word in given]
+            result = CliRunner().invoke(app, [*name, *words], prog_name="equicolor")
+        error = result.exception
+        assert isinstance(error, Stop | SystemExit | None), (given, repr(error))
+        return result.exit_code, result.stdout, result.stderr, handed
+
+    return run
+
+
+@pytest.mark.parametrize("name", COMMANDS, ids=" ".join)
+def test_every_option_of_a_command_has_an_effect(
+    name: Call, outcome: Callable[..., tuple[Any, ...]]
+) -> None:
+    usual = BASE.get(" ".join(name), BASE.get(name[0], ""))
+    before: dict[str, tuple[Any, ...]] = {}
+    ignored = []
+    for parameter in COMMANDS[name].params:
+        if parameter.name == "help":
+            continue
+        instead = found(INSTEAD, name, parameter.name)
+        base = usual if instead is None else instead
+        base = f"{base} {found(WITH, name, parameter.name) or ''}"
+        if base not in before:
+            before[base] = outcome(name, base.split())
+        more, words = arguments(name, parameter.name), base.split()
+        if parameter.param_type_name == "argument":  # in the place of that of the base
+            changed = [*more, *(words if base.startswith("-") else words[1:])]
+        else:
+            changed = [*words, *more]
+        if outcome(name, changed) == before[base]:
+            ignored.append(" ".join([*name, *changed]))
+    assert not ignored
+
+
+# Another value of every keyword of a network's builder.
+KEYWORDS: dict[str, Any] = {
+    "num_classes": 7, "width": 6, "dropout": 0.5, "rotations": 4, "ce_layers": 3, "ce_stages": 1,
+    "separable": False, "coset_pool": "avg", "lifting": "hsv", "normalize": False,
+    "invariant": "H",
+}  # fmt: skip
+
+
+def described(build: Callable[..., torch.nn.Module], **options: Any) -> str:
+    """The modules of a network and the shapes of its weights; what was refused, if it was.
+
+    Not its configuration, which holds ignored options, too.
+    """
+    try:
+        with torch.device("meta"):
+            network = build(**options)
+    except (TypeError, ValueError) as error:
+        return f"refused: {error}"
+    return f"{network}{[(key, value.shape) for key, value in network.state_dict().items()]}"
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_every_keyword_of_a_network_has_an_effect(name: str) -> None:
+    build, ignored = get_builder(name), []
+    base: dict[str, Any] = {"coset_pool": "max"} if name == "cecnn" else {}  # hybrids need one
+    for keyword in inspect.signature(build).parameters:
+        assert keyword in KEYWORDS, f"give KEYWORDS an entry for {keyword}, of {name}"
+        if described(build, **base | {keyword: KEYWORDS[keyword]}) == described(build, **base):
+            ignored.append(keyword)
+    assert not ignored
+
+
+# Another value of every argument of a layer, beside those it needs.
+LAYERS: dict[str, dict[str, Any]] = {
+    "CELiftConv2d": {"in_channels": 3, "out_channels": 4, "kernel_size": 3, "padding": 1},
+    "CEConv2d": {"in_channels": 4, "out_channels": 4, "kernel_size": 3, "padding": 1},
+    "CEBatchNorm2d": {"num_features": 4},
+    "CEMaxPool2d": {"kernel_size": 3, "padding": 1},
+    "CEAvgPool2d": {"kernel_size": 3, "padding": 1},
+    "CEAdaptiveAvgPool2d": {"output_size": 1},
+}
+ARGUMENTS: dict[str, Any] = {
+    "in_channels": 6, "out_channels": 6, "kernel_size": 5, "num_features": 6, "output_size": 2,
+    "stride": 2, "padding": 0, "dilation": 2, "groups": 2, "bias": False, "rotations": 4,
+    "padding_mode": "circular", "device": "meta", "dtype": torch.float64, "lifting": "hsv",
+    "learnable": True, "separable": False, "algorithm": "dense", "eps": 0.5, "momentum": 0.5,
+    "affine": False, "track_running_stats": False, "p": 0.25, "inplace": True, "ceil_mode": True,
+    "return_indices": True, "count_include_pad": False, "divisor_override": 3,
+}  # fmt: skip
+
+
+def computed(layer: str, **options: Any) -> tuple[Any, ...]:
+    """What a layer is made of and makes of random numbers; what was refused, if it was."""
+    torch.manual_seed(0)
+    shape = (2, 3, 10, 12) if layer == "CELiftConv2d" else (2, 4, 3, 10, 12)
+    try:
+        module = getattr(ce, layer)(**options)
+        output = module(torch.rand(shape))
+    except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        return ("refused", str(error))
+    state = [(key, value.tolist()) for key, value in module.state_dict().items()]
+    return str(module), state, output.dtype, output.tolist()
+
+
+@pytest.mark.parametrize(
+    "layer", [each for each in ce.__all__ if inspect.isclass(getattr(ce, each))]
+)
+def test_every_argument_of_a_layer_has_an_effect(layer: str) -> None:
+    base, like = LAYERS.get(layer, {}), getattr(ce, layer)
+    if layer == "CEMaxPool2d":  # which hands its arguments on
+        like = torch.nn.MaxPool2d
+    before, ignored = computed(layer, **base), []
+    assert before[0] != "refused", before
+    for name, parameter in inspect.signature(like).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue  # those of torch.nn.Module, which takes none
+        assert name in ARGUMENTS, f"give ARGUMENTS an entry for {name}, of {layer}"
+        if computed(layer, **base | {name: ARGUMENTS[name]}) == before:
+            ignored.append(name)
+    assert not ignored
