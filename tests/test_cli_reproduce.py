@@ -115,6 +115,8 @@ def test_quick_runs_have_a_folder_of_their_own(calls: list[tuple[Any, ...]]) -> 
         (["--only", "tables"], "unknown experiment 'tables'; see 'reproduce list'"),
         (["--seeds", "0"], "seeds must be at least 1, got 0"),
         (["--workers", "0"], "workers must be at least 1, got 0"),
+        (["--workers", "99999"], "workers must be at most 1,024, got 99999"),
+        (["--seeds", "9999999"], "seeds must be at most 1,000,000, got 9999999"),
         (["--shard", "2"], "shard must be I/N with I from 0 to N - 1, such as 0/4; got '2'"),
         (["--launcher-option", "gpu"], "--launcher-option must be NAME=VALUE, got 'gpu'"),
         (["--pictures", "docs"], "--pictures needs --from: a run has them in its figures/"),

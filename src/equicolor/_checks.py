@@ -15,7 +15,7 @@ class WrongTypeError(TypeError, ValueError):
 _MOST = {
     "rotations": 1_000, "width": 65_536, "size": 32_768, "image_size": 32_768,
     "resize": 32_768, "shifts": 100_000, "num_classes": 10_000_000, "epochs": 1_000_000_000,
-    "batch_size": 1_000_000_000,
+    "batch_size": 1_000_000_000, "seeds": 1_000_000, "workers": 1_024,
 }  # fmt: skip
 
 
