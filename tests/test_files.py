@@ -99,3 +99,44 @@ def test_results_do_not_go_into_files(tmp_path: Path) -> None:
             NotADirectoryError, match=r"results go to a folder, but .*file is a file"
         ):
             output_folder(path)
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from equicolor.models import save_model, z2cnn
+from equicolor.models.checkpoint_files import write_pickle
+from equicolor.models.export import export
+from equicolor.reporting.html import Section, write_report
+from equicolor.results import write_results
+
+folder = Path(sys.argv[1])
+network = z2cnn(3, width=24)
+writers = {
+    "network": lambda: save_model(network, folder / "a"),
+    "checkpoint": lambda: write_pickle(folder / "a", network.state_dict()),
+    "results": lambda: write_results(folder / "a", [{"model": "x" * 10_000}]),
+    "report": lambda: write_report(folder / "a", "title", [Section("a", "x" * 10_000)]),
+    "script": lambda: export(network, folder / "a", "torchscript", input_size=28),
+    "program": lambda: export(network, folder / "a", "exported-program", input_size=28),
+}
+# No file may be longer: writing fails in the middle, as on a full disk.
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+for name, write in writers.items():
+    try:
+        write()
+    except OSError as error:
+        print(name, "refused", len(str(error).splitlines()), len(list(folder.iterdir())))
+    else:
+        print(name, "written")
+"""
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("resource")
+    script = [sys.executable, "-W", "ignore", "-c", FULL, str(tmp_path)]
+    result = subprocess.run(script, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stdout.splitlines() if "refused" in line or "written" in line]
+    assert len(lines) == 6
+    assert [line for line in lines if not line.endswith("refused 1 0")] == []

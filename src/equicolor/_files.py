@@ -34,8 +34,25 @@ def written_aside(path: Path) -> Iterator[Path]:
         with partial.open("rb+") as file:
             os.fsync(file.fileno())
         partial.replace(path)
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise type(error)(error.errno, error.strerror, str(path)) from error  # a full disk
     finally:
         partial.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, contents: bytes | str) -> Path:
+    """Write a file that appears whole or not at all, as :func:`written_aside`; its path.
+
+    Example:
+        >>> import tempfile
+        >>> write_whole(Path(tempfile.mkdtemp()) / "new folder" / "a.txt", "text").read_text()
+        'text'
+    """
+    with written_aside(path) as partial:
+        partial.write_bytes(contents.encode() if isinstance(contents, str) else contents)
+    return path
 
 
 @contextmanager

@@ -306,7 +306,7 @@ def run_experiments(
 def _show(
     sources: list[Path], names: list[str] | None, output: Path, pictures: Path | None
 ) -> None:
-    from equicolor._files import output_folder
+    from equicolor._files import output_folder, write_whole
     from equicolor.experiments import all_report
     from equicolor.experiments.jobs import refuse_run
 
@@ -316,7 +316,7 @@ def _show(
     if pictures is not None:
         folder = output_folder(pictures)
         for name, picture in all_report.pictures(found, names).items():
-            (folder / f"{name}.png").write_bytes(picture)
+            write_whole(folder / f"{name}.png", picture)
             typer.echo(f"wrote {folder / name}.png")
         return
     written = all_report.write(found, output, names)

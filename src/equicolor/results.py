@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from equicolor._files import written_aside
+from equicolor._files import write_whole
 from equicolor.devices import device_name
 
 __all__ = ["provenance", "read_results", "read_rows", "write_results"]
@@ -79,9 +79,7 @@ def write_results(
     path = Path(path)
     head = json.dumps({**provenance(device), **facts}, indent=1)[:-2]
     body = ",\n  ".join(json.dumps(row) for row in rows)
-    with written_aside(path) as partial:
-        partial.write_text(f'{head},\n "rows": [\n  {body}\n ]\n}}\n')
-    return path
+    return write_whole(path, f'{head},\n "rows": [\n  {body}\n ]\n}}\n')
 
 
 def read_results(path: Path | str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from equicolor._files import written_aside
+from equicolor._files import write_whole
 from equicolor.benchmark.cases import MODES
 from equicolor.benchmark.figures import (
     MODE_NAMES,
@@ -100,9 +100,7 @@ def draw(suite: str, rows: Sequence[Row], path: Path) -> list[Path]:
     """Write the figure of a suite, if anything was measured; returns what was written."""
     if all("problem" in row for row in rows):
         return []
-    with written_aside(path) as partial:
-        partial.write_bytes(png(_FIGURES[suite](rows)))
-    return [path]
+    return [write_whole(path, png(_FIGURES[suite](rows)))]
 
 
 def mode_table(rows: Sequence[Row], mode: str) -> Table:

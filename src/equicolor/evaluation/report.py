@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from equicolor._files import output_folder, refuse_files
+from equicolor._files import output_folder, refuse_files, write_whole
 from equicolor.evaluation.evaluate import PREFIX, Evaluation
 from equicolor.evaluation.figures import ACTION_NAMES, evaluation_figure
 from equicolor.evaluation.networks import network_title
@@ -144,9 +144,7 @@ def write(
     row = found.rows()[0] | _details(found)
     written = [write_results(folder / RESULTS, [row], device=device)]
     if found.sweeps:
-        picture = folder / FIGURE
-        picture.write_bytes(png(evaluation_figure(found)))
-        written.append(picture)
+        written.append(write_whole(folder / FIGURE, png(evaluation_figure(found))))
     return written
 
 

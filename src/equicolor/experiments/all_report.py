@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from equicolor._files import output_folder, written_aside
+from equicolor._files import output_folder, write_whole
 from equicolor.experiments.registry import EXPERIMENTS, Experiment
 from equicolor.experiments.rows import distinct
 from equicolor.experiments.sections import Findings, heading, rows_shown, sections
@@ -191,7 +191,7 @@ def write(
         for section, name in parts:
             made.append(section)
             if name and isinstance(section.figure, bytes):
-                paths.append(_save(output / FIGURES / f"{name}.png", section.figure))
+                paths.append(write_whole(output / FIGURES / f"{name}.png", section.figure))
     columns = ("experiment", "paper", "state", "rows", "figures")
     overview = Table(columns, lines, text_columns=3)
     contents = Section("What there is", "", overview)
@@ -241,9 +241,3 @@ def _line(
     state = ("shown" if own or figures else "not run") if complete else "incomplete"
     rows = str(own) if own or not figures else f"{len(rows_shown(experiment.name, found))} shared"
     return experiment.name, experiment.paper or "ours", state, rows, str(figures)
-
-
-def _save(path: Path, picture: bytes) -> Path:
-    with written_aside(path) as partial:
-        partial.write_bytes(picture)
-    return path

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from equicolor._files import output_folder, written_aside
+from equicolor._files import output_folder, write_whole
 from equicolor._text import counted
 from equicolor.experiments.classification_figures import FIGURE_1B, figure_1b, hue_figure
 from equicolor.experiments.classification_tables import markdown, paper_numbers
@@ -50,16 +50,14 @@ def write(rows: Sequence[Row], output: Path | str) -> list[Path]:
         raise ValueError("no rows to make tables and figures of")
     folder = output_folder(output)
     tables = folder / TABLES
-    with written_aside(tables) as partial:
-        partial.write_text(markdown(rows), encoding="utf-8")
+    write_whole(tables, markdown(rows))
     figures = {"fig1b": figure_1b(rows, FIGURE_1B)}
     figures |= {name: hue_figure(rows, name) for name in datasets_of(rows)}
     written = [tables]
     for name, figure in figures.items():
         if figure is not None:
             path = folder / f"classification-{re.sub('[^A-Za-z0-9.+_-]', '_', name)}.png"
-            path.write_bytes(png(figure))
-            written.append(path)
+            written.append(write_whole(path, png(figure)))
     return written
 
 

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 
 from equicolor import _checks
-from equicolor._files import written_aside
 from equicolor.data import (
     ColorMNIST,
     Digits,
@@ -24,6 +23,7 @@ from equicolor.data import (
     longtailed_colormnist,
 )
 from equicolor.data.colormnist import BIASED_SEED
+from equicolor.models.checkpoint_files import write_pickle
 from equicolor.models.z2cnn import Z2CNN
 from equicolor.results import read_results, write_results
 from equicolor.training.digit_runs import Recipe, Result, Run, check_runs, identity, read_kept
@@ -303,8 +303,7 @@ def _checkpoint(folder: Path, job: Job) -> Path:
 
 
 def _save_networks(path: Path, results: Sequence[Result]) -> None:
-    with written_aside(path) as partial:
-        torch.save({f"{result.dataset} {result.seed}": result.state for result in results}, partial)
+    write_pickle(path, {f"{result.dataset} {result.seed}": result.state for result in results})
 
 
 def _train(

@@ -8,7 +8,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from equicolor._files import output_folder
+from equicolor._files import output_folder, write_whole
 from equicolor.data import (
     ColorMNIST,
     Digits,
@@ -222,9 +222,7 @@ def write(
     pictures = {name: png(figure) for name, figure in drawn.items()}
     written = []
     for name, picture in pictures.items():
-        path = folder / f"{name}.png"
-        path.write_bytes(picture)
-        written.append(path)
+        written.append(write_whole(folder / f"{name}.png", picture))
     if not report:
         return written
     named = captions(experiment, rows, digits)

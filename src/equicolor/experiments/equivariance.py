@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from torch import Tensor, nn
 
-from equicolor._files import output_folder
+from equicolor._files import output_folder, written_aside
 from equicolor.color import shift_hue
 from equicolor.nn import CEBatchNorm2d, CEConv2d, CELiftConv2d, CEMaxPool2d, CosetMaxPool
 from equicolor.reporting.progress import tracked
@@ -331,7 +331,8 @@ def run(output: Path | str) -> list[HueResponse]:
 def _measure_and_draw(path: Path) -> list[HueResponse]:
     photo = sample_photo()
     responses = [measure(spec, photo) for spec in tracked(DEMO, "measuring")]
-    plot(responses, photo).savefig(path, dpi=100)
+    with written_aside(path) as partial:
+        plot(responses, photo).savefig(partial, dpi=100, format=path.suffix[1:] or None)
     return responses
 
 

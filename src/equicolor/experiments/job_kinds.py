@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 from torch import nn
 
+from equicolor._files import write_whole
 from equicolor.data import Digits, load_mnist
 from equicolor.devices import choose_device
 from equicolor.experiments import colormnist
@@ -237,9 +238,8 @@ def draw_features(settings: Settings, folder: Path, where: Where, before: Before
     drawn, picture = measure_and_draw(
         network, pictures, top=settings["top"], units=settings["units"], autocast=half
     )
-    folder.mkdir(parents=True, exist_ok=True)
     suffix = "" if facts["dataset"] == "flowers102" else f"-{facts['dataset']}"
-    (folder / f"neuron-features{suffix}.png").write_bytes(picture)
+    write_whole(folder / f"neuron-features{suffix}.png", picture)
     return [{**facts, **row} for row in drawn]
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 from rich.console import Console
 
-from equicolor._files import written_aside
+from equicolor._files import write_whole
 from equicolor.devices import choose_device
 from equicolor.reporting.progress import say
 from equicolor.results import read_results, write_results
@@ -190,8 +190,7 @@ class Store:
         """
         folder = self.folder(job)
         if folder == self.root / job.name:
-            with written_aside(self._owner(job)) as partial:
-                partial.write_text(job.key)
+            write_whole(self._owner(job), job.key)
         left = folder.iterdir() if folder.is_dir() else ()
         return any(path.suffix != ".partial" for path in left)  # which a kill may leave
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from filelock import FileLock
 from rich.console import Console
 
-from equicolor._files import output_folder
+from equicolor._files import output_folder, write_whole
 from equicolor._text import counted
 from equicolor.experiments import all_report
 from equicolor.experiments.ablations import ABLATIONS
@@ -194,7 +194,7 @@ def _write_results(
         written.append(write_results(path, rows, device=device, **facts))
         for part in listed:
             for picture in sorted(store.folder(part.job).glob(f"{name}*.png")):
-                (folder / picture.name).write_bytes(picture.read_bytes())
+                write_whole(folder / picture.name, picture.read_bytes())
     return written
 
 

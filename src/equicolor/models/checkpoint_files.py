@@ -4,6 +4,7 @@ Nothing here executes code from a file, and whatever is wrong with one is said i
 """
 
 import hashlib
+import io
 import json
 import pickle
 import struct
@@ -16,9 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equicolor._files import written_aside
+from equicolor._files import write_whole
 
-__all__ = ["WEIGHTS", "CheckpointError", "digest", "read_pickle", "read_weights", "write_weights"]
+__all__ = [
+    "WEIGHTS",
+    "CheckpointError",
+    "digest",
+    "read_pickle",
+    "read_weights",
+    "write_pickle",
+    "write_weights",
+]
 
 WEIGHTS = "model.safetensors"  # in the folder of a training run
 _FORMAT = "equicolor-1"
@@ -37,25 +46,23 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
         tensors: by name.
         header: words by name.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     kept = {key: value.detach().contiguous() for key, value in tensors.items()}
     words = {**header, "format": _FORMAT}
-    with written_aside(path) as partial:
-        save_file(kept, partial, {**words, _DIGEST: digest(_joined(words), kept)})
-        _sort_header(partial)
+    # In memory first: of a full disk safetensors does not raise an OSError.
+    write_whole(path, _sorted(save(kept, {**words, _DIGEST: digest(_joined(words), kept)})))
 
 
-def _sort_header(path: Path) -> None:
-    """Put the header of a safetensors file in order: it is written as a hash table has it."""
-    with path.open("r+b") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))
-        text = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        ordered = text.encode().ljust(length)
-        if len(ordered) == length:  # else it was spelt otherwise, and stays as it is
-            file.seek(8)
-            file.write(ordered)
+def _sorted(contents: bytes) -> bytes:
+    """A safetensors file with its header in order, which otherwise is that of a hash table."""
+    (length,) = struct.unpack("<Q", contents[:8])
+    header = json.loads(contents[8 : 8 + length])
+    text = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    ordered = text.encode().ljust(length)
+    if len(ordered) != length:  # it was spelt otherwise, and stays as it is
+        return contents
+    return b"".join((contents[:8], ordered, memoryview(contents)[8 + length :]))
 
 
 def _joined(header: Mapping[str, str]) -> str:
@@ -117,6 +124,21 @@ def read_weights(path: Path, *, weights: bool = False) -> tuple[dict[str, str], 
             "--force"
         )
     return header, tensors
+
+
+def write_pickle(path: Path, contents: Any) -> None:
+    """Write a torch file, whole or not at all.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "last.ckpt"
+        >>> write_pickle(path, {"epoch": 3})
+        >>> read_pickle(path)
+        {'epoch': 3}
+    """
+    held = io.BytesIO()  # torch ends the process if its own file cannot be written
+    torch.save(contents, held)
+    write_whole(path, held.getvalue())
 
 
 def read_pickle(path: Path, remedy: str = "") -> Any:

@@ -6,6 +6,7 @@ the one it was exported with, before success is reported.
 """
 
 import copy
+import io
 import logging
 import tempfile
 import warnings
@@ -198,14 +199,16 @@ def _to_onnx(folded: fx.GraphModule, example: Tensor, path: Path) -> tuple[Run, 
 def _to_torchscript(folded: fx.GraphModule, example: Tensor, path: Path) -> tuple[Run, int]:
     with torch.no_grad():
         scripted = torch.jit.freeze(torch.jit.trace(folded, example))
-    torch.jit.save(scripted, path)
+    path.write_bytes(scripted.save_to_buffer())  # torch's own file ends the process on a full disk
     return torch.jit.load(path), len(list(scripted.graph.nodes()))
 
 
 def _to_exported_program(folded: fx.GraphModule, example: Tensor, path: Path) -> tuple[Run, int]:
     dynamic = ({0: torch.export.Dim("batch")},)
     program = torch.export.export(folded, (example,), dynamic_shapes=dynamic)
-    torch.export.save(program, path)
+    held = io.BytesIO()
+    torch.export.save(program, held)
+    path.write_bytes(held.getvalue())
     return torch.export.load(path).module(), len(program.graph.nodes)
 
 

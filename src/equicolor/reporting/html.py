@@ -12,7 +12,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from equicolor._files import written_aside
+from equicolor._files import write_whole
 from equicolor.reporting.figures import png
 from equicolor.reporting.tables import Table
 
@@ -135,8 +135,7 @@ def write_report(
     """
     path = Path(path)
     page = render(title, sections, lead=lead, numbers=numbers, provenance=provenance)
-    with written_aside(path) as partial:
-        partial.write_text(page, encoding="utf-8")
+    write_whole(path, page)
     return path
 
 

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from equicolor._files import written_aside
-from equicolor.models.checkpoint_files import CheckpointError, read_pickle
+from equicolor.models.checkpoint_files import CheckpointError, read_pickle, write_pickle
 
 __all__ = ["REMEDY", "EpochCheckpoint", "SafeCheckpointIO"]
 
@@ -33,8 +31,7 @@ class SafeCheckpointIO(TorchCheckpointIO):
         self, checkpoint: dict[str, Any], path: Path | str, storage_options: Any = None
     ) -> None:
         """Write a checkpoint."""
-        with written_aside(Path(path)) as partial:
-            torch.save(checkpoint, partial)
+        write_pickle(Path(path), checkpoint)
 
     def load_checkpoint(
         self, path: Path | str, map_location: Any = None, weights_only: bool | None = None

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import logging
 import signal
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -397,9 +398,15 @@ def _quiet_lightning() -> Iterator[None]:
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         for logger in loggers:
             logger.setLevel(logging.ERROR)
+        hook = threading.excepthook
+        # Of a full disk TensorBoard's thread prints a traceback, beside our own line.
+        threading.excepthook = lambda args: (
+            None if isinstance(args.exc_value, OSError) else hook(args)
+        )
         try:
             yield
         finally:
+            threading.excepthook = hook
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from equicolor import _checks
-from equicolor._files import written_aside
+from equicolor.models.checkpoint_files import write_pickle
 from equicolor.training.digit_runs import Recipe, Result, Run, check_runs, read_kept
 from equicolor.training.stacked_trainer import StackedTrainer
 
@@ -121,8 +121,7 @@ def _check(trainer: StackedTrainer, epoch: int, checkpoint: Path | None) -> None
 def _save(trainer: StackedTrainer, path: Path, epochs: int) -> None:
     """Write a checkpoint, whole or not at all."""
     state = {"fingerprint": trainer.fingerprint, "epochs": epochs, "tensors": trainer.tensors()}
-    with written_aside(path) as partial:
-        torch.save(state, partial)
+    write_pickle(path, state)
 
 
 def _resume(trainer: StackedTrainer, path: Path) -> int:

@@ -70,7 +70,7 @@ class Metrics:
         """Add rows."""
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
-        if not self.path.is_file():
+        if not self.path.is_file() or not self.path.stat().st_size:  # as a full disk leaves it
             writer.writeheader()
         writer.writerows(rows)
         with self.path.open("a", newline="") as file:

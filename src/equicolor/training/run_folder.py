@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from equicolor._files import locked, written_aside
+from equicolor._files import locked, write_whole
 from equicolor.data.listing import changes
 from equicolor.models.checkpoints import checkpoint_file, read_origin
 from equicolor.models.registry import Origin
@@ -159,11 +159,9 @@ class RunFolder:
             for path in (*written, *logs):
                 path.unlink(missing_ok=True)
         if anew or not self.recipe.is_file():
-            with written_aside(self.recipe) as partial:
-                partial.write_text(recipe.to_json())
+            write_whole(self.recipe, recipe.to_json())
         if files and not self.checkpoint.is_file():
-            with written_aside(self.images) as partial:
-                partial.write_text(json.dumps(files, indent=0) + "\n")
+            write_whole(self.images, json.dumps(files, indent=0) + "\n")
 
 
 def recipe_of_run(path: Path | str) -> TrainingRecipe | None:
