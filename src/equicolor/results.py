@@ -1,6 +1,7 @@
 """Result files: flat rows, and the command, versions, device and date that made them."""
 
 import json
+import math
 import platform
 import shlex
 import sys
@@ -17,7 +18,7 @@ from equicolor.devices import device_name
 
 __all__ = ["provenance", "read_results", "read_rows", "write_results"]
 
-# Columns of one kind in the rows of every experiment; a value may also be missing, or null.
+# Columns of one kind in the rows of every experiment; most may also be null.
 _WORDS = {
     "augmentation", "coset_pool", "dataset", "digits", "finetuned", "layer", "lifting", "model",
     "network", "optimizer", "schedule", "stage", "state",
@@ -104,13 +105,17 @@ def read_results(path: Path | str) -> dict[str, Any]:
 def _not(name: str, value: Any) -> str | None:
     """What a value of a row should be and is not; None if it is."""
     if value is None:
-        return None
+        return "text" if name in ("dataset", "digits", "model") else None
     if name in _WORDS:
         return None if isinstance(value, str) else "text"
     if name in _NUMBERS:
-        return None if isinstance(value, (int, float)) else "a number"
-    numbers = isinstance(value, list) and all(isinstance(each, (int, float)) for each in value)
+        return None if _finite(value) else "a number"
+    numbers = isinstance(value, list) and all(map(_finite, value))
     return "a list of numbers" if name.endswith("_curve") and not numbers else None
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def read_rows(
