@@ -2,6 +2,7 @@
 
 import sys
 import types
+import urllib.error
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from equicolor.evaluation import ForeignNetwork, GrayInput, load_network
 from equicolor.evaluation.networks import network_facts
-from equicolor.models import CheckpointError, cecnn, resnet18, save_model, z2cnn
+from equicolor.models import CheckpointError, cecnn, foreign, resnet18, save_model, z2cnn
 
 USER_FILE = """
 import torch
@@ -224,3 +225,12 @@ def test_a_file_has_its_own_weights(tmp_path: Path) -> None:
     path = save_model(z2cnn(3, width=4), tmp_path / "network.safetensors")
     with pytest.raises(ValueError, match="has its own: leave --no-pretrained out"):
         load_network(path, pretrained=False)
+
+
+def test_weights_that_cannot_be_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(name, pretrained, options):
+        raise urllib.error.URLError("no route to host")
+
+    monkeypatch.setitem(foreign.LIBRARIES, "timm", offline)
+    with pytest.raises(OSError, match=r"weights of timm:resnet18 could not.*--no-pretrained"):
+        load_network("timm:resnet18")
