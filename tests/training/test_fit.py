@@ -162,15 +162,18 @@ def test_imagenet_streams_from_a_tree_of_its_layout(tmp_path: Path) -> None:
     assert (found.row["dataset"], found.row["pictures"]) == ("imagenet", 4)
 
 
-def test_bf16(toy_recipe: TrainingRecipe, finished: Fit, tmp_path: Path) -> None:
-    fit(dataclasses.replace(toy_recipe, precision="bf16"), tmp_path, CPU)
-    losses = [
-        [float(row["loss"]) for row in Metrics(folder / "metrics.csv").read()]
-        for folder in (tmp_path, finished.folder.path)
-    ]
+def test_bf16(toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
+    # Smaller images leave one pixel before the last stride. On CPUs with AVX-512, torch's gradient
+    # of a strided bfloat16 convolution of single pixels reads memory that nobody wrote.
+    recipe = dataclasses.replace(toy_recipe, size=21, resize=23)
+    losses = []
+    for precision in ("bf16", "32"):
+        fit(dataclasses.replace(recipe, precision=precision), tmp_path / precision, CPU)
+        rows = Metrics(tmp_path / precision / "metrics.csv").read()
+        losses.append([float(row["loss"]) for row in rows])
     assert losses[0] != losses[1]
-    assert losses[0] == pytest.approx(losses[1], rel=0.15)
-    assert all(value.dtype != torch.bfloat16 for value in weights(tmp_path).values())
+    assert losses[0] == pytest.approx(losses[1], rel=0.25)
+    assert all(value.dtype != torch.bfloat16 for value in weights(tmp_path / "bf16").values())
 
 
 def test_grey_networks_are_judged_on_shifted_colours(
