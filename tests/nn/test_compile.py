@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.export import Dim
 
 from equicolor.models import ce_resnet18
@@ -73,12 +74,26 @@ def test_one_graph_serves_every_batch_size(relative_error):
     assert len(graphs) == 1
 
 
-def test_inductor_computes_the_same(relative_error, tolerance):
-    layer = CEConv2d(2, 2, 3, rotations=2, algorithm="cyclic")
-    x = torch.rand(2, 2, 2, 6, 6)
+def test_inductor_computes_the_same_for_images_of_any_size(relative_error, tolerance):
+    network = nn.Sequential(
+        CELiftConv2d(3, 2, 3, rotations=2),
+        CEConv2d(2, 2, 3, rotations=2, algorithm="cyclic"),
+        CEConv2d(2, 2, 3, rotations=2, algorithm="dense"),
+    )
     with torch.no_grad():
-        compiled = torch.compile(layer, fullgraph=True)
-        assert relative_error(compiled(x), layer(x)) < tolerance[torch.float32]
+        compiled = torch.compile(network, fullgraph=True)
+        for size in (8, 10, 13):
+            x = torch.rand(2, 3, size, size)
+            assert relative_error(compiled(x), network(x)) < tolerance[torch.float32]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_trace(relative_error):
+    layer = CEConv2d(4, 4, 3).double()
+    traced = torch.jit.trace(layer, torch.rand(2, 4, 3, 6, 6).double())
+    x = torch.rand(3, 4, 3, 8, 8).double()
+    assert relative_error(traced(x), layer(x)) < 1e-14
 
 
 @each_pair

@@ -12,7 +12,7 @@ from equicolor import _checks
 from equicolor.color import shift_hue_orbit
 from equicolor.groups import CyclicAlgorithm, HueGroup, cyclic_algorithm
 from equicolor.nn.algorithm import ALGORITHMS, choose_algorithm
-from equicolor.nn.layout import channels_last, to_features
+from equicolor.nn.layout import channels_last, from_pixels
 from equicolor.nn.mixing import exact_matmul, mix_apart, mix_together
 
 __all__ = [
@@ -105,7 +105,7 @@ def ce_lift_conv2d(
         )
     orbit = hue_orbit(images, rotations, lifting, matrices=matrices).flatten(0, 1)
     y = F.conv2d(channels_last(orbit), weight.squeeze(2), bias, stride, padding, dilation)
-    return to_features(y, rotations)
+    return from_pixels(y, rotations)
 
 
 def ce_conv2d(
@@ -148,10 +148,10 @@ def ce_conv2d(
     """
     _checks.features("ce_conv2d", x)
     _checks.one_of("algorithm", algorithm, ALGORITHMS)
-    n = x.shape[2]
+    n = int(x.shape[2])  # which torch.jit.trace has as a tensor
     _check_filters(x, weight, pointwise_weight, groups, tables)
     if algorithm == "auto":
-        algorithm = choose_algorithm(n, weight.shape, groups, x.device.type)
+        algorithm = choose_algorithm(n, [*map(int, weight.shape)], groups, x.device.type)
     options = (stride, padding, dilation, groups)
     if n == 1 or algorithm == "dense":
         y = _dense_conv2d(x, weight, pointwise_weight, *options)
@@ -259,8 +259,8 @@ def _dense_conv2d(
         dilation,
         groups,
     )
-    by_rotation: Tensor = y.unflatten(1, (groups, n, -1))
-    return by_rotation.transpose(2, 3).flatten(1, 2)
+    by_rotation: Tensor = y.permute(0, 2, 3, 1).unflatten(3, (groups, n, -1))
+    return by_rotation.permute(0, 3, 5, 4, 1, 2).flatten(1, 2)
 
 
 def _cyclic_conv2d(
@@ -278,6 +278,8 @@ def _cyclic_conv2d(
     if x.is_cuda and not torch.compiler.is_compiling():
         filters = packed(filters)
     parts = mix_apart(tables.analysis, x.permute(2, 0, 1, 3, 4))
+    if torch.compiler.is_compiling():  # they are in channels_last memory, but as products have it
+        parts = tuple(map(channels_last, parts))
     products = [
         F.conv2d(part, kernel, None, stride, padding, dilation, groups)
         for part, kernel in zip(parts, filters, strict=True)

@@ -10,6 +10,7 @@ costs one copy; so does the dense algorithm, which needs the rotations next to t
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 
@@ -37,9 +38,12 @@ def from_pixels(images: Tensor, rotations: int) -> Tensor:
 
 def channels_last(images: Tensor) -> Tensor:
     """Images in channels_last memory; unlike ``.contiguous(memory_format=...)`` under vmap too."""
+    if torch.compiler.is_compiling():
+        # Inductor chooses the layout of a copy; with a fixed one it fails on other image sizes.
+        return images.clone(memory_format=torch.contiguous_format)
     return images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
 def per_rotation(x: Tensor, operation: Callable[[Tensor], Tensor]) -> Tensor:
     """Apply an operation on images ``[N, C, H, W]`` to each rotation of features alike."""
-    return to_features(operation(to_images(x)), x.shape[2])
+    return from_pixels(operation(to_pixels(x)), x.shape[2])
