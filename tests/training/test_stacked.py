@@ -148,7 +148,7 @@ def test_dropout_drops_whole_channels(name: str, count: int, pad: bool, relative
         for position, layer in enumerate((0, 2, 3, 4)):
             network.blocks[layer][3] = Factors(factors[position, :, index])
     expected = torch.stack([n(x) for n, x in zip(networks, images, strict=True)])
-    assert relative_error(found, expected) < 5e-5
+    assert relative_error(found, expected) < 1e-3  # a channel dropped wrongly changes a tenth
 
 
 def test_padding_lanes_stay_out_of_the_result(relative_error) -> None:
