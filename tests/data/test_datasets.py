@@ -227,6 +227,16 @@ def test_folder_is_split_in_every_class(tmp_path: Path) -> None:
     assert find_dataset(tmp_path).num_classes == 2
 
 
+@pytest.mark.parametrize("name", TREES)
+def test_a_split_of_its_own_takes_no_seed(name: str, tmp_path: Path) -> None:
+    TREES[name](tmp_path)
+    if DATASETS[name].split_by_seed:
+        load_dataset(name, "test", root=tmp_path, seed=3)
+    else:
+        with pytest.raises(ValueError, match=f"{name} comes with its own split"):
+            load_dataset(name, "test", root=tmp_path, seed=3)
+
+
 @pytest.mark.parametrize("name", ["caltech101", "folder"])
 def test_splits_depend_on_the_seed_alone(name: str, tmp_path: Path) -> None:
     if name == "folder":

@@ -67,6 +67,18 @@ class DatasetInfo:
     by_hand: str
     layout: Layout
 
+    @property
+    def split_by_seed(self) -> bool:
+        """Whether the dataset comes without a split of its own.
+
+        Example:
+            >>> find_dataset("caltech101").split_by_seed, find_dataset("cifar10").split_by_seed
+            (True, False)
+        """
+        if isinstance(self.layout, Folder):
+            return self.layout.split_by_seed()
+        return isinstance(self.layout, Caltech101)
+
     def how_to_get(self) -> str:
         """How to get it, in one sentence.
 
@@ -249,7 +261,7 @@ def load_dataset(
             Pet is for training, that of ImageNet for testing.
         root: the data folder (default: :func:`equicolor.data.data_root`).
         seed: of the split, where the dataset has none of its own (Caltech-101, about 67 to 33,
-            and plain folders).
+            and plain folders); 0 elsewhere.
 
     Returns:
         The pictures.
@@ -257,7 +269,8 @@ def load_dataset(
     Raises:
         MissingDataError: if the dataset is not there: what was looked for, where, and how to
             get it.
-        ValueError: if the name is unknown or the data are damaged.
+        ValueError: if the name is unknown, the data are damaged, or a seed is given for a dataset
+            with its own split.
 
     Example:
         >>> try:
@@ -272,6 +285,10 @@ def load_dataset(
     absent = info.layout.missing(place)
     if absent:
         raise missing_data(info, place, absent)
+    if seed < 0:
+        raise ValueError(f"the split seed must be at least 0, got {seed}")
+    if seed and not info.split_by_seed:
+        raise ValueError(f"{info.name} comes with its own split: leave the split seed {seed} out")
     contents = info.layout.read(place, split, seed)
     folder = info.layout.path if isinstance(info.layout, Folder) else place
     return Pictures(info.name, split, *contents, root=folder)

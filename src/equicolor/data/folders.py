@@ -115,6 +115,10 @@ class Folder:
         parts = self._parts()
         return subfolders(parts[0] if parts else self.path)
 
+    def split_by_seed(self) -> bool:
+        """Whether the folder has no parts of its own."""
+        return self._parts() is None
+
     def read(self, root: Path, split: str, seed: int) -> Contents:
         """Read one part."""
         parts = self._parts()

@@ -144,7 +144,7 @@ def load_subject(
             f"{network} is not the folder of a training run: say which data (--data){hint}"
         )
     info = find_dataset(data)
-    if split_seed is None and info.name == origin.dataset:
+    if split_seed is None and info.name == origin.dataset and info.split_by_seed:
         split_seed = origin.split_seed
     preparation = choose_preparation(model, info.kind, size=size, resize=resize)
     if gray and not isinstance(model, GrayInput):

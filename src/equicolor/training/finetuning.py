@@ -50,8 +50,9 @@ def finetune_recipe(
     changes: dict[str, Any] = {"model": config["model"], "options": {}}
     changes |= {"finetune": str(checkpoint)}
     changes |= {"finetune_digest": weights_digest(checkpoint_file(checkpoint))}
-    same = trained.dataset == find_dataset(dataset).name
-    if same and trained.split_seed is not None:
+    info = find_dataset(dataset)
+    same = trained.dataset == info.name
+    if same and trained.split_seed is not None and info.split_by_seed:
         changes["split_seed"] = trained.split_seed
     if like is not None:
         changes |= {name: getattr(like, name) for name in _LIKE_BEFORE}

@@ -45,11 +45,13 @@ def seen_remarks(
         >>> seen_remarks("nowhere", Origin(), "cifar10", toy)
         []
     """
-    by_name = isinstance(find_dataset(dataset).layout, (Folder, Caltech101))
+    info = find_dataset(dataset)
+    by_name = isinstance(info.layout, (Folder, Caltech101))
     if not by_name or origin.dataset != tested.name or origin.split_seed is None:
         return []
     now = list_images(tested).files
-    train = list_images(load_dataset(dataset, "train", root=root, seed=origin.split_seed))
+    seed = origin.split_seed if info.split_by_seed else 0
+    train = list_images(load_dataset(dataset, "train", root=root, seed=seed))
     before = {} if recipe_of_run(checkpoint) is None else _run(checkpoint).read_images()
     seen = [name for name in now if name in (before or train.files)]
     remarks = []
