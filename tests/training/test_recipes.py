@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from equicolor.data.datasets import DATASETS
+from equicolor.models.registry import Origin
 from equicolor.training.recipes import TrainingRecipe, default_recipe, find_recipe, recipes
 
 SMALL = ("cifar10", "cifar100")
@@ -146,7 +147,7 @@ def test_what_a_trained_network_knows_of_its_pictures(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / "pets" / name).mkdir(parents=True)
     recipe = TrainingRecipe(dataset=str(tmp_path / "pets"), split_seed=3, size=64, resize=80)
-    assert recipe.origin == (64, 80, "pets", 3)
+    assert recipe.origin == Origin(64, 80, "pets", 3)
     (tmp_path / "pets").rename(tmp_path / "moved")
     assert recipe.origin.dataset == "pets"
     small = TrainingRecipe("resnet44", dataset="cifar10", size=32, resize=40, crop="padded")
