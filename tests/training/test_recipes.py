@@ -151,7 +151,7 @@ def test_what_a_trained_network_knows_of_its_pictures(tmp_path: Path) -> None:
     (tmp_path / "pets").rename(tmp_path / "moved")
     assert recipe.origin.dataset == "pets"
     small = TrainingRecipe("resnet44", dataset="cifar10", size=32, resize=40, crop="padded")
-    assert small.origin == (32, 32, "cifar10", 0)  # which are not cropped
+    assert small.origin == Origin(32, 32, "cifar10", 0)  # which are not cropped
 
 
 def test_a_build_is_fixed_by_its_seed_alone() -> None:
