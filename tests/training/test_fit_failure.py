@@ -126,7 +126,7 @@ class TestFailure:
         self, toy_recipe: TrainingRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(sys.modules, "safetensors", None)  # as where it is not installed
-        with pytest.raises(ModuleNotFoundError, match=r"saved with safetensors: pip .*\[train\]"):
+        with pytest.raises(ModuleNotFoundError, match=r"saved with safetensors: .*\[train\]"):
             fit(toy_recipe, tmp_path / "run", CPU)
         assert not (tmp_path / "run").exists()
 

@@ -133,7 +133,7 @@ def fit(
         >>> recipe = TrainingRecipe("z2cnn", dataset=str(place / "pictures"), size=28, epochs=1)
         >>> options = RunOptions(device="cpu", data_path="streaming", workers=0)
         >>> fit(recipe, place / "run", options).row["pictures"]
-        2
+        4
     """
     options = RunOptions() if options is None else options
     options.check_launcher()
