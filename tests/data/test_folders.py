@@ -48,6 +48,14 @@ def test_files_that_are_no_pictures_are_said(
     assert train.labels.tolist() == expected.train
 
 
+def test_pipes_that_are_called_pictures_are_said(tmp_path: Path) -> None:
+    """Their suffix is none of the reasons why they are left out."""
+    trees.folder(tmp_path, {"cat": 2, "dog": 2})
+    os.mkfifo(tmp_path / "cat" / "x.png")
+    with pytest.warns(UserWarning, match=r"x\.png: .*the like \(1\)\. They are left out$"):
+        load_dataset(tmp_path, "train")
+
+
 def test_all_suffixes_of_pictures_count(tmp_path: Path) -> None:
     """What torchvision takes, and the other names of such files: a .jfif is a JPEG."""
     torchvision = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -78,6 +86,15 @@ def test_parts_have_their_usual_names(train: str, test: str, tmp_path: Path) -> 
         found = [load_dataset(tmp_path, split) for split in ("train", "test")]
     assert [each.labels.tolist() for each in found] == [[0, 0, 0, 1, 1], [0, 1, 1]]
     assert find_dataset(tmp_path).num_classes == 2
+
+
+@pytest.mark.parametrize(
+    "names", [("eval", "support", "training"), ("test", "train"), ("dev", "test")]
+)
+def test_folders_of_images_alone_are_classes(names: tuple[str, ...], tmp_path: Path) -> None:
+    trees.folder(tmp_path, dict.fromkeys(names, 4))
+    assert load_dataset(tmp_path, "train").class_names == names
+    assert find_dataset(tmp_path).split_by_seed
 
 
 def test_validation_is_left_out_beside_a_test_part(tmp_path: Path) -> None:

@@ -89,7 +89,8 @@ class Folder:
 
     It holds ``train/`` and ``test/``, each with the same class folders, or class folders that are
     split about 80 to 20 by :func:`split_classes`. The parts may also be called as in
-    :data:`TRAIN`, :data:`TEST` and :data:`VALIDATION`, in any case. A validation part is tested
+    :data:`TRAIN`, :data:`TEST` and :data:`VALIDATION`, in any case; folders without folders in
+    them are classes, whatever their names. A validation part is tested
     on where there is no test part, and left out where there is one.
 
     Example:
@@ -104,10 +105,10 @@ class Folder:
         if not self.path.is_dir():
             return [f"{self.path}/"]
         # Beside other folders "train" may be a class: trains, cars, ships.
-        names = [name.lower() for name in subfolders(self.path)]
-        if len(names) == 1 and names[0] in TRAIN:
+        names = subfolders(self.path)
+        if len(names) == 1 and names[0].lower() in TRAIN:
             return [f"{self.path / 'test'}/ (or val/)"]
-        lone = bool(names) and set(names) <= {*TEST, *VALIDATION}
+        lone = self._hold_folders(names) and {n.lower() for n in names} <= {*TEST, *VALIDATION}
         return [f"{self.path / 'train'}/"] if lone else []
 
     def classes(self) -> list[str]:
@@ -132,7 +133,8 @@ class Folder:
         """The folders of the training and of the test part, where there are both."""
         train, test, validation = map(self._called, (TRAIN, TEST, VALIDATION))
         tested = test or validation
-        if not train or not tested:
+        # Folders that hold images alone are classes, such as training, evaluation and support.
+        if not train or not tested or not self._hold_folders(train + tested):
             return None
         for names in (train, tested):
             if len(names) > 1:
@@ -144,6 +146,9 @@ class Folder:
 
     def _called(self, names: Sequence[str]) -> list[str]:
         return [name for name in subfolders(self.path) if name.lower() in names]
+
+    def _hold_folders(self, names: Sequence[str]) -> bool:
+        return any(subfolders(self.path / name) for name in names)
 
     def _say(self, train: Path, test: Path) -> None:
         """Say what was taken for which part, and what was left out, unless both are obvious."""
@@ -180,6 +185,9 @@ def checked_classes(folder: Path) -> list[str]:
     raise ValueError(f"{folder} should hold a folder of pictures for every class, but holds {held}")
 
 
+_NO_FILES = "broken links, pipes and the like"
+
+
 @dataclass
 class _Others:
     """What is not taken for an image: how many, one of them, and their kinds."""
@@ -192,7 +200,7 @@ class _Others:
         self.count += 1
         self.example = min(self.example or path, path)  # whatever the order on the disk
         suffix = Path(path).suffix.lower() or "no suffix"
-        self.kinds[suffix if Path(path).is_file() else "broken links, pipes and the like"] += 1
+        self.kinds[suffix if Path(path).is_file() else _NO_FILES] += 1
 
     def __str__(self) -> str:
         kinds = [f"{kind} ({count:,})" for kind, count in self.kinds.most_common()]
@@ -243,8 +251,8 @@ def class_files(folder: Path, names: Sequence[str]) -> dict[str, PictureFiles]:
         files[name] = PictureFiles.from_paths(paths)
     if others.count:
         warnings.warn(
-            f"the class folders of {folder} also hold {others}. They are left out: pictures end "
-            f"in {', '.join(SUFFIXES)}",
+            f"the class folders of {folder} also hold {others}. They are left out"
+            + f": pictures end in {', '.join(SUFFIXES)}" * bool(set(others.kinds) - {_NO_FILES}),
             stacklevel=2,
         )
     return files
