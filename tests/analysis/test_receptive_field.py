@@ -239,18 +239,21 @@ class Thin(nn.Module):
         return x[..., ::2, ::2]
 
 
-DOWN = (
-    nn.Conv2d(3, 4, 3, 2, 1), nn.MaxPool2d(3, 2, 1), Residual(), nn.AvgPool2d(2, ceil_mode=True),
-    nn.Conv2d(4, 4, 5, 2, 2), PadThenConvolve(), nn.Conv2d(4, 4, 3, padding="same", dilation=2),
-    nn.Conv2d(4, 4, 3, 2, 1), nn.Conv2d(4, 4, 3, 1, 2), nn.Conv2d(4, 4, (1, 3), 1, (0, 1)),
-)  # fmt: skip
+def down() -> list[nn.Module]:
+    """Layers that leave one position of small images."""
+    return [
+        nn.Conv2d(3, 4, 3, 2, 1), nn.MaxPool2d(3, 2, 1), Residual(),
+        nn.AvgPool2d(2, ceil_mode=True), nn.Conv2d(4, 4, 5, 2, 2), PadThenConvolve(),
+        nn.Conv2d(4, 4, 3, padding="same", dilation=2), nn.Conv2d(4, 4, 3, 2, 1),
+        nn.Conv2d(4, 4, 3, 1, 2), nn.Conv2d(4, 4, (1, 3), 1, (0, 1)),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("size", [(8, 8), (16, 16), (8, 64)], ids=str)
 def test_frames_do_not_depend_on_how_few_positions_are_left(size):
     """A map of one position goes on into its padding as it would in a larger picture."""
-    network = nn.Sequential(*DOWN)
-    names = [str(index) for index in range(len(DOWN))]
+    network = nn.Sequential(*down())
+    names = [str(index) for index in range(len(network))]
     small, large = (find_layers(network, extent, names) for extent in (size, (256, 256)))
     assert (small["7"].height, large["7"].height) == (1, 4)
     for name in names:
@@ -261,7 +264,7 @@ def test_frames_do_not_depend_on_how_few_positions_are_left(size):
 
 def test_frames_of_single_positions_are_where_gradients_are():
     """In a picture that is larger all around, by a multiple of the network's stride."""
-    layers = [layer for layer in DOWN[:8] if not isinstance(layer, nn.MaxPool2d)]
+    layers = [layer for layer in down()[:8] if not isinstance(layer, nn.MaxPool2d)]
     network, name, stride = nn.Sequential(*layers).double().eval(), "6", 32
     found = find_layers(network, 16, [name])[name]
     assert (found.height, found.width) == (1, 1)
