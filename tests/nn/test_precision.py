@@ -36,12 +36,40 @@ def test_cyclic_loses_at_most_twice_what_dense_does(n, separable, mode, relative
     assert cyclic <= 2 * dense
 
 
-@pytest.mark.parametrize("n", [2, 3, 12])
-def test_cyclic_keeps_within_the_range_of_float16(n, tolerance, relative_error):
-    layer = CEConv2d(8, 8, 3, rotations=n, algorithm="cyclic").half()
-    x = 6e4 * torch.rand(2, 8, n, 8, 8).half()
-    exact = copy.deepcopy(layer).double()(x.double())
-    assert relative_error(layer(x), exact) <= tolerance[torch.float16]
+def float16_errors(layer, x, g, relative_error):
+    """The errors of the output and of the gradient of the input, in a layer of float16."""
+    y, gradient = torch.func.vjp(layer, x)
+    exact, exact_gradient = torch.func.vjp(copy.deepcopy(layer).double(), x.double())
+    (d_x,), (d_exact,) = gradient(g), exact_gradient(g.double())
+    return relative_error(y, exact), relative_error(d_x, d_exact)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1, 4000])
+@pytest.mark.parametrize("n", [6, 24])
+def test_auto_has_the_range_of_dense_in_float16(n, size, relative_error):
+    layer = CEConv2d(16, 16, 3, rotations=n, bias=False).half()
+    x, g = (size * torch.randn(2, 16, n, 8, 8).half() for _ in range(2))
+    g = g[..., :6, :6]
+    auto = float16_errors(layer, x, g, relative_error)
+    layer.algorithm = "dense"
+    assert auto == pytest.approx(float16_errors(layer, x, g, relative_error), rel=1e-6)
+    assert max(auto) < 0.03
+
+
+def test_auto_has_the_range_of_dense_under_float16_autocast():
+    layer, x = CEConv2d(16, 16, 3, rotations=24), 4000 * torch.randn(2, 16, 24, 8, 8)
+    with torch.autocast("cpu", torch.float16):
+        assert layer(x).isfinite().all()
+        layer.algorithm = "cyclic"
+        assert not layer(x).isfinite().all()
+
+
+@pytest.mark.parametrize("size", [0.03, 1, 500])
+@pytest.mark.parametrize("n", [3, 12])
+def test_cyclic_in_float16_in_the_range_documented(n, size, relative_error):
+    layer = CEConv2d(16, 16, 3, rotations=n, bias=False, algorithm="cyclic").half()
+    x, g = (size * torch.randn(2, 16, n, 8, 8).half() for _ in range(2))
+    assert max(float16_errors(layer, x, g[..., :6, :6], relative_error)) < 0.01
 
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["plain", "autocast"])

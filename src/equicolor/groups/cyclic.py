@@ -74,9 +74,7 @@ def cyclic_products(n: int) -> int:
 def cyclic_algorithm(n: int, *, dtype: torch.dtype = torch.float64) -> CyclicAlgorithm:
     """The fast algorithm: real Fourier modes, a complex product in three real ones.
 
-    Frequency 0 (and n/2 when n is even) needs one product, every other frequency three. The
-    analysis is scaled by a power of two so that ``A x`` is no larger than ``x``: a sum of n
-    numbers may leave the range of float16.
+    Frequency 0 (and n/2 when n is even) needs one product, every other frequency three.
 
     Example:
         >>> cyclic_algorithm(3).products, dense_algorithm(3).products
@@ -96,6 +94,4 @@ def cyclic_algorithm(n: int, *, dtype: torch.dtype = torch.float64) -> CyclicAlg
         a += [cos - sin, cos, -sin]
         b += [cos, sin - cos, cos + sin]
         c += [2 / n * (cos - sin), -2 / n * sin, -2 / n * cos]
-    scale = 0.5 ** (n - 1).bit_length()  # at most 1 / n, and no rounding
-    tables = scale * torch.stack(a), torch.stack(b), torch.stack(c) / scale
-    return CyclicAlgorithm(*(table.to(dtype) for table in tables))
+    return CyclicAlgorithm(*(torch.stack(rows).to(dtype) for rows in (a, b, c)))

@@ -133,8 +133,9 @@ def ce_conv2d(
         stride, padding, dilation, groups: as in :func:`torch.nn.functional.conv2d`.
         algorithm: ``"dense"`` is one convolution of :math:`n C` channels (the paper's
             construction, :math:`n^2` blocks); ``"cyclic"`` needs about :math:`1.5 n`
-            convolutions of :math:`C` channels; ``"auto"`` takes the faster one. They
-            agree to rounding.
+            convolutions of :math:`C` channels; ``"auto"`` takes the faster one, and in
+            float16 the dense one, since sums over the rotations may leave its range.
+            They agree to rounding.
         tables: the cyclic algorithm to use, for callers that keep it.
 
     Returns:
@@ -151,7 +152,9 @@ def ce_conv2d(
     n = int(x.shape[2])  # which torch.jit.trace has as a tensor
     _check_filters(x, weight, pointwise_weight, groups, tables)
     if algorithm == "auto":
-        algorithm = choose_algorithm(n, [*map(int, weight.shape)], groups, x.device.type)
+        shape = [*map(int, weight.shape)]
+        in_range = _computed_in(x) != torch.float16
+        algorithm = choose_algorithm(n, shape, groups, x.device.type) if in_range else "dense"
     options = (stride, padding, dilation, groups)
     if n == 1 or algorithm == "dense":
         y = _dense_conv2d(x, weight, pointwise_weight, *options)
@@ -229,11 +232,16 @@ def packed(filters: Tensor) -> Tensor:
     In autocast's dtype and channels_last memory, all at once: left to the convolutions it is two
     small kernels for each of them, and again for the gradients.
     """
-    dtype = filters.dtype
-    if _checks.autocasting(filters.device) and dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(filters.device.type)
-    pixels = filters.permute(0, 1, 3, 4, 2).to(dtype, memory_format=torch.contiguous_format)
+    dtype, layout = _computed_in(filters), torch.contiguous_format
+    pixels = filters.permute(0, 1, 3, 4, 2).to(dtype, memory_format=layout)
     return pixels.contiguous().permute(0, 1, 4, 2, 3)
+
+
+def _computed_in(x: Tensor) -> torch.dtype:
+    """The dtype in which a convolution computes with a tensor: autocast may say so."""
+    if _checks.autocasting(x.device) and x.dtype != torch.float64:
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
 
 
 def _dense_conv2d(

@@ -117,8 +117,8 @@ def _linear(folder: "Folder", node: fx.Node, module: BatchedCELinear, x: fx.Node
     filters = cyclic_filters(module.weight, module.pointwise_weight, tables)
     for index, weight in enumerate(filters):
         part = _call(folder, operator.getitem, mixed, index)
-        # The first product goes to all rotations alike, and so does the bias with it.
-        bias = None if module.bias is None or index else module.bias / tables.synthesis[0, 0]
+        # The first product is the mean over the rotations: n times the bias comes out as it.
+        bias = None if module.bias is None or index else n * module.bias
         plain = _plain_linear(weight.flatten(1), bias)
         products.append(folder.call(node, f"product{index}", plain, part))
     joined = _call(folder, torch.stack, products)

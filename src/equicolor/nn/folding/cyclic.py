@@ -58,8 +58,8 @@ class CyclicFolder(Folder):
         products = []
         for index, weight in enumerate(filters):
             part = self.graph.call_function(operator.getitem, (images, index))
-            # The first product goes to all rotations alike, and so does the bias with it.
-            bias = None if module.bias is None or index else module.bias / tables.synthesis[0, 0]
+            # The first product is the mean over the rotations: n times the bias comes out as it.
+            bias = None if module.bias is None or index else n * module.bias
             plain = conv2d(module, weight.unsqueeze(1), module.groups, bias)
             products.append(self.call(node, f"product{index}", plain, part))
         joined = self.method(

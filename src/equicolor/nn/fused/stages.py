@@ -16,7 +16,7 @@ import functools
 import torch
 from torch import Tensor
 
-from equicolor.groups.cyclic import cyclic_algorithm, cyclic_products
+from equicolor.groups.cyclic import cyclic_products
 
 __all__ = [
     "ANALYSIS", "ANALYSIS_T", "PAIRED", "SYNTHESIS", "SYNTHESIS_T", "outputs", "stages", "terms",
@@ -49,12 +49,11 @@ def stages(kind: int, n: int) -> tuple[Tensor, ...]:
         kind -= PAIRED
         analyse = synthesise = torch.eye(n, dtype=torch.float64, device="cpu")
     transform = modes @ torch.linalg.inv(second @ first)
-    scale = cyclic_algorithm(n).analysis[0, 0]
     if kind == ANALYSIS:
-        return first, second, scale * transform, analyse
+        return first, second, transform, analyse
     if kind == ANALYSIS_T:
-        return analyse.T, scale * transform.T, second.T, first.T
-    weighted = weights[:, None] / scale * transform
+        return analyse.T, transform.T, second.T, first.T
+    weighted = weights[:, None] * transform
     if kind == SYNTHESIS:
         return synthesise, weighted.T, second.T, first.T
     return first, second, weighted, synthesise.T
