@@ -309,6 +309,13 @@ class TestNamesTheCause:
         assert all(torch.equal(value, kept[name]) for name, value in network.state_dict().items())
         assert not any(module._forward_hooks for module in network.modules())
 
+    @pytest.mark.parametrize("value", [torch.nan, torch.inf])
+    def test_images_that_are_not_finite(self, value, images):
+        network = nn.Sequential(CELiftConv2d(3, 4, 3), nn.ReLU()).double()
+        images[0, 0, 0, 0] = value
+        with pytest.raises(AssertionError, match=r"inf, allowed .*\. The images are not finite$"):
+            assert_equivariant(network, images)
+
     @pytest.mark.parametrize("lifting", ["rgb", "hsv"])
     def test_the_other_action(self, lifting, images):
         network = nn.Sequential(CELiftConv2d(3, 4, 3, rotations=4, lifting=lifting), CosetMaxPool())

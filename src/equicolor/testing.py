@@ -112,7 +112,8 @@ def assert_equivariant(
 
     The error names the other action if the module is equivariant to that one, else the first
     submodule that breaks equivariance, and says if the cause is a normalisation of images that
-    treats the three channels differently.
+    treats the three channels differently. A submodule is named whether or not the output depends
+    on it.
 
     Args:
         module, images, rotations, action, output: as in :func:`equivariance_error`.
@@ -142,6 +143,8 @@ def _cause(
     tolerance: float,
 ) -> str:
     """Why a module is not equivariant, as far as trying tells."""
+    if not images.isfinite().all():
+        return ". The images are not finite"
     # A module may refuse what is tried: the error that it is not equivariant must come out.
     for other in ACTIONS if isinstance(action, str) and images.ndim == 4 else ():
         with suppress(Exception):
@@ -217,7 +220,8 @@ def _listen(module: nn.Module, images: Tensor) -> list[_Break]:
 
     def hooks(path: str) -> tuple[Callable[..., None], Callable[..., None]]:
         def before(part: nn.Module, inputs: Any) -> None:
-            keep(path, inputs, is_input=True)
+            if path:  # the whole gets what it is given
+                keep(path, inputs, is_input=True)
             running.append(path)
 
         def after(part: nn.Module, inputs: Any, outputs: Any) -> None:
