@@ -1,4 +1,5 @@
 import colorsys
+import math
 
 import pytest
 import torch
@@ -116,6 +117,14 @@ class TestShiftHue:
         images, part = torch.rand(2, 3, 4, 4), torch.tensor([0.25, 0.625], dtype=torch.float64)
         for turns, expected in ((whole + part, part), (whole + 0.25, 0.25), (whole, 0)):
             assert (action(images, turns) - action(images, expected)).abs().max() < 1e-5
+
+    @pytest.mark.parametrize("action", [shift_hue, rotate_hue])
+    def test_any_whole_number_of_turns_but_finite_ones(self, action):
+        images = torch.rand(2, 3, 4, 4)
+        assert torch.equal(action(images, 10**400), action(images, 0))
+        for turns in (math.inf, -math.inf, math.nan):
+            with pytest.raises(ValueError, match=f"a finite number of turns, got {turns}"):
+                action(images, turns)
 
     @given(pixels, turns, st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
     def test_stays_in_the_cube(self, color, a, dtype):

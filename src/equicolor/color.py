@@ -245,6 +245,9 @@ def _per_image(name: str, turns: float | Tensor, images: Tensor) -> Tensor:
     if isinstance(turns, bool) or not isinstance(turns, (int, float, Tensor)):
         raise TypeError(f"{name} expects turns as a number or a tensor, got {turns!r}")
     if not isinstance(turns, Tensor):
+        turns = 0.0 if isinstance(turns, int) else turns  # whole turns, however many
+        if not abs(turns) < math.inf:
+            raise ValueError(f"{name} expects a finite number of turns, got {turns!r}")
         turns = torch.tensor(turns, dtype=torch.float64, device="cpu")
     # Before they are rounded: in float32, a hundred million turns have no fraction.
     turns = turns.fmod(1).to(images)
