@@ -345,7 +345,7 @@ def _spectral():
         (resnet18(3, width=4), {"until": "layers"}, r"never calls it; its parts are layers.0, lay"),
         (nn.Sequential(nn.Conv2d(3, 4, 3), nn.RReLU()), {}, r"1: RReLU: it draws random numbers"),
         (_hooked(), {}, r"1: Conv2d: it has hooks"),
-        (_with_forward(), {}, r"1: Conv2d: it has hooks, or a forward of its own"),
+        (_with_forward(), {}, r"1: Conv2d: it has hooks, or a method of its own"),
         (_tied(), {}, r"2: Conv2d: its weight is also '1.weight': tied"),
         (_spectral(), {}, r"1: Conv2d: its weight is computed by a hook"),
         (nn.Sequential(nn.Conv2d(3, 4, 40)), {}, r"does not take images \[2, 3, 32, 32\]: .*'0'"),

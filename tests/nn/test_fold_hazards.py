@@ -129,9 +129,9 @@ def hooked(place, register="register_forward_hook"):
     return network
 
 
-def with_forward(place):
+def with_forward(place, method="forward"):
     network = mixed()
-    network.get_submodule(place).forward = lambda x: 3 * x
+    setattr(network.get_submodule(place), method, lambda x, *weights: 3 * x)
     return network
 
 
@@ -164,6 +164,10 @@ class AlwaysTraining(nn.BatchNorm2d):
         (lambda: with_forward("0"), r"the forward that was assigned to '0' \(CELiftConv2d\)"),
         (lambda: with_forward("1"), r"the forward that was assigned to '1' \(ReLU\)"),
         (lambda: with_forward("3"), r"the forward that was assigned to '3' \(Conv2d\)"),
+        (
+            lambda: with_forward("3", "_conv_forward"),
+            r"the _conv_forward that was assigned to '3' \(Conv2d\); write a class with that",
+        ),
         (lambda: with_forward(""), "the forward that was assigned to the Sequential itself"),
         (lambda: Called(mixed()), "fold would drop Called.__call__"),
         (

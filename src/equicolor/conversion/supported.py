@@ -152,7 +152,7 @@ def check_weights(model: nn.Module) -> Iterator[Problem]:
             continue
         if not is_untouched(module):
             reason = (
-                "it has hooks, or a forward of its own, which a replacement would lose; remove "
+                "it has hooks, or a method of its own, which a replacement would lose; remove "
                 "them, and register them on the converted network"
             )
             yield Problem(path, type(module).__name__, reason)

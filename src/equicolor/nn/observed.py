@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as module_hooks
 
-__all__ = ["counting", "has_hooks", "is_recorded", "is_untouched", "is_watched"]
+__all__ = ["assigned_methods", "counting", "has_hooks", "is_recorded", "is_untouched", "is_watched"]
 
 _HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 _counting = False
@@ -57,7 +57,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def is_untouched(module: nn.Module) -> bool:
-    """Whether a module runs the forward of its class, without hooks.
+    """Whether a module runs the methods of its class, without hooks.
 
     Example:
         >>> relu = nn.ReLU()
@@ -67,7 +67,20 @@ def is_untouched(module: nn.Module) -> bool:
         >>> is_untouched(relu)
         False
     """
-    return "forward" not in vars(module) and not has_hooks(module)
+    return not assigned_methods(module) and not has_hooks(module)
+
+
+def assigned_methods(module: nn.Module) -> list[str]:
+    """The methods of its class that an instance has other ones for.
+
+    Example:
+        >>> relu = nn.ReLU()
+        >>> relu.forward = torch.sigmoid
+        >>> assigned_methods(relu)
+        ['forward']
+    """
+    names = [name for name, value in vars(module).items() if callable(value)]
+    return [name for name in names if callable(getattr(type(module), name, None))]
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.folding.batched import BATCHED, PadToStride
 from equicolor.nn.norm import CEBatchNorm2d, CEDropout2d
-from equicolor.nn.observed import has_hooks, is_untouched
+from equicolor.nn.observed import assigned_methods, has_hooks
 from equicolor.nn.pooling import (
     CEAdaptiveAvgPool2d,
     CEAvgPool2d,
@@ -94,10 +94,11 @@ def refuse_custom_modules(model: nn.Module) -> None:
             )
         # What is left is traced, or has the forward of its class.
         kept_whole = not name or isinstance(module, _BatchNorm)
-        if not is_untouched(module) and (kept_whole or tracer.is_leaf_module(module, name)):
+        assigned = assigned_methods(module)
+        if assigned and (kept_whole or tracer.is_leaf_module(module, name)):
             raise ValueError(
-                f"fold would drop the forward that was assigned to {_called(name, module)}; write "
-                "a class with that forward"
+                f"fold would drop the {assigned[0]} that was assigned to {_called(name, module)}; "
+                f"write a class with that {assigned[0]}"
             )
         own = next((kind for kind in LAYERS if isinstance(module, kind)), None)
         if own is not None and type(module).forward is not own.forward:
