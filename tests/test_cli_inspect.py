@@ -1,6 +1,7 @@
 """``equicolor inspect`` as a user sees it."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -115,6 +116,30 @@ def test_a_user_s_network_with_other_classes(place: Path) -> None:
     assert "original" not in data["network"]
     assert data["network"]["hue_deviation"] is None
     assert [row["layer"] for row in data["rows"]] == ["network.1", "network.3"]
+
+
+def test_any_name_of_a_folder_can_be_drawn(place: Path) -> None:
+    """Neither a formula of matplotlib, nor a command to the terminal, nor UTF-8."""
+    names = {"apple": r"US$ \frac{ and C$", "banana": "b\x1b[2J" + os.fsdecode(b"\xe9")}
+    for part in ("train", "test"):
+        for old, new in names.items():
+            try:
+                (place / "fruit" / part / old).rename(place / "fruit" / part / new)
+            except (OSError, UnicodeError):
+                pytest.skip("the file system takes no such names")
+    (place / "fruit").rename(place / r"fruit$\frac{$")
+    layer = ("--layers", "blocks.0.2", "--sheets", "blocks.0.2", "-o", "page.html")
+    result = invoke("net.safetensors", "--data", r"fruit$\frac{$", *layer, *QUICK)
+    assert result.exit_code == 0, result.stderr
+    page = (place / "page.html").read_text(encoding="utf-8")
+    assert r"US$ \frac{ and C$" in page
+    assert "b?[2J?" in page
+    options = ("--data", r"fruit$\frac{$", "--shifts", "4", "--size", "28", "--device", "cpu")
+    arguments = ["evaluate", "net.safetensors", *options]
+    result = CliRunner().invoke(app, arguments, prog_name="equicolor")
+    assert result.exit_code == 0, result.stderr
+    assert "b?[2J?" in result.stdout
+    assert "\x1b" not in result.stdout
 
 
 def test_classes_go_by_their_names(place: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 from equicolor._packages import how_to_install
+from equicolor._text import printable
 
 try:
     import typer
@@ -68,7 +69,7 @@ class _Commands(TyperGroup):
 
 
 def _fail(message: str, status: int) -> NoReturn:
-    typer.echo(f"equicolor: {message}", err=True)
+    typer.echo(f"equicolor: {printable(message)}", err=True)
     raise typer.Exit(status)
 
 

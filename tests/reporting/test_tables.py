@@ -61,6 +61,19 @@ def test_the_terminal_shows_names_as_they_are() -> None:
     assert " ".join(names) in text.getvalue()
 
 
+def test_names_give_the_terminal_no_commands() -> None:
+    text = io.StringIO()
+    console = Console(file=text, width=60, force_terminal=True, color_system=None)
+    name = "a\x1b]0;owned\x07\x9b2Jb\udce9c"
+    console.print(Table([name], [[name]], name).rich())
+    say(console, name)
+    with counting(console, name) as progress:
+        progress(1, 2)
+    assert text.getvalue().count("a?]0;owned??2Jb?c") >= 4
+    assert not set("\x07\x9b\udce9") & set(text.getvalue())
+    assert "\x1b]" not in text.getvalue()
+
+
 def test_uneven_rows_are_refused() -> None:
     with pytest.raises(ValueError, match=r"2 columns has 1 cells: \['x'\]"):
         Table(("a", "b"), [("x",)])

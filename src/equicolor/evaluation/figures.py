@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from equicolor.evaluation.evaluate import Evaluation
 from equicolor.evaluation.networks import network_title
-from equicolor.reporting.figures import draw_hues
+from equicolor.reporting.figures import as_it_is, draw_hues
 
 __all__ = ["ACTION_NAMES", "Curve", "evaluation_figure", "hue_panels", "spread"]
 
@@ -73,7 +73,7 @@ def hue_panels(panels: Mapping[str, Sequence[Curve]], *, width: float = 6.6) -> 
         line, column = divmod(index, columns)
         axes, strip = grid[2 * line : 2 * line + 2, column]
         axes.set(xlim=(-180, 180), ylim=(0, min(103.0, top + 6)))
-        axes.set_title(title, fontsize=10)
+        axes.set_title(as_it_is(title), fontsize=10)
         axes.grid(alpha=0.3)
         axes.set_xticks(_TICKS, [])
         if column == 0:
@@ -110,7 +110,7 @@ def _draw_curves(axes: Axes, curves: Sequence[Curve]) -> None:
     for curve, end, place in zip(curves, ends, spread(ends, gap), strict=True):
         color = curve.style.get("color", "#333333")
         axes.annotate(
-            curve.label,
+            as_it_is(curve.label),
             xy=(360 * curve.turns[-1], end),
             xytext=(194, place),
             color=color,

@@ -18,6 +18,7 @@ from equicolor.experiments.classification_variants import (
     shared_setting,
 )
 from equicolor.experiments.settings import alike, setting
+from equicolor.reporting.figures import as_it_is
 from equicolor.reporting.tables import MISSING, Table
 
 __all__ = ["gain_figure", "gains", "score", "table"]
@@ -140,7 +141,7 @@ def gain_figure(rows: Sequence[Row], trained: Sequence[Row]) -> Figure:
     for index, dataset in enumerate(sorted(scores, key=lambda name: -scores[name])):
         gain = gains(trained, dataset) or {0: 0.0}
         most = max(most, *gain)
-        label = f"{titles[dataset]}, selectivity {scores[dataset]:z.2f}"
+        label = f"{as_it_is(titles[dataset])}, selectivity {scores[dataset]:z.2f}"
         color = colors(float(span(scores[dataset])))
         axes.plot(sorted(gain), [gain[count] for count in sorted(gain)], ":", color=color)
         stages = range(max(gain) + 1)

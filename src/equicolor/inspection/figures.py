@@ -12,6 +12,7 @@ from torch import Tensor
 
 from equicolor.analysis import FirstFilters, NeuronFeatures
 from equicolor.evaluation.evaluate import ClassChange
+from equicolor.reporting.figures import as_it_is
 
 __all__ = [
     "class_figure",
@@ -185,7 +186,9 @@ def selectivity_figure(layers: Mapping[str, Tensor], names: Sequence[str]) -> Fi
     axes.set_ylim(min(-0.05, max(low, -1.0)) - 0.03, 1.05)
     axes.set_xlim(-0.7, len(values) - 0.3)
     axes.axhline(0, color=_GREY, linewidth=0.8)
-    axes.set_xticks(range(len(values)), names, rotation=60, ha="right", fontsize=8)
+    axes.set_xticks(
+        range(len(values)), [*map(as_it_is, names)], rotation=60, ha="right", fontsize=8
+    )
     axes.set_ylabel("colour selectivity")
     axes.grid(axis="y", alpha=0.3)
     return figure
@@ -217,7 +220,7 @@ def class_figure(changes: Sequence[ClassChange], *, most: int = 12) -> Figure:
             f"{rest} classes between", (0.995, most - 0.5), xycoords=("axes fraction", "data"),
             ha="right", va="bottom", fontsize=8, color="#555555",
         )  # fmt: skip
-    axes.set_yticks(places, [_short(change.name) for change in shown], fontsize=8)
+    axes.set_yticks(places, [as_it_is(_short(change.name)) for change in shown], fontsize=8)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(-2, 102)
     axes.set_xlabel("accuracy, %")
@@ -294,7 +297,9 @@ def equivariance_figure(errors: Mapping[str, float], names: Sequence[str]) -> Fi
         ha="left", va="center", fontsize=8, color="#555555",
     )  # fmt: skip
     axes.set_xlim(-0.7, len(heights) - 0.3)
-    axes.set_xticks(range(len(heights)), names, rotation=60, ha="right", fontsize=8)
+    axes.set_xticks(
+        range(len(heights)), [*map(as_it_is, names)], rotation=60, ha="right", fontsize=8
+    )
     axes.set_ylabel("relative error")
     axes.grid(axis="y", alpha=0.3)
     return figure

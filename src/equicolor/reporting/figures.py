@@ -7,9 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
+from equicolor._text import printable
 from equicolor.color import shift_hue
 
-__all__ = ["draw_hues", "png"]
+__all__ = ["as_it_is", "draw_hues", "png"]
 
 
 def png(figure: Figure, dpi: int = 110, limit: int = 150_000) -> bytes:
@@ -41,3 +42,13 @@ def draw_hues(axes: Axes) -> None:
     hues = shift_hue(red, (torch.arange(360) - 180) / 360)
     axes.imshow(hues.view(1, 360, 3).numpy(), extent=(-180, 180, 0, 1), aspect="auto")
     axes.set_yticks([])
+
+
+def as_it_is(name: str) -> str:
+    r"""A name from outside for a figure, where matplotlib does not take it for a formula.
+
+    Example:
+        >>> print(as_it_is("US$ and C$"))
+        US\$ and C\$
+    """
+    return printable(name).replace("$", r"\$")

@@ -13,6 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from equicolor._files import write_whole
+from equicolor._text import printable
 from equicolor.reporting.figures import png
 from equicolor.reporting.tables import Table
 
@@ -107,11 +108,11 @@ def render(
     parts += map(_section, sections)
     if provenance:
         parts.append(_provenance(provenance))
-    body = "\n".join(parts)
+    body = printable("\n".join(parts))
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
+        f"<title>{html.escape(printable(title))}</title>\n<style>{_STYLE}</style>\n</head>\n"
         f"<body>\n{body}\n</body>\n</html>\n"
     )
 

@@ -1,6 +1,7 @@
 """What long jobs say on the terminal: lines and progress bars.
 
-Names of files and classes are shown as they are: none of them is taken for rich's markup.
+Names of files and classes are shown as they are: none of them is taken for rich's markup, nor for
+a command to the terminal.
 """
 
 import contextlib
@@ -11,6 +12,8 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
+
+from equicolor._text import printable
 
 __all__ = ["Words", "counting", "say", "tracked"]
 
@@ -33,7 +36,7 @@ def say(console: Console | None, line: str, style: str = "") -> None:
         reading [red]/[/b]
     """
     if console is not None:
-        console.print(Text(line, style), soft_wrap=True)
+        console.print(Text(printable(line), style), soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -57,7 +60,7 @@ def counting(console: Console | None, title: str) -> Iterator[Callable[[int, int
         disable=console is None or not console.is_terminal,
     )
     with bar:
-        job = bar.add_task(title, total=None)
+        job = bar.add_task(printable(title), total=None)
         yield lambda done, total: bar.update(job, completed=done, total=total)
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from equicolor._text import printable
+
 __all__ = ["MISSING", "Table", "mean_and_std"]
 
 MISSING = "–"
@@ -76,13 +78,13 @@ class Table:
             >>> Table(("a", "b"), [("x", "1")]).rich().row_count
             1
         """
-        title = Text(self.title, "table.title") if self.title else None
+        title = Text(printable(self.title), "table.title") if self.title else None
         result = RichTable(title=title, title_justify="left")
         for index, name in enumerate(self.columns):
             justify = "left" if index < self.text_columns else "right"
-            result.add_column(Text(name), justify=justify, overflow="fold")  # type: ignore[arg-type]
+            result.add_column(Text(printable(name)), justify=justify, overflow="fold")  # type: ignore[arg-type]
         for row in self.rows:
-            result.add_row(*map(Text, row))
+            result.add_row(*(Text(printable(cell)) for cell in row))
         return result
 
     def markdown(self) -> str:
