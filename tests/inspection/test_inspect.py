@@ -65,6 +65,13 @@ def test_layers_without_a_map_are_said_to_be_left_out(
     assert json.loads(numbers.read_text())["network"]["left_out"] == expected
 
 
+def test_warnings_are_on_the_page(tmp_path: Path) -> None:
+    subject = subject_of(Transformer(1), torch.rand(4, 3, 16, 16))
+    subject.facts["warnings"] = ["warning: 3 of 4 test images are training images of run: a, b, c"]
+    written, _ = page.write(inspect(subject, top=2, units=1), tmp_path / "page.html")
+    assert "Warning: 3 of 4 test images are training images of run: a, b, c." in written.read_text()
+
+
 def test_nothing_is_left_out_of_maps_or_where_layers_are_named() -> None:
     images = torch.rand(4, 3, 16, 16)
     maps = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())

@@ -1,5 +1,7 @@
 """What became of the training images: runs refuse to go on, judges warn."""
 
+import dataclasses
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from equicolor.data.datasets import load_dataset
 from equicolor.data.listing import list_images
 from equicolor.evaluation.diagnose import load_subject
 from equicolor.models import save_model
-from equicolor.training.finetuning import finetune_recipe, finetune_remarks
+from equicolor.training.finetuning import finetune_recipe, finetune_remarks, finetune_seen
 from equicolor.training.fit import RunOptions, fit
 from equicolor.training.monitor import Metrics
 from equicolor.training.recipes import TrainingRecipe
@@ -29,8 +31,13 @@ def recipe(pets: Path) -> TrainingRecipe:
 
 @pytest.fixture
 def run(recipe: TrainingRecipe, tmp_path: Path) -> Path:
+    return trained(recipe, tmp_path / "run")
+
+
+def trained(recipe: TrainingRecipe, path: Path) -> Path:
     """What a training leaves behind."""
-    folder, images = RunFolder(tmp_path / "run"), list_images(load_dataset(recipe.dataset, "train"))
+    train = load_dataset(recipe.dataset, "train", seed=recipe.split_seed)
+    folder, images = RunFolder(path), list_images(train)
     network = recipe.build(2)
     network.class_names = ("cat", "dog")
     network.origin = recipe.origin._replace(training_digest=images.digest)
@@ -94,10 +101,55 @@ def test_renamed_and_replaced_training_images_are_named(
     assert said in warnings_of(run, capsys)
 
 
-def test_other_folders_of_other_names_are_other_images(run: Path, tmp_path: Path, capsys) -> None:
+def test_images_of_other_sizes_are_other_images(run: Path, tmp_path: Path, capsys) -> None:
     trees.folder(tmp_path / "animals", {"cat": 20, "dog": 20})
-    load_subject(run, tmp_path / "animals")
+    for path in (tmp_path / "animals").glob("*/*"):
+        path.write_bytes(path.read_bytes() + b"\0")
+    for seed in (None, 1):
+        load_subject(run, tmp_path / "animals", split_seed=seed)
     assert "warning" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_moved_images_are_known(
+    alone: bool, pets: Path, recipe: TrainingRecipe, tmp_path: Path
+) -> None:
+    run = trained(dataclasses.replace(recipe, split_seed=3), tmp_path / "run3")
+    before = list_images(load_dataset(pets, "train", seed=3)).files
+    moved = tmp_path / "moved"
+    shutil.copytree(pets, moved)
+    if alone:
+        run = (run / "model.safetensors").rename(tmp_path / "alone.safetensors")
+    facts = load_subject(run, moved).facts
+    assert facts["split_seed"] == 3
+    assert "warnings" not in facts
+    seen = [name for name in list_images(load_dataset(moved, "test")).files if name in before]
+    facts = load_subject(run, moved, split_seed=0).facts
+    assert facts["seen_images"] == len(seen) > 0
+    assert f"training images of {run}: {seen[0]}" in facts["warnings"][0]
+    fine = finetune_recipe(str(moved), run)
+    assert fine.split_seed == 3
+    assert finetune_seen(fine).names == ()
+    assert finetune_seen(dataclasses.replace(fine, split_seed=0)).names == tuple(seen)
+
+
+def test_a_class_more_does_not_hide_moved_images(
+    pets: Path, recipe: TrainingRecipe, tmp_path: Path
+) -> None:
+    run = trained(dataclasses.replace(recipe, split_seed=3), tmp_path / "run3")
+    trees.folder(pets, {"eel": 5})
+    moved = pets.rename(tmp_path / "moved")
+    assert finetune_seen(finetune_recipe(str(moved), run)).names
+
+
+def test_fine_tunes_remember_what_their_network_was_trained_on(run: Path, pets: Path) -> None:
+    fine = dataclasses.replace(finetune_recipe(str(pets), run), split_seed=1, epochs=1)
+    seen = finetune_seen(fine)
+    assert seen.names
+    finished = fit(fine, run.parent / "fine", RunOptions(device="cpu", workers=0))
+    assert finished is not None
+    assert finished.row | seen.facts() == finished.row
+    assert load_subject(run.parent / "fine").facts["warnings"] == [*seen.remarks]
 
 
 @pytest.mark.parametrize("change", ["add", "remove", "rename", "replace"])

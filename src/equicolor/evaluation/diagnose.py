@@ -29,7 +29,7 @@ from equicolor.evaluation.pictures import (
 from equicolor.models.registry import Network, Origin
 from equicolor.reporting.progress import counting, say
 from equicolor.training.recipes import chosen_precision
-from equicolor.training.seen import seen_remarks
+from equicolor.training.seen import find_seen, seed_of_training
 
 __all__ = ["Subject", "diagnose", "judge", "load_subject"]
 
@@ -100,7 +100,7 @@ def load_subject(
             by default what the network was trained on, as far as its run or its file says that.
         split: ``"test"`` or ``"train"``.
         split_seed: of datasets without a split of their own; by default that of the training, if
-            it was on the same data.
+            it was on the same data, or on a folder with the same classes.
         size, resize: see :func:`equicolor.evaluation.pictures.choose_preparation`.
         gray: feed the network the mean of the channels; a run that was trained so says it.
         pretrained: load the weights that timm or torchvision offer.
@@ -144,8 +144,9 @@ def load_subject(
             f"{network} is not the folder of a training run: say which data (--data){hint}"
         )
     info = find_dataset(data)
-    if split_seed is None and info.name == origin.dataset and info.split_by_seed:
-        split_seed = origin.split_seed
+    if split_seed is None:
+        class_names = model.class_names if isinstance(model, Network) else ()
+        split_seed = seed_of_training(origin, class_names, info)
     preparation = choose_preparation(model, info.kind, size=size, resize=resize)
     if gray and not isinstance(model, GrayInput):
         model = GrayInput(model)
@@ -153,7 +154,9 @@ def load_subject(
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     pictures = load_dataset(data, split, seed=split_seed or 0)
     if split == "test":
-        for remark in seen_remarks(network, origin, data, pictures):
+        seen = find_seen(network, origin, data, pictures)
+        facts |= seen.facts()
+        for remark in seen.remarks:
             say(console, remark)
     place: Path | None = default_cache() if cache is None else cache
     if limit is not None and limit < len(pictures):

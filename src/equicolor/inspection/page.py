@@ -284,6 +284,9 @@ def write(
     lead = (
         f"{headline(found)[0].upper()}{headline(found)[1:]} Measured on {found.pictures} pictures "
         f"of the {found.facts['split']} split."
+        + "".join(
+            f" {remark[0].upper()}{remark[1:]}." for remark in found.facts.get("warnings", ())
+        )
     )
     write_report(
         page,

@@ -6,14 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from equicolor.data.datasets import find_dataset, load_dataset
-from equicolor.models.checkpoints import checkpoint_file, read_config, weights_digest
+from equicolor.models.checkpoints import (
+    checkpoint_file,
+    read_class_names,
+    read_config,
+    weights_digest,
+)
 from equicolor.models.registry import Origin, usual_resize
 from equicolor.training.pretrained import new_head
 from equicolor.training.recipes import TrainingRecipe, default_recipe
 from equicolor.training.run_folder import origin_of, recipe_of_run
-from equicolor.training.seen import seen_remarks
+from equicolor.training.seen import Seen, find_seen, seed_of_training
 
-__all__ = ["finetune_recipe", "finetune_remarks"]
+__all__ = ["finetune_recipe", "finetune_remarks", "finetune_seen"]
 
 # What a fine-tune takes over from the training of the network, beside split and size.
 _LIKE_BEFORE = ("flip", "batch_size", "seed")
@@ -32,8 +37,8 @@ def finetune_recipe(
 
     Returns:
         The default recipe with a tenth of its learning rate and epochs, and with the images,
-        batches and seed of the earlier training. On the same dataset the split is the same,
-        too: what was trained on is not tested on.
+        batches and seed of the earlier training. On the same dataset, or a folder with the same
+        classes, the split is the same, too: what was trained on is not tested on.
 
     Example:
         >>> import tempfile
@@ -52,8 +57,9 @@ def finetune_recipe(
     changes |= {"finetune_digest": weights_digest(checkpoint_file(checkpoint))}
     info = find_dataset(dataset)
     same = trained.dataset == info.name
-    if same and trained.split_seed is not None and info.split_by_seed:
-        changes["split_seed"] = trained.split_seed
+    split_seed = seed_of_training(trained, read_class_names(checkpoint_file(checkpoint)), info)
+    if split_seed is not None:
+        changes["split_seed"] = split_seed
     if like is not None:
         changes |= {name: getattr(like, name) for name in _LIKE_BEFORE}
     if same and like is not None:
@@ -95,8 +101,21 @@ def finetune_remarks(
             f"{recipe.finetune} has {why}: its classifier is drawn anew, with {len(class_names)} "
             "outputs"
         )
-    trained = origin_of(recipe.finetune)
-    if trained.dataset == recipe.origin.dataset:
-        tested = load_dataset(recipe.dataset, "test", root=root, seed=recipe.split_seed)
-        remarks += seen_remarks(recipe.finetune, trained, recipe.dataset, tested, root)
-    return remarks
+    return [*remarks, *finetune_seen(recipe, root).remarks]
+
+
+def finetune_seen(recipe: TrainingRecipe, root: Path | None = None) -> Seen:
+    """The test images of a fine-tune that its network was trained on before.
+
+    Args:
+        recipe: of any training.
+        root: the data folder (default: :func:`equicolor.data.data_root`).
+
+    Example:
+        >>> finetune_seen(TrainingRecipe()).names
+        ()
+    """
+    if recipe.finetune is None:
+        return Seen()
+    tested = load_dataset(recipe.dataset, "test", root=root, seed=recipe.split_seed)
+    return find_seen(recipe.finetune, origin_of(recipe.finetune), recipe.dataset, tested, root)

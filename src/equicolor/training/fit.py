@@ -37,7 +37,7 @@ from equicolor.models.checkpoints import read_config
 from equicolor.reporting.progress import counting, say
 from equicolor.results import read_rows, write_results
 from equicolor.training.checkpoint import REMEDY, EpochCheckpoint, SafeCheckpointIO
-from equicolor.training.finetuning import finetune_remarks
+from equicolor.training.finetuning import finetune_remarks, finetune_seen
 from equicolor.training.monitor import DivergedError, Metrics, Monitor
 from equicolor.training.picture_data import PictureData
 from equicolor.training.recipes import TrainingRecipe
@@ -168,6 +168,7 @@ def fit(
     if not first:
         _fit(task, data, folder, options, None, first=False)
         return None
+    seen = finetune_seen(recipe, options.root)
     with folder.locked():  # now that nothing can be wrong with the recipe
         if not anew:  # meanwhile another process may have trained here
             folder.check(recipe)
@@ -177,7 +178,7 @@ def fit(
         begun = _fit(task, data, folder, options, console, first=True)
         network = _trained_network(task, data, images)
         save_model(network, folder.model)
-        row = _judge(network, data, recipe, folder, options, console)
+        row = _judge(network, data, recipe, folder, options, console, seen.facts())
         facts = {"recipe": asdict(recipe), "class_names": data.train.class_names}
         write_results(folder.result, [row], device=options.accelerator, **facts)
     return Fit(folder, row, begun)
@@ -439,6 +440,7 @@ def _judge(
     folder: RunFolder,
     options: RunOptions,
     console: Console | None,
+    warned: dict[str, Any],
 ) -> dict[str, Any]:
     """The row of a trained network: accuracy on the test set, as it is and under hue shifts."""
     device = torch.device(options.accelerator)
@@ -452,6 +454,7 @@ def _judge(
         **({} if recipe.finetune is None else {"finetuned": _origin_name(recipe.finetune)}),
         "train_seconds": round(seconds, 1),
         "images_per_second": round(shown / max(seconds, 1e-9), 1),
+        **warned,
         **{f"skipped_{split}": len(data.skipped(split)) for split in ("train", "test")},
     }
     with counting(console, "judging under hue shifts") as progress:
