@@ -1,11 +1,15 @@
 """Devices by name."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from equicolor import devices
+from equicolor import cli_train, devices
 from equicolor.cli_options import settle_threads
 from equicolor.devices import choose_device
+from equicolor.training.recipes import TrainingRecipe
+from equicolor.training.run_options import RunOptions
 
 
 @pytest.mark.parametrize("name", ["auto:3", "cpu:abc", "cuda:x", "tpu"])
@@ -36,7 +40,7 @@ def test_threads_on_a_busy_machine(
     monkeypatch.setattr(devices, "_others_running", lambda: others)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
     monkeypatch.setattr(torch, "set_num_threads", given.append)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(4), raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
     monkeypatch.setenv("OMP_NUM_THREADS", "6")
     settle_threads("cpu")  # as the user wants it
     monkeypatch.delenv("OMP_NUM_THREADS")
@@ -46,3 +50,15 @@ def test_threads_on_a_busy_machine(
     assert given == ([threads] if others else [])
     said = capsys.readouterr().err
     assert (f"torch uses {threads} of 6 threads" in said) == bool(others)
+
+
+def test_a_checkpoint_fixes_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is told a number that the checkpoint then replaces."""
+    settled: list[str] = []
+    monkeypatch.setattr(cli_train, "settle_threads", settled.append)
+    monkeypatch.setattr("equicolor.training.fit.fit", lambda *_, **__: None)
+    for expected in ([], ["cpu"]):
+        assert settled == expected
+        cli_train._run(TrainingRecipe(), tmp_path, RunOptions(device="cpu"), force=False)
+        (tmp_path / "last.ckpt").touch()
+    assert settled == ["cpu"]

@@ -267,8 +267,10 @@ def _run(recipe: "TrainingRecipe", folder: Path, options: "RunOptions", force: b
     from equicolor.training.fit import fit
     from equicolor.training.run_folder import RunFolder
 
-    finished = RunFolder(folder).result.is_file() and not force
-    if options.processes == 1 and not finished:
+    run = RunFolder(folder)
+    finished = run.result.is_file() and not force
+    continued = run.checkpoint.is_file() and not force  # in as many threads as before
+    if options.processes == 1 and not finished and not continued:
         settle_threads(options.accelerator)
     with told_to_skip(options.skip_corrupt):
         found = fit(recipe, folder, options, overwrite=force, console=Console(stderr=True))

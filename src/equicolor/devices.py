@@ -11,7 +11,7 @@ import torch
 
 from equicolor import _checks
 
-__all__ = ["choose_device", "device_name", "runs_triton", "usable_threads"]
+__all__ = ["choose_device", "cores", "device_name", "runs_triton", "usable_threads"]
 
 _TRITON = (3, 6)  # the oldest version that our kernels are tested with
 _CAPABILITY = (8, 0)  # the first with bfloat16
@@ -52,6 +52,18 @@ def device_name(device: torch.device | str) -> str:
     return models[0] if models else platform.processor() or platform.machine()
 
 
+def cores() -> int:
+    """How many cores this process may use.
+
+    Example:
+        >>> cores() >= 1
+        True
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def usable_threads() -> int:
     """How many of torch's CPU threads are of use: fewer where other processes compute, too.
 
@@ -64,9 +76,8 @@ def usable_threads() -> int:
     """
     most = torch.get_num_threads()
     others = _others_running()
-    if not others:
-        return most
-    return max(1, min(most, len(os.sched_getaffinity(0)) - others))
+    # Linux counts what runs on all cores, not only on those that this process may use.
+    return max(1, min(most, (os.cpu_count() or 1) - others)) if others else most
 
 
 def _others_running() -> int:

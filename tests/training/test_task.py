@@ -116,8 +116,16 @@ def test_a_continued_run_keeps_its_threads(toy_recipe, monkeypatch):
     task.on_load_checkpoint(saved)
     assert given == []
     monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr("equicolor.training.task.cores", lambda: 8)
     task.on_load_checkpoint(saved)
     assert given == [5]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    with pytest.warns(UserWarning, match="torch uses 5 threads, as before in this run"):
+        task.on_load_checkpoint(saved)
+    monkeypatch.setattr("equicolor.training.task.cores", lambda: 2)
+    with pytest.warns(UserWarning, match="in 5 threads, but has 2 cores here: torch uses 2 thr"):
+        task.on_load_checkpoint(saved)
+    assert given == [5, 5, 2]
 
 
 def test_checkpoints_of_other_runs_are_refused(toy_recipe: TrainingRecipe) -> None:

@@ -19,7 +19,7 @@ from equicolor.data.decoding import (
     final_size,
 )
 from equicolor.data.pictures import CorruptPictureError, Pictures
-from equicolor.devices import runs_triton
+from equicolor.devices import cores, runs_triton
 
 __all__ = ["Decoded", "decode", "default_cache", "estimated_bytes"]
 
@@ -224,7 +224,7 @@ def decode(
     if short_side is not None:
         _checks.positive_int("short_side", short_side)
     if workers is None:
-        workers = min(_cores(), 32)
+        workers = min(cores(), 32)
     _checks.positive_int("workers", workers)
     if pictures.pixels is not None:
         if short_side is None or min(pictures.pixels.shape[2:]) <= short_side:
@@ -245,10 +245,6 @@ def decode(
         pictures.class_names,
         tuple(packed.corrupt[index] for index in sorted(packed.corrupt)),
     )
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def estimated_bytes(pictures: Pictures, *, short_side: int | None = 256, sample: int = 256) -> int:

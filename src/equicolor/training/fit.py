@@ -97,8 +97,9 @@ def fit(
 
     A call in the folder of an interrupted run continues it from its last checkpoint; on a
     CPU and in one process it ends with the very weights it would have had: it trains in as many
-    threads as before, unless OMP_NUM_THREADS is set. In the folder of a finished run it returns
-    what was found. With several processes every one of them makes the same call.
+    threads as before, unless OMP_NUM_THREADS is set or there are fewer cores. In the folder of a
+    finished run it returns what was found. With several processes every one of them makes the
+    same call.
 
     Args:
         recipe: what to train.
@@ -166,10 +167,11 @@ def fit(
         for remark in finetune_remarks(recipe, data.train.class_names, options.root):
             say(console, remark)
     if not first:
-        _fit(task, data, folder, options, None, first=False)
+        with _threads_restored():
+            _fit(task, data, folder, options, None, first=False)
         return None
     seen = finetune_seen(recipe, options.root)
-    with folder.locked():  # now that nothing can be wrong with the recipe
+    with folder.locked(), _threads_restored():  # now that nothing can be wrong with the recipe
         if not anew:  # meanwhile another process may have trained here
             folder.check(recipe)
             if folder.result.is_file():
@@ -318,7 +320,7 @@ def _train(
     gc.collect()
     resume = folder.checkpoint if folder.checkpoint.is_file() else None
     begun = _Begun(task.recipe.epochs)
-    handler, threads = signal.getsignal(signal.SIGINT), torch.get_num_threads()
+    handler = signal.getsignal(signal.SIGINT)
     with _quiet_lightning(), torch.random.fork_rng(devices=[]):
         trainer = _trainer(task.recipe, folder, options, [begun, *callbacks])
         try:
@@ -338,9 +340,17 @@ def _train(
             raise CheckpointError(
                 f"{resume} is not the state of this run ({one_line(error)}): {REMEDY}"
             ) from error
-        finally:
-            torch.set_num_threads(threads)  # those of the checkpoint may be others
     return begun.epochs
+
+
+@contextlib.contextmanager
+def _threads_restored() -> Iterator[None]:
+    """Undo what a checkpoint sets: training and judging go on in the threads of before."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class _Begun(pl.Callback):

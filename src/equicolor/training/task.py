@@ -17,7 +17,9 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR
 
+from equicolor._text import counted
 from equicolor.data.loaders import SKIPPED, Batch
+from equicolor.devices import cores
 from equicolor.models.checkpoint_files import CheckpointError
 from equicolor.models.registry import Network
 from equicolor.nn import capture
@@ -203,7 +205,24 @@ class ClassificationTask(pl.LightningModule):
                 f"the checkpoint belongs to another run: {', '.join(changed)}. Choose another "
                 "folder, or --force to delete that run"
             )
-        # Sums over another number of threads are rounded otherwise.
         threads = owner.get("threads")
-        if isinstance(threads, int) and 0 < threads <= 1024 and "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(threads)
+        if isinstance(threads, int) and threads > 0 and "OMP_NUM_THREADS" not in os.environ:
+            _continue_in(threads)
+
+
+def _continue_in(threads: int) -> None:
+    """Use the threads of before: sums over another number of them are rounded otherwise."""
+    usable = min(threads, cores())
+    if usable < threads:
+        warnings.warn(
+            f"the run was trained in {threads} threads, but has {counted(usable, 'core')} "
+            f"here: torch uses {counted(usable, 'thread')}, and weights may differ in rounding",
+            stacklevel=2,
+        )
+    elif usable != torch.get_num_threads():
+        warnings.warn(
+            f"torch uses {counted(usable, 'thread')}, as before in this run; OMP_NUM_THREADS sets "
+            "another number",
+            stacklevel=2,
+        )
+    torch.set_num_threads(usable)
