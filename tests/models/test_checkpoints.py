@@ -357,6 +357,9 @@ def test_build_from_config():
     # Files from when plain networks took options of equivariant layers.
     older = {"model": "resnet18", "rotations": 1, "ce_stages": 0, "lifting": "hsv", "width": 4}
     assert checkpoints.build_from_config(older).config["lifting"] == "rgb"
+    # And from when equivariant names built plain networks.
+    older["model"] = "ce_resnet18"
+    assert checkpoints.build_from_config(older).config["model"] == "resnet18"
 
 
 def test_networks_changed_after_they_were_built_are_refused(tmp_path):

@@ -36,7 +36,7 @@ def shape_of(network, *shape):
 
 @pytest.mark.parametrize(("depth", "ce_stages"), CASES)
 def test_parameters_are_the_papers(depth, ce_stages, count_parameters):
-    network = on_meta(f"resnet{depth}", rotations=3, ce_stages=ce_stages)
+    network = on_meta(f"resnet{depth}", rotations=3 if ce_stages else 1, ce_stages=ce_stages)
     assert count_parameters(network) == PARAMETERS[depth][ce_stages]
 
 
@@ -49,7 +49,7 @@ def test_parameters_of_the_bottleneck_network(count_parameters):
 @pytest.mark.parametrize("rotations", range(2, 13))
 def test_matched_widths_keep_the_parameters(depth, rotations, count_parameters):
     plain = PARAMETERS[depth][0]
-    for ce_stages in range(len(PARAMETERS[depth])):
+    for ce_stages in range(1, len(PARAMETERS[depth])):
         network = on_meta(f"resnet{depth}", rotations=rotations, ce_stages=ce_stages)
         assert count_parameters(network) == pytest.approx(plain, rel=0.06), ce_stages
 
@@ -229,7 +229,7 @@ def test_normalisation_is_no_state():
         ({"lifting": "hsv"}, "lifting='hsv' needs equivariant layers and .*: add rotations"),
         ({"ce_stages": 2}, "ce_stages=2 needs equivariant layers"),
         ({"separable": False, "coset_pool": None}, "separable=False, coset_pool=None need"),
-        ({"rotations": 3, "ce_stages": 0, "lifting": "hsv"}, "lifting='hsv' needs"),
+        ({"rotations": 6, "ce_stages": 0}, "ce_stages=0 leaves no stage for rotations=6: take 1"),
         (
             {"rotations": 3, "ce_stages": 1, "coset_pool": None},
             r"hybrid network \(ce_stages=1 of 3\) pools over its hues",
@@ -239,6 +239,18 @@ def test_normalisation_is_no_state():
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         resnet44(10, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rotations": 1}, "ce_resnet18 is equivariant, rotations=1 is not: take resnet18, or"),
+        ({"ce_stages": 0}, "ce_stages=0 leaves no stage for rotations=3: .* network, resnet18"),
+    ],
+)
+def test_an_equivariant_name_is_no_plain_network(options, message):
+    with pytest.raises(ValueError, match=message):
+        ce_resnet18(3, **options)
 
 
 @pytest.mark.parametrize("options", [{"rotations": 2.0}, {"ce_stages": 1.5}, {"width": 8.0}])

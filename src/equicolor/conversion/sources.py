@@ -9,8 +9,9 @@ from torch import nn
 
 from equicolor.conversion.dry_run import DryRun
 from equicolor.conversion.plan import Exit
+from equicolor.models.checkpoints import build_from_config
 from equicolor.models.foreign import LIBRARIES, ForeignNetwork, load_foreign
-from equicolor.models.registry import Network, create_model, list_models
+from equicolor.models.registry import Network, list_models
 
 __all__ = ["Source", "build_source", "source_of"]
 
@@ -66,7 +67,7 @@ def build_source(source: Source) -> nn.Module:
     if library == OURS:
         if name not in list_models():
             raise ValueError(f"a checkpoint cannot be built from {source.spec}")
-        return create_model(name, **source.options)
+        return build_from_config({"model": name, **source.options})
     for option, value in source.options.items():
         values = value if isinstance(value, (list, tuple)) else [value]
         plain = all(isinstance(v, (bool, int, float, type(None))) for v in values)

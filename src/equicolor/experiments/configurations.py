@@ -151,7 +151,12 @@ def run() -> list[Row]:
         Rows of :func:`measure` with the paper's columns (None where it has none), by model.
     """
     plans: list[tuple[str, dict[str, Any], PaperRow | None]] = [
-        (paper.model, {"rotations": 3, "ce_stages": paper.ce_stages}, paper) for paper in PAPER
+        (
+            paper.model,
+            {"rotations": 3 if paper.ce_stages else 1, "ce_stages": paper.ce_stages},
+            paper,
+        )
+        for paper in PAPER
     ]
     plans += [(model, options, None) for model, options in BEYOND]
     plans.sort(key=lambda plan: plan[0])

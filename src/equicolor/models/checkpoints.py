@@ -315,6 +315,7 @@ def build_from_config(config: Mapping[str, Any]) -> Network:
     if options.get("rotations") == 1:  # plain; older files may hold options that are refused now
         for name in ("separable", "coset_pool", "lifting", "ce_layers"):
             options.pop(name, None)
+        options["model"] = str(options["model"]).removeprefix("ce_")
     return create_model(options.pop("model"), **options)
 
 

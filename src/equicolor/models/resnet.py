@@ -359,14 +359,25 @@ def _builder(name: str, depth: int, default_rotations: int) -> ResNetBuilder:
             raise TypeError(f"ce_stages must be None or an int, got {ce_stages!r}")
         if not 0 <= (ce_stages or 0) <= stages:
             raise ValueError(f"ce_stages of {name} lies between 0 and {stages}, got {ce_stages}")
-        if rotations == 1 or ce_stages == 0:
+        plain = name.removeprefix("ce_")
+        if rotations > 1 and ce_stages == 0:
+            raise ValueError(
+                f"ce_stages=0 leaves no stage for rotations={rotations}: take 1 to {stages} "
+                f"stages, or the plain network, {plain} without rotations"
+            )
+        if rotations == 1 and name != plain:
+            raise ValueError(
+                f"{name} is equivariant, rotations=1 is not: take {plain}, or rotations above 1, "
+                "such as 6"
+            )
+        if rotations == 1:
             layers.check_plain(
                 ce_stages=(ce_stages, None, 0),
                 separable=(separable, True),
                 coset_pool=(coset_pool, "max"),
                 lifting=(lifting, "rgb"),
             )
-            rotations, ce_stages = 1, 0
+            ce_stages = 0
         elif ce_stages is None:
             ce_stages = stages
         if coset_pool is None and 0 < ce_stages < stages:
@@ -406,7 +417,7 @@ _DOCUMENTATION = """ResNet-{depth}: plain for one rotation, colour-equivariant f
     Args:
         num_classes: outputs.
         rotations: hues of the equivariant stages; 1 is a plain network, which refuses the
-            options of equivariant stages.
+            options of equivariant stages and a name that begins with ``ce_``.
         ce_stages: equivariant stages, counted from the input; None means all {stages}.
         separable: whether equivariant filters are the product of a spatial and a hue part.
         coset_pool: ``"max"`` or ``"avg"`` over the hues where the equivariant stages end;
