@@ -175,6 +175,19 @@ class GhostNormByView(nn.BatchNorm2d):
         return F.batch_norm(parts, None, None, training=True).view(x.shape)
 
 
+class GhostNormByHand(nn.Module):
+    """Normalises parts of a batch in training, with no function for it."""
+
+    def __init__(self, parts):
+        super().__init__()
+        self.parts = parts
+
+    def forward(self, x):
+        if not self.training:
+            return x
+        return torch.cat([part - part.mean() for part in self.parts(x)]).view(x.shape)
+
+
 class LargeMicroBatches(InTraining):
     def trunk(self, x):
         parts = x.split(64) if self.training else [x]
@@ -442,6 +455,19 @@ def _scripted():
         (
             lambda: nn.Sequential(conv(3, 4), GhostNormByView(4), conv(4, 4)),
             r"  1: GhostNormByView: in training it gets parts of a batch, \[30, 64, 16, 16\]",
+        ),
+        *(
+            (
+                lambda parts=parts: nn.Sequential(conv(3, 4), GhostNormByHand(parts), conv(4, 4)),
+                rf"  1: GhostNormByHand: in training it gets parts of a batch, \[{size}, 4, 16",
+            )
+            for parts, size in [
+                (lambda x: x.split(16), 16),
+                (lambda x: torch.split(x, 16, dim=-4), 16),
+                (lambda x: x.chunk(30), 16),
+                (lambda x: torch.tensor_split(x, max(1, len(x) // 16)), 16),
+                (lambda x: (torch.stack(x.unbind()[k : k + 16]) for k in range(0, len(x), 16)), 1),
+            ]
         ),
         (MicroBatchesInTraining, r"  second: Conv2d: in training it gets parts of a batch, \[240"),
         (LargeMicroBatches, r"  second: Conv2d: in training it gets parts of a batch, \[64"),

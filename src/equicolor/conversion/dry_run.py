@@ -38,6 +38,7 @@ _DRAWS = {
     "multinomial", "exponential_", "geometric_", "log_normal_", "cauchy_", "gumbel_softmax",
     "rrelu", "rrelu_", "fractional_max_pool2d", "fractional_max_pool3d",
 }  # fmt: skip
+_SPLITS = {"split", "split_with_sizes", "chunk", "tensor_split", "unbind"}
 
 
 class Call(NamedTuple):
@@ -56,10 +57,10 @@ class Draw(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """A batch normalisation by the code of a module."""
+    """A batch normalisation by the code of a module, or a split of the batch for one by hand."""
 
     path: str
-    shape: list[int]  # of its input
+    shape: list[int]  # of its input, or of the first part
     when: int
 
 
@@ -72,7 +73,7 @@ class DryRun:
         attention: paths of the modules that computed attention.
         batch: the number of images.
         draws: of random numbers; in eval mode those of dropout functions that would draw some.
-        norms: calls of the function that normalises batches.
+        norms: calls of functions that normalise batches or split them.
         inputs: the shapes of what a module was called with, one for every call.
         outputs: the shapes of the tensors that came out.
     """
@@ -271,4 +272,10 @@ class _Watch(TorchFunctionMode):
             name in DROPOUTS and (kwargs["p"] if "p" in kwargs else args[1] if args[1:] else 0.5)
         ):
             self.run.draws.append(Draw(path, name, next(self._ticks)))
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if name in _SPLITS:
+            whole, part = next(tensors_of([args, kwargs])), result[0]
+            shape = [1, *part.shape] if part.shape == whole.shape[1:] else list(part.shape)
+            if len(whole) % self.run.batch == 0 and shape[0] != len(whole):
+                self.run.norms.append(Norm(path, shape, next(self._ticks)))
+        return result

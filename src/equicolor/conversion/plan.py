@@ -221,7 +221,7 @@ def _splits(
     exit_: Exit,
     replaced: Iterable[str],
 ) -> Iterator[Problem]:
-    """Batch norms and layers for hues that get the whole batch in eval mode alone."""
+    """Batch norms, layers for hues and code that get the whole batch in eval mode alone."""
     before, after = _shapes(run, exit_, replaced), _shapes(training, exit_, replaced)
     for path, shapes in after.items():
         sizes = {shape[0] for shape in before.get(path, ())}
