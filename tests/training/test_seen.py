@@ -1,6 +1,7 @@
 """What became of the training images: runs refuse to go on, judges warn."""
 
 import dataclasses
+import os
 import shutil
 from pathlib import Path
 
@@ -175,6 +176,19 @@ def test_runs_do_not_go_on_with_other_training_images(
     }
     with pytest.raises(ValueError, match=said[change]):
         fit(recipe, run, RunOptions(device="cpu"))
+
+
+def test_training_images_that_were_written_again_are_named(run: Path, pets: Path) -> None:
+    """Their sizes are the same: only the time tells."""
+    folder, train = RunFolder(run), load_dataset(pets, "train")
+    path = trained_and_tested(pets)[0]
+    later = folder.images.stat().st_mtime + 100
+    assert folder.newer_images(train) == []
+    os.utime(path, (later, later))
+    assert folder.newer_images(train) == []  # nothing to continue
+    folder.checkpoint.touch()
+    os.utime(folder.images, (later - 50, later - 50))  # whatever the clock of the disk
+    assert folder.newer_images(train) == [f"cat/{path.name}"]
 
 
 def test_test_images_may_change(run: Path, pets: Path) -> None:

@@ -26,7 +26,7 @@ from rich.console import Console
 from torch import nn
 
 from equicolor._packages import how_to_install
-from equicolor._text import counted
+from equicolor._text import counted, enumerated
 from equicolor.data.epochs import Epochs
 from equicolor.data.listing import Listing, list_images
 from equicolor.evaluation import GrayInput, evaluate
@@ -162,6 +162,13 @@ def fit(
     images = list_images(data.train)
     if not anew:
         folder.check_images(images.files)
+        newer = folder.newer_images(data.train)
+        if newer:
+            say(
+                console,
+                f"warning: {counted(len(newer), 'training file')} may have changed since the run "
+                f"began ({enumerated(newer, 3)}); --force trains it anew",
+            )
     task = _task(recipe, data, images, options)
     if console is not None:
         for remark in finetune_remarks(recipe, data.train.class_names, options.root):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from equicolor._files import locked, write_whole
 from equicolor.data.listing import changes
+from equicolor.data.pictures import Pictures
 from equicolor.models.checkpoints import checkpoint_file, read_origin
 from equicolor.models.registry import Origin
 from equicolor.training.recipes import TrainingRecipe
@@ -130,6 +131,23 @@ class RunFolder:
                 f"{len(before):,} when it began): {', '.join(changed)}. Restore them to continue "
                 "the run, choose another folder, or --force to delete that run"
             )
+
+    def newer_images(self, pictures: Pictures) -> list[str]:
+        """Training files that were written after a run began that is to be continued.
+
+        Their sizes may still be the same, and what is in them not. Copies with other times of an
+        unchanged folder are named, too.
+        """
+        if not (self.checkpoint.is_file() and self.images.is_file()):
+            return []
+        begun = self.images.stat().st_mtime_ns
+        states = {path: path.stat() for path in (file.path for file in pictures.files)}
+        # A file that was moved here, or copied with its times, keeps its time of writing alone.
+        return [
+            f"{path.parent.name}/{path.name}"
+            for path, state in states.items()
+            if max(state.st_mtime_ns, state.st_ctime_ns) > begun
+        ]
 
     def _strangers(self) -> bool:
         """Whether there is anything that a run which was killed at once does not leave."""
