@@ -12,7 +12,7 @@ class WrongTypeError(TypeError, ValueError):
 
 
 # Larger numbers are slips: they would end in an overflow, in want of memory or never.
-_MOST = {
+MOST = {
     "rotations": 1_000, "width": 65_536, "size": 32_768, "image_size": 32_768,
     "resize": 32_768, "shifts": 100_000, "num_classes": 10_000_000, "epochs": 1_000_000_000,
     "batch_size": 1_000_000_000, "seeds": 1_000_000, "workers": 1_024,
@@ -25,8 +25,8 @@ def positive_int(name: str, value: object) -> int:
         raise WrongTypeError(f"{name} must be an int, got {type(value).__name__}: {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
-    if value > _MOST.get(name, value):
-        raise ValueError(f"{name} must be at most {_MOST[name]:,}, got {value}")
+    if value > MOST.get(name, value):
+        raise ValueError(f"{name} must be at most {MOST[name]:,}, got {value}")
     return value
 
 

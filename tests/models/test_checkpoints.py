@@ -465,6 +465,16 @@ def test_pictures_of_the_training_travel_with_the_network(tmp_path):
         assert read_origin(path) == Origin()
 
 
+def test_sizes_that_training_takes_are_kept_and_others_refused(tmp_path):
+    network = tiny()
+    network.origin = Origin(32_768, 32_768, "pets", 0)
+    assert read_origin(save_model(network, tmp_path / "a.safetensors")) == network.origin
+    network.resize = 32_769
+    with pytest.raises(ValueError, match="resize of a saved network is at most 32768, got 32769"):
+        save_model(network, tmp_path / "b.safetensors")
+    assert not (tmp_path / "b.safetensors").exists()
+
+
 def test_sizes_are_not_part_of_what_a_network_is(tmp_path):
     network = tiny()
     first = weights_digest(save_model(network, tmp_path / "a.safetensors"))

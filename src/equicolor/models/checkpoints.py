@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from equicolor import _checks
 from equicolor.groups import HueGroup
 from equicolor.models.checkpoint_files import (
     WEIGHTS,
@@ -34,9 +35,8 @@ _MATRIX = "transformation_matrix"
 _SHOWN = 3  # how many mismatches an error names
 # What a file may ask for before its weights say how large the network is.
 _MOST = 10_000  # of anything, or as many as the longest side of its weights
-_LIMITS = {
-    "image_size": 4096, "resize": 4096, "rotations": 1000, "split_seed": 2**32 - 1,
-}  # fmt: skip
+_LIMITS = {key: _checks.MOST[key] for key in ("image_size", "resize", "rotations")}
+_LIMITS["split_seed"] = 2**32 - 1
 
 
 def save_model(model: nn.Module, path: str | Path) -> Path:
@@ -83,7 +83,7 @@ def save_model(model: nn.Module, path: str | Path) -> Path:
 
 def _check_rebuilt(model: Network) -> None:
     """Refuse a network that its configuration would not build again."""
-    _check_numbers(model.config, model.state_dict())
+    _check_numbers({**model.config, **model.origin.known()}, model.state_dict())
     converted = model.config["model"] == "converted"
     rebuilt = build_from_config(model.config) if converted else _empty(model.config)
     own = {key: value.shape for key, value in model.state_dict().items()}
