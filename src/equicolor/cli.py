@@ -205,7 +205,13 @@ def export(
         typer.Argument(help="A checkpoint, the folder of a run, or a name of 'equicolor models'."),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
-    to: Annotated[str, typer.Option(help="onnx, torchscript or exported-program.")] = "onnx",
+    to: Annotated[
+        str | None,
+        typer.Option(
+            help="onnx, torchscript or exported-program.",
+            show_default="by the suffix: .onnx, .pt, .pt2",
+        ),
+    ] = None,
     input_size: Annotated[
         int | None, typer.Option(help="Height and width of the images; the network's by default.")
     ] = None,

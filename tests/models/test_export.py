@@ -51,7 +51,8 @@ def test_onnx_of_an_equivariant_resnet44(tmp_path, settle, blotches, relative_er
 @pytest.mark.parametrize("to", FORMATS)
 def test_formats(to, network, tmp_path, blotches, relative_error):
     path = tmp_path / f"network{SUFFIXES[to]}"
-    report = export.export(network, path, to, input_size=28)
+    report = export.export(network, path, input_size=28)  # the suffix says which format
+    assert report.format == to
     assert report.path == path
     assert report.format == to
     assert report.relative_error <= 1e-4
@@ -118,7 +119,7 @@ def test_wrong_exports_are_caught_and_leave_no_file(to, existing, network, tmp_p
         return real(folded, example, path)
 
     monkeypatch.setitem(export._EXPORTERS, to, corrupting)
-    path = tmp_path / "network.pt2"
+    path = tmp_path / f"network{SUFFIXES[to]}"
     if existing:
         path.write_text("mine")
     with pytest.raises(ExportError, match=r"is off by .* allowed 1\.0e-04; .* was not written"):
@@ -177,3 +178,10 @@ def test_large_weights_go_beside_the_onnx_file(network, tmp_path, monkeypatch, r
     assert sorted(file.name for file in tmp_path.iterdir()) == [path.name, f"{path.name}.data"]
     images = torch.rand(3, 3, 28, 28)
     assert relative_error(run(path, "onnx")(images), network(images)) <= 1e-4
+
+
+def test_a_name_and_a_format_that_contradict_each_other(network, tmp_path):
+    message = r"a.pt2 is the name of .* exported-program, but .* is onnx: call it a.onnx, or leave"
+    with pytest.raises(ValueError, match=message):
+        export.export(network, tmp_path / "a.pt2", "onnx", input_size=28)
+    assert not list(tmp_path.iterdir())

@@ -27,6 +27,7 @@ from equicolor.nn.folding.trace import refuse_custom_modules
 __all__ = ["FORMATS", "ExportError", "ExportReport", "export", "find_model"]
 
 FORMATS = ("onnx", "torchscript", "exported-program")
+_SUFFIXES = {".onnx": "onnx", ".pt": "torchscript", ".pt2": "exported-program"}
 _BATCHES = (1, 7)  # verified; neither is the batch of the example
 _EXAMPLE_BATCH = 2
 ONNX_LIMIT = 1.8 * 2**30  # bytes in one file, a little under the format's; above, weights go beside
@@ -48,7 +49,7 @@ class ExportReport(NamedTuple):
 def export(
     model: nn.Module,
     path: str | Path,
-    to: str = "onnx",
+    to: str | None = None,
     *,
     input_size: int | Sequence[int] = 224,
     form: str = "auto",
@@ -60,7 +61,8 @@ def export(
     Args:
         model: a network of images; it is not changed.
         path: the file to write.
-        to: ``"onnx"``, ``"torchscript"`` or ``"exported-program"``.
+        to: ``"onnx"``, ``"torchscript"`` or ``"exported-program"``; by default what the suffix
+            of the path says (``.onnx``, ``.pt``, ``.pt2``), and ONNX for any other.
         input_size: height and width of the images.
         form: how equivariant layers are written, one of the plain forms of
             :func:`equicolor.nn.fold`.
@@ -74,15 +76,22 @@ def export(
         >>> import tempfile
         >>> from equicolor.models import cecnn
         >>> path = Path(tempfile.mkdtemp()) / "cecnn.pt2"
-        >>> report = export(cecnn(10), path, "exported-program", input_size=28)
-        >>> report.relative_error < 1e-4
-        True
+        >>> report = export(cecnn(10), path, input_size=28)
+        >>> report.format, report.relative_error < 1e-4
+        ('exported-program', True)
     """
-    _checks.one_of("to", to, FORMATS)
+    path = Path(path)
+    says = _SUFFIXES.get(path.suffix.lower())
+    to = _checks.one_of("to", (says or "onnx") if to is None else to, FORMATS)
+    if says not in (None, to):
+        suffix = next(key for key, value in _SUFFIXES.items() if value == to)
+        raise ValueError(
+            f"{path.name} is the name of a file of {says}, but to (--to) is {to}: call it "
+            f"{path.with_suffix(suffix).name}, or leave to out"
+        )
     _checks.one_of("form", form, PLAIN_FORMS)
     size = _checks.int_pair("input_size", input_size, minimum=1)
     _checks.positive_int("size", max(size))
-    path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name the file to write")
     if path.exists() and not overwrite:
