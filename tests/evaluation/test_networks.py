@@ -163,6 +163,28 @@ def test_an_import_that_fails_is_told_with_its_place(
         load_network(f"{file}:network")
 
 
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("", "has no function 'network'; it has none: write one that takes no arguments"),
+        ("def network(a):\n    pass", r"TypeError: network\(\) missing 1 required .* 'a'$"),
+        ("def network(:\n    pass", r"SyntaxError: .* \(line 1 of .*mine.py\)$"),
+        ("def network():\n    1 / 0", r"ZeroDivisionError: .* \(line 2 of .*mine.py\)$"),
+        ("import torch\ntorch.rand(-1)", r"RuntimeError: .* \(line 2 of .*mine.py\)$"),
+        ("import sys\nsys.exit()", r"SystemExit \(line 2 of .*mine.py\)$"),
+    ],
+)
+def test_an_error_of_the_users_code_is_one_line(
+    code: str, message: str, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    file = tmp_path / "mine.py"
+    file.write_text(code)
+    with pytest.raises(ValueError, match=message) as error:
+        load_network(f"{file}:network")
+    assert "\n" not in str(error.value)
+
+
 def test_missing_file_of_a_function(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no file .*absent.py; expected"):
         load_network(f"{tmp_path / 'absent.py'}:build")

@@ -485,5 +485,7 @@ def test_sizes_are_not_part_of_what_a_network_is(tmp_path):
 def test_the_state_of_a_run_points_to_its_network(tmp_path):
     save_model(z2cnn(3, width=2), tmp_path / "model.safetensors")
     (tmp_path / "last.ckpt").write_bytes(b"PK no safetensors")
-    with pytest.raises(CheckpointError, match=r"last.ckpt is not .*: take model.safetensors"):
+    with pytest.raises(
+        CheckpointError, match=r"last.ckpt is the state of .* is .*model.safetensors"
+    ):
         load_model(tmp_path / "last.ckpt")

@@ -143,10 +143,6 @@ def _checkpoint(path: Path) -> Path:
             " is the name of an architecture, which has no weights" if name in list_models() else ""
         )
         raise FileNotFoundError(f"no network at {name}{';' * bool(why)}{why}; expected {_FORMS}")
-    if path.suffix == ".ckpt":
-        beside = path.with_name(WEIGHTS)
-        where = f"is {beside}" if beside.is_file() else f"will be {beside} when it is finished"
-        raise ValueError(f"{path} is the state of a training run; its network {where}")
     return path
 
 
@@ -166,12 +162,8 @@ def _from_file(path: Path, function: str) -> nn.Module:
         spec.loader.exec_module(module)
         build = getattr(module, function, None)
         network = build() if callable(build) else None
-    except ImportError as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        where = [frame for frame in frames if Path(frame.filename).is_file()][-1]
-        raise ImportError(
-            f"{path} cannot be used: {error} (line {where.lineno} of {where.filename})"
-        ) from error
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
+        raise _unusable(path, error) from error
     if not callable(build):
         own = [
             key
@@ -180,8 +172,12 @@ def _from_file(path: Path, function: str) -> nn.Module:
         ]
         lacks = f"has no function {function!r}" if function else "needs the name of a function"
         raise ValueError(
-            f"{path} {lacks}, as in {path}:{own[0] if own else 'network'}; it has "
-            f"{', '.join(own) or 'none'}"
+            f"{path} {lacks}"
+            + (
+                f", as in {path}:{own[0]}; it has {', '.join(own)}"
+                if own
+                else "; it has none: write one that takes no arguments and returns the network"
+            )
         )
     if not isinstance(network, nn.Module):
         raise ValueError(
@@ -191,3 +187,23 @@ def _from_file(path: Path, function: str) -> nn.Module:
         return network
     size = getattr(network, "image_size", 224)
     return ForeignNetwork(network, f"{path.name}:{function}", image_size=size)
+
+
+def _unusable(path: Path, error: BaseException) -> Exception:
+    """An error of the user's code in one line, with the place in the user's files."""
+    folder = path.resolve().parent
+    places = [
+        (frame.filename, frame.lineno)
+        for frame in traceback.extract_tb(error.__traceback__)
+        if folder in Path(frame.filename).resolve().parents
+    ]
+    what = str(error)
+    if isinstance(error, SyntaxError):
+        what, places = error.msg, [(error.filename or str(path), error.lineno)]
+    # Without a place the function was not entered: its arguments do not fit.
+    place = f" (line {places[-1][1]} of {places[-1][0]})" if places else ""
+    words = " ".join(what.split())
+    if isinstance(error, ImportError):
+        return ImportError(f"{path} cannot be used: {words}{place}")
+    said = f"{type(error).__name__}{': ' * bool(words)}{words}"
+    return ValueError(f"{path} cannot be used: {said}{place}")

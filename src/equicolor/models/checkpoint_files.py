@@ -98,17 +98,18 @@ def read_weights(path: Path, *, weights: bool = False) -> tuple[dict[str, str], 
 
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint at {path}")
+    if path.suffix == ".ckpt":
+        beside = path.with_name(WEIGHTS)
+        where = f"is {beside}" if beside.is_file() else f"will be {beside} when it is finished"
+        raise CheckpointError(f"{path} is the state of a training run; its network {where}")
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             keys = list(file.keys()) if weights else []
             tensors = {key: file.get_tensor(key) for key in keys}
     except (SafetensorError, OSError) as error:
-        # The state of a run that lies beside it is no reason to delete the run.
-        other = path.name != WEIGHTS and (path.parent / WEIGHTS).is_file()
         trained = path.name == WEIGHTS
         remedy = "get it again, or train it again with --force" if trained else "get it again"
-        remedy = f"take {WEIGHTS}" if other else remedy
         raise CheckpointError(
             f"{path} is not a complete safetensors file saved by equicolor ({one_line(error)}): "
             f"{remedy}"
