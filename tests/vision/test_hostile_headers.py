@@ -94,3 +94,13 @@ def test_an_option_that_a_file_may_not_set_cannot_be_saved(tmp_path):
 def test_changed_headers(tmp_path: Path, evil: Path) -> None:  # noqa: F811
     counted = try_headers((of_timm, of_torchvision), 10, 0, tmp_path, evil)
     assert counted["refused: CheckpointError"] > 3
+
+
+def test_a_small_file_may_not_ask_for_a_huge_network(saved, tmp_path):
+    # RegNet cannot be built without weights; this one would take gigabytes.
+    header, tensors = saved[of_torchvision]
+    config = json.loads(header["config"]) | {"source": "torchvision:regnet_y_128gf"}
+    config["source_options"] = {"num_classes": 3}
+    save_file(tensors, tmp_path / "b", {"format": header["format"], "config": json.dumps(config)})
+    with pytest.raises(CheckpointError, match="128gf has 644,812,894 parameters, the file"):
+        load_model(tmp_path / "b")

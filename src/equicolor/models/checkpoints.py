@@ -24,6 +24,7 @@ from equicolor.models.checkpoint_files import (
     read_weights,
     write_weights,
 )
+from equicolor.models.foreign import published_parameters
 from equicolor.models.registry import Network, Origin, create_model
 
 __all__ = ["CheckpointError", "load_model", "load_reference", "read_config", "save_model"]
@@ -85,7 +86,9 @@ def _check_rebuilt(model: Network) -> None:
     """Refuse a network that its configuration would not build again."""
     _check_numbers({**model.config, **model.origin.known()}, model.state_dict())
     converted = model.config["model"] == "converted"
-    rebuilt = build_from_config(model.config) if converted else _empty(model.config)
+    rebuilt = (
+        build_from_config(model.config) if converted else _empty(model.config, model.state_dict())
+    )
     own = {key: value.shape for key, value in model.state_dict().items()}
     built = {key: value.shape for key, value in rebuilt.state_dict().items()}
     changed = sorted(key for key in own | built if own.get(key) != built.get(key))
@@ -156,7 +159,7 @@ def _build_for(config: Mapping[str, Any], state: Mapping[str, Tensor], source: s
     """
     try:
         _check_numbers(config, state)
-        check_fit(_empty(config), state, source)
+        check_fit(_empty(config, state), state, source)
         return build_from_config(config)
     except (CheckpointError, ImportError):
         raise
@@ -319,12 +322,19 @@ def build_from_config(config: Mapping[str, Any]) -> Network:
     return create_model(options.pop("model"), **options)
 
 
-def _empty(config: Mapping[str, Any]) -> Network:
+def _empty(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Network:
     """The network of a configuration, without weights if its builder can do without."""
     try:
         with torch.device("meta"):
             return build_from_config(config)
     except NotImplementedError:  # torchvision's RegNet computes widths with tensors
+        values = sum(value.numel() for value in state.values())
+        parameters = published_parameters(str(config.get("source")))
+        # Conversion keeps most of them; another head has fewer.
+        if parameters > 2 * values:
+            raise ValueError(
+                f"{config['source']} has {parameters:,} parameters, the file {values:,}"
+            ) from None
         return build_from_config(config)
 
 

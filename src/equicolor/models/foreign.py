@@ -12,7 +12,7 @@ from equicolor._packages import import_vision
 from equicolor.models.layers import IMAGENET_MEAN, IMAGENET_STD
 from equicolor.models.registry import usual_resize
 
-__all__ = ["LIBRARIES", "ForeignNetwork", "load_foreign"]
+__all__ = ["LIBRARIES", "ForeignNetwork", "load_foreign", "published_parameters"]
 
 
 class ForeignNetwork(nn.Module):
@@ -123,6 +123,20 @@ def _from_torchvision(name: str, pretrained: bool, options: dict[str, Any]) -> F
         image_size=getattr(preset, "crop_size", preset.resize_size)[0],
         resize=preset.resize_size[0],
     )
+
+
+def published_parameters(spec: str) -> int:
+    """How many parameters torchvision says a network has; 0 if it does not say that.
+
+    Example:
+        >>> published_parameters("timm:resnet18")
+        0
+    """
+    library, _, name = spec.partition(":")
+    if library != "torchvision":
+        return 0
+    offered = list(import_vision("torchvision").models.get_model_weights(name))
+    return max((weights.meta["num_params"] for weights in offered), default=0)
 
 
 def _from_timm(name: str, pretrained: bool, options: dict[str, Any]) -> ForeignNetwork:
