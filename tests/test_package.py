@@ -95,7 +95,7 @@ SURFACE = {
         "save_model": "(model, path)",
     },
     equicolor.models.export: {
-        "export": "(model, path, to='onnx', *, input_size=224, form='auto', tolerance=0.0001, "
+        "export": "(model, path, to=None, *, input_size=224, form='auto', tolerance=0.0001, "
         "overwrite=False)",
     },
     equicolor.testing: {
