@@ -130,7 +130,7 @@ class TrainingRecipe:
                 f"a checkpoint comes with its options: finetune takes none, got "
                 f"{', '.join(self.options)}"
             )
-        for name in ("epochs", "batch_size"):
+        for name in ("epochs", "batch_size", "size", "resize"):
             _checks.positive_int(name, getattr(self, name))
         for name in ("seed", "split_seed"):
             value = getattr(self, name)

@@ -16,9 +16,6 @@ from equicolor.devices import choose_device
 __all__ = ["RunOptions"]
 
 
-_MOST_WORKERS = 1024
-
-
 class _Started(NamedTuple):
     by: str
     processes: int
@@ -89,8 +86,8 @@ class RunOptions:
             value = getattr(self, name)
             if value is not None and not (0 <= value < math.inf):
                 raise ValueError(f"{name} must be a number of at least 0, got {value}")
-        if self.workers is not None and self.workers > _MOST_WORKERS:
-            raise ValueError(f"workers must be at most {_MOST_WORKERS}, got {self.workers}")
+        if self.workers:
+            _checks.positive_int("workers", self.workers)
         if accelerator == "cuda" and self.devices > torch.cuda.device_count():
             count = torch.cuda.device_count()
             raise ValueError(f"{self.devices} devices were asked for, but torch sees {count}")
