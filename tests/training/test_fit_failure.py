@@ -295,7 +295,7 @@ class TestFailure:
             ({"data_path": "disk"}, "data_path must be one of"),
             ({"validate_every": -1}, "validate_every must be a number of at least 0, got -1"),
             ({"checkpoint_every": math.nan}, "checkpoint_every must be .*, got nan"),
-            ({"workers": 10**9}, "workers must be at most 1024, got 1000000000"),
+            ({"workers": 10**9}, "workers must be at most 1,024, got 1000000000"),
         ],
     )
     def test_bad_options(self, options: dict[str, object], message: str) -> None:
