@@ -236,7 +236,8 @@ def test_by_hand_says_what_to_do(name: str, torchvision: list[str], tmp_path: Pa
 def test_without_torchvision_the_error_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "torchvision", None)  # as if it were not installed
+    for name in ("torchvision", "torchvision.datasets"):  # as if it were not installed
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingDataError) as caught:
         download_with_torchvision(DATASETS["flowers102"], tmp_path)
     message = str(caught.value)
