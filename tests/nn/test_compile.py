@@ -126,10 +126,11 @@ def test_networks_compile_whole_on_a_gpu(lifting, relative_error):
     images = torch.rand(2, 3, 64, 64, device="cuda")
     compiled = torch.compile(network, fullgraph=True)
     expected, found = network(images), compiled(images)
-    assert relative_error(found, expected) < 1e-3  # float32, TF32 allowed
+    # float32 convolutions in TF32, which keeps 10 bits; gradients add more of the rounding up
+    assert relative_error(found, expected) < 1e-3
     parameters = list(network.parameters())
     gradients = torch.autograd.grad(expected.square().sum(), parameters)
     for eager, other in zip(
         gradients, torch.autograd.grad(found.square().sum(), parameters), strict=True
     ):
-        assert relative_error(other, eager) < 1e-2
+        assert relative_error(other, eager) < 5e-2
