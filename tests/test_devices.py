@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from equicolor import cli_train, devices
-from equicolor.cli_options import settle_threads
+from equicolor import devices
+from equicolor.cli import train
+from equicolor.cli.options import settle_threads
 from equicolor.devices import choose_device
 from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.run_options import RunOptions
@@ -55,10 +56,10 @@ def test_threads_on_a_busy_machine(
 def test_a_checkpoint_fixes_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is told a number that the checkpoint then replaces."""
     settled: list[str] = []
-    monkeypatch.setattr(cli_train, "settle_threads", settled.append)
+    monkeypatch.setattr(train, "settle_threads", settled.append)
     monkeypatch.setattr("equicolor.training.fit.fit", lambda *_, **__: None)
     for expected in ([], ["cpu"]):
         assert settled == expected
-        cli_train._run(TrainingRecipe(), tmp_path, RunOptions(device="cpu"), force=False)
+        train._run(TrainingRecipe(), tmp_path, RunOptions(device="cpu"), force=False)
         (tmp_path / "last.ckpt").touch()
     assert settled == ["cpu"]

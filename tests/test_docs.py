@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from equicolor.experiments.colormnist import EXPERIMENTS
-from equicolor.experiments.colormnist_tables import tables
-from equicolor.experiments.colormnist_variants import standard_error
+from equicolor.paper.colormnist import EXPERIMENTS
+from equicolor.paper.colormnist_tables import tables
+from equicolor.paper.colormnist_variants import standard_error
 from equicolor.results import read_results
 
 ROOT = Path(__file__).parents[1]

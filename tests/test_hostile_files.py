@@ -11,10 +11,9 @@ from safetensors.torch import save_file
 from tests import hostile
 from typer.testing import CliRunner
 
-from equicolor.cli import app
+from equicolor.cli.app import app
 from equicolor.conversion import convert
 from equicolor.evaluation.networks import load_network
-from equicolor.experiments.registry import EXPERIMENTS
 from equicolor.models import (
     CheckpointError,
     ce_resnet18,
@@ -27,6 +26,7 @@ from equicolor.models import (
 from equicolor.models.checkpoint_files import read_weights
 from equicolor.models.checkpoints import read_class_names, read_config, read_origin, weights_digest
 from equicolor.models.registry import Origin
+from equicolor.paper.registry import EXPERIMENTS
 from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.run_folder import RunFolder
 

@@ -20,7 +20,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from equicolor import nn as ce
-from equicolor.cli import app
+from equicolor.cli.app import app
 from equicolor.models import cecnn, list_models, save_model
 from equicolor.models.registry import get_builder
 
@@ -51,37 +51,37 @@ WORK: dict[str, tuple[str, ...]] = {
         "equicolor.evaluation.report.write",  # the work is done: it takes a moment
     ),
     "inspect": (
-        "equicolor.inspection.page.refuse_existing",
+        "equicolor.analysis.inspection.page.refuse_existing",
         "equicolor.evaluation.diagnose.load_subject",
-        "equicolor.inspection.inspect.inspect",
+        "equicolor.analysis.inspection.inspect.inspect",
     ),
     "convert": (
         "equicolor.conversion.command.convert_source",
         "equicolor.conversion.command.hue_table",
     ),
     "export": ("equicolor.models.export.export",),
-    "demo": ("equicolor.experiments.demo.run",),
+    "demo": ("equicolor.paper.demo.run",),
     "bench": tuple(
         f"equicolor.benchmark.suites.{suite}"
         for suite in ("layers", "networks", "rotations", "precision", "loop")
     ),
     "datasets": ("equicolor.data.download.to_get",),
     "reproduce": (
-        "equicolor.experiments.reproduce_all.launch",
-        "equicolor.experiments.reproduce.launch",
-        "equicolor.experiments.classification.launch",
-        "equicolor.experiments.reproduce_all.state",
-        "equicolor.experiments.all_report.read",
-        "equicolor.experiments.all_report.write",
-        "equicolor.experiments.all_report.pictures",
+        "equicolor.paper.reproduce_all.launch",
+        "equicolor.paper.reproduce.launch",
+        "equicolor.paper.classification.launch",
+        "equicolor.paper.reproduce_all.state",
+        "equicolor.paper.all_report.read",
+        "equicolor.paper.all_report.write",
+        "equicolor.paper.all_report.pictures",
     ),
 }
 GO_ON: dict[str, Any] = {
     "equicolor.evaluation.report.write": [],
     "equicolor.evaluation.diagnose.load_subject": None,
     "equicolor.conversion.command.convert_source": [],
-    "equicolor.experiments.reproduce_all.state": "new",
-    "equicolor.experiments.all_report.read": None,
+    "equicolor.paper.reproduce_all.state": "new",
+    "equicolor.paper.all_report.read": None,
 }
 
 # The call that an option is added to; {folder} holds class folders, network and results.

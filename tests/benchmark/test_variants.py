@@ -10,7 +10,7 @@ from equicolor.benchmark.variants import apply_variant, check_variants, takes_fu
 from equicolor.models import ce_resnet18
 from equicolor.models.resnet import Architecture, Block, ResNet
 from equicolor.nn import CEConv2d, CELiftConv2d, fused
-from equicolor.nn.fused import blocks, conditions
+from equicolor.nn._fused import blocks, conditions
 from equicolor.nn.observed import counting
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import safetensors.torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from equicolor.cli import app
+from equicolor.cli.app import app
 from equicolor.conversion import command
 from equicolor.conversion.cost_report import NetworkCost
 from equicolor.models import load_model, save_model, z2cnn

@@ -9,8 +9,8 @@ from torch import nn
 
 from equicolor.models import cecnn, resnet18
 from equicolor.nn import CEBatchNorm2d, CEConv2d, CELiftConv2d, CosetMaxPool, fold
-from equicolor.nn.fused import conditions
-from equicolor.nn.fused.frozen import FrozenBlock, FrozenStem
+from equicolor.nn._fused import conditions
+from equicolor.nn._fused.frozen import FrozenBlock, FrozenStem
 
 pytest.importorskip("triton", reason="Triton is not installed; it comes with torch's CUDA builds")
 

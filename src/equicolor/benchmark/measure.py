@@ -51,7 +51,7 @@ class _Runner:
             if ours and can_fuse(settings.device):
                 self.fused = takes_fused_path(ready.eager)
             if self.case.variant == "fused" and not self.fused:
-                raise RuntimeError("the fused path was not taken; see equicolor.nn.fused.applies")
+                raise RuntimeError("the fused path was not taken; see equicolor.nn._fused.applies")
             self.operations = self._count(ready)
             self.estimate_ms = _warm_up(ready, settings)
             # A recorded step keeps its memory for itself, as much as the step takes without.

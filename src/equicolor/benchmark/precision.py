@@ -276,7 +276,7 @@ def _errors(
         lambda: errors.append(gradient_error(network, variant, batch, exact, settings))
     )
     if variant == "fused" and not fused:
-        raise ValueError("the fused path was not taken; see equicolor.nn.fused.applies")
+        raise ValueError("the fused path was not taken; see equicolor.nn._fused.applies")
     return {"fused": fused and not settings.compile, "gradient_error": float(f"{errors[0]:.4g}")}
 
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from equicolor.benchmark.cases import Case, Settings
 from equicolor.benchmark.variants import apply_variant
 from equicolor.nn import capture, fold
-from equicolor.nn.fused.frozen import made_by
+from equicolor.nn._fused.frozen import made_by
 
 __all__ = [
     "Call", "Prepared", "Step", "adam", "called", "is_recorded", "loss_of", "placed", "prepare",

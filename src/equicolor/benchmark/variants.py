@@ -2,7 +2,7 @@
 
 ``"plain"`` has no such layers, ``"dense"`` is the paper's construction, ``"cyclic"`` the fast
 algorithm written with ordinary operations, ``"fused"`` the same with everything but the
-convolutions in kernels of :mod:`equicolor.nn.fused`, and ``"auto"`` what a user gets. Of folded
+convolutions in kernels of :mod:`equicolor.nn._fused`, and ``"auto"`` what a user gets. Of folded
 networks they are the forms; ``"auto"`` is then that of plain torch modules, for torch to compile.
 """
 
@@ -14,7 +14,7 @@ from torch import nn
 
 from equicolor import _checks
 from equicolor.nn import CEConv2d, CELiftConv2d, set_algorithm
-from equicolor.nn.fused import blocks, conditions
+from equicolor.nn._fused import blocks, conditions
 
 __all__ = [
     "LAYER_VARIANTS",
@@ -64,7 +64,7 @@ def can_fuse(device: torch.device) -> bool:
 
 
 def takes_fused_path(step: Callable[[], object]) -> bool:
-    """Whether a step runs residual blocks of :mod:`equicolor.nn.fused`, folded or not.
+    """Whether a step runs residual blocks of :mod:`equicolor.nn._fused`, folded or not.
 
     Example:
         >>> from equicolor.models import ce_resnet18

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from equicolor import _checks
 from equicolor.models import layers, widths
 from equicolor.models.registry import Network, register_model
-from equicolor.nn import fused
+from equicolor.nn import _fused
 
 
 class Architecture(NamedTuple):
@@ -89,9 +89,9 @@ class Block(nn.Module):
             (getattr(self, f"conv{index}"), getattr(self, f"bn{index}"))
             for index in range(1, self.depth + 1)
         ]
-        if fused.applies(self, x):
+        if _fused.applies(self, x):
             shortcut: Any = tuple(self.shortcut) or None
-            return fused.residual_block(x, pairs, shortcut)
+            return _fused.residual_block(x, pairs, shortcut)
         y = x
         for index, (conv, norm) in enumerate(pairs, start=1):
             y = norm(conv(y))
@@ -206,9 +206,9 @@ class ResNet(Network):
     def _stem(self, images: Tensor) -> Tensor:
         conv: Any = self.conv1
         norm: Any = self.bn1
-        if fused.stem_applies(images, conv, norm, self.relu, self.max_pool):
+        if _fused.stem_applies(images, conv, norm, self.relu, self.max_pool):
             pool = not isinstance(self.max_pool, nn.Identity)
-            return fused.stem(images, conv, norm, pool=pool)
+            return _fused.stem(images, conv, norm, pool=pool)
         features: Tensor = self.max_pool(self.relu(norm(conv(images))))
         return features
 

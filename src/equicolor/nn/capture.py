@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from equicolor.nn.fused.frozen import made_by
+from equicolor.nn._fused.frozen import made_by
 
 __all__ = ["capture"]
 

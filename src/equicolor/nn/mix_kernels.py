@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from equicolor.nn.fused.layout import on_device_of
-from equicolor.nn.fused.tile_kernels import load
+from equicolor.nn._fused.layout import on_device_of
+from equicolor.nn._fused.tile_kernels import load
 
 __all__ = ["mix"]
 

@@ -8,7 +8,7 @@ written in one of three forms, the first two with plain torch modules only:
 * **cyclic**: features are ``[n * B, C, H, W]``, rotation-major, and every hidden layer is
   about 1.5 n ordinary convolutions between two small mixes of the rotations.
 * **fused**, for GPUs: first layers and residual blocks are modules of
-  :mod:`equicolor.nn.fused.frozen`, convolutions and kernels of our own that read filters and
+  :mod:`equicolor.nn._fused.frozen`, convolutions and kernels of our own that read filters and
   norms in the form they need, made once.
 
 Networks made by :func:`equicolor.convert` keep their rotations in the batch; what becomes of

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from equicolor.nn._fused.blocks import Layer
+from equicolor.nn._fused.conditions import can_fuse, halves, is_known
+from equicolor.nn._fused.frozen import FrozenBlock, FrozenStem
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.folding.batched import BATCHED
 from equicolor.nn.folding.trace import LAYERS, is_impure, layer_input, uses
-from equicolor.nn.fused.blocks import Layer
-from equicolor.nn.fused.conditions import can_fuse, halves, is_known
-from equicolor.nn.fused.frozen import FrozenBlock, FrozenStem
 from equicolor.nn.norm import CEBatchNorm2d
 
 if TYPE_CHECKING:

@@ -1,0 +1,302 @@
+"""The page about a network: one HTML file, and its numbers as JSON beside it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from equicolor.analysis.inspection import figures
+from equicolor.analysis.inspection.inspect import Inspection, Sheet
+from equicolor.analysis.unit_rows import SELECTIVE
+from equicolor.evaluation.figures import evaluation_figure
+from equicolor.evaluation.networks import network_title
+from equicolor.evaluation.report import class_table, summary_table
+from equicolor.reporting.html import Section, write_report
+from equicolor.reporting.tables import MISSING, Table
+from equicolor.results import provenance, write_results
+
+__all__ = ["BRIEF", "COLUMNS", "headline", "layer_table", "refuse_existing", "sections", "write"]
+
+
+COLUMNS = (
+    "layer", "units", "field", "selectivity", "quartiles", "silent", "error", "hue of rows",
+)  # fmt: skip
+BRIEF = ("layer", "units", "field", "selectivity", "error")  # for a terminal
+
+
+def headline(found: Inspection) -> str:
+    """In a sentence or two: how selective units are, what hue shifts cost, what was left out."""
+    judged = found.evaluation
+    accuracy = ""
+    if judged is not None and "hsv" in judged.sweeps:
+        mean = judged.sweeps["hsv"].mean
+        accuracy = f"{judged.original:.1f} % correct, {mean:.1f} % when hues are shifted; "
+    hues = ""
+    if found.hue_deviation == found.hue_deviation:  # not NaN
+        hues = (
+            f"; hues of rotations {found.hue_deviation:.1f}° from where they should be for "
+            f"pictures in random hues, {found.hue_deviation_data:.1f}° for pictures as they are"
+        )
+    return (
+        f"{accuracy}colour selectivity {found.selectivity.mean:z.2f} over "
+        f"{found.selectivity.units} units{hues}.{_left_out(found)}"
+    )
+
+
+def _left_out(found: Inspection) -> str:
+    """A sentence about layers that were not looked at; empty if there are none."""
+    which = [
+        f"{_short(name)} [{'B' if batch == 1 else f'{batch} B'}, {', '.join(map(str, rest))}]"
+        for name, (batch, *rest) in found.left_out.items()
+    ]
+    if not which:
+        return ""
+    if len(which) == 1:
+        return f" Left out: 1 layer that gives no map [B, C, H, W], {which[0]}."
+    return (
+        f" Left out: {len(which)} layers that give no map [B, C, H, W], from {which[0]} to "
+        f"{which[-1]}."
+    )
+
+
+def layer_table(found: Inspection, columns: Sequence[str] | None = None) -> Table:
+    """Every layer: its units, what they see, how selective and how equivariant they are.
+
+    Args:
+        found: of :func:`equicolor.analysis.inspection.inspect.inspect`.
+        columns: which of :data:`COLUMNS`; by default those that say something.
+    """
+    rows = found.rows()
+    if columns is None:
+        measured = any("hue_deviation" in row for row in rows)
+        columns = COLUMNS if measured else COLUMNS[:-1]
+    lines = []
+    for row in rows:
+        height, width = row["receptive_field"]
+        rotations = "" if row["rotations"] == 1 else f" × {row['rotations']}"
+        cells = (
+            _short(row["layer"]),
+            f"{row['channels']}{rotations}",
+            f"{height} × {width}{'' if row['exact'] else ' or less'}",
+            f"{row['selectivity']:z.3f}",
+            " / ".join(f"{value:z.2f}" for value in row["selectivity_quartiles"]),
+            f"{100 * row['dead']:.1f} %",
+            f"{row['equivariance_error']:.1e}",
+            f"{row['hue_deviation']:.1f}°" if "hue_deviation" in row else MISSING,
+        )
+        lines.append([cells[COLUMNS.index(column)] for column in columns])
+    return Table(columns, lines)
+
+
+def _short(layer: str) -> str:
+    """The name of a layer without what all of them have in common."""
+    return layer.removeprefix("network.")
+
+
+def sections(found: Inspection) -> list[Section]:
+    """The sections of the page.
+
+    Args:
+        found: of :func:`equicolor.analysis.inspection.inspect.inspect`.
+    """
+    names = [_short(name) for name in found.selectivity.layers]
+    return [
+        *_accuracy_sections(found),
+        _selectivity_section(found, names),
+        *(_sheet_section(found, sheet) for sheet in found.sheets),
+        *_filter_sections(found),
+        _equivariance_section(found, names),
+        Section(
+            "All layers",
+            "Units (channels, and rotations if there are any) with the height and width of their "
+            "receptive field; mean and quartiles of their colour selectivity; the share that no "
+            "picture excites; the equivariance error; and how far the hues of rows are from "
+            f"where they should be, in random hues, where that was measured.{_left_out(found)}",
+            table=layer_table(found),
+        ),
+    ]
+
+
+def _accuracy_sections(found: Inspection) -> list[Section]:
+    judged = found.evaluation
+    if judged is None:
+        reason = f" ({found.unjudged})" if found.unjudged else ""
+        why = (
+            f"The network's outputs are not the classes of these pictures{reason}, so there is no "
+            "accuracy to measure: neither under hue shifts nor class by class."
+        )
+        return [Section("Hue curve", why), Section("Colour sensitivity of classes", why)]
+    changes = judged.class_changes("hsv")
+    return [
+        Section(
+            "Hue curve",
+            "Accuracy when the hue of every test picture is shifted. A flat line means that "
+            "answers do not depend on hue. In the table, accuracy is the mean over all shifts, "
+            "then over those that differ (-180° and 180° are one); lowest is that of the worst "
+            "shift; answers changed is the share of pictures that a shift gives another answer to.",
+            table=summary_table(judged),
+            figure=evaluation_figure(judged),
+            caption="Accuracy over the hue shift.",
+        ),
+        Section(
+            "Colour sensitivity of classes",
+            "What hue shifts do to every class, on average over the shifts. Classes at the top "
+            "are told apart by their colour; those at the bottom by something else.",
+            table=class_table(judged),
+            figure=figures.class_figure(changes),
+            caption="Accuracy of classes on the original pictures and with shifted hues.",
+        ),
+    ]
+
+
+def _selectivity_section(found: Inspection, names: list[str]) -> Section:
+    top = next(iter(found.selectivity.top.values())).values.shape[-1]
+    flat = torch.cat([index.flatten() for index in found.selectivity.layers.values()])
+    share = 100 * float((flat >= SELECTIVE).float().mean())
+    return Section(
+        "Colour selectivity",
+        f"How much of a unit's activation is lost when the {top} pictures that excite it most "
+        "are made grey: 1 if all of it, 0 if none, negative if it likes grey better. The mean "
+        f"over all {found.selectivity.units} units is {found.selectivity.mean:z.3f}; "
+        f"{share:.0f} % of them have {SELECTIVE} or more.{_left_out(found)}",
+        figure=figures.selectivity_figure(found.selectivity.layers, names),
+        caption="Every dot is a unit; boxes are quartiles, whiskers 5 and 95 %, the line in a "
+        "box is the median and the diamond the mean.",
+    )
+
+
+def _sheet_section(found: Inspection, sheet: Sheet) -> Section:
+    layer = sheet.layer
+    height, width = layer.field.size()
+    side = sheet.most.features.shape[-1]
+    groups = {"most colour selective": sheet.most}
+    if sheet.turned is not None:
+        groups["the same units, pictures in random hues"] = sheet.turned
+    groups["least colour selective"] = sheet.least
+    rows = ""
+    if sheet.turned is not None:
+        rows = (
+            f" Rows are the {layer.rotations} rotations of a channel, each with the pictures that "
+            "excite it most; they should show one shape in as many colours. What a rotation "
+            "finds depends on the hues there are, so the most selective units are shown once "
+            "more with the same pictures in random hues."
+        )
+        if sheet.hues is not None and sheet.turned_hues is not None:
+            rows += (
+                f" There, over the {len(sheet.hues.hues)} most selective channels, the hue of row "
+                f"k less that of row 0 is {sheet.turned_hues.median_deviation():.1f}° from "
+                f"360·k/{layer.rotations}° (median); among the pictures as they are it is "
+                f"{sheet.hues.median_deviation():.1f}°. Unrelated hues would be at 90°."
+            )
+    cut = "" if side == width else f", drawn as the {side} pixels around its middle"
+    return Section(
+        f"Neuron features: {_short(layer.name)}",
+        "What a unit looks for: the mean of the crops that excite it most, weighted by how much, "
+        f"and beside it the strongest of them. Its receptive field is {height} × {width} pixels"
+        f"{cut}; black is outside the picture.{rows}",
+        figure=figures.photo_png(figures.sheet_figure(groups, sheet.indices)),
+        caption=f"Neuron features and top crops of channels of {_short(layer.name)}.",
+    )
+
+
+def _filter_sections(found: Inspection) -> list[Section]:
+    title = "Filters of the first layer"
+    filters = found.filters
+    if filters is None:
+        return [Section(title, "The network has no convolution that takes pictures.")]
+    count, rotations = filters.pictures.shape[:2]
+    text = f"{count} filters of {_short(filters.layer)}, the strongest first; grey is zero."
+    if rotations > 1:
+        how = (
+            "rotated about the grey axis"
+            if filters.lifting == "rgb"
+            else "drawn with shifted hues: this lifting shifts the picture, not the filter"
+        )
+        text += f" Rows are their {rotations} rotations, {how}."
+    return [
+        Section(
+            title,
+            text,
+            figure=figures.photo_png(figures.filter_figure(filters)),
+            caption="The filters the network looks at pictures with.",
+        )
+    ]
+
+
+def _equivariance_section(found: Inspection, names: list[str]) -> Section:
+    action = {"hsv": "an HSV shift", "rgb": "a rotation about the grey axis"}[found.action]
+    what = (
+        "Layers with rotations should roll them; what comes after coset pooling should not change."
+        if _has_rotations(found)
+        else "The network has no rotations: this is how much its features change."
+    )
+    return Section(
+        "Equivariance",
+        f"The worst relative error of every layer when the hue is shifted by multiples of "
+        f"1/{found.rotations} turn, by {action}. {what}",
+        figure=figures.equivariance_figure(found.equivariance, names),
+        caption="Relative equivariance error, layer by layer.",
+    )
+
+
+def _has_rotations(found: Inspection) -> bool:
+    return any(tops.layer.rotations > 1 for tops in found.selectivity.top.values())
+
+
+def refuse_existing(page: Path, force: bool) -> None:
+    """Raise FileExistsError if an earlier page or its numbers would be lost."""
+    for path in (page, page.with_suffix(".json")):
+        if path.exists() and not force:
+            raise FileExistsError(f"{path} exists; --force replaces it, --output goes elsewhere")
+
+
+def write(
+    found: Inspection,
+    page: Path | str,
+    *,
+    device: torch.device | str = "cpu",
+    overwrite: bool = False,
+) -> list[Path]:
+    """Write the page, and its numbers as JSON beside it.
+
+    Args:
+        found: of :func:`equicolor.analysis.inspection.inspect.inspect`.
+        page: the HTML file; the JSON file has its name.
+        device: the one it was measured on.
+        overwrite: replace files of an earlier inspection.
+
+    Returns:
+        The two files. In the JSON, ``rows`` has a row a layer, and ``network`` what belongs to
+        all of them.
+    """
+    page = Path(page)
+    refuse_existing(page, overwrite)
+    numbers = {"colour selectivity, mean over units": f"{found.selectivity.mean:z.2f}"}
+    if _has_rotations(found):
+        numbers["largest equivariance error"] = f"{max(found.equivariance.values()):.1e}"
+    judged = found.evaluation
+    if judged is not None and "hsv" in judged.sweeps:
+        numbers = {
+            "% correct": f"{judged.original:.1f}",
+            "% correct, hues shifted": f"{judged.sweeps['hsv'].mean:.1f}",
+            **numbers,
+        }
+    lead = (
+        f"{headline(found)[0].upper()}{headline(found)[1:]} Measured on {found.pictures} pictures "
+        f"of the {found.facts['split']} split."
+        + "".join(
+            f" {remark[0].upper()}{remark[1:]}." for remark in found.facts.get("warnings", ())
+        )
+    )
+    write_report(
+        page,
+        network_title(found.facts),
+        sections(found),
+        lead=lead,
+        numbers=numbers,
+        provenance=provenance(device),
+    )
+    data = write_results(
+        page.with_suffix(".json"), found.rows(), device=device, network=found.summary()
+    )
+    return [page, data]

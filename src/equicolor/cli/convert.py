@@ -1,0 +1,91 @@
+"""The command ``equicolor convert``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from equicolor.cli.options import Device, Pretrained, Size
+
+__all__ = ["convert"]
+
+console = Console()
+
+
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A checkpoint, the folder of a training run, timm:NAME or torchvision:NAME."
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The checkpoint to write.")],
+    rotations: Annotated[int, typer.Option(help="How many hues.")] = 6,
+    lifting: Annotated[str, typer.Option(help="hsv (exact) or rgb (the paper).")] = "hsv",
+    until: Annotated[
+        str | None,
+        typer.Option(
+            help="The module that the equivariant part ends with.",
+            show_default="all but the classifier",
+            metavar="MODULE",
+        ),
+    ] = None,
+    init: Annotated[str, typer.Option(help="pretrained or random.")] = "pretrained",
+    match_parameters: Annotated[
+        bool,
+        typer.Option(
+            "--match-parameters", help="As many parameters as before, with --init random."
+        ),
+    ] = False,
+    coset_pool: Annotated[str, typer.Option(help="Over the hues: max or avg.")] = "max",
+    pretrained: Pretrained = True,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Judge both networks on this dataset, or folder of class folders."),
+    ] = None,
+    size: Size = None,
+    device: Device = "auto",
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Make a network colour-equivariant, its weights included, and say what that costs.
+
+    With --data, also what it gains: accuracy under hue shifts, before and after.
+
+    `equicolor convert torchvision:resnet18 --rotations 6 -o converted.safetensors`
+
+    `equicolor train flowers102 --finetune converted.safetensors` trains it further.
+    """
+    from equicolor.conversion.command import check_names, convert_source, hue_table
+    from equicolor.devices import choose_device
+    from equicolor.reporting.tables import Table
+
+    if coset_pool.lower() == "none":
+        raise ValueError(
+            "a checkpoint gives one answer an image, so --coset-pool is max or avg; in Python, "
+            "equicolor.convert(coset_pool=None) keeps the hues apart"
+        )
+    if output.exists() and not force:
+        raise FileExistsError(f"{output} exists; --force replaces it")
+    check_names(source, output, data)
+    where = choose_device(device)
+    rows = convert_source(
+        source,
+        output,
+        rotations=rotations,
+        lifting=lifting,
+        until=until,
+        init=init,
+        match_parameters=match_parameters,
+        coset_pool=coset_pool,
+        pretrained=pretrained,
+        size=size,
+        device=where,
+    )
+    columns = "network", "parameters", "MACs of an image", "time of 8 images"
+    console.print(Table(columns, rows).rich())
+    typer.echo(f"wrote {output}")
+    if data is not None:
+        table, headline = hue_table(source, output, data, pretrained=pretrained, device=where)
+        console.print(table.rich())
+        typer.echo(headline)

@@ -1,0 +1,338 @@
+"""The command ``equicolor train``."""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from equicolor._files import short_name
+from equicolor._text import counted
+from equicolor.cli.options import settle_threads, told_to_skip
+
+if TYPE_CHECKING:
+    from equicolor.training.recipes import TrainingRecipe
+    from equicolor.training.run_options import RunOptions
+
+__all__ = ["parse_width", "train"]
+
+
+def parse_width(text: str) -> int | str | list[int]:
+    """The ``width`` of a builder from the command line.
+
+    Example:
+        >>> parse_width("32"), parse_width("27,55,110"), parse_width("fast")
+        (32, [27, 55, 110], 'fast')
+    """
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        return text  # 'fast', or something the builder refuses by name
+    return numbers if "," in text else numbers[0]
+
+
+def _option(panel: str, help: str, default: str | bool = True, *names: str) -> Any:  # noqa: A002
+    """An option in a panel of the help; ``default`` is what the help says of it."""
+    return typer.Option(*names, help=help, show_default=default, rich_help_panel=panel)
+
+
+_network = functools.partial(_option, "Network")
+_data = functools.partial(_option, "Pictures")
+_training = functools.partial(_option, "Training")
+_running = functools.partial(_option, "Running")
+
+
+def train(
+    dataset: Annotated[
+        str | None,
+        typer.Argument(help="A name of 'equicolor datasets', or a folder of class folders."),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="Begin from a recipe, such as hsv-12+jitter; other options change it."),
+    ] = None,
+    finetune: Annotated[
+        str | None,
+        typer.Option(
+            help="Begin from a checkpoint, plain or converted, or from the folder of a run.",
+            metavar="CHECKPOINT",
+        ),
+    ] = None,
+    list_recipes: Annotated[
+        bool, typer.Option("--list-recipes", help="List the recipes, of DATASET or of all.")
+    ] = False,
+    # the network
+    model: Annotated[
+        str | None, _network("A name of 'equicolor models'.", "resnet18; resnet44 for CIFAR")
+    ] = None,
+    rotations: Annotated[int | None, _network("Hues of equivariant layers.")] = None,
+    lifting: Annotated[str | None, _network("rgb (the paper) or hsv (exact).")] = None,
+    ce_stages: Annotated[int | None, _network("Equivariant stages, from the input.", "all")] = None,
+    width: Annotated[
+        str | None, _network("A number, one per stage (27,55,110), or 'fast'.", "matched")
+    ] = None,
+    coset_pool: Annotated[
+        str | None, _network("What ends the equivariant part: max, avg or none.", "max")
+    ] = None,
+    # the pictures
+    jitter: Annotated[float | None, _data("Hue jitter in turns; 0.5 is any hue.", "0")] = None,
+    gray: Annotated[bool | None, _data("Train on grey.", False, "--gray")] = None,
+    augmix: Annotated[bool | None, _data("Mix in AugMix.", False, "--augmix")] = None,
+    augmix_full: Annotated[
+        bool | None,
+        _data("AugMix with operations that change colour, too.", False, "--augmix-full"),
+    ] = None,
+    js: Annotated[bool | None, _data("AugMix's Jensen-Shannon loss.", False, "--js")] = None,
+    size: Annotated[
+        int | None,
+        _data("Height and width of the images.", "224; 32 for CIFAR; the network's to finetune"),
+    ] = None,
+    split_seed: Annotated[
+        int | None,
+        _data("Of the split, where a dataset comes without one.", "0; the run's to finetune"),
+    ] = None,
+    # how it learns
+    epochs: Annotated[int | None, _training("Times through the pictures.", "200")] = None,
+    batch_size: Annotated[
+        int | None, _training("Of all devices together.", "256; the run's to finetune")
+    ] = None,
+    optimizer: Annotated[
+        str | None, _training("adam, adamw or sgd (Nesterov momentum, of 0.9).", "adam")
+    ] = None,
+    lr: Annotated[float | None, _training("Highest learning rate.", "0.001")] = None,
+    weight_decay: Annotated[float | None, _training("Of all parameters.", "1e-05")] = None,
+    schedule: Annotated[
+        str | None,
+        _training("onecycle (of the momentum, too), cosine or constant.", "onecycle"),
+    ] = None,
+    label_smoothing: Annotated[
+        float | None, _training("Probability spread over all classes.", "0")
+    ] = None,
+    clip: Annotated[float | None, _training("Largest norm of the gradient.", "none")] = None,
+    ema: Annotated[
+        float | None, _training("Keep an average of the weights, of this decay.", "none")
+    ] = None,
+    precision: Annotated[str | None, _training("bf16 or 32.", "bf16 on a GPU, else 32")] = None,
+    compile_: Annotated[bool | None, _training("Use torch.compile.", False, "--compile")] = None,
+    seed: Annotated[
+        int | None, _training("Of everything random.", "0; the run's to finetune")
+    ] = None,
+    # where it runs
+    device: Annotated[str, _running("auto, cpu or cuda.")] = "auto",
+    devices: Annotated[int, _running("Processes on each computer.")] = 1,
+    num_nodes: Annotated[int, _running("Computers, under torchrun or SLURM.")] = 1,
+    strategy: Annotated[str, _running("auto or ddp.")] = "auto",
+    sync_norm: Annotated[bool, _running("Batch norms see the batch of all processes.")] = True,
+    data_path: Annotated[
+        str, _running("resident (decoded on the device), streaming (from workers) or auto.")
+    ] = "auto",
+    workers: Annotated[
+        int | None, _running("Processes that decode for a device.", "one a core")
+    ] = None,
+    skip_corrupt: Annotated[
+        bool, _running("Leave corrupt pictures out.", False, "--skip-corrupt")
+    ] = False,
+    cache: Annotated[
+        Path | None, _running("Keeps decoded pictures.", "equicolor/decoded in the user's cache")
+    ] = None,
+    validate_every: Annotated[int, _running("Epochs between tests; 0: at the end.")] = 0,
+    checkpoint_every: Annotated[
+        float, _running("Seconds between checkpoints; 0: every epoch.")
+    ] = 30,
+    graphs: Annotated[bool, _running("Record the network as CUDA graphs, on one GPU.")] = True,
+    wandb: Annotated[bool, _running("Also log to Weights & Biases.", False, "--wandb")] = False,
+    output: Annotated[
+        Path | None,
+        _running("The folder of the run.", "runs/DATASET-NETWORK-…", "--output", "-o"),
+    ] = None,
+    force: Annotated[bool, _running("Delete a run in that folder.", False, "--force")] = False,
+    dry_run: Annotated[bool, _running("Say what would be done.", False, "--dry-run")] = False,
+) -> None:
+    """Train a network on real images, and judge it under hue shifts.
+
+    Without options, a plain ResNet as the paper trains it. The folder gets recipe.json,
+    metrics.csv, last.ckpt and, at the end, model.safetensors and result.json. An interrupted
+    run is continued by the same command.
+
+    `equicolor train flowers102 --model ce_resnet18 --rotations 12 --lifting hsv`
+
+    `equicolor train flowers102 --finetune converted.safetensors` trains a network further, by
+    default for 20 epochs at a tenth of the learning rate, on images of the same size, and on the
+    same split if it was trained on DATASET before.
+
+    On several devices, or computers under torchrun or SLURM: `--devices 8 --num-nodes 4`.
+    """
+    from equicolor.training.recipes import usual_precision
+    from equicolor.training.run_options import RunOptions
+
+    if list_recipes:
+        _print_recipes(dataset)
+        return
+    options = RunOptions(
+        device=device, devices=devices, num_nodes=num_nodes, strategy=strategy,
+        sync_norm=sync_norm, data_path=data_path, workers=workers, skip_corrupt=skip_corrupt,
+        validate_every=validate_every, checkpoint_every=checkpoint_every, graphs=graphs,
+        wandb=wandb, cache=cache,
+    )  # fmt: skip
+    network = _given(
+        rotations=rotations, lifting=lifting, ce_stages=ce_stages,
+        width=None if width is None else parse_width(width),
+    )  # fmt: skip
+    if coset_pool is not None:
+        network["coset_pool"] = None if coset_pool == "none" else coset_pool
+    changes = _given(
+        jitter=jitter, gray=gray, js=js, size=size, split_seed=split_seed,
+        epochs=epochs, batch_size=batch_size, optimizer=optimizer, lr=lr,
+        weight_decay=weight_decay, schedule=schedule, label_smoothing=label_smoothing,
+        clip=clip, ema=ema, precision=precision, compile=compile_, seed=seed,
+    )  # fmt: skip
+    if augmix or augmix_full:
+        changes["augmix"] = "full" if augmix_full else "original"
+    changes.setdefault("precision", usual_precision(cuda=options.accelerator == "cuda"))
+    chosen = _choose(dataset, recipe, model, network, changes, finetune)
+    folder = Path("runs") / _run_name(chosen) if output is None else output
+    if dry_run:
+        _describe(chosen, folder, options, force)
+    else:
+        _run(chosen, folder, options, force)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that were given."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _choose(
+    dataset: str | None,
+    recipe: str | None,
+    model: str | None,
+    network: dict[str, Any],
+    changes: dict[str, Any],
+    finetune: str | None = None,
+) -> "TrainingRecipe":
+    """The recipe that the options describe."""
+    import torch
+
+    from equicolor.models.registry import usual_resize
+    from equicolor.training.finetuning import finetune_recipe
+    from equicolor.training.recipes import default_recipe, find_recipe
+
+    if finetune is not None:
+        given = [*["model"] * bool(model), *["recipe"] * bool(recipe), *network]
+        if given:
+            raise ValueError(
+                f"--finetune takes the network of the checkpoint as it is, got {', '.join(given)}"
+            )
+        if dataset is None:
+            raise ValueError("--finetune needs a dataset: a name, or a folder of class folders")
+        chosen = finetune_recipe(dataset, finetune)
+    elif recipe is not None:
+        chosen = find_recipe(recipe, dataset)
+        if model is not None:
+            chosen = dataclasses.replace(chosen, model=model)
+    elif dataset is not None:
+        chosen = default_recipe(dataset, model)
+    else:
+        raise ValueError("a dataset is needed: a name, a folder, or --recipe DATASET/NETWORK")
+    if "size" in changes and chosen.crop == "resized":
+        changes["resize"] = usual_resize(changes["size"])
+    chosen = dataclasses.replace(chosen, options=chosen.options | network, **changes)
+    if finetune is None:
+        with torch.device("meta"):  # bad options are told before anything else
+            chosen.build(2)
+    return chosen
+
+
+def _run_name(recipe: "TrainingRecipe") -> str:
+    """What a run's folder is called."""
+    from equicolor.data.datasets import find_dataset
+
+    parts = [find_dataset(recipe.dataset).name.replace(":", "-"), recipe.model]
+    if recipe.finetune is not None:
+        path = Path(recipe.finetune)
+        parts = [parts[0], "finetune", path.name if path.is_dir() else path.stem]
+    forms = {"rotations": "n{}", "lifting": "{}", "ce_stages": "{}stages"}
+    for name, form in forms.items():
+        if name in recipe.options:
+            parts.append(form.format(recipe.options[name]))
+    parts += ["gray"] * recipe.gray
+    if recipe.augmentation_name != "none":
+        parts.append(recipe.augmentation_name.replace(" + ", "-").replace(" ", ""))
+    return f"{short_name('-'.join(parts))}-seed{recipe.seed}"
+
+
+def _run(recipe: "TrainingRecipe", folder: Path, options: "RunOptions", force: bool) -> None:
+    from equicolor.training.fit import fit
+    from equicolor.training.run_folder import RunFolder
+
+    run = RunFolder(folder)
+    finished = run.result.is_file() and not force
+    continued = run.checkpoint.is_file() and not force  # in as many threads as before
+    if options.processes == 1 and not finished and not continued:
+        settle_threads(options.accelerator)
+    with told_to_skip(options.skip_corrupt):
+        found = fit(recipe, folder, options, overwrite=force, console=Console(stderr=True))
+    if found is None:  # not the first of several processes
+        return
+    if finished:
+        typer.echo(f"{folder} holds this run already, finished; --force trains it again")
+    else:
+        typer.echo(f"wrote {', '.join(map(str, found.written))}")
+    typer.echo(found.headline)
+
+
+def _describe(recipe: "TrainingRecipe", folder: Path, options: "RunOptions", force: bool) -> None:
+    """What a run would do, checked as the run would check it."""
+    from equicolor.data.datasets import load_dataset
+    from equicolor.data.epochs import Epochs
+    from equicolor.data.listing import list_images
+    from equicolor.data.loaders import choose_data_path
+    from equicolor.training.finetuning import finetune_remarks
+    from equicolor.training.fit import check_network
+    from equicolor.training.picture_data import check_pictures
+    from equicolor.training.run_folder import RunFolder
+
+    options.check_launcher()
+    pictures, _ = (
+        load_dataset(recipe.dataset, split, root=options.root, seed=recipe.split_seed)
+        for split in ("train", "test")
+    )
+    check_pictures(recipe, pictures)
+    network = recipe.build(len(pictures.class_names), pictures.class_names)
+    check_network(network, recipe, len(pictures), options)
+    for remark in finetune_remarks(recipe, pictures.class_names, options.root):
+        typer.echo(remark, err=True)
+    count = sum(parameter.numel() for parameter in network.parameters())
+    steps = len(Epochs(len(pictures), recipe.batch_size, shuffle=True))
+    side = recipe.short_side("train")
+    path = choose_data_path(
+        pictures, options.accelerator, short_side=side, wanted=options.data_path
+    )
+    typer.echo(recipe.to_json().rstrip())
+    typer.echo(
+        f"would train {recipe.model} ({count:,} parameters) on {len(pictures):,} pictures of "
+        f"{len(pictures.class_names)} classes, {path}, for {counted(recipe.epochs, 'epoch')} of "
+        f"{counted(steps, 'step')} on {options.processes} {options.accelerator} device(s), in "
+        f"{folder}"
+    )
+    run = RunFolder(folder)
+    if force and run.recipe.is_file():
+        typer.echo(f"would delete the run in {folder}", err=True)
+        return
+    try:
+        run.check(recipe)
+        run.check_images(list_images(pictures).files)
+    except (OSError, ValueError) as error:
+        typer.echo(f"would not begin: {error}", err=True)
+    else:
+        if run.result.is_file():
+            typer.echo(f"would not begin: {folder} holds this run already, finished", err=True)
+
+
+def _print_recipes(dataset: str | None) -> None:
+    from equicolor.training.recipes import recipes
+
+    for name in recipes(dataset):
+        typer.echo(name)

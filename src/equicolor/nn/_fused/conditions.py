@@ -1,0 +1,149 @@
+"""Where the fused path of :mod:`equicolor.nn._fused` can be taken."""
+
+import torch
+from torch import Tensor, nn
+
+from equicolor import _checks
+from equicolor.devices import runs_triton
+from equicolor.nn.conv import CEConv2d, CELiftConv2d
+from equicolor.nn.norm import CEBatchNorm2d
+from equicolor.nn.observed import is_recorded, is_untouched, is_watched
+from equicolor.nn.pooling import CEMaxPool2d
+
+__all__ = ["applies", "can_fuse", "halves", "is_known", "stem_applies"]
+
+# Kinds of devices on which networks take this path by themselves.
+DEVICES: tuple[str, ...] = ("cuda",)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def applies(block: nn.Module, x: Tensor) -> bool:
+    """Whether a block of convolutions, norms and ReLU can take this path for some features.
+
+    It can on a GPU that Triton compiles for, in float32 or half precision, in training or not;
+    but neither where a graph of operations is wanted (torch.compile, export, torch.func) nor
+    where someone looks at or changes what is inside the block (hooks, layers of other classes).
+
+    Args:
+        block: the convolutions, norms and ReLU it is made of are its only modules, and the
+            first convolution takes ``x``.
+        x: features ``[B, C, n, H, W]``.
+
+    Example:
+        >>> from equicolor.models.resnet import Block
+        >>> block = Block(8, 8, 1, bottleneck=False, rotations=3, separable=True)
+        >>> applies(block, torch.rand(2, 8, 3, 4, 4))  # on the CPU
+        False
+    """
+    return (
+        _fits(x, 5)
+        and all(_is_plain(module, x) for module in block.modules() if module is not block)
+        and _first_conv(block).in_channels == x.shape[1]
+    )
+
+
+def stem_applies(
+    images: Tensor, conv: nn.Module, norm: nn.Module, relu: nn.Module, pool: nn.Module
+) -> bool:
+    """Whether the first layers of a network can take this path; otherwise as :func:`applies`.
+
+    Args:
+        images: ``[B, 3, H, W]``.
+        conv, norm, relu: a lifting convolution, batch norm and ReLU.
+        pool: 3×3 max pooling with stride 2, or the identity.
+    """
+    return (
+        _fits(images, 4)
+        and images.shape[1] == 3
+        and type(conv) is CELiftConv2d
+        and type(norm) is CEBatchNorm2d
+        and type(relu) is nn.ReLU
+        and all(_is_plain(module, images) for module in (conv, norm, relu))
+        and is_untouched(pool)
+        and (type(pool) is nn.Identity or halves(pool))
+    )
+
+
+def can_fuse(tensor: Tensor) -> bool:
+    """Whether features or weights like a tensor are of a kind that has this path.
+
+    Example:
+        >>> can_fuse(torch.rand(1))  # on the CPU
+        False
+    """
+    fits = tensor.device.type in DEVICES and tensor.dtype in _DTYPES
+    return fits and runs_triton(tensor.device)
+
+
+def is_known(module: nn.Module) -> bool:
+    """Whether a layer does what its class says, and that is known here, whatever its input.
+
+    Example:
+        >>> is_known(CEConv2d(4, 4, 3, bias=False)), is_known(CEConv2d(4, 4, 3))
+        (True, False)
+    """
+    if not is_untouched(module):
+        return False
+    if type(module) is CEConv2d:
+        known = module.groups == 1 and module.algorithm != "dense"
+        return known and _has_known_options(module)
+    if type(module) is CELiftConv2d:
+        return _has_known_options(module)
+    if type(module) is CEBatchNorm2d:
+        return module.affine and module.track_running_stats and module.running_mean is not None
+    return type(module) is nn.ReLU
+
+
+def halves(pool: nn.Module) -> bool:
+    """Whether a module is 3×3 max pooling with stride 2.
+
+    Example:
+        >>> halves(CEMaxPool2d(3, 2, 1)), halves(CEMaxPool2d(2))
+        (True, False)
+    """
+    if type(pool) is not CEMaxPool2d or pool.ceil_mode or not is_untouched(pool):
+        return False
+    options = pool.kernel_size, pool.stride, pool.padding, pool.dilation
+    return all(
+        option in (one, (one, one)) for option, one in zip(options, (3, 2, 1, 1), strict=True)
+    )
+
+
+def _fits(x: Tensor, dimensions: int) -> bool:
+    return (
+        # First, as compilers read no further.
+        not torch.compiler.is_compiling()
+        and type(x) in (Tensor, nn.Parameter)
+        and x.ndim == dimensions
+        and x.numel() > 0
+        and not is_recorded()
+        and not is_watched(modules=True)
+        and can_fuse(x)
+    )
+
+
+def _is_plain(module: nn.Module, x: Tensor) -> bool:
+    """Whether a module is known here, and is for such an input."""
+    if type(module) is nn.Sequential:
+        children = [type(child) for child in module]
+        return is_untouched(module) and children in ([], [CEConv2d, CEBatchNorm2d])
+    if type(module) is CEConv2d and module.rotations != x.shape[2]:
+        return False
+    return is_known(module) and (
+        not isinstance(module, CEConv2d | CELiftConv2d) or _is_for(module, x)
+    )
+
+
+def _has_known_options(conv: CEConv2d | CELiftConv2d) -> bool:
+    zeros = conv.padding_mode == "zeros" and isinstance(conv.padding, tuple)
+    return conv.rotations > 1 and zeros and conv.bias is None
+
+
+def _is_for(conv: CEConv2d | CELiftConv2d, x: Tensor) -> bool:
+    dtype = conv.weight.dtype
+    same = dtype == x.dtype or (dtype in _DTYPES and _checks.autocasting(x.device))
+    return same and conv.weight.device == x.device
+
+
+def _first_conv(block: nn.Module) -> CEConv2d:
+    return next(module for module in block.modules() if isinstance(module, CEConv2d))

@@ -1,0 +1,172 @@
+"""The orbit of images under the hue group as one Triton kernel, laid out for the first convolution.
+
+Equal to :func:`equicolor.nn.functional.hue_orbit`, which takes a pass over memory for every
+operation. Colours are float32 until they are written.
+
+A convolution of three channels leaves tensor cores mostly idle, so the kernel writes more of them:
+for every column of the result all pixels that a row of the filter sees there, and as many rows as
+the stride skips. What is left is a convolution along one column with stride one and
+``stride * kernel width * 3`` channels, 42 for the 7×7 filters of a ResNet: 3 times as fast,
+forward and backward.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from equicolor.nn._fused.layout import Options, padded_channels
+
+__all__ = ["column_filters", "orbit_columns"]
+
+_ROWS, _WARPS = 64, 4
+
+
+class _Images(NamedTuple):
+    """``[B, 3, H, W]`` in any memory."""
+
+    pointer: Tensor
+    height: int
+    width: int
+    steps: tuple[int, ...]  # from element to element along each dimension
+
+
+class _Windows(NamedTuple):
+    """Where a row and a channel of what is written come from."""
+
+    rows: int
+    height: tl.constexpr
+    width: tl.constexpr
+    kernel_width: tl.constexpr
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+
+
+@triton.jit
+def _modulo(x, divisor):
+    return x - tl.floor(x / divisor) * divisor
+
+
+@triton.jit
+def _orbit_kernel(
+    images,
+    matrices,
+    out,
+    windows,
+    N: tl.constexpr,
+    ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    lane = tl.arange(0, LANES)[None, :]
+    # A channel is a row of the stride, a column of the filter and a colour.
+    color, tap = lane % 3, lane // 3
+    column, phase = tap % windows.kernel_width, tap // windows.kernel_width
+    place_x, place_y = row % windows.width, row // windows.width % windows.height
+    image = (row // (windows.width * windows.height)).to(tl.int64)
+    x = (place_x * windows.stride[1] - windows.padding[1])[:, None] + column
+    y = (place_y * windows.stride[0] - windows.padding[0])[:, None] + phase
+    there = (row < windows.rows)[:, None] & (phase < windows.stride[0])
+    inside = there & (x >= 0) & (x < images.width) & (y >= 0) & (y < images.height)
+    place = (image * images.steps[0])[:, None] + y * images.steps[2] + x * images.steps[3]
+    red = tl.load(images.pointer + place, inside, 0.0).to(tl.float32)
+    green = tl.load(images.pointer + place + images.steps[1], inside, 0.0).to(tl.float32)
+    blue = tl.load(images.pointer + place + 2 * images.steps[1], inside, 0.0).to(tl.float32)
+    if matrices is None:
+        high = tl.maximum(tl.maximum(red, green), blue)
+        low = tl.minimum(tl.minimum(red, green), blue)
+        chroma = high - low
+        scale = tl.where(chroma < 1.17549435e-38, 1.0, chroma)  # the smallest normal number
+        sextant = tl.where(high == green, 2 + (blue - red) / scale, 4 + (red - green) / scale)
+        sextant = tl.where(high == red, (green - blue) / scale, sextant)
+        sextant += 5 - 2 * color
+    target = row.to(tl.int64)[:, None] * CHANNELS + lane
+    step = tl.cast(windows.rows, tl.int64) * CHANNELS
+    written = (row < windows.rows)[:, None] & (lane < CHANNELS)
+    for k in tl.static_range(N):
+        if matrices is None:
+            # A trapezoid over the hue circle says how much of the chroma a channel lacks.
+            position = _modulo(sextant - 6.0 * k / N, 6.0)
+            lack = tl.minimum(position, 4 - position)
+            lack = tl.clamp(lack, 0.0, 1.0, propagate_nan=tl.PropagateNan.ALL)
+            value = low + chroma * (1 - lack)
+        else:
+            # Filters see H(k) psi, so images see the transpose.
+            m = matrices + 9 * k + color
+            value = red * tl.load(m) + green * tl.load(m + 3) + blue * tl.load(m + 6)
+        value = tl.where(there, value, 0.0)
+        tl.store(out + step * k + target, value.to(out.dtype.element_ty), written)
+
+
+def orbit_columns(
+    images: Tensor,
+    n: int,
+    matrices: Tensor | None,
+    dtype: torch.dtype,
+    kernel_size: tuple[int, int],
+    options: Options,
+) -> Tensor:
+    """Every image under the inverse of every group element, as columns that a filter sees.
+
+    Args:
+        images: RGB images ``[B, 3, H, W]``.
+        n: the order of the group.
+        matrices: the group as float32 matrices ``[n, 3, 3]`` acting on filters, or None for
+            shifts of the HSV hue.
+        dtype: of the result.
+        kernel_size: of the filters.
+        options: stride, padding and dilation of the convolution; the last is one.
+
+    Returns:
+        ``[n * B, P, H'', W']`` in channels_last memory, with W' columns of the convolution's
+        result and zeros in the spare channels. A convolution with :func:`column_filters`,
+        stride one and no padding gives ``[n * B, O, H', W']``.
+    """
+    stride, padding, _ = options
+    batch, _, image_height, image_width = images.shape
+    height, width = (
+        (side + 2 * pad - size) // step + 1
+        for side, pad, size, step in zip(
+            (image_height, image_width), padding, kernel_size, stride, strict=True
+        )
+    )
+    height += -(-kernel_size[0] // stride[0]) - 1
+    channels = padded_channels(stride[0] * kernel_size[1] * 3)
+    out = torch.empty(n * batch, height, width, channels, dtype=dtype, device=images.device)
+    source = _Images(images, image_height, image_width, images.stride())
+    rows = batch * height * width
+    windows = _Windows(
+        rows,
+        height=tl.constexpr(height),
+        width=tl.constexpr(width),
+        kernel_width=tl.constexpr(kernel_size[1]),
+        stride=stride,
+        padding=padding,
+    )
+    tile = _ROWS, triton.next_power_of_2(channels), channels
+    grid = (triton.cdiv(rows, _ROWS),)
+    _orbit_kernel[grid](source, matrices, out, windows, n, *tile, num_warps=_WARPS)
+    return out.permute(0, 3, 1, 2)
+
+
+def column_filters(filters: Tensor, stride: int) -> Tensor:
+    """Filters ``[O, 3, kh, kw]`` for what :func:`orbit_columns` gives: ``[O, P, kh', 1]``.
+
+    Args:
+        filters: of a convolution.
+        stride: between its rows.
+
+    Example:
+        >>> column_filters(torch.rand(8, 3, 7, 7), 2).shape
+        torch.Size([8, 48, 4, 1])
+    """
+    _, colors, height, width = filters.shape
+    blocks = -(-height // stride)
+    rows = torch.nn.functional.pad(filters, (0, 0, 0, blocks * stride - height))
+    rows = rows.unflatten(2, (blocks, stride)).permute(0, 2, 3, 4, 1).flatten(2)
+    spare = padded_channels(stride * width * colors) - rows.shape[2]
+    rows = torch.nn.functional.pad(rows, (0, spare))
+    return rows.permute(0, 2, 1)[..., None]

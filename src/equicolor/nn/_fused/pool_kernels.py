@@ -1,0 +1,264 @@
+"""Batch norm, ReLU and 3×3 max pooling with stride 2 as Triton kernels, forward and backward.
+
+The stem of a network works on its largest activations. Here they are read once for the moments
+and once to normalise, cut and pool; nothing of their size is written but their gradient, and one
+byte an output, the tap of the window it came from, is kept for it.
+
+Activations are images ``[N, P, H, W]`` in channels_last memory. The norm is ``[5, L]`` and what its
+gradient needs ``[4, L]`` as in :mod:`equicolor.nn._fused.launchers`, where P divides L.
+"""
+
+# Triton knows no starred tuples, and mypy no tuples that grow in a loop.
+# ruff: noqa: RUF005
+# mypy: disable-error-code="assignment"
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from equicolor.nn._fused.launchers import loop_of, slopes_of
+
+__all__ = ["norm_pool", "norm_pool_backward", "norm_pool_sums", "pooled"]
+
+_ROWS, _LANES, _WARPS = 16, 64, 4
+_PROGRAMS = 4096  # of the reduction
+_NO_TAP = tl.constexpr(9)  # of a window where nothing is positive
+
+
+class _Shape(NamedTuple):
+    """Of the activations and of the pooled ones; lanes are those of one pixel.
+
+    Sides are known to the compiler since every row of a tile is divided by them, lanes so that
+    loads are whole even where they are no multiple of 16.
+    """
+
+    images: int
+    height: tl.constexpr
+    width: tl.constexpr
+    pooled_height: tl.constexpr
+    pooled_width: tl.constexpr
+    lanes: tl.constexpr
+    vector_step: int
+
+
+def pooled(size: int) -> int:
+    """Pixels along a side after pooling.
+
+    Example:
+        >>> [pooled(size) for size in (1, 7, 110)]
+        [1, 4, 55]
+    """
+    return (size - 1) // 2 + 1
+
+
+@triton.jit
+def _columns(shape, LANES: tl.constexpr):
+    """The block of rows, the lanes and the lanes' mask of this program."""
+    blocks = tl.cdiv(shape.lanes, LANES)
+    lane = (tl.program_id(0) % blocks) * LANES + tl.arange(0, LANES)
+    return tl.program_id(0) // blocks, lane, lane < shape.lanes
+
+
+@triton.jit
+def _pixel(row, height, width):
+    """The image and the place in it of some rows."""
+    return row // (height * width), row // width % height, row % width
+
+
+@triton.jit
+def _place(image, y, x, height, width, lane, lanes):
+    pixel = (image * height + y) * width + x
+    return pixel.to(tl.int64)[:, None] * lanes + lane[None, :]
+
+
+@triton.jit
+def _vector(vectors, index, lane, shape):
+    return tl.load(vectors + index * shape.vector_step + lane, lane < shape.lanes, 0.0)[None, :]
+
+
+@triton.jit
+def _norm_pool_kernel(
+    activations, vectors, out, taps, shape, ROWS: tl.constexpr, LANES: tl.constexpr
+):
+    block, lane, used = _columns(shape, LANES)
+    mean = _vector(vectors, 0, lane, shape)
+    scale, shift = _vector(vectors, 1, lane, shape), _vector(vectors, 2, lane, shape)
+    row = block * ROWS + tl.arange(0, ROWS)
+    inside = row < shape.images * shape.pooled_height * shape.pooled_width
+    image, top, left = _pixel(row, shape.pooled_height, shape.pooled_width)
+    best = tl.zeros([ROWS, LANES], tl.float32)
+    tap = tl.full([ROWS, LANES], _NO_TAP, tl.int32)
+    for index in tl.static_range(9):
+        y, x = 2 * top - 1 + index // 3, 2 * left - 1 + index % 3
+        there = inside & (y >= 0) & (y < shape.height) & (x >= 0) & (x < shape.width)
+        mask = there[:, None] & used[None, :]
+        place = _place(image, y, x, shape.height, shape.width, lane, shape.lanes)
+        value = tl.load(activations + place, mask, 0.0).to(tl.float32)
+        value = (value - mean) * scale + shift
+        # The first of equal ones, and any that is not a number, as torch does it.
+        better = mask & ((value > best) | (value != value))
+        best = tl.where(better, value, best)
+        tap = tl.where(better, index, tap)
+    place = row.to(tl.int64)[:, None] * shape.lanes + lane[None, :]
+    mask = inside[:, None] & used[None, :]
+    tl.store(out + place, best.to(out.dtype.element_ty), mask)
+    if taps is not None:
+        tl.store(taps + place, tap.to(tl.uint8), mask)
+
+
+@triton.jit
+def _norm_pool_sums_kernel(
+    activations,
+    gradients,
+    taps,
+    vectors,
+    sums,
+    shape,
+    blocks,
+    steps,
+    ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """Over the windows: a quarter of the pixels, and only those that windows chose count."""
+    block, lane, used = _columns(shape, LANES)
+    mean = _vector(vectors, 0, lane, shape)
+    total = tl.zeros([ROWS, LANES], tl.float32)
+    weighted = tl.zeros([ROWS, LANES], tl.float32)
+    for step in range(steps):
+        row = (block * steps + step) * ROWS + tl.arange(0, ROWS)
+        image, top, left = _pixel(row, shape.pooled_height, shape.pooled_width)
+        place = row.to(tl.int64)[:, None] * shape.lanes + lane[None, :]
+        inside = row < shape.images * shape.pooled_height * shape.pooled_width
+        mask = inside[:, None] & used[None, :]
+        tap = tl.load(taps + place, mask, _NO_TAP).to(tl.int32)
+        gradient = tl.load(gradients + place, mask, 0.0).to(tl.float32)
+        chosen = tap != _NO_TAP
+        corner = (image * shape.height + 2 * top - 1) * shape.width + 2 * left - 1
+        pixel = corner[:, None] + tap // 3 * shape.width + tap % 3
+        place = pixel.to(tl.int64) * shape.lanes + lane[None, :]
+        value = tl.load(activations + place, mask & chosen, 0.0).to(tl.float32)
+        gradient = tl.where(chosen, gradient, 0.0)
+        total += gradient
+        weighted += gradient * (value - mean)
+    place = block * shape.lanes + lane
+    tl.store(sums + place, tl.sum(total, 0), used)
+    tl.store(sums + blocks * shape.lanes + place, tl.sum(weighted, 0), used)
+
+
+@triton.jit
+def _norm_pool_backward_kernel(
+    activations,
+    gradients,
+    taps,
+    vectors,
+    slopes,
+    out,
+    shape,
+    ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """Two by two pixels at a time: the windows that can have chosen them are two by two too."""
+    block, lane, used = _columns(shape, LANES)
+    mean, scale = _vector(vectors, 0, lane, shape), _vector(vectors, 1, lane, shape)
+    slope, constant = _vector(slopes, 0, lane, shape), _vector(slopes, 1, lane, shape)
+    row = block * ROWS + tl.arange(0, ROWS)
+    inside = row < shape.images * shape.pooled_height * shape.pooled_width
+    image, top, left = _pixel(row, shape.pooled_height, shape.pooled_width)
+    chosen, given = (), ()
+    for window in tl.static_range(4):
+        y, x = top + window // 2, left + window % 2
+        there = inside & (y < shape.pooled_height) & (x < shape.pooled_width)
+        mask = there[:, None] & used[None, :]
+        place = _place(image, y, x, shape.pooled_height, shape.pooled_width, lane, shape.lanes)
+        chosen = chosen + (tl.load(taps + place, mask, _NO_TAP).to(tl.int32),)
+        given = given + (tl.load(gradients + place, mask, 0.0).to(tl.float32),)
+    for pixel in tl.static_range(4):
+        gradient = tl.zeros([ROWS, LANES], tl.float32)
+        for window in tl.static_range(4):
+            # Even rows belong to one window, odd ones to two; and so do columns.
+            if window // 2 <= pixel // 2 and window % 2 <= pixel % 2:
+                tap_y = pixel // 2 + 1 - 2 * (window // 2)
+                tap_x = pixel % 2 + 1 - 2 * (window % 2)
+                gradient += tl.where(chosen[window] == tap_y * 3 + tap_x, given[window], 0.0)
+        y, x = 2 * top + pixel // 2, 2 * left + pixel % 2
+        mask = (inside & (y < shape.height) & (x < shape.width))[:, None] & used[None, :]
+        place = _place(image, y, x, shape.height, shape.width, lane, shape.lanes)
+        centred = tl.load(activations + place, mask, 0.0).to(tl.float32) - mean
+        value = gradient * scale + centred * slope + constant
+        tl.store(out + place, value.to(out.dtype.element_ty), mask)
+
+
+def norm_pool(
+    activations: Tensor, vectors: Tensor, *, keep_taps: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """Normalised, cut and pooled activations ``[N, H', W', P]``, and the taps they came from.
+
+    Args:
+        activations: what goes in.
+        vectors: of the norm.
+        keep_taps: whether there will be a gradient, which needs them; None comes back if not.
+    """
+    shape = _shape(activations, vectors)
+    images, lanes, height, width = activations.shape
+    out = activations.new_empty(images, pooled(height), pooled(width), lanes)
+    taps = torch.empty_like(out, dtype=torch.uint8) if keep_taps else None
+    grid = _grid(out[..., 0].numel(), shape)
+    arguments = activations, vectors, out, taps, shape, _ROWS, _LANES
+    _norm_pool_kernel[grid](*arguments, num_warps=_WARPS)
+    return out, taps
+
+
+def norm_pool_sums(
+    activations: Tensor, gradients: Tensor, taps: Tensor, vectors: Tensor, *, training: bool
+) -> Tensor:
+    """What the gradient of :func:`norm_pool` needs from sums, ``[4, L]``.
+
+    Args:
+        activations: what went in.
+        gradients: of what came out, ``[N, H', W', P]``.
+        taps: what came out too.
+        vectors: of the norm.
+        training: whether the statistics are those of the activations.
+    """
+    shape = _shape(activations, vectors)
+    rows, count = taps[..., 0].numel(), activations[:, 0].numel()
+    columns = triton.cdiv(activations.shape[1], _LANES)
+    wanted = max(1, _PROGRAMS // columns)
+    steps = triton.cdiv(triton.cdiv(rows, wanted), _ROWS)
+    blocks = triton.cdiv(rows, steps * _ROWS)
+    sums = vectors.new_empty(2, blocks, activations.shape[1])
+    arguments = activations, gradients, taps, vectors, sums, shape, blocks, loop_of(steps)
+    grid = (blocks * columns,)
+    _norm_pool_sums_kernel[grid](*arguments, _ROWS, _LANES, num_warps=_WARPS)
+    return slopes_of(sums, vectors, float(count), training=training)
+
+
+def norm_pool_backward(
+    activations: Tensor, gradients: Tensor, taps: Tensor, vectors: Tensor, slopes: Tensor
+) -> Tensor:
+    """The gradient of the activations, ``[N, P, H, W]`` in channels_last memory."""
+    shape, out = _shape(activations, vectors), torch.empty_like(activations)
+    grid = _grid(taps[..., 0].numel(), shape)
+    arguments = activations, gradients, taps, vectors, slopes, out, shape, _ROWS, _LANES
+    _norm_pool_backward_kernel[grid](*arguments, num_warps=_WARPS)
+    return out
+
+
+def _shape(activations: Tensor, vectors: Tensor) -> _Shape:
+    images, lanes, height, width = activations.shape
+    return _Shape(
+        images,
+        height=tl.constexpr(height),
+        width=tl.constexpr(width),
+        pooled_height=tl.constexpr(pooled(height)),
+        pooled_width=tl.constexpr(pooled(width)),
+        lanes=tl.constexpr(lanes),
+        vector_step=vectors.shape[1],
+    )
+
+
+def _grid(rows: int, shape: _Shape) -> tuple[int]:
+    return (triton.cdiv(rows, _ROWS) * triton.cdiv(shape.lanes.value, _LANES),)

@@ -1,0 +1,281 @@
+"""Figures of the ColorMNIST experiments: the paper's Figure 2, its samples, and hue curves.
+
+Pure functions from rows of :func:`equicolor.paper.colormnist.run`, datasets and
+accuracies to matplotlib figures. Colours are Okabe and Ito's, which the colour-blind can
+tell apart; markers and dashes say the same once more.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.transforms import ScaledTranslation
+
+from equicolor.data import ColorMNIST
+from equicolor.paper.colormnist_variants import (
+    NAMES,
+    REDRAWN,
+    Cells,
+    Variant,
+    by_variant,
+    curves_of,
+    gained,
+    sigma_label,
+    standard_error,
+)
+from equicolor.reporting.figures import draw_hues
+
+__all__ = [
+    "hue_figure",
+    "per_class_figure",
+    "sample_sheet",
+    "sigma_figure",
+]
+
+Row = Mapping[str, Any]
+
+_FADED = (1.0, 0.5, 0.3)  # of curves that differ in the setting alone
+_SPREAD = 16.0  # points over which the markers of one σ stand side by side
+_TINTS = {"red": "#c0392b", "green": "#1e8449", "blue": "#1f4fbf"}
+
+
+def _styles(variants: Sequence[Variant]) -> dict[Variant, dict[str, Any]]:
+    """Looks of curves in one plot, those that differ in the setting alone made fainter."""
+    seen: dict[Variant, int] = {}
+    styles = {}
+    for variant in variants:
+        alike = variant._replace(setting="")
+        order = seen[alike] = seen.get(alike, -1) + 1
+        styles[variant] = variant.style | {"alpha": _FADED[min(order, len(_FADED) - 1)]}
+    return styles
+
+
+def per_class_figure(rows: Sequence[Row], data: ColorMNIST) -> Figure:
+    """Images a class has, and how well every network knows it (paper, Figure 2a).
+
+    Args:
+        rows: of the long-tailed experiment.
+        data: its dataset, for names and sizes of the classes.
+
+    Returns:
+        Bars sorted by size; over them the mean over seeds with its standard deviation.
+
+    Example:
+        >>> from equicolor.data import load_mnist, longtailed_colormnist
+        >>> data = longtailed_colormnist(load_mnist(embedded=True), test_per_class=1)
+        >>> row = {"model": "z2cnn", "augmentation": "none", "weighted": False}
+        >>> len(per_class_figure([row | {"per_class": [50.0] * 30}], data).axes)
+        2
+    """
+    counts = data.class_counts()
+    order = torch.argsort(counts, descending=True, stable=True)
+    figure = Figure(figsize=(10, 4.6), layout="constrained")
+    accuracy = figure.subplots()
+    bars = accuracy.twinx()
+    bars.bar(range(len(order)), counts[order].numpy(), color="#dddddd", width=0.85)
+    bars.set_ylabel("training images (bars)", color="#777777")
+    bars.tick_params(axis="y", colors="#777777")
+    groups = by_variant(rows)
+    styles = _styles(list(groups))
+    for index, (variant, group) in enumerate(groups.items()):
+        values = np.array([row["per_class"] for row in group])[:, order.numpy()]
+        # Curves stand side by side within a class, so that their error bars can be told apart.
+        shift = 0.5 * ((index + 0.5) / len(groups) - 0.5)
+        accuracy.errorbar(
+            np.arange(len(order)) + shift,
+            values.mean(0),
+            values.std(0, ddof=1) if len(values) > 1 else None,
+            label=variant.name,
+            linewidth=1,
+            elinewidth=0.8,
+            markersize=4,
+            **styles[variant],
+        )
+    accuracy.set(ylim=(-3, 103), xlim=(-0.7, len(order) - 0.3), ylabel="test accuracy, %")
+    accuracy.set_xlabel("class: digit and colour (red, green, blue), by training images")
+    names = [data.class_names[index].split() for index in order.tolist()]
+    accuracy.set_xticks(range(len(order)), [f"{digit}\n{color[0]}" for digit, color in names])
+    for label, (_, color) in zip(accuracy.get_xticklabels(), names, strict=True):
+        label.set_color(_TINTS[color])
+    # The bars belong behind the curves, though their axes were made later.
+    accuracy.set_zorder(bars.get_zorder() + 1)
+    accuracy.patch.set_visible(False)
+    accuracy.grid(axis="y", alpha=0.3)
+    figure.legend(loc="outside upper center", ncols=min(5, len(groups)), frameon=False)
+    return figure
+
+
+def sigma_figure(rows: Sequence[Row]) -> Figure:
+    """Accuracy over the spread of the hue (paper, Figure 2b), and what is gained over Z2CNN.
+
+    Args:
+        rows: of the biased experiment.
+
+    Returns:
+        Above the mean over seeds with its standard deviation, below the mean difference of a seed
+        from the plain network of that seed with its standard error, if they have several seeds in
+        common. Data drawn once and data drawn for every seed have a column each.
+
+    Example:
+        >>> row = {"augmentation": "none", "weighted": False}
+        >>> rows = [row | {"model": model, "sigma": sigma, "seed": seed, "original": 90.0}
+        ...         for model in ("z2cnn", "cecnn") for sigma in (0.0, 12.0) for seed in (0, 1)]
+        >>> [len(axes.get_xticks()) for axes in sigma_figure(rows).axes]
+        [2, 2]
+    """
+    sigmas, curves = curves_of(rows)
+    draws = sorted({variant.redrawn for variant in curves})
+    above = gained(curves)
+    size = (4.5 + 3.5 * len(draws), 7.4 if above else 4.6)
+    figure = Figure(figsize=size, layout="constrained")
+    heights = (3, 2) if above else (1,)
+    grid = figure.subplots(
+        len(heights), len(draws), squeeze=False, sharex=True, sharey="row", height_ratios=heights
+    )
+    for column, redrawn in zip(grid.T, draws, strict=True):
+        _draw_curves(column[0], curves, redrawn, statistics.stdev)
+        if above:
+            _draw_curves(column[1], above, redrawn, standard_error)
+            column[1].axhline(0, color="#d55e00", linewidth=1)
+        if redrawn or len(draws) > 1:
+            column[0].set_title(REDRAWN if redrawn else "data drawn once for all seeds")
+        column[-1].set_xlim(-0.5, len(sigmas) - 0.5)
+        column[-1].set_xticks(range(len(sigmas)), [sigma_label(sigma) for sigma in sigmas])
+        column[-1].set_xlabel("standard deviation of the hue, degrees")
+    for axes, label in zip(grid[:, 0], ("test accuracy, %", "points above Z2CNN"), strict=False):
+        axes.set_ylabel(label)
+    # A network that is in both columns is in the legend once.
+    found = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in grid[0]]
+    named = {label: handle for pairs in found for handle, label in pairs}
+    figure.legend(list(named.values()), list(named), loc="outside right center", frameon=False)
+    return figure
+
+
+def _draw_curves(
+    axes: Axes,
+    curves: Mapping[Variant, Cells],
+    redrawn: bool,
+    error: Callable[[Sequence[float]], float],
+) -> None:
+    """The curves of one kind of draw, markers of one σ side by side."""
+    chosen = [variant for variant in curves if variant.redrawn == redrawn]
+    styles = _styles(chosen)
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    for index, variant in enumerate(chosen):
+        found = [list(cell.values()) for cell in curves[variant]]
+        known = [place for place, values in enumerate(found) if values]
+        means = np.array([statistics.fmean(found[place]) for place in known])
+        errors = np.array([error(v) if len(v := found[place]) > 1 else 0.0 for place in known])
+        # In points, for a share of the axis would be wide where there are few σ.
+        inches = _SPREAD * ((index + 0.5) / len(chosen) - 0.5) / 72
+        axes.errorbar(
+            known,
+            means,
+            errors,
+            label=variant._replace(redrawn=False).name,
+            linewidth=1.4,
+            elinewidth=1,
+            capsize=2,
+            markersize=5,
+            transform=axes.transData + ScaledTranslation(inches, 0, figure.dpi_scale_trans),
+            **styles[variant],
+        )
+        for ends in (means - errors, means + errors):  # which the shift hides from the axis
+            axes.update_datalim(np.column_stack((known, ends)))
+    axes.autoscale_view(scalex=False)
+    axes.grid(axis="y", alpha=0.3)
+
+
+def hue_figure(turns: Sequence[float], curves: Mapping[str, Sequence[float]]) -> Figure:
+    """Accuracy against the hue shift of the test images.
+
+    Args:
+        turns: the shifts.
+        curves: accuracy of each model at each of them, in percent.
+
+    Example:
+        >>> len(hue_figure([-0.5, 0.0, 0.5], {"z2cnn": [20.0, 70.0, 20.0]}).axes)
+        2
+    """
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes, strip = figure.subplots(2, 1, height_ratios=(12, 1), sharex=True)
+    degrees = [360 * turn for turn in turns]
+    for model, accuracy in curves.items():
+        style = Variant(model, "none", False).style
+        name = NAMES.get(model, model)
+        axes.plot(degrees, accuracy, label=name, linewidth=2, markersize=4, **style)
+    axes.set(ylim=(0, 103), ylabel="accuracy, %")
+    axes.grid(alpha=0.3)
+    draw_hues(strip)
+    strip.set_xticks(range(-180, 181, 60))
+    strip.set_xlabel("hue shift of the test images, degrees; the strip shows what becomes of red")
+    strip.set_xlim(-180, 180)
+    figure.legend(loc="outside upper center", ncols=len(curves), frameon=False)
+    return figure
+
+
+class _Panel(NamedTuple):
+    title: str
+    data: ColorMNIST
+    classes: list[int]
+    labels: list[str]
+
+
+def sample_sheet(datasets: Sequence[ColorMNIST], *, columns: int | None = None) -> Figure:
+    """The first training images of every class, a row each (paper, appendix B).
+
+    Args:
+        datasets: the long-tailed one, which gets a panel a colour, or some biased ones,
+            which get a panel each.
+        columns: images in a row at most; as many as fit by default.
+
+    Returns:
+        Rows that end early belong to rare classes; their size stands beside them.
+
+    Example:
+        >>> from equicolor.data import biased_colormnist, load_mnist
+        >>> data = biased_colormnist(12.0, load_mnist(embedded=True), test_size=10)
+        >>> len(sample_sheet([data], columns=4).axes)
+        1
+    """
+    panels = [panel for data in datasets for panel in _panels(data)]
+    columns = 36 // len(panels) if columns is None else columns
+    height = (8 / len(panels) - 0.6) * len(panels[0].classes) / columns + 0.45
+    figure = Figure(figsize=(8, height), layout="constrained")
+    for panel, axes in zip(panels, np.atleast_1d(figure.subplots(1, len(panels))), strict=True):
+        _draw_panel(axes, panel, columns)
+    return figure
+
+
+def _panels(data: ColorMNIST) -> list[_Panel]:
+    if data.sigma is not None:
+        title = f"σ = {sigma_label(data.sigma)}°"
+        return [_Panel(title, data, list(range(10)), list(data.class_names))]
+    colors = list(dict.fromkeys(name.split()[1] for name in data.class_names))
+    counts = data.class_counts()
+    panels = []
+    for index, color in enumerate(colors):
+        classes = list(range(index, data.num_classes, len(colors)))
+        names = [f"{data.class_names[c].split()[0]}  ({counts[c]})" for c in classes]
+        panels.append(_Panel(color, data, classes, names))
+    return panels
+
+
+def _draw_panel(axes: Axes, panel: _Panel, columns: int) -> None:
+    size = panel.data.train.images.shape[-1]
+    sheet = torch.ones(3, len(panel.classes) * size, columns * size)
+    for row, label in enumerate(panel.classes):
+        members = panel.data.train.images[panel.data.train.labels == label][:columns]
+        for column, image in enumerate(members):
+            sheet[:, row * size : (row + 1) * size, column * size : (column + 1) * size] = image
+    axes.imshow(sheet.permute(1, 2, 0).numpy(), interpolation="antialiased")
+    axes.set_title(panel.title, fontsize=10)
+    axes.set_xticks([])
+    axes.set_yticks([(row + 0.5) * size for row in range(len(panel.classes))], panel.labels)
+    axes.tick_params(axis="y", length=0, labelsize=8)
+    axes.spines[:].set_visible(False)

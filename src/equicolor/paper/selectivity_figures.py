@@ -1,0 +1,158 @@
+"""Colour selectivity and what equivariance gains: the paper's Figure 4, from rows."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.figure import Figure
+
+from equicolor.paper.classification_variants import (
+    by_variant,
+    dataset_title,
+    datasets_of,
+    shared_setting,
+)
+from equicolor.paper.settings import alike, setting
+from equicolor.reporting.figures import as_it_is
+from equicolor.reporting.tables import MISSING, Table
+
+__all__ = ["gain_figure", "gains", "score", "table"]
+
+Row = Mapping[str, Any]
+
+_MARKERS = "osD^vPX"
+# About what the literature quotes for a plain ResNet's units on each dataset.
+_QUOTED = {"flowers102": "about 0.70"}
+
+
+def gains(rows: Sequence[Row], dataset: str) -> dict[int, float]:
+    """Points of accuracy that equivariance up to a stage gains over the plain network.
+
+    Args:
+        rows: of networks trained without colour augmentation, and any others; those trained the
+            paper's way are compared or, if there are none, those trained like most.
+        dataset: which.
+
+    Returns:
+        By the number of equivariant stages; 0 of them gain 0. Empty without a plain network.
+
+    Example:
+        >>> row = {"dataset": "mine", "seed": 0, "augmentation": "none", "original": 66.0}
+        >>> hybrid = {"model": "ce_resnet18", "rotations": 3, "ce_stages": 1, "original": 68.0}
+        >>> gains([row | {"model": "resnet18"}, row | hybrid], "mine")
+        {0: 0.0, 1: 2.0}
+    """
+    found: dict[int, float] = {}
+    for variant, group in by_variant(_compared(rows, dataset)).items():
+        usual = variant.augmentation == "none" and not variant.setting
+        if usual and variant.in_paper and variant.kind in ("baseline", "ce"):
+            found[variant.ce_stages] = statistics.fmean(row["original"] for row in group)
+    if 0 not in found:
+        return {}
+    return {stages: found[stages] - found[0] for stages in sorted(found)}
+
+
+def _compared(rows: Sequence[Row], dataset: str) -> list[Row]:
+    own = [row for row in rows if row["dataset"] == dataset]
+    return alike([row for row in own if (row.get("augmentation") or "none") == "none"])
+
+
+def _titles(rows: Sequence[Row], trained: Sequence[Row]) -> dict[str, str]:
+    """Datasets in print, with the training that is not the paper's; all epochs if they differ."""
+    shown = {
+        dataset: _compared(trained, dataset) or [row for row in rows if row["dataset"] == dataset]
+        for dataset in datasets_of(rows)
+    }
+    epochs = {dataset: setting(own[0], "epochs") for dataset, own in shown.items()}
+    also = ("epochs",) if len(set(epochs.values())) > 1 else ()
+    titles = {}
+    for dataset, own in shown.items():
+        words = shared_setting(own, also=also)
+        titles[dataset] = dataset_title(dataset) + (f" ({words})" if words else "")
+    return titles
+
+
+def score(rows: Sequence[Row], dataset: str) -> float:
+    """The mean selectivity of all units of a dataset's plain network.
+
+    Example:
+        >>> score([{"dataset": "mine", "layer": "all", "selectivity": 0.7}], "mine")
+        0.7
+    """
+    return statistics.fmean(
+        row["selectivity"] for row in rows if row["dataset"] == dataset and row["layer"] == "all"
+    )
+
+
+def table(rows: Sequence[Row], trained: Sequence[Row]) -> Table:
+    """Selectivity and gains of every dataset.
+
+    Args:
+        rows: of the selectivity of units; the row of all units has the layer ``"all"``.
+        trained: of trained networks.
+
+    Example:
+        >>> units = {"model": "resnet18", "layer": "all", "selectivity": 0.7, "units": 9}
+        >>> table([units | {"dataset": "mine"}], []).rows
+        [('mine', '–', '0.700', '9')]
+    """
+    datasets = datasets_of(rows)
+    found = {dataset: gains(trained, dataset) for dataset in datasets}
+    titles = _titles(rows, trained)
+    stages = sorted({count for gain in found.values() for count in gain if count})
+    lines = []
+    for dataset in sorted(datasets, key=lambda name: -score(rows, name)):
+        units = sum(r["units"] for r in rows if r["dataset"] == dataset and r["layer"] == "all")
+        cells = [titles[dataset], _QUOTED.get(dataset, MISSING)]
+        cells += [f"{score(rows, dataset):.3f}", str(units)]
+        gain = found[dataset]
+        cells += [f"{gain[count]:+z.2f}" if count in gain else MISSING for count in stages]
+        lines.append(tuple(cells))
+    columns = ("dataset", "selectivity, literature", "selectivity, ours", "units")
+    title = "Colour selectivity of the plain network, and points gained with CE stages"
+    return Table((*columns, *(f"CE-{count}" for count in stages)), lines, title)
+
+
+def gain_figure(rows: Sequence[Row], trained: Sequence[Row]) -> Figure:
+    """The paper's Figure 4: gain over equivariant stages, coloured by selectivity.
+
+    Lines are dotted where they pass stages that were not run.
+
+    Args:
+        rows, trained: as for :func:`table`.
+
+    Example:
+        >>> units = {"model": "resnet18", "layer": "all", "selectivity": 0.7, "units": 9}
+        >>> len(gain_figure([units | {"dataset": "mine"}], []).axes)
+        2
+    """
+    scores = {dataset: score(rows, dataset) for dataset in datasets_of(rows)}
+    span = Normalize(min(0.0, *scores.values()), max(1.0, *scores.values()))
+    # Without its end, which is too bright for lines.
+    colors = ListedColormap(matplotlib.colormaps["plasma"](np.linspace(0, 0.9, 256)))
+    figure = Figure(figsize=(8, 4.2 + 0.2 * len(scores)), layout="constrained")
+    axes = figure.subplots()
+    most, titles = 1, _titles(rows, trained)
+    for index, dataset in enumerate(sorted(scores, key=lambda name: -scores[name])):
+        gain = gains(trained, dataset) or {0: 0.0}
+        most = max(most, *gain)
+        label = f"{as_it_is(titles[dataset])}, selectivity {scores[dataset]:z.2f}"
+        color = colors(float(span(scores[dataset])))
+        axes.plot(sorted(gain), [gain[count] for count in sorted(gain)], ":", color=color)
+        stages = range(max(gain) + 1)
+        axes.plot(
+            stages, [gain.get(count, math.nan) for count in stages],
+            marker=_MARKERS[index % len(_MARKERS)], color=color, linewidth=1.8, label=label,
+        )  # fmt: skip
+    axes.axhline(0, color="#999999", linewidth=0.8, linestyle=":")
+    axes.set_xticks(range(most + 1))
+    axes.set(xlabel="equivariant stages", ylabel="accuracy gained, points")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside upper left", frameon=False, fontsize=9)  # it would hide points
+    figure.colorbar(ScalarMappable(span, colors), ax=axes, label="colour selectivity")
+    return figure

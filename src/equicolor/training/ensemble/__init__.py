@@ -1,0 +1,1 @@
+"""Many small networks trained side by side as one: the ColorMNIST experiments."""

@@ -1,0 +1,318 @@
+"""Batch norm over the hues of a channel, ReLU and dropout as four Triton kernels.
+
+After a convolution everything is memory traffic. Forward reads the activations twice (for the
+moments, then to normalise) and writes once; backward reads activations and gradients twice and
+writes once. What depends on a channel alone is folded, between the kernels, into one scale and
+one offset a lane. A compiler fuses the same sums worse: it recomputes the statistics' gradient
+for every pixel.
+
+Equal to ``norm_and_cut`` of ``network``, which is the reference in the tests.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["norm_and_cut"]
+
+_ROWS, _LANES = 32, 128  # a tile, the fastest of eight on one H200
+_PROGRAMS = 2048  # of a reduction, several for each multiprocessor
+
+
+@triton.jit
+def _tile(rows, lanes, start, ROWS: tl.constexpr, LANES: tl.constexpr):
+    """Rows, lanes, places in memory and mask of a tile."""
+    row = start + tl.arange(0, ROWS).to(tl.int64)
+    lane = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    inside = (row < rows)[:, None] & (lane < lanes)[None, :]
+    return row, lane, row[:, None] * lanes + lane[None, :], inside
+
+
+@triton.jit
+def _cut_gradient(
+    y,
+    gradient,
+    scale,
+    offset,
+    factors,
+    row,
+    lane,
+    place,
+    inside,
+    lanes,
+    pixels,
+    HAS_FACTORS: tl.constexpr,
+):
+    """The activations before the norm, and the gradient after it."""
+    value = tl.load(y + place, inside, 0.0).to(tl.float32)
+    slope = tl.load(gradient + place, inside, 0.0).to(tl.float32)
+    if HAS_FACTORS:
+        kept = (row // pixels)[:, None] * lanes + lane[None, :]
+        slope *= tl.load(factors + kept, inside, 0.0)
+    scales = tl.load(scale + lane, lane < lanes, 0.0)[None, :]
+    offsets = tl.load(offset + lane, lane < lanes, 0.0)[None, :]
+    return value, tl.where(value * scales + offsets > 0, slope, 0.0)
+
+
+@triton.jit
+def _moments_kernel(
+    y, out, rows, lanes, STEPS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr
+):
+    """Sums of a chunk of rows and of their squares, about the first row."""
+    first = tl.program_id(1).to(tl.int64) * STEPS * ROWS
+    total = tl.zeros([ROWS, LANES], tl.float32)
+    squares = tl.zeros([ROWS, LANES], tl.float32)
+    lane = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    # Subtracting any value of the lane keeps the squares from cancelling.
+    pivot = tl.load(y + lane, lane < lanes, 0.0).to(tl.float32)[None, :]
+    for step in range(STEPS):
+        _, lane, place, inside = _tile(rows, lanes, first + step * ROWS, ROWS, LANES)
+        value = tl.where(inside, tl.load(y + place, inside, 0.0).to(tl.float32) - pivot, 0.0)
+        total += value
+        squares += value * value
+    place = tl.program_id(1) * 2 * lanes + lane
+    tl.store(out + place, tl.sum(total, 0), lane < lanes)
+    tl.store(out + place + lanes, tl.sum(squares, 0), lane < lanes)
+
+
+@triton.jit
+def _forward_kernel(
+    y,
+    out,
+    scale,
+    offset,
+    factors,
+    rows,
+    lanes,
+    pixels,
+    HAS_FACTORS: tl.constexpr,
+    ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """Scale, shift, cut and drop."""
+    start = tl.program_id(1).to(tl.int64) * ROWS
+    row, lane, place, inside = _tile(rows, lanes, start, ROWS, LANES)
+    value = tl.load(y + place, inside, 0.0).to(tl.float32)
+    scales = tl.load(scale + lane, lane < lanes, 0.0)[None, :]
+    offsets = tl.load(offset + lane, lane < lanes, 0.0)[None, :]
+    value = tl.maximum(value * scales + offsets, 0.0)
+    if HAS_FACTORS:
+        kept = (row // pixels)[:, None] * lanes + lane[None, :]
+        value *= tl.load(factors + kept, inside, 0.0)
+    tl.store(out + place, value.to(out.dtype.element_ty), inside)
+
+
+@triton.jit
+def _sums_kernel(
+    y,
+    gradient,
+    scale,
+    offset,
+    factors,
+    mean,
+    out,
+    rows,
+    lanes,
+    pixels,
+    STEPS: tl.constexpr,
+    HAS_FACTORS: tl.constexpr,
+    ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """Sums of the gradient, and of the gradient times the centred activation."""
+    first = tl.program_id(1).to(tl.int64) * STEPS * ROWS
+    total = tl.zeros([ROWS, LANES], tl.float32)
+    weighted = tl.zeros([ROWS, LANES], tl.float32)
+    lane = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    means = tl.load(mean + lane, lane < lanes, 0.0)[None, :]
+    for step in range(STEPS):
+        row, lane, place, inside = _tile(rows, lanes, first + step * ROWS, ROWS, LANES)
+        value, slope = _cut_gradient(
+            y,
+            gradient,
+            scale,
+            offset,
+            factors,
+            row,
+            lane,
+            place,
+            inside,
+            lanes,
+            pixels,
+            HAS_FACTORS,
+        )
+        total += slope
+        weighted += slope * (value - means)
+    place = tl.program_id(1) * 2 * lanes + lane
+    tl.store(out + place, tl.sum(total, 0), lane < lanes)
+    tl.store(out + place + lanes, tl.sum(weighted, 0), lane < lanes)
+
+
+@triton.jit
+def _backward_kernel(
+    y,
+    gradient,
+    scale,
+    offset,
+    factors,
+    slope_y,
+    constant,
+    out,
+    rows,
+    lanes,
+    pixels,
+    HAS_FACTORS: tl.constexpr,
+    ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """The gradient before the norm."""
+    start = tl.program_id(1).to(tl.int64) * ROWS
+    row, lane, place, inside = _tile(rows, lanes, start, ROWS, LANES)
+    value, slope = _cut_gradient(
+        y, gradient, scale, offset, factors, row, lane, place, inside, lanes, pixels, HAS_FACTORS
+    )
+    scales = tl.load(scale + lane, lane < lanes, 0.0)[None, :]
+    slopes = tl.load(slope_y + lane, lane < lanes, 0.0)[None, :]
+    constants = tl.load(constant + lane, lane < lanes, 0.0)[None, :]
+    value = slope * scales + value * slopes + constants
+    tl.store(out + place, value.to(out.dtype.element_ty), inside)
+
+
+def norm_and_cut(
+    y: Tensor, weight: Tensor, shift: Tensor, factors: Tensor | None, *, n: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Batch norm over the hues of a channel, ReLU and dropout; also the mean and variance.
+
+    Args:
+        y: ``[B, S * P, H, W]`` in channels_last memory.
+        weight, shift: of the norm, ``[S, C]``.
+        factors: of dropout, float32 ``[B, S * P]``; not differentiated.
+        n: hues of a channel.
+        eps: added to the variance.
+    """
+    result: tuple[Tensor, Tensor, Tensor] = _NormAndCut.apply(y, weight, shift, factors, n, eps)
+    return result
+
+
+class _NormAndCut(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        y: Tensor,
+        weight: Tensor,
+        shift: Tensor,
+        factors: Tensor | None,
+        n: int,
+        eps: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        y = y.contiguous(memory_format=torch.channels_last)
+        factors = None if factors is None else factors.contiguous()
+        rows, lanes, pixels = _sizes(y)
+        networks, channels = weight.shape
+        blocks, steps = _chunks(rows, lanes)
+        sums = torch.empty(blocks, 2, lanes, device=y.device)
+        _moments_kernel[_grid(lanes, blocks)](y, sums, rows, lanes, steps, _ROWS, _LANES)
+        first, second = sums.sum(0) / rows
+        lane_mean = first + y.permute(0, 2, 3, 1).reshape(rows, lanes)[0].float()
+        lane_mean, lane_var = (
+            value.view(networks, -1)[:, : n * channels].unflatten(1, (n, channels))
+            for value in (lane_mean, second - first.square())
+        )
+        mean = lane_mean.mean(1)
+        var = lane_var.mean(1) + (lane_mean - mean[:, None]).square().mean(1)
+        inverse = torch.rsqrt(var + eps)
+        scale = weight * inverse
+        scales, offsets = _to_lanes(scale, n, lanes), _to_lanes(shift - mean * scale, n, lanes)
+        out = torch.empty_like(y)
+        _forward_kernel[_grid(lanes, triton.cdiv(rows, _ROWS))](
+            y,
+            out,
+            scales,
+            offsets,
+            factors,
+            rows,
+            lanes,
+            pixels,
+            factors is not None,
+            _ROWS,
+            _LANES,
+        )
+        ctx.save_for_backward(y, factors, mean, inverse, scale, scales, offsets)
+        ctx.n = n
+        ctx.mark_non_differentiable(mean, var)
+        return out, mean, var
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        y, factors, mean, inverse, scale, scales, offsets = ctx.saved_tensors
+        gradient = gradient.contiguous(memory_format=torch.channels_last)
+        n, has_factors = ctx.n, factors is not None
+        rows, lanes, pixels = _sizes(y)
+        networks, channels = mean.shape
+        blocks, steps = _chunks(rows, lanes)
+        sums = torch.empty(blocks, 2, lanes, device=y.device)
+        common = y, gradient, scales, offsets, factors
+        _sums_kernel[_grid(lanes, blocks)](
+            *common,
+            _to_lanes(mean, n, lanes),
+            sums,
+            rows,
+            lanes,
+            pixels,
+            steps,
+            has_factors,
+            _ROWS,
+            _LANES,
+        )
+        by_hue = sums.sum(0).view(2, networks, -1)[..., : n * channels]
+        d_shift, d_centred = by_hue.unflatten(2, (n, channels)).sum(2)
+        d_weight = d_centred * inverse
+        # w rstd (g - mean(g) - xhat mean(g xhat)) as scale * g + slope * y + constant
+        count = n * rows
+        slope = -scale * inverse * d_weight / count
+        constant = -scale * d_shift / count - slope * mean
+        out = torch.empty_like(y)
+        _backward_kernel[_grid(lanes, triton.cdiv(rows, _ROWS))](
+            *common,
+            _to_lanes(slope, n, lanes),
+            _to_lanes(constant, n, lanes),
+            out,
+            rows,
+            lanes,
+            pixels,
+            has_factors,
+            _ROWS,
+            _LANES,
+        )
+        return out, d_weight, d_shift, None, None, None
+
+
+def _sizes(y: Tensor) -> tuple[int, int, int]:
+    """Rows and lanes of the activations as a matrix, and rows of one image."""
+    batch, lanes, height, width = y.shape
+    return batch * height * width, lanes, height * width
+
+
+def _chunks(rows: int, lanes: int) -> tuple[int, int]:
+    """How many programs share the rows of a reduction, and how many tiles each has.
+
+    Tiles are a power of two, since every number of them compiles anew.
+    """
+    wanted = max(1, _PROGRAMS // triton.cdiv(lanes, _LANES))
+    steps = triton.next_power_of_2(triton.cdiv(triton.cdiv(rows, wanted), _ROWS))
+    return triton.cdiv(rows, steps * _ROWS), steps
+
+
+def _grid(lanes: int, blocks: int) -> tuple[int, int]:
+    return triton.cdiv(lanes, _LANES), blocks
+
+
+def _to_lanes(value: Tensor, n: int, lanes: int) -> Tensor:
+    """One number a channel, ``[S, C]``, for each of its lanes; zero for the spare ones."""
+    networks, channels = value.shape
+    spare = lanes // networks - n * channels
+    return F.pad(value[:, None].expand(-1, n, -1).flatten(1), (0, spare)).flatten()

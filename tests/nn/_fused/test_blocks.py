@@ -1,0 +1,412 @@
+"""The fused path against the ordinary one, in Triton's interpreter or on a GPU."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from equicolor.models.resnet import Architecture, Block, ResNet
+from equicolor.nn import (
+    CEBatchNorm2d,
+    CEConv2d,
+    CELiftConv2d,
+    CEMaxPool2d,
+    CosetMaxPool,
+    fold,
+    fused,
+    set_algorithm,
+)
+from equicolor.nn._fused import blocks, conditions, layout
+from equicolor.training.sync_norm import sync_batch_norm
+
+pytest.importorskip("triton", reason="Triton is not installed; it comes with torch's CUDA builds")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# Triton's interpreter cuts numbers to bfloat16 instead of rounding them.
+HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16
+TOLERANCE = 1e-4 if DEVICE == "cuda" else 1e-5  # for float32
+
+
+@pytest.fixture
+def ordinary(monkeypatch):
+    """Call a function on the ordinary path."""
+
+    def call(function, *arguments):
+        with monkeypatch.context() as patch:
+            patch.setattr(conditions, "DEVICES", ())
+            return function(*arguments)
+
+    return call
+
+
+# Blocks
+
+
+def settled(module):
+    """Norms that do something in eval mode too."""
+    for norm in module.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            nn.init.uniform_(norm.weight, 0.5, 1.5)
+            nn.init.uniform_(norm.bias, -0.5, 0.5)
+            nn.init.uniform_(norm.running_mean, -0.5, 0.5)
+            nn.init.uniform_(norm.running_var, 0.5, 1.5)
+    return module.to(DEVICE)
+
+
+def make_block(inputs=5, width=5, stride=1, *, bottleneck=False, rotations=3, separable=True):
+    return settled(
+        Block(
+            inputs,
+            width,
+            stride,
+            bottleneck=bottleneck,
+            rotations=rotations,
+            separable=separable,
+        )
+    )
+
+
+def step(network, x, dtype=None):
+    """Output, all gradients and all statistics of a step; dtype is autocast's."""
+    network, x = copy.deepcopy(network), x.detach().clone().requires_grad_(x.ndim == 5)
+    with torch.autocast(DEVICE, dtype=dtype, enabled=dtype is not None):
+        out = network(x)
+    weights = torch.linspace(-1, 1, out.numel(), device=DEVICE).view_as(out)
+    (out.to(weights.dtype) * weights).sum().backward()
+    gradients = {name: parameter.grad for name, parameter in network.named_parameters()}
+    state = {name: buffer for name, buffer in network.named_buffers() if "running" in name}
+    return {"output": out, "gradient of features": x.grad, **gradients, **state}
+
+
+@pytest.fixture
+def fused_step(monkeypatch):
+    """A step that must take the fused path so many times."""
+
+    def run(network, x, dtype=None, *, calls=1):
+        taken = []
+
+        def counted(function):
+            def call(*arguments, **options):
+                taken.append(function)
+                return function(*arguments, **options)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for name in ("residual_block", "stem"):
+                patch.setattr(fused, name, counted(getattr(fused, name)))
+            result = step(network, x, dtype)
+        assert len(taken) == calls
+        return result
+
+    return run
+
+
+BLOCKS = {
+    "two rotations": {"rotations": 2, "separable": False},
+    "three": {"width": 7, "inputs": 7},
+    "three, stride": {"inputs": 6, "width": 9, "stride": 2},
+    "three, full filters, stride": {"separable": False, "stride": 2},
+    "four, projection alone": {"rotations": 4, "inputs": 3},
+    "six": {"rotations": 6, "inputs": 8, "width": 8},
+    "twelve, stride": {"rotations": 12, "stride": 2},
+    "bottleneck": {"inputs": 12, "width": 3, "bottleneck": True},
+    "bottleneck, stride, full filters": {
+        "width": 2,
+        "stride": 2,
+        "bottleneck": True,
+        "separable": False,
+    },
+}
+
+
+@pytest.fixture
+def equals_the_ordinary_one(relative_error, fused_step):
+    def check(block, rotations):
+        x = torch.randn(2, block.conv1.in_channels, rotations, 5, 4, device=DEVICE)
+        expected = step(copy.deepcopy(block).double(), x.double())
+        actual = fused_step(block, x)
+        for what, value in expected.items():
+            assert relative_error(actual[what], value) < TOLERANCE, what
+
+    return check
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("training", [True, False])
+def test_a_block_equals_the_ordinary_one(name, training, equals_the_ordinary_one):
+    block = make_block(**BLOCKS[name]).train(training)
+    equals_the_ordinary_one(block, BLOCKS[name].get("rotations", 3))
+
+
+def test_paired_filters_are_rounded_once(relative_error):
+    conv = CEConv2d(5, 5, 3, rotations=12, bias=False)
+    exact = blocks.Filters.of(conv, torch.float32).tensor
+    half = blocks.Filters.of(copy.deepcopy(conv).bfloat16(), torch.bfloat16).tensor
+    twice = blocks.Filters.of(copy.deepcopy(conv).bfloat16().float(), torch.float32).tensor
+    assert relative_error(half, twice) < 2**-9  # of the weights that bfloat16 has
+    assert relative_error(half, exact) < 2**-7
+
+
+def test_a_residual_of_another_shape_is_refused():
+    block = make_block(5, 5)
+    x = torch.randn(2, 5, 3, 4, 4, device=DEVICE)
+    layers = [(block.conv1, block.bn1)]
+    wide = CEConv2d(5, 6, 3, padding=1, bias=False).to(DEVICE), CEBatchNorm2d(6).to(DEVICE)
+    with pytest.raises(RuntimeError, match=r"features \[2, 6, 3, 4, 4\] and residual \[2, 5"):
+        fused.residual_block(x, [*layers, wide])
+
+
+@pytest.mark.parametrize(
+    ("largest", "rotations", "bottleneck"),
+    # No layer in pairs; those alone with few inputs.
+    [(0, 3, False), (0, 12, False), (16, 12, False), (16, 3, True)],
+)
+def test_layers_need_not_be_paired(
+    largest, rotations, bottleneck, monkeypatch, equals_the_ordinary_one
+):
+    monkeypatch.setattr(layout, "_PAIRED_CHANNELS", largest)
+    block = make_block(5, 17, 2, bottleneck=bottleneck, rotations=rotations)
+    equals_the_ordinary_one(block, rotations)
+
+
+@pytest.mark.parametrize(
+    "options", [{"inputs": 16, "width": 16}, {"inputs": 8, "width": 9, "stride": 2, "rotations": 4}]
+)
+def test_half_precision_is_as_exact_as_on_the_ordinary_path(options, ordinary, fused_step):
+    block = make_block(**options)
+    shape = 32 if DEVICE == "cuda" else 2, block.conv1.in_channels, block.conv1.rotations, 8, 8
+    x = torch.randn(shape, device=DEVICE).relu().to(HALF)
+    exact = step(copy.deepcopy(block).double(), x.double())
+    actual = fused_step(block, x, HALF)
+    expected = ordinary(step, set_algorithm(copy.deepcopy(block), "dense"), x, HALF)
+    assert actual["output"].dtype == expected["output"].dtype == HALF
+
+    def error(values, *, of):
+        names = [name for name in exact if (name == "output") == (of == "output")]
+        parts = [
+            (values[name] - exact[name]).norm() / exact[name].norm()
+            for name in names
+            if "running" not in name
+        ]
+        return torch.stack(parts).square().mean().sqrt()
+
+    for of in ("output", "gradients"):
+        assert error(actual, of=of) < 2 * error(expected, of=of), of
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_autocast_keeps_dtypes(dtype, ordinary, fused_step):
+    block, x = make_block(), torch.randn(2, 5, 3, 4, 4, device=DEVICE, dtype=dtype)
+    actual = fused_step(block, x, HALF)
+    expected = ordinary(step, block, x, HALF)
+    for name, value in expected.items():
+        assert actual[name].dtype == value.dtype, name
+
+
+def test_half_precision_networks(ordinary, fused_step):
+    block, x = make_block().to(HALF), torch.randn(2, 5, 3, 4, 4, device=DEVICE, dtype=HALF)
+    actual = fused_step(block, x)
+    for name, value in ordinary(step, block, x).items():
+        assert actual[name].dtype == value.dtype, name
+        # Gradients of so few numbers depend on which side of zero they are rounded to.
+        if name == "output" or "running" in name:
+            assert (actual[name] - value).norm() < 0.03 * value.norm(), name
+
+
+@pytest.mark.parametrize("momentum", [0.3, None])
+def test_statistics_are_remembered_as_batch_norm_does(momentum, relative_error, ordinary):
+    block, x = make_block(), torch.randn(2, 5, 3, 4, 4, device=DEVICE)
+    for norm in (block.bn1, block.bn2):
+        norm.momentum = momentum
+    other = copy.deepcopy(block)
+    with torch.no_grad():
+        for _ in range(3):
+            block(x)
+            ordinary(other, x)
+    assert block.bn2.num_batches_tracked == 3
+    for norm, expected in ((block.bn1, other.bn1), (block.bn2, other.bn2)):
+        assert relative_error(norm.running_mean, expected.running_mean) < TOLERANCE
+        assert relative_error(norm.running_var, expected.running_var) < TOLERANCE
+
+
+def test_frozen_layers(relative_error, fused_step):
+    block = make_block(stride=2)
+    block.conv1.requires_grad_(False)
+    block.bn2.eval().requires_grad_(False)
+    x = torch.randn(2, 5, 3, 4, 4, device=DEVICE)
+    actual = fused_step(block, x)
+    for name, value in step(copy.deepcopy(block).double(), x.double()).items():
+        assert (actual[name] is None) == (value is None), name
+        assert value is None or relative_error(actual[name], value) < TOLERANCE, name
+
+
+def test_gradients_without_that_of_the_features(relative_error):
+    block = make_block()
+    x = torch.randn(2, 5, 3, 4, 4, device=DEVICE)
+    block(x).square().sum().backward()
+    expected = copy.deepcopy(block).double()
+    expected.zero_grad()
+    expected(x.double()).square().sum().backward()
+    assert relative_error(block.conv1.weight.grad, expected.conv1.weight.grad) < TOLERANCE
+
+
+def test_second_derivatives_are_refused_with_advice():
+    block = make_block()
+    x = torch.randn(1, 5, 3, 2, 2, device=DEVICE, requires_grad=True)
+    with pytest.raises(RuntimeError, match="set_algorithm"):
+        torch.autograd.grad(block(x).sum(), x, create_graph=True)
+
+
+# Whole networks
+
+
+@pytest.mark.parametrize(("small_images", "lifting"), [(True, "rgb"), (False, "hsv")])
+def test_a_network_equals_the_ordinary_one(small_images, lifting, relative_error, fused_step):
+    network = ResNet(
+        Architecture((1, 1), False, 8, small_images, 10),
+        7,
+        stage_widths=(5, 7),
+        rotations=3,
+        ce_stages=2,
+        separable=True,
+        coset_pool="avg",
+        lifting=lifting,
+        normalize=True,
+    )
+    network, x = (
+        settled(network),
+        torch.rand(2, 3, *((6, 5) if small_images else (12, 14)), device=DEVICE),
+    )
+    expected = step(copy.deepcopy(network).double(), x.double())
+    actual = fused_step(network, x, calls=3)
+    assert expected.pop("gradient of features") is None
+    for what, value in expected.items():
+        assert relative_error(actual[what], value) < 1e-4, what
+
+
+def test_a_stem_of_few_channels_and_many_pixels(relative_error):
+    # Rows of memory are neither counted by channels nor by columns, of which there are more.
+    conv = CELiftConv2d(3, 2, 3, padding=1, bias=False).to(DEVICE)
+    norm, pool = CEBatchNorm2d(2).to(DEVICE), CEMaxPool2d(3, 2, 1)
+    images = torch.rand(2, 3, 15, 14, device=DEVICE)
+    results = []
+    for double in (True, False):
+        layers = [copy.deepcopy(layer) for layer in (conv, norm)]
+        if double:
+            conv_, norm_ = (layer.double() for layer in layers)
+            out = pool(torch.relu(norm_(conv_(images.double()))))
+        else:
+            out = fused.stem(images, *layers, pool=True)
+        torch.manual_seed(1)
+        (out * torch.randn(out.shape, device=DEVICE)).sum().backward()
+        gradients = [p.grad for layer in layers for p in layer.parameters()]
+        results.append([out, *gradients])
+    for actual, expected in zip(results[1], results[0], strict=True):
+        assert relative_error(actual, expected) < 1e-3
+
+
+@pytest.mark.parametrize("learnable", [True, False])
+def test_gradients_reach_images_and_the_lifting(learnable, relative_error):
+    conv = CELiftConv2d(3, 4, 3, bias=False, learnable=learnable).to(DEVICE)
+    norm, x = CEBatchNorm2d(4).to(DEVICE), torch.rand(1, 3, 6, 6, device=DEVICE)
+    x.requires_grad_(not learnable)
+    parameters = [*conv.parameters(), *[x] * (not learnable)]
+    out = fused.stem(x, conv, norm, pool=True)
+    actual = torch.autograd.grad(out.square().sum(), parameters)
+    conv, norm, exact = conv.double(), norm.double(), x.detach().double().requires_grad_()
+    parameters = [*conv.parameters(), *[exact] * (not learnable)]
+    out = CEMaxPool2d(3, 2, 1)(norm(conv(exact)).relu())
+    expected = torch.autograd.grad(out.square().sum(), parameters)
+    for gradient, value in zip(actual, expected, strict=True):
+        assert relative_error(gradient, value) < 1e-4
+
+
+# Where the fused path is not taken
+
+
+def replace(**modules):
+    def change(block):
+        for name, module in modules.items():
+            setattr(block, name, module)
+
+    return change
+
+
+CHANGES = {
+    "hook": lambda block: block.bn1.register_forward_hook(lambda *_: None),
+    "hook before": lambda block: block.conv2.register_forward_pre_hook(lambda *_: None),
+    "hook of gradients": lambda block: block.relu.register_full_backward_hook(lambda *_: None),
+    "synchronised norms": sync_batch_norm,
+    "dense algorithm": lambda block: set_algorithm(block, "dense"),
+    "bias": replace(conv2=CEConv2d(5, 5, 3, padding=1)),
+    "groups": replace(conv2=CEConv2d(5, 5, 3, padding=1, groups=5, bias=False)),
+    "padding mode": replace(conv2=CEConv2d(5, 5, 3, padding=1, bias=False, padding_mode="reflect")),
+    "padding by name": replace(conv2=CEConv2d(5, 5, 3, padding="same", bias=False)),
+    "another activation": replace(relu=nn.GELU()),
+    "another shortcut": replace(shortcut=nn.Identity()),
+    "norm without parameters": replace(bn1=CEBatchNorm2d(5, affine=False)),
+    "norm without statistics": replace(bn1=CEBatchNorm2d(5, track_running_stats=False)),
+    "weight norm": lambda block: nn.utils.parametrizations.weight_norm(block.conv1),
+    "own forward": lambda block: setattr(block.relu, "forward", torch.relu),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changed_blocks_take_the_ordinary_path(name):
+    block, x = make_block(), torch.randn(1, 5, 3, 4, 4, device=DEVICE)
+    assert fused.applies(block, x)
+    CHANGES[name](block)
+    assert not fused.applies(block.to(DEVICE), x)
+    assert block(x).shape == x.shape
+
+
+def test_other_features_take_the_ordinary_path():
+    block, x = make_block(), torch.randn(1, 5, 3, 4, 4, device=DEVICE)
+    others = [
+        x.double(),
+        x.to(HALF),
+        x[:0],
+        x[:, :4],
+        x[:, :, :2],
+        x[0],
+    ]
+    for other in others:
+        assert not fused.applies(block, other)
+    with pytest.raises(ValueError, match="expects 5 channels, got 4"):
+        block(x[:, :4])
+    block = make_block(rotations=1)
+    assert not fused.applies(block, x)
+
+
+def test_graphs_are_made_of_ordinary_operations(monkeypatch):
+    block, x = make_block().eval(), torch.randn(1, 5, 3, 4, 4, device=DEVICE)
+    expected = block(x)
+
+    def fail(*_):
+        raise AssertionError("took the fused path")
+
+    monkeypatch.setattr(fused, "residual_block", fail)
+    compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-4)
+    torch.export.export(block, (x,))
+    fold(nn.Sequential(CELiftConv2d(3, 5, 3).to(DEVICE), block, CosetMaxPool()))
+    torch.func.vmap(block)(x[None])
+    with torch.autograd.forward_ad.dual_level():
+        block(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
+    with pytest.raises(AssertionError, match="fused"):
+        block(x)
+
+
+def test_other_stems_take_the_ordinary_path():
+    conv, norm = CELiftConv2d(3, 5, 3, bias=False).to(DEVICE), CEBatchNorm2d(5).to(DEVICE)
+    layers, x = (conv, norm, nn.ReLU()), torch.rand(1, 3, 8, 8, device=DEVICE)
+    assert fused.stem_applies(x, *layers, nn.Identity())
+    assert fused.stem_applies(x, *layers, CEMaxPool2d(3, 2, 1))
+    for pool in (CEMaxPool2d(2), CEMaxPool2d(3, 2, 1, ceil_mode=True), nn.MaxPool2d(3, 2, 1)):
+        assert not fused.stem_applies(x, *layers, pool)
+    for other in (x.double(), x[0], x[:, :2], x[:0]):
+        assert not fused.stem_applies(other, *layers, nn.Identity())
+    norm.register_forward_hook(lambda *_: None)
+    assert not fused.stem_applies(x, *layers, nn.Identity())

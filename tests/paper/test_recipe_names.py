@@ -1,0 +1,66 @@
+"""Names of recipes: what they mean, and that equal recipes have one name."""
+
+import pytest
+
+from equicolor.paper.recipe_names import named_recipe, narrow
+from equicolor.training.recipes import find_recipe, recipes
+
+
+def test_names_of_the_tables_keep_their_recipes() -> None:
+    for name, recipe in recipes("flowers102").items():
+        found = named_recipe(name.partition("/")[2], "flowers102")
+        assert found == (name.partition("/")[2], recipe)
+
+
+@pytest.mark.parametrize(
+    ("name", "dataset", "canonical"),
+    [
+        ("rgb-3", "flowers102", "ce-4"),
+        ("rgb-3", "cifar10", "ce-3"),
+        ("hsv-1", "cifar10", "baseline"),
+        ("rgb-1+jitter-0.5", "flowers102", "baseline+jitter"),
+        ("baseline+jitter-0", "flowers102", "baseline"),
+        ("rgb-3+jitter-0.20", "flowers102", "ce-4+jitter-0.2"),
+        ("rgb-3+jitter+flatten", "flowers102", "ce-4+flatten+jitter"),
+        ("hsv-5+augmix", "flowers102", "hsv-5+augmix"),
+    ],
+)
+def test_equal_recipes_have_one_name(name: str, dataset: str, canonical: str) -> None:
+    found = named_recipe(name, dataset)
+    assert found.name == canonical
+    assert named_recipe(canonical, dataset) == found
+
+
+def test_what_a_name_changes() -> None:
+    plain = find_recipe("baseline", "flowers102")
+    ten = named_recipe("rgb-10", "flowers102").recipe
+    assert plain.differences(ten) == [
+        "model ce_resnet18 instead of resnet18",
+        "options {'rotations': 10, 'lifting': 'rgb'} instead of {}",
+    ]
+    flat = named_recipe("ce-4+flatten+jitter-0.1", "flowers102").recipe
+    assert flat.options == {"rotations": 3, "ce_stages": 4, "coset_pool": None}
+    assert flat.jitter == 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("hvs-12", "unknown recipe 'flowers102/hvs-12'; did you mean"),
+        ("ce-4+jiter", "unknown recipe 'flowers102/ce-4\\+jiter'; did you mean"),
+        ("ce-4+jitter+augmix", "unknown recipe"),
+        ("baseline+flatten", "baseline has no rotations to pool"),
+        ("gray+avg", "gray has no rotations to pool"),
+    ],
+)
+def test_bad_names_are_refused(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        named_recipe(name, "flowers102")
+
+
+def test_narrow_networks_keep_the_parameters_about_equal() -> None:
+    sizes = []
+    for name in ("baseline", "ce-4", "hsv-6"):
+        network = narrow(named_recipe(name, "flowers102").recipe, 16).build(10)
+        sizes.append(sum(parameter.numel() for parameter in network.parameters()))
+    assert max(sizes) / min(sizes) < 1.15

@@ -1,0 +1,29 @@
+"""What rows have otherwise than the paper."""
+
+from dataclasses import asdict
+
+from equicolor.paper.settings import alike, deviations, in_words, paper_settings
+from equicolor.training.recipes import recipes
+
+
+def test_the_recipes_of_the_tables_are_the_papers_way() -> None:
+    for name, recipe in recipes().items():
+        row = asdict(recipe) | {"dataset": name.partition("/")[0]}
+        assert deviations(row) == {}, name
+
+
+def test_every_deviation_is_named() -> None:
+    row = {"dataset": "cifar10", "epochs": 1, "size": 224, "ema": 0.9, "finetuned": "a"}
+    found = deviations(row)
+    assert in_words(found) == "1 epoch, 224 pixels, ema 0.9, fine-tuned from a"
+    paper = paper_settings("cifar10")
+    assert in_words(found, instead_of=paper).startswith("1 epoch instead of 200, 224 pixels instea")
+    # The paper does not say in which precision it trained.
+    assert in_words({"precision": "32"}, instead_of=paper) == "precision 32"
+
+
+def test_rows_to_compare_are_the_papers_or_those_of_most() -> None:
+    small, short, full = {"size": 64}, {"epochs": 30}, {"epochs": 200}
+    assert alike([small, small, full, short]) == [full]
+    assert alike([short, small, small]) == [small, small]
+    assert alike([]) == []
