@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from equicolor.paper.classification_tables import table1, table3
 from equicolor.paper.colormnist import EXPERIMENTS
 from equicolor.paper.colormnist_tables import tables
 from equicolor.paper.colormnist_variants import standard_error
@@ -144,6 +145,22 @@ def test_what_the_page_says_of_the_biased_set_is_in_the_rows() -> None:
         f"ahead at 10⁶, by {ahead} and {too}.",
     ):
         assert said in page
+
+
+def test_the_table_of_flowers_is_that_of_the_rows() -> None:
+    rows = read_results(ROOT / "results/classification.json")["rows"]
+    cells = [*table1(rows, "flowers102").rows]
+    cells += [(name, *rest) for name, _, *rest in table3(rows, "flowers102").rows]
+    expected = set()
+    for name, paper, ours, shifted_paper, shifted, seeds in cells:
+        if seeds == "2":  # the page gives means of two without a deviation
+            ours, shifted = (cell.partition(" ± ")[0] for cell in (ours, shifted))
+        expected.add((name, paper, ours, shifted_paper, shifted, seeds))
+    page = (ROOT / "docs/experiments/classification.md").read_text()
+    _, part = page.split("seeds |\n|---|---:|---:|---:|---:|---:|\n")
+    lines = part.partition("\n\n")[0].splitlines()
+    assert {tuple(line.strip("| ").split(" | ")) for line in lines} == expected
+    assert len(lines) == len(expected)
 
 
 def test_the_fastest_plain_network_of_the_speed_page_is_that_of_the_rows() -> None:
