@@ -9,7 +9,7 @@ from equicolor.benchmark.resources import count_operations
 from equicolor.benchmark.variants import apply_variant, check_variants, takes_fused_path
 from equicolor.models import ce_resnet18
 from equicolor.models.resnet import Architecture, Block, ResNet
-from equicolor.nn import CEConv2d, CELiftConv2d, fused
+from equicolor.nn import CEConv2d, CELiftConv2d, _fused
 from equicolor.nn._fused import blocks, conditions
 from equicolor.nn.observed import counting
 
@@ -44,8 +44,8 @@ def pretend(monkeypatch):
         return (y + x).relu()
 
     monkeypatch.setattr(conditions, "DEVICES", ("cpu",))
-    monkeypatch.setattr(fused, "applies", applies)
-    monkeypatch.setattr(fused, "stem_applies", stem_applies)
+    monkeypatch.setattr(_fused, "applies", applies)
+    monkeypatch.setattr(_fused, "stem_applies", stem_applies)
     monkeypatch.setattr(blocks, "block_of", block_of)
     return taken
 

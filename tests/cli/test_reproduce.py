@@ -12,7 +12,7 @@ from equicolor.paper.launching import Shard
 from equicolor.paper.registry import EXPERIMENTS
 from equicolor.results import write_results
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def invoke(*arguments: str) -> Result:

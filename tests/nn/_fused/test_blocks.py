@@ -13,8 +13,8 @@ from equicolor.nn import (
     CELiftConv2d,
     CEMaxPool2d,
     CosetMaxPool,
+    _fused,
     fold,
-    fused,
     set_algorithm,
 )
 from equicolor.nn._fused import blocks, conditions, layout
@@ -95,7 +95,7 @@ def fused_step(monkeypatch):
 
         with monkeypatch.context() as patch:
             for name in ("residual_block", "stem"):
-                patch.setattr(fused, name, counted(getattr(fused, name)))
+                patch.setattr(_fused, name, counted(getattr(fused, name)))
             result = step(network, x, dtype)
         assert len(taken) == calls
         return result
@@ -155,7 +155,7 @@ def test_a_residual_of_another_shape_is_refused():
     layers = [(block.conv1, block.bn1)]
     wide = CEConv2d(5, 6, 3, padding=1, bias=False).to(DEVICE), CEBatchNorm2d(6).to(DEVICE)
     with pytest.raises(RuntimeError, match=r"features \[2, 6, 3, 4, 4\] and residual \[2, 5"):
-        fused.residual_block(x, [*layers, wide])
+        _fused.residual_block(x, [*layers, wide])
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_a_stem_of_few_channels_and_many_pixels(relative_error):
             conv_, norm_ = (layer.double() for layer in layers)
             out = pool(torch.relu(norm_(conv_(images.double()))))
         else:
-            out = fused.stem(images, *layers, pool=True)
+            out = _fused.stem(images, *layers, pool=True)
         torch.manual_seed(1)
         (out * torch.randn(out.shape, device=DEVICE)).sum().backward()
         gradients = [p.grad for layer in layers for p in layer.parameters()]
@@ -313,7 +313,7 @@ def test_gradients_reach_images_and_the_lifting(learnable, relative_error):
     norm, x = CEBatchNorm2d(4).to(DEVICE), torch.rand(1, 3, 6, 6, device=DEVICE)
     x.requires_grad_(not learnable)
     parameters = [*conv.parameters(), *[x] * (not learnable)]
-    out = fused.stem(x, conv, norm, pool=True)
+    out = _fused.stem(x, conv, norm, pool=True)
     actual = torch.autograd.grad(out.square().sum(), parameters)
     conv, norm, exact = conv.double(), norm.double(), x.detach().double().requires_grad_()
     parameters = [*conv.parameters(), *[exact] * (not learnable)]
@@ -356,9 +356,9 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_changed_blocks_take_the_ordinary_path(name):
     block, x = make_block(), torch.randn(1, 5, 3, 4, 4, device=DEVICE)
-    assert fused.applies(block, x)
+    assert _fused.applies(block, x)
     CHANGES[name](block)
-    assert not fused.applies(block.to(DEVICE), x)
+    assert not _fused.applies(block.to(DEVICE), x)
     assert block(x).shape == x.shape
 
 
@@ -373,11 +373,11 @@ def test_other_features_take_the_ordinary_path():
         x[0],
     ]
     for other in others:
-        assert not fused.applies(block, other)
+        assert not _fused.applies(block, other)
     with pytest.raises(ValueError, match="expects 5 channels, got 4"):
         block(x[:, :4])
     block = make_block(rotations=1)
-    assert not fused.applies(block, x)
+    assert not _fused.applies(block, x)
 
 
 def test_graphs_are_made_of_ordinary_operations(monkeypatch):
@@ -387,7 +387,7 @@ def test_graphs_are_made_of_ordinary_operations(monkeypatch):
     def fail(*_):
         raise AssertionError("took the fused path")
 
-    monkeypatch.setattr(fused, "residual_block", fail)
+    monkeypatch.setattr(_fused, "residual_block", fail)
     compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-4)
     torch.export.export(block, (x,))
@@ -402,11 +402,11 @@ def test_graphs_are_made_of_ordinary_operations(monkeypatch):
 def test_other_stems_take_the_ordinary_path():
     conv, norm = CELiftConv2d(3, 5, 3, bias=False).to(DEVICE), CEBatchNorm2d(5).to(DEVICE)
     layers, x = (conv, norm, nn.ReLU()), torch.rand(1, 3, 8, 8, device=DEVICE)
-    assert fused.stem_applies(x, *layers, nn.Identity())
-    assert fused.stem_applies(x, *layers, CEMaxPool2d(3, 2, 1))
+    assert _fused.stem_applies(x, *layers, nn.Identity())
+    assert _fused.stem_applies(x, *layers, CEMaxPool2d(3, 2, 1))
     for pool in (CEMaxPool2d(2), CEMaxPool2d(3, 2, 1, ceil_mode=True), nn.MaxPool2d(3, 2, 1)):
-        assert not fused.stem_applies(x, *layers, pool)
+        assert not _fused.stem_applies(x, *layers, pool)
     for other in (x.double(), x[0], x[:, :2], x[:0]):
-        assert not fused.stem_applies(other, *layers, nn.Identity())
+        assert not _fused.stem_applies(other, *layers, nn.Identity())
     norm.register_forward_hook(lambda *_: None)
-    assert not fused.stem_applies(x, *layers, nn.Identity())
+    assert not _fused.stem_applies(x, *layers, nn.Identity())
