@@ -95,7 +95,7 @@ def fused_step(monkeypatch):
 
         with monkeypatch.context() as patch:
             for name in ("residual_block", "stem"):
-                patch.setattr(_fused, name, counted(getattr(fused, name)))
+                patch.setattr(_fused, name, counted(getattr(_fused, name)))
             result = step(network, x, dtype)
         assert len(taken) == calls
         return result
