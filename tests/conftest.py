@@ -60,7 +60,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache_of_tests(tmp_path_factory):
-    """Decoded pictures of tests stay out of the user's cache, those of wider fixtures too."""
+    """Decoded images of tests stay out of the user's cache, those of wider fixtures too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         # Or the first test that draws would find a list of fonts in its own cache.

@@ -22,7 +22,7 @@ LEVELS = (
 )
 EXCEPTIONS = {
     ("evaluation", "training"): {"recipes", "run_folder", "seen"},
-    ("training", "evaluation"): {"", "pictures"},
+    ("training", "evaluation"): {"", "images"},
     ("models", "conversion"): {"rebuilding"},
 }
 

@@ -349,7 +349,7 @@ def test_layers_on_features_refuse_images(layer, name):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         layer(IMAGES)
     with pytest.raises(TypeError, match=f"^{re.escape(name)} expects a torch.Tensor, got str$"):
-        layer("picture")
+        layer("image")
 
 
 @pytest.mark.parametrize(

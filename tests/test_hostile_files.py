@@ -126,7 +126,7 @@ def test_configurations_too_large_or_none(config, reason, tmp_path):
         read_everything(path)
 
 
-def test_sizes_of_pictures_that_nobody_has(tmp_path):
+def test_sizes_of_images_that_nobody_has(tmp_path):
     path = save_model(z2cnn(3, width=2), tmp_path / "a.safetensors")
     header, tensors = read_weights(path, weights=True)
     del header["digest"]

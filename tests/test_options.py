@@ -86,8 +86,8 @@ GO_ON: dict[str, Any] = {
 
 # The call that an option is added to; {folder} holds class folders, network and results.
 BASE: dict[str, str] = {
-    "train": "{folder}/pictures --model ce_resnet18 --width 4 --size 32 --device cpu",
-    "evaluate": "{folder}/network.safetensors --data {folder}/pictures --shifts 3",
+    "train": "{folder}/images --model ce_resnet18 --width 4 --size 32 --device cpu",
+    "evaluate": "{folder}/network.safetensors --data {folder}/images --shifts 3",
     "inspect": "{folder}/network.safetensors",
     "convert": "{folder}/network.safetensors -o {folder}/new.safetensors",
     "export": "{folder}/network.safetensors -o {folder}/new.onnx",
@@ -113,8 +113,8 @@ WITH: dict[tuple[str, str], str] = {
 }
 # Another call than that of BASE.
 INSTEAD: dict[tuple[str, str], str] = {
-    ("train", "recipe"): "{folder}/pictures",
-    ("train", "finetune"): "{folder}/pictures",
+    ("train", "recipe"): "{folder}/images",
+    ("train", "finetune"): "{folder}/images",
     ("reproduce", "quick"): "",
     ("reproduce", "sources"): "",
     ("reproduce", "pictures"): "--from {folder}/rows.json",
@@ -127,9 +127,9 @@ VALUES: dict[str | tuple[str, str], str] = {
     ("evaluate", "batch_size"): "0",  # refused; another one changes no result
     "cache": "{folder}/kept",
     "ce_stages": "2", ("cost", "ce_stages"): "2", "checkpoint_every": "7", "classes": "7",
-    "clip": "2", "coset_pool": "avg", "data": "{folder}/pictures",
+    "clip": "2", "coset_pool": "avg", "data": "{folder}/images",
     ("evaluate", "data"): "{folder}/other", "data_path": "streaming",
-    "dataset": "{folder}/other", "datasets": "{folder}/pictures",
+    "dataset": "{folder}/other", "datasets": "{folder}/images",
     "device": "cpu" if torch.cuda.is_available() else "cuda", ("train", "device"): "cuda",
 
     "devices": "2", "ema": "0.5", "epochs": "7", "finetune": "{folder}/network.safetensors",
@@ -173,11 +173,11 @@ def arguments(name: Call, option: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pictures, a network, a run, and files that commands must not overwrite."""
+    """Images, a network, a run, and files that commands must not overwrite."""
     from PIL import Image
 
     place = tmp_path_factory.mktemp("options")
-    for data, labels in {"pictures": "ab", "other": "cd", "corrupt": "ab"}.items():
+    for data, labels in {"images": "ab", "other": "cd", "corrupt": "ab"}.items():
         for label in labels:
             (place / data / label).mkdir(parents=True)
             for index in range(6):

@@ -1,4 +1,4 @@
-"""Streaming top-N and selectivity against loops over units and pictures."""
+"""Streaming top-N and selectivity against loops over units and images."""
 
 import pytest
 import torch
@@ -11,14 +11,14 @@ from equicolor.analysis import (
     selectivity_index,
     top_activations,
 )
-from equicolor.analysis.activations import chosen_pictures
+from equicolor.analysis.activations import chosen_images
 from equicolor.analysis.selectivity import grey_projection, luma
 from equicolor.analysis.taps import tapped
 from equicolor.color import shift_hue
 from equicolor.data.augment import Augmentation
 from equicolor.data.decoded import decode
+from equicolor.data.image_set import ImageSet
 from equicolor.data.loaders import ResidentLoader
-from equicolor.data.pictures import Pictures
 
 
 @pytest.fixture
@@ -41,15 +41,15 @@ def features_of(network, layer, images):
 
 
 def slow_top(network, layer, images, top):
-    """For every unit: sorted pairs of (activation, picture), one position a picture."""
+    """For every unit: sorted pairs of (activation, raw_image), one position an image."""
     everything = [features_of(network, layer, image[None])[0] for image in images]
     channels, rotations = everything[0].shape[:2]
     table = {}
     for c in range(channels):
         for k in range(rotations):
             peaks = [
-                (max(0.0, float(features[c, k].max())), picture)
-                for picture, features in enumerate(everything)
+                (max(0.0, float(features[c, k].max())), image)
+                for image, features in enumerate(everything)
             ]
             table[c, k] = sorted(peaks, key=lambda peak: (-peak[0], peak[1]))[:top]
     return table, everything
@@ -63,20 +63,20 @@ def test_top_activations_are_those_of_a_loop(network, images, batch):
         table, everything = slow_top(network, layer, images, 5)
         assert tops.values.shape == (*everything[0].shape[:2], 5)
         for (c, k), peaks in table.items():
-            values, pictures = zip(*peaks, strict=True)
+            values, numbers = zip(*peaks, strict=True)
             torch.testing.assert_close(tops.values[c, k], torch.tensor(values))
-            assert tops.pictures[c, k].tolist() == list(pictures)
-            for value, picture, position in zip(
-                values, pictures, tops.positions[c, k].tolist(), strict=True
+            assert tops.images[c, k].tolist() == list(numbers)
+            for value, image, position in zip(
+                values, numbers, tops.positions[c, k].tolist(), strict=True
             ):
-                there = float(everything[picture][c, k].flatten()[position])
+                there = float(everything[image][c, k].flatten()[position])
                 assert max(there, 0) == pytest.approx(value)
 
 
-def test_fewer_pictures_than_asked_for(network, images):
+def test_fewer_images_than_asked_for(network, images):
     found = top_activations(network, [images[:3]], ["2"], top=50)["2"]
     assert found.values.shape == (4, 3, 3)
-    assert found.pictures.sort(-1).values.unique(dim=0).shape[0] == 1  # each picture once
+    assert found.images.sort(-1).values.unique(dim=0).shape[0] == 1  # each image once
 
 
 def test_nan_and_other_sizes_are_refused(network, images):
@@ -84,12 +84,12 @@ def test_nan_and_other_sizes_are_refused(network, images):
         top_activations(network, [images, images[..., :8, :8]])
     broken = images.clone()
     broken[-1, 0, 0, 0] = torch.nan
-    with pytest.raises(ValueError, match="gives NaN for some pictures"):
+    with pytest.raises(ValueError, match="gives NaN for some images"):
         top_activations(network, [broken])
 
 
 def test_selectivity_is_that_of_greyed_receptive_fields(network, images):
-    """Literally: the crop of every unit in every one of its pictures is made grey."""
+    """Literally: the crop of every unit in every one of its images is made grey."""
     found = selectivity(network, [images[:6], images[6:]], top=4)
     for layer, index in found.layers.items():
         tops, field = found.top[layer], found.top[layer].layer.field
@@ -97,13 +97,13 @@ def test_selectivity_is_that_of_greyed_receptive_fields(network, images):
             for k in range(index.shape[1]):
                 colour = grey = 0.0
                 for j in range(4):
-                    picture = images[tops.pictures[c, k, j]].clone()
+                    image = images[tops.images[c, k, j]].clone()
                     position = int(tops.positions[c, k, j])
                     top, left, bottom, right = field.box(c, position)
-                    crop = picture[:, top:bottom, left:right]
+                    crop = image[:, top:bottom, left:right]
                     red, green, blue = crop.clone()
                     crop[:] = 0.299 * red + 0.587 * green + 0.114 * blue
-                    activation = features_of(network, layer, picture[None])[0, c, k]
+                    activation = features_of(network, layer, image[None])[0, c, k]
                     grey += max(0.0, float(activation.flatten()[position]))
                     colour += float(tops.values[c, k, j])
                 expected = 1 - grey / colour if colour else 0.0
@@ -133,19 +133,19 @@ def test_index_of_silent_units_is_zero():
     assert selectivity_index(values, grey).tolist() == [-0.5, 0.0]
 
 
-def test_rotations_of_a_unit_like_the_same_pictures_in_other_hues(make_network):
-    """On data with every picture in every hue, rotation k has the pictures of 0, shifted."""
+def test_rotations_of_a_unit_like_the_same_images_in_other_hues(make_network):
+    """On data with every image in every hue, rotation k has the images of 0, shifted."""
     network = make_network(4, "hsv").double().eval()
-    pictures = torch.rand(5, 3, 12, 12, dtype=torch.float64)
-    orbit = torch.cat([shift_hue(pictures, k / 4) for k in range(4)])  # number 5 k + i
+    images = torch.rand(5, 3, 12, 12, dtype=torch.float64)
+    orbit = torch.cat([shift_hue(images, k / 4) for k in range(4)])  # number 5 k + i
     found = top_activations(network, [orbit], ["2", "6"], top=3)
     for tops in found.values():
         for k in range(1, 4):
             torch.testing.assert_close(tops.values[:, k], tops.values[:, 0])
             active = tops.values[:, 0] > 0
             assert active.any()
-            turned = (tops.pictures[:, 0] + 5 * k) % 20
-            assert torch.equal(tops.pictures[:, k][active], turned[active])
+            turned = (tops.images[:, 0] + 5 * k) % 20
+            assert torch.equal(tops.images[:, k][active], turned[active])
             assert torch.equal(tops.positions[:, k][active], tops.positions[:, 0][active])
 
 
@@ -170,28 +170,28 @@ def test_networks_that_keep_rotations_in_the_batch():
             torch.testing.assert_close(tops.values[:, k], plain.topk(2, 0).values.T)
 
 
-def test_chosen_pictures_of_a_loader_are_those_of_its_batches():
+def test_chosen_images_of_a_loader_are_those_of_its_batches():
     pixels = torch.randint(256, (9, 3, 20, 16)).byte()
-    toy = Pictures("toy", "test", torch.zeros(9).long(), ("a",), pixels=pixels)
+    toy = ImageSet("toy", "test", torch.zeros(9).long(), ("a",), pixels=pixels)
     centre = Augmentation(size=8, crop="centre", resize=10, flip=False)
     loader = ResidentLoader(decode(toy), centre, batch_size=4)
     wanted = torch.tensor([0, 3, 5, 6, 8])
     everything = torch.cat([images for images, _ in loader])
     for batches in (loader, list(loader), [images for images, _ in loader]):
-        chosen = list(chosen_pictures(batches, wanted))
+        chosen = list(chosen_images(batches, wanted))
         assert torch.equal(torch.cat([numbers for numbers, _ in chosen]), wanted)
         assert torch.equal(torch.cat([images for _, images in chosen]), everything[wanted])
 
 
-def test_pictures_that_are_gone_the_second_time(network, images):
+def test_images_that_are_gone_the_second_time(network, images):
     once = iter([images])
     found = top_activations(network, once, ["2"], top=2)
-    with pytest.raises(ValueError, match=r"batches gave 0 of the .* pictures it gave before"):
+    with pytest.raises(ValueError, match=r"batches gave 0 of the .* images it gave before"):
         activations_at(network, once, found, luma)
 
 
 def test_bad_input(network, images):
-    with pytest.raises(ValueError, match="batches holds no pictures"):
+    with pytest.raises(ValueError, match="batches holds no images"):
         top_activations(network, [])
     with pytest.raises(ValueError, match="top must be at least 1, got 0"):
         top_activations(network, [images], top=0)

@@ -17,7 +17,7 @@ from equicolor.analysis import (
     neuron_features,
     top_activations,
 )
-from equicolor.analysis.activations import chosen_pictures
+from equicolor.analysis.activations import chosen_images
 from equicolor.analysis.hue_rows import chroma, mean_colour
 from equicolor.color import rotate_hue, shift_hue
 from equicolor.models import cecnn, resnet44
@@ -26,13 +26,13 @@ from equicolor.testing import equivariance_error
 
 
 def slow_feature(images, tops, channel, rotation, *, margin):
-    """The definition, with pictures padded by so much that no frame leaves them."""
+    """The definition, with images padded by so much that no frame leaves them."""
     padded = F.pad(images, (margin,) * 4)
     total, weights = 0, 0.0
     values = tops.values[channel, rotation]
-    for value, picture, position in zip(
+    for value, image, position in zip(
         values.tolist(),
-        tops.pictures[channel, rotation].tolist(),
+        tops.images[channel, rotation].tolist(),
         tops.positions[channel, rotation].tolist(),
         strict=True,
     ):
@@ -40,7 +40,7 @@ def slow_feature(images, tops, channel, rotation, *, margin):
             end + margin for end in tops.layer.field.frame(channel, position)
         )
         weight = value / float(values[0])
-        total = total + weight * padded[picture, :, top:bottom, left:right]
+        total = total + weight * padded[image, :, top:bottom, left:right]
         weights += weight
     return total / weights
 
@@ -67,7 +67,7 @@ def test_features_are_weighted_means_of_crops(rotations, settle):
             top, left, *_ = tops.layer.field.frame(
                 channel, int(tops.positions[channel, rotation, 0])
             )
-            strongest = F.pad(images[tops.pictures[channel, rotation, 0]], (80,) * 4)
+            strongest = F.pad(images[tops.images[channel, rotation, 0]], (80,) * 4)
             crop = strongest[:, top + 80 : top + 80 + size[0], left + 80 : left + 80 + size[1]]
             torch.testing.assert_close(drawn.crops[unit, rotation, 0], crop)
     torch.testing.assert_close(drawn.values, tops.values[[2, 0], :, :2])
@@ -91,7 +91,7 @@ def test_bad_units():
 
 @pytest.fixture
 def red_spots():
-    """One unit of six rotations that looks for a red spot; pictures with a spot of one hue each."""
+    """One unit of six rotations that looks for a red spot; images with a spot of one hue each."""
     layer = CELiftConv2d(3, 1, 3, rotations=6, lifting="hsv", bias=False)
     weight = torch.zeros(1, 3, 1, 3, 3)
     weight[0, :, 0, 1, 1] = torch.tensor([1.0, -0.5, -0.5])
@@ -114,7 +114,7 @@ def test_rows_of_a_known_unit_have_the_hues_of_its_rotations(red_spots):
     assert float(measured.deviations[0, 0]) == pytest.approx(0, abs=1e-3)
 
 
-def test_orbit_rows_are_one_picture_in_all_hues(red_spots):
+def test_orbit_rows_are_one_image_in_all_hues(red_spots):
     network, images = red_spots
     drawn = neuron_features(network, [images], "1", top=8, rows="orbit", action="hsv")
     for k in range(1, 6):
@@ -143,11 +143,11 @@ def test_random_hues_undo_the_bias_of_the_data(red_spots):
     assert not torch.equal(other.hues, fair.hues)
 
 
-def test_random_hues_are_those_of_the_picture_and_not_of_the_batch():
+def test_random_hues_are_those_of_the_image_and_not_of_the_batch():
     images = torch.rand(7, 3, 4, 4)
     everything = torch.cat(list(RandomHues(list(images.split(3)))))
     wanted = torch.tensor([1, 2, 6])
-    chosen = list(chosen_pictures(RandomHues(list(images.split(2))), wanted))
+    chosen = list(chosen_images(RandomHues(list(images.split(2))), wanted))
     torch.testing.assert_close(torch.cat([part for _, part in chosen]), everything[wanted])
     value, low = images.amax(1), images.amin(1)
     torch.testing.assert_close(everything.amax(1), value)
@@ -155,21 +155,21 @@ def test_random_hues_are_those_of_the_picture_and_not_of_the_batch():
 
 
 def test_hues_count_by_chroma():
-    """A pale area of another hue moves the hue of a picture by what it is worth."""
-    picture = torch.full((1, 2, 3, 1, 2), 0.5)
-    picture[0, :, :, 0, 0] = torch.tensor([1.0, 0.0, 0.0])
-    picture[0, 1, :, 0, 0] = torch.tensor([0.0, 1.0, 0.0])
-    picture[0, :, :, 0, 1] = torch.tensor([0.5, 0.5, 0.55])  # a little blue
-    measured = hue_rows(picture)
+    """A pale area of another hue moves the hue of an image by what it is worth."""
+    image = torch.full((1, 2, 3, 1, 2), 0.5)
+    image[0, :, :, 0, 0] = torch.tensor([1.0, 0.0, 0.0])
+    image[0, 1, :, 0, 0] = torch.tensor([0.0, 1.0, 0.0])
+    image[0, :, :, 0, 1] = torch.tensor([0.5, 0.5, 0.55])  # a little blue
+    measured = hue_rows(image)
     vector = 1 + 0.05 * math.e ** complex(0, -2 * math.pi / 3)
     angle = math.degrees(math.atan2(vector.imag, vector.real)) % 360
     assert float(measured.hues[0, 0]) == pytest.approx(angle, abs=1e-3)
-    clean = hue_rows(picture, background=torch.tensor([0.25, 0.25, 0.275]))
+    clean = hue_rows(image, background=torch.tensor([0.25, 0.25, 0.275]))
     assert float(clean.hues[0, 0]) == pytest.approx(0, abs=1e-3)
 
 
 def test_rows_are_compared_pixel_by_pixel():
-    """The mean colour of a red spot on cyan is grey, and that of pictures on grass is green."""
+    """The mean colour of a red spot on cyan is grey, and that of images on grass is green."""
     shape = torch.zeros(2, 3, 4, 4)
     shape[0, 0, 1:3, 1:3], shape[0, 1:, 0] = 0.5, 0.5
     shape[1] = 0.3 * torch.rand(3, 4, 4)
@@ -197,12 +197,12 @@ def test_filters_answer_like_the_layer(lifting):
     network = cecnn(width=4, rotations=6, lifting=lifting)
     found = first_filters(network)
     assert (found.layer, found.lifting) == ("blocks.0.0", lifting)
-    assert found.pictures.shape == (4, 6, 3, 3, 3)
-    assert 0 <= float(found.pictures.min()) <= float(found.pictures.max()) <= 1 + 1e-6
+    assert found.images.shape == (4, 6, 3, 3, 3)
+    assert 0 <= float(found.images.min()) <= float(found.images.max()) <= 1 + 1e-6
     if lifting == "rgb":  # convolution with the drawn filters is the layer, up to scale
         images = torch.rand(2, 3, 8, 8)
         layer = network.blocks[0][0]
-        filters = (found.pictures - 0.5).flatten(0, 1)
+        filters = (found.images - 0.5).flatten(0, 1)
         drawn = F.conv2d(images, filters).unflatten(1, (4, 6))
         expected = layer(images) - layer.bias.view(1, -1, 1, 1, 1)
         ratio = expected / drawn
@@ -212,7 +212,7 @@ def test_filters_answer_like_the_layer(lifting):
 
 
 def test_filters_of_plain_networks():
-    assert first_filters(resnet44(width=4)).pictures.shape == (4, 1, 3, 3, 3)
+    assert first_filters(resnet44(width=4)).images.shape == (4, 1, 3, 3, 3)
     assert first_filters(nn.Sequential(nn.Flatten(), nn.Linear(3, 2))) is None
 
 
@@ -244,6 +244,6 @@ def test_converted_networks_are_looked_at_like_ours(lifting, settle):
     assert max(errors.values()) < 1e-4
     filters = first_filters(network)
     assert filters.lifting == lifting
-    torch.testing.assert_close(filters.pictures[:, 0], first_filters(plain).pictures[:, 0])
+    torch.testing.assert_close(filters.images[:, 0], first_filters(plain).images[:, 0])
     drawn = neuron_features(network, [images], "network.layers.0", [1], top=2)
     assert drawn.features.shape[:2] == (1, 3)

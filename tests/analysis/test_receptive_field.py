@@ -41,7 +41,7 @@ class Branches(nn.Module):
 
 
 class Excite(nn.Module):
-    """Squeeze-and-excitation: every unit sees the whole picture."""
+    """Squeeze-and-excitation: every unit sees the whole image."""
 
     def forward(self, x):
         return x * x.mean((2, 3), keepdim=True).sigmoid()
@@ -116,12 +116,12 @@ def output_of(network, layer, images):
 
 
 def seen_by_gradient(network, layer, images, select):
-    """The box of all pixels with a gradient, of several random pictures together."""
+    """The box of all pixels with a gradient, of several random images together."""
     total = 0
-    for picture in images:
-        picture = picture[None].requires_grad_()
-        value = select(output_of(network, layer, picture))
-        (gradient,) = torch.autograd.grad(value, picture)
+    for image in images:
+        image = image[None].requires_grad_()
+        value = select(output_of(network, layer, image))
+        (gradient,) = torch.autograd.grad(value, image)
         total = total + gradient.abs().sum((0, 1))
     rows, columns = (total > 0).nonzero().unbind(1)
     return int(rows.min()), int(columns.min()), int(rows.max()) + 1, int(columns.max()) + 1
@@ -158,7 +158,7 @@ def test_interpolation_sees_its_neighbours(mode):
 
 @pytest.mark.parametrize("pool", [nn.MaxPool2d(3, 2, 1), nn.AdaptiveMaxPool2d(4)])
 def test_maximum_sees_its_whole_window(pool):
-    """A gradient of a maximum has one winner: over many pictures every pixel wins."""
+    """A gradient of a maximum has one winner: over many images every pixel wins."""
     network = nn.Sequential(nn.Conv2d(3, 2, 2), pool).double()
     found = find_layers(network, 9, ["1"])["1"]
     images = torch.rand(150, 3, 9, 9, dtype=torch.float64)
@@ -177,7 +177,7 @@ def test_our_networks_against_gradients(rotations, lifting, settle):
         assert layer.rotations == rotations
         assert not layer.field.unknown
         for position in (0, layer.height * layer.width - 1):
-            # All channels and rotations together: any one may be shut in these pictures.
+            # All channels and rotations together: any one may be shut in these images.
             seen = seen_by_gradient(
                 network, name, images,
                 lambda y, p=position, layer=layer: layer.features(y, 1).flatten(3)[..., p].sum(),
@@ -196,13 +196,13 @@ def test_local_reductions_do_not_count_as_global_pooling():
     assert field.frame(0, 0) == (-1, -1, 4, 4)
 
 
-def test_frames_go_on_where_the_picture_ends():
+def test_frames_go_on_where_the_image_ends():
     network = nn.Sequential(nn.Conv2d(3, 2, 3, 2, 1), nn.ReLU(), nn.Conv2d(2, 2, 3, 1, 1))
     field = receptive_fields(network, 8, ["2"])["2"]
     assert field.size() == (7, 7)
     assert field.frame_rows[0].tolist() == [-3, 2, 7]
     assert field.frame(1, 4 * 1 + 2) == (-1, 1, 6, 8)
-    for position in range(16):  # what is in the picture of a frame is the field
+    for position in range(16):  # what is in the image of a frame is the field
         top, left, bottom, right = field.frame(0, position)
         inside = max(top, 0), max(left, 0), min(bottom, 8), min(right, 8)
         assert field.box(0, position) == inside
@@ -251,7 +251,7 @@ def down() -> list[nn.Module]:
 
 @pytest.mark.parametrize("size", [(8, 8), (16, 16), (8, 64)], ids=str)
 def test_frames_do_not_depend_on_how_few_positions_are_left(size):
-    """A map of one position goes on into its padding as it would in a larger picture."""
+    """A map of one position goes on into its padding as it would in a larger image."""
     network = nn.Sequential(*down())
     names = [str(index) for index in range(len(network))]
     small, large = (find_layers(network, extent, names) for extent in (size, (256, 256)))
@@ -263,7 +263,7 @@ def test_frames_do_not_depend_on_how_few_positions_are_left(size):
 
 
 def test_frames_of_single_positions_are_where_gradients_are():
-    """In a picture that is larger all around, by a multiple of the network's stride."""
+    """In an image that is larger all around, by a multiple of the network's stride."""
     layers = [layer for layer in down()[:8] if not isinstance(layer, nn.MaxPool2d)]
     network, name, stride = nn.Sequential(*layers).double().eval(), "6", 32
     found = find_layers(network, 16, [name])[name]
@@ -275,7 +275,7 @@ def test_frames_of_single_positions_are_where_gradients_are():
 
 
 @pytest.mark.parametrize("rotations", [1, 3])
-def test_frames_of_the_paper_s_resnet_in_small_pictures(rotations):
+def test_frames_of_the_paper_s_resnet_in_small_images(rotations):
     from equicolor.models import resnet18
 
     network = resnet18(4, width=2, rotations=rotations)
@@ -378,7 +378,7 @@ def test_nobody_knows_what_is_beside_a_position_that_was_spread(
     network = nn.Sequential(*down, up, *last).eval()
     name = str(len(network) - 1)
     field = receptive_fields(network, 8, [name])[name]  # by way of a map of one position
-    # Its own frame has 15 pixels; in a larger picture it would see its neighbours', too.
+    # Its own frame has 15 pixels; in a larger image it would see its neighbours', too.
     assert receptive_fields(network, 8, ["2"])["2"].size() == (15, 15)
     assert field.frame(0, 0) == field.frame(0, 3) == (0, 0, 8, 8)
     assert field.unknown == {"padding of a single position"}

@@ -59,7 +59,7 @@ def test_a_suite_from_start_to_files(
 
 def test_a_loop_from_start_to_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
-    folder = place / "pictures"
+    folder = place / "images"
     for colour in ("red", "green"):
         (folder / colour).mkdir(parents=True)
         for number in range(5):
@@ -73,7 +73,7 @@ def test_a_loop_from_start_to_file(place: Path, monkeypatch: pytest.MonkeyPatch)
     assert loop["images_per_s"] > 0
     assert bare["images_per_s"] == pytest.approx(4e3 / bare["ms"], rel=1e-2)
     assert (sweep["shifts"], loop["batch"], loop["size"]) == (37, 4, 32)
-    assert sweep["pictures"] > 0
+    assert sweep["images"] > 0
     for name in ("training loop", "bare step", "hue sweep"):
         assert name in result.stdout
     assert invoke("loop", folder, *options).exit_code == 1  # a second time needs permission

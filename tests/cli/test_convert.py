@@ -19,7 +19,7 @@ def invoke(*arguments: str | Path) -> Result:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with pictures of two classes and a plain network; the current one."""
+    """A folder with images of two classes and a plain network; the current one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path / "data"))

@@ -18,7 +18,7 @@ def invoke(*arguments: str | Path) -> Result:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with pictures of two classes and a network; the current one."""
+    """A folder with images of two classes and a network; the current one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path / "data"))
@@ -53,7 +53,7 @@ def test_evaluation_from_start_to_files(place: Path) -> None:
     folder = place / "runs" / "evaluate" / "net.safetensors-fruit"
     assert f"wrote {folder.relative_to(place)}/evaluation.json" in result.stdout
     (row,) = json.loads((folder / "evaluation.json").read_text())["rows"]
-    assert (row["model"], row["dataset"], row["pictures"]) == ("cecnn", "fruit", 8)
+    assert (row["model"], row["dataset"], row["images"]) == ("cecnn", "fruit", 8)
     assert len(row["hue_curve"]) == len(row["rotate_curve"]) == len(row["rotate_clip_curve"]) == 4
     assert (folder / "hue-curve.png").is_file()
     # a second time needs permission, and it is asked for before any work
@@ -109,7 +109,7 @@ def test_nothing_is_computed_for_an_output_that_cannot_be(
         (["last.ckpt", "--data", "fruit"], 2, "its network will be model.safetensors when"),
         (["net.safetensors", "--data", "fruit", "-o", "note"], 1, "but note is a file"),
         (["net.safetensors", "--data", "fruit", "-o", "note/out"], 1, "but note is a file"),
-        (["mine.py:Dict", "--data", "fruit"], 2, "must give logits [2, classes] for pictures"),
+        (["mine.py:Dict", "--data", "fruit"], 2, "must give logits [2, classes] for images"),
         (["named.safetensors", "--data", "fruit"], 2, "'pear' and 'banana'. If they are the same"),
     ],
 )
@@ -130,7 +130,7 @@ def test_errors_are_one_line(place: Path, arguments: list[str], status: int, lin
     for name in ("a", "b"):
         for split in ("train", "test"):
             (place / "broken" / split / name).mkdir(parents=True)
-            (place / "broken" / split / name / "0.png").write_bytes(b"no picture")
+            (place / "broken" / split / name / "0.png").write_bytes(b"no image")
     result = invoke(*arguments, *([] if len(arguments) == 1 else ["--size", "28"]))
     assert result.exit_code == status
     assert line in result.stderr.splitlines()[-1]

@@ -32,7 +32,7 @@ def invoke(*arguments: str | Path) -> Result:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with pictures of two classes and a network; the current one."""
+    """A folder with images of two classes and a network; the current one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "100")
@@ -54,7 +54,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def pictures_of(page: str) -> int:
+def images_of(page: str) -> int:
     assert not re.search(r'(src|href)="(?!data:)', page), "the page needs other files"
     return page.count('src="data:image/png;base64,')
 
@@ -69,10 +69,10 @@ def test_a_page_of_an_equivariant_network(place: Path) -> None:
         assert f"<h2>{title}" in page
     # Hue curve, classes, selectivity, sheets of four layers, filters, equivariance.
     assert page.count("<h2>Neuron features: ") == 4
-    assert pictures_of(page) == 9
+    assert images_of(page) == 9
     data = json.loads((place / "page.json").read_text())
     network = data["network"]
-    assert (network["model"], network["dataset"], network["pictures"]) == ("cecnn", "fruit", 12)
+    assert (network["model"], network["dataset"], network["images"]) == ("cecnn", "fruit", 12)
     assert len(network["hue_curve"]) == 4
     assert len(data["rows"]) == 7
     first, last = data["rows"][0], data["rows"][-1]
@@ -108,11 +108,11 @@ def test_a_user_s_network_with_other_classes(place: Path) -> None:
     page = path.read_text()
     for title in SECTIONS:
         assert f"<h2>{title}" in page
-    assert "outputs are not the classes of these pictures" in page
+    assert "outputs are not the classes of these images" in page
     assert page.count("<h2>Neuron features: ") == 1
-    assert pictures_of(page) == 4
+    assert images_of(page) == 4
     data = json.loads(path.with_suffix(".json").read_text())
-    assert data["network"]["pictures"] == 5
+    assert data["network"]["images"] == 5
     assert "original" not in data["network"]
     assert data["network"]["hue_deviation"] is None
     assert [row["layer"] for row in data["rows"]] == ["network.1", "network.3"]

@@ -94,7 +94,7 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(folder: Path) -> Non
     result = invoke("pets", *TINY, "--dry-run")
     assert result.exit_code == 0
     last = result.stdout.splitlines()[-1]
-    assert "on 17 pictures of 2 classes, resident, for 2 epochs of 3 steps on 1 cpu device" in last
+    assert "on 17 images of 2 classes, resident, for 2 epochs of 3 steps on 1 cpu device" in last
     assert last.endswith("in runs/pets-ce_resnet18-n2-seed0")
     assert sorted(folder.rglob("*")) == before
 
@@ -152,7 +152,7 @@ def test_the_cache_goes_where_it_is_told(folder: Path) -> None:
     assert not (folder / "cache").exists()
 
 
-def test_crops_larger_than_padded_pictures_are_refused(
+def test_crops_larger_than_padded_images_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trees.cifar10(folder / "data")
@@ -163,7 +163,7 @@ def test_crops_larger_than_padded_pictures_are_refused(
         result = invoke("cifar10", *dry, "--size", "41")
         assert result.exit_code == 2
         assert result.stderr.startswith(
-            "equicolor: shifted crops of 41 pixels need pictures of at least 33 (4 are added on "
+            "equicolor: shifted crops of 41 pixels need images of at least 33 (4 are added on "
             "every side), but one is 32 × 32"
         )
     assert not (folder / "runs").exists()
@@ -245,7 +245,7 @@ def test_what_is_trained_further_is_not_tested_on_what_it_knows(folder: Path) ->
     [
         (("--width", "2", "--size", "4"), "resnet18 cannot take images of 4 × 4 pixels (it was"),
         (("--model", "z2cnn", "--size", "20"), "z2cnn cannot take images of 20 × 20 pixels (it"),
-        (("--width", "2", "--size", "16", "--batch-size", "1"), "a batch of 1 picture of 16 × 16"),
+        (("--width", "2", "--size", "16", "--batch-size", "1"), "a batch of 1 image of 16 × 16"),
     ],
 )
 def test_small_images_and_batches_are_refused_at_once(
@@ -271,5 +271,5 @@ def test_missing_data_say_how_to_get_them(folder: Path, monkeypatch: pytest.Monk
 def test_help_has_every_option_in_a_panel() -> None:
     result = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "120"})
     assert result.exit_code == 0
-    for word in ("Network", "Pictures", "Training", "Running", "--ce-stages", "--num-nodes"):
+    for word in ("Network", "ImageSet", "Training", "Running", "--ce-stages", "--num-nodes"):
         assert word in result.stdout

@@ -31,7 +31,7 @@ def place(tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         ("net.safetensors -o old.safetensors --force --data nosuch", "unknown dataset 'nosuch'"),
-        ("net.safetensors -o old.safetensors --force --data ./no/such", "no folder of pictures at"),
+        ("net.safetensors -o old.safetensors --force --data ./no/such", "no folder of images at"),
         ("net.safetensors -o new.txt", r"a checkpoint is written as \*.safetensors, got new.txt"),
         ("mine.py:build -o a", "could not be built again .* in Python.* takes a checkpoint of"),
         ("mine.py -o a", "could not be built again .* in Python.*timm:NAME or torchvision:NAME$"),
@@ -51,7 +51,7 @@ def test_mistakes_are_found_first(place, arguments, message):
 
 @pytest.fixture
 def toys(tmp_path):
-    """A folder of small pictures in three classes, without a split."""
+    """A folder of small images in three classes, without a split."""
     rng = np.random.default_rng(0)
     for label in range(3):
         folder = tmp_path / "toys" / f"class{label}"
@@ -63,7 +63,7 @@ def toys(tmp_path):
 
 
 def make_run(path, toys, *, older, **settings):
-    """The folder of a run; older ones held plain networks that knew nothing of their pictures."""
+    """The folder of a run; older ones held plain networks that knew nothing of their images."""
     recipe = TrainingRecipe(options={"width": 2}, dataset=str(toys), split_seed=3, **settings)
     path.mkdir()
     RunFolder(path).begin(recipe)
@@ -81,7 +81,7 @@ def make_run(path, toys, *, older, **settings):
 @pytest.mark.parametrize(
     ("older", "options", "cut"), [(False, [], (32, 40)), (True, ["--size", "48"], (48, 60))]
 )
-def test_both_are_judged_on_the_same_pictures(tmp_path, monkeypatch, toys, older, options, cut):
+def test_both_are_judged_on_the_same_images(tmp_path, monkeypatch, toys, older, options, cut):
     run = make_run(tmp_path / "run", toys, older=older, model="resnet18", size=32, resize=40)
     output = tmp_path / "converted.safetensors"
     judged, counted = [], []

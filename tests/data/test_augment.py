@@ -16,7 +16,7 @@ SMALL = {"size": SIZE, "resize": 20}
 
 @pytest.fixture
 def batch():
-    """Pictures of different sizes and as many numbers as any augmentation takes."""
+    """Images of different sizes and as many numbers as any augmentation takes."""
     images = torch.randint(0, 256, (6, 3, 30, 34), dtype=torch.uint8)
     sizes = torch.tensor([[30, 34], [20, 20], [30, 20], [17, 30], [25, 25], [30, 30]])
     return images, sizes, torch.rand(6, 200)
@@ -39,12 +39,12 @@ def test_a_call_is_boxes_then_pixels_then_colours(batch):
     assert result.is_contiguous()
 
 
-def test_hue_jitter_is_shift_hue_picture_by_picture(batch):
+def test_hue_jitter_is_shift_hue_image_by_image(batch):
     plain = run(Augmentation(**SMALL), batch)
     jittered = run(Augmentation(**SMALL, jitter=0.4), batch)
     turns = 0.4 * (2 * batch[2][:, 23] - 1)
-    for picture, before, turn in zip(jittered, plain, turns.tolist(), strict=True):
-        assert torch.allclose(picture, shift_hue(before, turn), atol=2e-6)
+    for image, before, turn in zip(jittered, plain, turns.tolist(), strict=True):
+        assert torch.allclose(image, shift_hue(before, turn), atol=2e-6)
     assert (jittered - plain).abs().amax((1, 2, 3)).amin() > 0.01
 
 
@@ -107,8 +107,8 @@ def test_numbers_are_as_many_as_are_needed(options, count, batch):
 
 @pytest.mark.parametrize("crop", ["resized", "padded", "centre"])
 @pytest.mark.parametrize("gray", [False, True], ids=["colour", "grey"])
-def test_test_pictures_get_no_training_augmentation(crop, gray, batch):
-    """Whatever is switched on for training, test pictures are centre crops and nothing else."""
+def test_test_images_get_no_training_augmentation(crop, gray, batch):
+    """Whatever is switched on for training, test images are centre crops and nothing else."""
     images, sizes, numbers = batch
     resize = SIZE if crop == "padded" else 20
     expected = resample(images, sizes, centre_boxes(sizes, SIZE, resize), SIZE)
@@ -128,7 +128,7 @@ def test_test_pictures_get_no_training_augmentation(crop, gray, batch):
             assert not torch.equal(run(train, batch).expand(views, *expected.shape)[-1], expected)
 
 
-def test_evaluation_leaves_small_pictures_as_they_are():
+def test_evaluation_leaves_small_images_as_they_are():
     images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
     sizes = torch.tensor([[32, 32]] * 4)
     test = Augmentation(size=32, crop="padded").evaluation()
@@ -154,7 +154,7 @@ def test_three_views_share_all_but_the_mix(batch):
 
 
 def test_images_are_a_function_of_seed_and_place_alone():
-    """A picture gets the same augmentation whatever batch it is in."""
+    """An image gets the same augmentation whatever batch it is in."""
     augmentation = Augmentation(**SMALL, jitter=0.5, augmix=AugMix())
     images = torch.randint(0, 256, (8, 3, 20, 24), dtype=torch.uint8)
     sizes = torch.tensor([[20, 24]] * 8)

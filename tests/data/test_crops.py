@@ -18,22 +18,22 @@ SIZES = [(40, 40), (33, 61), (57, 23), (9, 12)]
 PADDED = (64, 70)  # what they are padded to
 
 
-def pictures(*, noise):
-    """8-bit pictures in the corner of a larger canvas, whose rest must not be seen."""
+def make_images(*, noise):
+    """8-bit images in the corner of a larger canvas, whose rest must not be seen."""
     canvas = torch.full((len(SIZES), 3, *PADDED), 77, dtype=torch.uint8)
-    for picture, (height, width) in zip(canvas, SIZES, strict=True):
+    for image, (height, width) in zip(canvas, SIZES, strict=True):
         if noise:
             values = torch.randint(0, 256, (3, height, width))
         else:
             coarse = torch.rand(1, 3, 4, 4)
             values = 255 * torch.nn.functional.interpolate(coarse, (height, width), mode="bilinear")
-        picture[:, :height, :width] = values.to(torch.uint8)
+        image[:, :height, :width] = values.to(torch.uint8)
     return canvas, torch.tensor(SIZES)
 
 
-def as_pillow(picture, size):
+def as_pillow(image, size):
     height, width = (int(side) for side in size)
-    return Image.fromarray(picture[:, :height, :width].permute(1, 2, 0).contiguous().numpy())
+    return Image.fromarray(image[:, :height, :width].permute(1, 2, 0).contiguous().numpy())
 
 
 def as_levels(image):
@@ -41,7 +41,7 @@ def as_levels(image):
 
 
 def boxes_within(sizes):
-    """Boxes from a few pixels to the whole picture, at fractions of pixels."""
+    """Boxes from a few pixels to the whole image, at fractions of pixels."""
     numbers = torch.rand(len(sizes), 4, dtype=torch.float64)
     height, width = sizes.double().unbind(1)
     left, top = 0.4 * numbers[:, 0] * width, 0.4 * numbers[:, 1] * height
@@ -49,7 +49,7 @@ def boxes_within(sizes):
     return torch.stack((left, top, right, bottom), 1)
 
 
-def slow_resample(picture, size, box, out):
+def slow_resample(image, size, box, out):
     """The filter by its definition, one pixel at a time, in Python's floats."""
 
     def weights(start, stop, extent):
@@ -66,19 +66,19 @@ def slow_resample(picture, size, box, out):
     height, width = size
     left, top, right, bottom = box
     rows, columns = weights(top, bottom, height), weights(left, right, width)
-    pixels = picture[:, :height, :width].double() / 255
+    pixels = image[:, :height, :width].double() / 255
     return torch.einsum("ih,chw,jw->cij", rows, pixels, columns)
 
 
 @pytest.mark.parametrize("out", [3, 16, 40, 90])
 @pytest.mark.parametrize("noise", [False, True], ids=["smooth", "noise"])
 def test_resampling_is_pillows_to_one_level(out, noise):
-    images, sizes = pictures(noise=noise)
+    images, sizes = make_images(noise=noise)
     for boxes in (boxes_within(sizes), torch.tensor([[0, 0, w, h] for h, w in SIZES])):
         ours = 255 * resample(images, sizes, boxes, out)
         for index, box in enumerate(boxes.tolist()):
-            picture = as_pillow(images[index], sizes[index])
-            expected = as_levels(picture.resize((out, out), Image.Resampling.BILINEAR, box=box))
+            image = as_pillow(images[index], sizes[index])
+            expected = as_levels(image.resize((out, out), Image.Resampling.BILINEAR, box=box))
             assert (ours[index].round() - expected).abs().max() <= 1
             # Pillow rounds twice, which is no more than a level off and unbiased.
             assert (ours[index] - expected).mean().abs() < 0.15 or out == 3
@@ -86,11 +86,11 @@ def test_resampling_is_pillows_to_one_level(out, noise):
 
 @pytest.mark.parametrize("out", [3, 16, 90])
 def test_resampling_follows_its_formula(out):
-    images, sizes = pictures(noise=True)
+    images, sizes = make_images(noise=True)
     boxes = boxes_within(sizes)
     boxes[1] = boxes[1, [2, 1, 0, 3]]  # left and right swapped
     boxes[2] = boxes[2, [0, 3, 2, 1]]  # top and bottom swapped
-    boxes[3] = torch.tensor([-3.3, -2.0, 30.0, 11.5])  # leaves the picture
+    boxes[3] = torch.tensor([-3.3, -2.0, 30.0, 11.5])  # leaves the image
     ours, exact = (resample(x, sizes, boxes, out) for x in (images, images.double() / 255))
     assert (ours.dtype, exact.dtype) == (torch.float32, torch.float64)
     for index, box in enumerate(boxes.tolist()):
@@ -105,7 +105,7 @@ def test_resampling_follows_its_formula(out):
     ids=["fractions", "padded"],
 )
 def test_flips_are_exact(boxes):
-    images, sizes = pictures(noise=True)
+    images, sizes = make_images(noise=True)
     plain = resample(images[:1], sizes[:1], boxes, 24)
     horizontal = resample(images[:1], sizes[:1], boxes[:, [2, 1, 0, 3]], 24)
     vertical = resample(images[:1], sizes[:1], boxes[:, [0, 3, 2, 1]], 24)
@@ -114,14 +114,14 @@ def test_flips_are_exact(boxes):
     assert not torch.equal(horizontal, plain)
 
 
-def test_padded_crops_are_exactly_slices_of_the_padded_picture():
+def test_padded_crops_are_exactly_slices_of_the_padded_image():
     images = torch.randint(0, 256, (50, 3, 32, 32), dtype=torch.uint8)
     sizes = torch.tensor([[32, 32]]).expand(50, 2)
     boxes = padded_crop_boxes(sizes, torch.rand(50, 2), 32, 4)
     crops = resample(images, sizes, boxes, 32)
     padded = torch.nn.functional.pad(images, (4, 4, 4, 4)).float() / 255
-    for crop, picture, (left, top, _, _) in zip(crops, padded, boxes.long().tolist(), strict=True):
-        assert torch.equal(crop, picture[:, top + 4 : top + 36, left + 4 : left + 36])
+    for crop, image, (left, top, _, _) in zip(crops, padded, boxes.long().tolist(), strict=True):
+        assert torch.equal(crop, image[:, top + 4 : top + 36, left + 4 : left + 36])
     assert boxes[:, :2].amin() == -4
     assert boxes[:, :2].amax() == 4
 
@@ -161,14 +161,14 @@ def test_centre_crops_are_those_of_resizing_first(size, resize):
     assert (boxes[:, [3, 2]] <= sizes).all()  # so Pillow takes them too
 
 
-def test_centre_crops_of_fitting_pictures_are_untouched():
+def test_centre_crops_of_fitting_images_are_untouched():
     images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
     sizes = torch.tensor([[32, 32]] * 2)
     assert torch.equal(resample(images, sizes, centre_boxes(sizes, 32, 32), 32), images / 255)
 
 
 def slow_random_resized(height, width, numbers, scale, ratio):
-    """The random-resized crop of one picture, try by try."""
+    """The random-resized crop of one image, try by try."""
     for attempt in range(10):
         area = height * width * (scale[0] + (scale[1] - scale[0]) * numbers[attempt])
         logs = [math.log(r) for r in ratio]
@@ -238,7 +238,7 @@ def test_flips_follow_their_number():
 
 
 def test_half_precision_stays_within_a_third_of_a_level():
-    images, sizes = pictures(noise=True)
+    images, sizes = make_images(noise=True)
     boxes = boxes_within(sizes)
     exact = resample(images, sizes, boxes, 24)
     half = resample(images, sizes, boxes, 24, dtype=torch.float16)
@@ -246,16 +246,16 @@ def test_half_precision_stays_within_a_third_of_a_level():
     assert 0 < (half - exact).abs().max() < 1 / 3 / 255
 
 
-def test_autocast_does_not_round_pictures():
-    images, sizes = pictures(noise=True)
+def test_autocast_does_not_round_images():
+    images, sizes = make_images(noise=True)
     boxes = boxes_within(sizes)
     with torch.autocast("cpu", torch.bfloat16):
         inside = resample(images, sizes, boxes, 24)
     assert torch.equal(inside, resample(images, sizes, boxes, 24))
 
 
-def test_a_picture_is_resampled_alike_in_any_batch_and_canvas():
-    images, sizes = pictures(noise=True)
+def test_an_image_is_resampled_alike_in_any_batch_and_canvas():
+    images, sizes = make_images(noise=True)
     boxes = boxes_within(sizes)
     together = resample(images, sizes, boxes, 24)
     for index, (height, width) in enumerate(SIZES):
@@ -270,7 +270,7 @@ def test_a_picture_is_resampled_alike_in_any_batch_and_canvas():
         (lambda: resample(torch.rand(2, 1, 8, 8), 0, 0, 4), r"\[\.\.\., 3, H, W\], got \[2, 1, 8"),
         (
             lambda: resample(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), 0, 0, 4),
-            r"RGB pictures \[B, 3, H, W\], got \[2, 1, 8, 8\]",
+            r"RGB images \[B, 3, H, W\], got \[2, 1, 8, 8\]",
         ),
         (
             lambda: resample(torch.rand(2, 3, 8, 8), torch.ones(2, 2), torch.ones(1, 4), 4),

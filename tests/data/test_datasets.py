@@ -21,17 +21,17 @@ from equicolor.data.datasets import (
     find_dataset,
     load_dataset,
 )
-from equicolor.data.pictures import Pictures
+from equicolor.data.image_set import ImageSet
 
 
-def contents(pictures: Pictures) -> list[bytes]:
-    """What tells pictures apart."""
-    if pictures.pixels is not None:
-        return [picture.numpy().tobytes() for picture in pictures.pixels]
-    return [file.read() for file in pictures.files]
+def contents(images: ImageSet) -> list[bytes]:
+    """What tells images apart."""
+    if images.pixels is not None:
+        return [image.numpy().tobytes() for image in images.pixels]
+    return [file.read() for file in images.files]
 
 
-def check(name: str | Path, root: Path, expected: Expected) -> tuple[Pictures, Pictures]:
+def check(name: str | Path, root: Path, expected: Expected) -> tuple[ImageSet, ImageSet]:
     train, test = (load_dataset(name, split, root=root) for split in ("train", "test"))
     assert train.labels.tolist() == expected.train
     assert test.labels.tolist() == expected.test
@@ -99,7 +99,7 @@ def test_incomplete_dataset_names_what_is_missing(name: str, victim: str, tmp_pa
     assert str(state) == f"incomplete: no {victim}"
 
 
-def test_many_missing_pictures_are_counted(tmp_path: Path) -> None:
+def test_many_missing_images_are_counted(tmp_path: Path) -> None:
     trees.flowers102(tmp_path)
     for path in (tmp_path / "flowers-102" / "jpg").iterdir():
         path.unlink()
@@ -118,7 +118,7 @@ def test_state_of_a_complete_dataset(name: str, tmp_path: Path) -> None:
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert state.size == sum(path.stat().st_size for path in files)
     assert state.found
-    # Three class folders, or four pictures a batch, can be trained on, but are not the dataset.
+    # Three class folders, or four images a batch, can be trained on, but are not the dataset.
     if name in ("caltech101", "imagenet"):
         lacking = info.num_classes - 3
         assert str(state) == f"incomplete: no {lacking} of {info.num_classes} class folders"
@@ -147,10 +147,10 @@ def test_truncated_batches_are_not_complete(
         expected = (trees.cifar10 if count else trees.cifar100)(tmp_path, binary=binary)
         layout = DATASETS[name].layout
         held = {"train": len(expected.train), "test": len(expected.test)}
-        pictures = {batch: count or held[batch] for batch in layout.pictures}
-        layout = dataclasses.replace(layout, pictures=pictures)
+        images = {batch: count or held[batch] for batch in layout.images}
+        layout = dataclasses.replace(layout, images=images)
         folder = tmp_path / (layout.binaries if binary else layout.pickles)
-        victims = [f"{batch}{'.bin' * binary}" for batch in pictures]
+        victims = [f"{batch}{'.bin' * binary}" for batch in images]
     info = dataclasses.replace(DATASETS[name], layout=layout)
     assert str(dataset_state(info, tmp_path)) == "complete"
     for victim in victims:
@@ -342,7 +342,7 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     check(tmp_path, tmp_path, expected)
 
 
-def test_single_pictures_are_for_training(tmp_path: Path) -> None:
+def test_single_images_are_for_training(tmp_path: Path) -> None:
     expected = trees.folder(tmp_path, {"rare": 1, "usual": 2})
     assert (expected.train, expected.test) == ([0, 1], [1])
     check(tmp_path, tmp_path, expected)
@@ -351,11 +351,11 @@ def test_single_pictures_are_for_training(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({}, r"should hold a folder of pictures for every class, but holds none"),
+        ({}, r"should hold a folder of images for every class, but holds none"),
         ({"cat": 3}, r"holds one class folder, 'cat'; a classifier needs two or more"),
         ({"cat": 1, "dog": 1}, r"no class of .* has a second image"),
     ],
-    ids=["empty", "one class", "one picture a class"],
+    ids=["empty", "one class", "one image a class"],
 )
 def test_unfit_folders_are_refused(tmp_path: Path, sizes: dict[str, int], message: str) -> None:
     trees.folder(tmp_path, sizes)
@@ -363,9 +363,9 @@ def test_unfit_folders_are_refused(tmp_path: Path, sizes: dict[str, int], messag
         load_dataset(tmp_path, "test")
 
 
-def test_loose_pictures_are_refused(tmp_path: Path) -> None:
+def test_loose_images_are_refused(tmp_path: Path) -> None:
     trees.write(tmp_path / "1.jpg", 1)
-    with pytest.raises(ValueError, match=r"but holds 1 pictures outside any"):
+    with pytest.raises(ValueError, match=r"but holds 1 images outside any"):
         load_dataset(tmp_path, "train")
 
 
@@ -373,7 +373,7 @@ def test_empty_class_folder_is_named(tmp_path: Path) -> None:
     trees.folder(tmp_path)
     (tmp_path / "fish").mkdir()
     (tmp_path / "fish" / "notes.txt").touch()
-    with pytest.raises(ValueError, match=rf"class folder {tmp_path / 'fish'} holds no pictures"):
+    with pytest.raises(ValueError, match=rf"class folder {tmp_path / 'fish'} holds no images"):
         load_dataset(tmp_path, "train")
 
 
@@ -395,7 +395,7 @@ def test_folder_without_test_part(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["/nowhere/pets", "./nothing", "~/nothing/here"])
 def test_missing_folder(name: str) -> None:
-    with pytest.raises(MissingDataError, match=r"no folder of pictures at /nowhere/pets|nothing"):
+    with pytest.raises(MissingDataError, match=r"no folder of images at /nowhere/pets|nothing"):
         load_dataset(name, "train")
 
 

@@ -17,17 +17,17 @@ from tests.data import trees
 from equicolor.data import data_root, decoding
 from equicolor.data.datasets import DATASETS, dataset_state, load_dataset
 from equicolor.data.decoded import Decoded, decode, default_cache, estimated_bytes
-from equicolor.data.pictures import CorruptPictureError, PictureFile, Pictures
+from equicolor.data.image_set import CorruptImageError, ImageFile, ImageSet
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Pictures:
-    """20 training pictures of different sizes."""
+def image_set(tmp_path: Path) -> ImageSet:
+    """20 training images of different sizes."""
     trees.folder(tmp_path / "toys", {"cat": 15, "dog": 10})
     return load_dataset(tmp_path / "toys", "train")
 
 
-def reference(file: PictureFile, short_side: int | None = None) -> torch.Tensor:
+def reference(file: ImageFile, short_side: int | None = None) -> torch.Tensor:
     """What Pillow makes of a file, ``[3, h, w]``."""
     image = Image.open(file.path).convert("RGB")
     if short_side is not None and min(image.size) > short_side:
@@ -47,44 +47,44 @@ def same(first: Decoded, second: Decoded) -> bool:
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("short_side", [None, 256, 30])
 def test_pixels_are_pillows(
-    pictures: Pictures, tmp_path: Path, short_side: int | None, cached: bool
+    image_set: ImageSet, tmp_path: Path, short_side: int | None, cached: bool
 ) -> None:
     cache = tmp_path / "cache" if cached else None
-    decoded = decode(pictures, short_side=short_side, cache=cache)
-    assert len(decoded) == len(pictures) == 20
-    assert torch.equal(decoded.labels, pictures.labels)
+    decoded = decode(image_set, short_side=short_side, cache=cache)
+    assert len(decoded) == len(image_set) == 20
+    assert torch.equal(decoded.labels, image_set.labels)
     assert decoded.class_names == ("cat", "dog")
-    for index, file in enumerate(pictures.files):
+    for index, file in enumerate(image_set.files):
         expected = reference(file, short_side)
-        assert torch.equal(decoded.picture(index), expected)
+        assert torch.equal(decoded.image(index), expected)
         assert decoded.sizes[index].tolist() == list(expected.shape[1:])
         if short_side == 30:
             assert min(expected.shape[1:]) <= 30
     assert (decoded.height, decoded.width) == tuple(decoded.sizes.amax(0).tolist())
 
 
-def test_batches_are_padded_at_right_and_bottom(pictures: Pictures) -> None:
-    decoded = decode(pictures)
+def test_batches_are_padded_at_right_and_bottom(image_set: ImageSet) -> None:
+    decoded = decode(image_set)
     indices = torch.tensor([3, 19, 0, 3])
     images, sizes = decoded.batch(indices)
     assert images.dtype == torch.uint8
     assert images.shape == (4, 3, decoded.height, decoded.width)
     for image, index, (height, width) in zip(images, indices, sizes.tolist(), strict=True):
         expected = torch.zeros_like(image)
-        expected[:, :height, :width] = decoded.picture(int(index))
+        expected[:, :height, :width] = decoded.image(int(index))
         assert torch.equal(image, expected)
 
 
-def test_every_picture_can_be_gathered(pictures: Pictures) -> None:
+def test_every_image_can_be_gathered(image_set: ImageSet) -> None:
     # The last one, too, whose rows are followed by the end of the buffer.
-    decoded = decode(pictures)
+    decoded = decode(image_set)
     images, _ = decoded.batch(torch.arange(20))
-    total = sum(int(decoded.picture(index).long().sum()) for index in range(20))
+    total = sum(int(decoded.image(index).long().sum()) for index in range(20))
     assert int(images.long().sum()) == total
 
 
-def test_large_pictures_are_cut_one_by_one(pictures: Pictures, monkeypatch) -> None:
-    decoded, indices = decode(pictures), torch.tensor([3, 19, 0, 3])
+def test_large_images_are_cut_one_by_one(image_set: ImageSet, monkeypatch) -> None:
+    decoded, indices = decode(image_set), torch.tensor([3, 19, 0, 3])
     boxes = torch.tensor([[1.0, 2, 17, 18], [20, 0, 0, 20], [-4, -4, 12, 12], [3, 3, 9, 9]])
     expected = decoded.crops(indices, boxes, 16)
     monkeypatch.setattr("equicolor.data.decoded._SMALL", 0)
@@ -92,16 +92,16 @@ def test_large_pictures_are_cut_one_by_one(pictures: Pictures, monkeypatch) -> N
     torch.testing.assert_close(decoded.crops(indices, boxes, 16), expected, rtol=0, atol=1e-6)
 
 
-def test_gathering_never_asks_the_device(pictures: Pictures) -> None:
-    decoded = decode(pictures)
+def test_gathering_never_asks_the_device(image_set: ImageSet) -> None:
+    decoded = decode(image_set)
     indices = torch.tensor([5, 1, 7])
     compiled = torch.compile(decoded.batch, fullgraph=True, backend="eager")
     assert torch.equal(compiled(indices)[0], decoded.batch(indices)[0])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_gathering_on_the_gpu(pictures: Pictures) -> None:
-    decoded = decode(pictures)
+def test_gathering_on_the_gpu(image_set: ImageSet) -> None:
+    decoded = decode(image_set)
     indices = torch.tensor([5, 1, 7])
     there, on_gpu = decoded.to("cuda"), indices.cuda()
     torch.cuda.set_sync_debug_mode("error")
@@ -117,23 +117,23 @@ def test_gathering_on_the_gpu(pictures: Pictures) -> None:
 @pytest.mark.parametrize("name", ["cifar10", "stl10"])
 def test_arrays_become_the_same_type(name: str, tmp_path: Path) -> None:
     trees.TREES[name](tmp_path)
-    pictures = load_dataset(name, "train", root=tmp_path)
-    decoded = decode(pictures)
-    order = torch.arange(len(pictures)).flip(0)
+    raw = load_dataset(name, "train", root=tmp_path)
+    decoded = decode(raw)
+    order = torch.arange(len(raw)).flip(0)
     images, sizes = decoded.batch(order)
-    assert torch.equal(images, pictures.pixels[order])
-    assert sizes.unique(dim=0).tolist() == [list(pictures.pixels.shape[2:])]
-    assert torch.equal(decoded.labels, pictures.labels)
+    assert torch.equal(images, raw.pixels[order])
+    assert sizes.unique(dim=0).tolist() == [list(raw.pixels.shape[2:])]
+    assert torch.equal(decoded.labels, raw.labels)
 
 
 def test_arrays_are_resized_as_files_are(tmp_path: Path) -> None:
     trees.stl10(tmp_path)
-    pictures = load_dataset("stl10", "train", root=tmp_path)
-    decoded = decode(pictures, short_side=40)
-    for index in range(len(pictures)):
-        image = Image.fromarray(pictures.pixels[index].movedim(0, 2).contiguous().numpy())
+    images = load_dataset("stl10", "train", root=tmp_path)
+    decoded = decode(images, short_side=40)
+    for index in range(len(images)):
+        image = Image.fromarray(images.pixels[index].movedim(0, 2).contiguous().numpy())
         expected = np.array(image.resize((40, 40), Image.Resampling.BILINEAR))
-        assert np.array_equal(decoded.picture(index).movedim(0, 2).numpy(), expected)
+        assert np.array_equal(decoded.image(index).movedim(0, 2).numpy(), expected)
 
 
 def test_a_buffer_without_room_is_given_some() -> None:
@@ -144,9 +144,9 @@ def test_a_buffer_without_room_is_given_some() -> None:
     assert images[0, :, 1].T.tolist() == [[18, 19, 20], [21, 22, 23], [0, 0, 0], [0, 0, 0]]
 
 
-def test_from_pixels_needs_pixels(pictures: Pictures) -> None:
+def test_from_pixels_needs_pixels(image_set: ImageSet) -> None:
     with pytest.raises(ValueError, match=r"from_pixels expects pixels, got the files of 'toys'"):
-        Decoded.from_pixels(pictures)
+        Decoded.from_pixels(image_set)
 
 
 # The cache
@@ -156,53 +156,53 @@ def test_from_pixels_needs_pixels(pictures: Pictures) -> None:
 def decodes(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that are decoded, as it happens."""
     seen: list[Path] = []
-    plain = PictureFile.decode
+    plain = ImageFile.decode
 
-    def watched(file: PictureFile) -> Image.Image:
+    def watched(file: ImageFile) -> Image.Image:
         seen.append(file.path)
         return plain(file)
 
-    monkeypatch.setattr(PictureFile, "decode", watched)
+    monkeypatch.setattr(ImageFile, "decode", watched)
     return seen
 
 
 def test_second_call_decodes_nothing(
-    pictures: Pictures, tmp_path: Path, decodes: list[Path]
+    image_set: ImageSet, tmp_path: Path, decodes: list[Path]
 ) -> None:
     calls: list[tuple[int, int]] = []
-    first = decode(pictures, cache=tmp_path / "cache")
+    first = decode(image_set, cache=tmp_path / "cache")
     assert len(decodes) == 20
-    again = decode(pictures, cache=tmp_path / "cache", progress=lambda *call: calls.append(call))
+    again = decode(image_set, cache=tmp_path / "cache", progress=lambda *call: calls.append(call))
     assert len(decodes) == 20
     assert calls == [(20, 20)]
     assert same(first, again)
-    assert same(first, decode(pictures))
+    assert same(first, decode(image_set))
 
 
-def test_what_is_mapped_can_be_changed_without_harm(pictures: Pictures, tmp_path: Path) -> None:
-    first = decode(pictures, cache=tmp_path)
+def test_what_is_mapped_can_be_changed_without_harm(image_set: ImageSet, tmp_path: Path) -> None:
+    first = decode(image_set, cache=tmp_path)
     expected = first.pixels.clone()
     first.pixels.zero_()
-    assert torch.equal(decode(pictures, cache=tmp_path).pixels, expected)
+    assert torch.equal(decode(image_set, cache=tmp_path).pixels, expected)
 
 
 def test_other_sizes_and_changed_files_are_decoded_anew(
-    pictures: Pictures, tmp_path: Path, decodes: list[Path]
+    image_set: ImageSet, tmp_path: Path, decodes: list[Path]
 ) -> None:
     cache = tmp_path / "cache"
-    decode(pictures, cache=cache)
-    decode(pictures, cache=cache, short_side=30)
+    decode(image_set, cache=cache)
+    decode(image_set, cache=cache, short_side=30)
     assert len(decodes) == 40
-    file = pictures.files[4]
+    file = image_set.files[4]
     file.path.write_bytes(trees.encoded(9999, suffix=file.path.suffix))
-    changed = decode(pictures, cache=cache)
-    assert torch.equal(changed.picture(4), reference(file))
+    changed = decode(image_set, cache=cache)
+    assert torch.equal(changed.image(4), reference(file))
 
 
-def test_progress_counts_pictures(pictures: Pictures, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_counts_images(image_set: ImageSet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "SHARD", 6)
     calls: list[tuple[int, int]] = []
-    decode(pictures, workers=3, progress=lambda *call: calls.append(call))
+    decode(image_set, workers=3, progress=lambda *call: calls.append(call))
     assert {total for _, total in calls} == {20}
     done = [count for count, _ in calls]
     assert (done[0], done[-1], len(done)) == (0, 20, 5)
@@ -210,7 +210,7 @@ def test_progress_counts_pictures(pictures: Pictures, monkeypatch: pytest.Monkey
 
 
 def test_killed_decoding_is_continued(
-    pictures: Pictures, tmp_path: Path, decodes: list[Path], monkeypatch: pytest.MonkeyPatch
+    image_set: ImageSet, tmp_path: Path, decodes: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = f"""
         import os, signal
@@ -223,8 +223,8 @@ def test_killed_decoding_is_continued(
             if done >= 9:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        pictures = load_dataset({str(tmp_path / "toys")!r}, "train")
-        decode(pictures, cache={str(tmp_path / "cache")!r}, workers=1, progress=kill)
+        image_set = load_dataset({str(tmp_path / "toys")!r}, "train")
+        decode(image_set, cache={str(tmp_path / "cache")!r}, workers=1, progress=kill)
     """
     killed = subprocess.run([sys.executable, "-c", textwrap.dedent(code)])
     assert killed.returncode == -signal.SIGKILL
@@ -234,15 +234,15 @@ def test_killed_decoding_is_continued(
     with journal.open("a") as file:
         file.write("[6, [")
     calls: list[tuple[int, int]] = []
-    found = decode(pictures, cache=tmp_path / "cache", progress=lambda *call: calls.append(call))
+    found = decode(image_set, cache=tmp_path / "cache", progress=lambda *call: calls.append(call))
     assert calls[0] == (9, 20)
     assert len(decodes) == 11
-    assert same(found, decode(pictures))
+    assert same(found, decode(image_set))
     assert not list((tmp_path / "cache").rglob("*.jsonl"))
 
 
 def test_interrupted_decoding_is_continued(
-    pictures: Pictures, tmp_path: Path, decodes: list[Path], monkeypatch: pytest.MonkeyPatch
+    image_set: ImageSet, tmp_path: Path, decodes: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decoding, "SHARD", 2)
 
@@ -251,17 +251,17 @@ def test_interrupted_decoding_is_continued(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        decode(pictures, cache=tmp_path / "cache", workers=1, progress=interrupt)
+        decode(image_set, cache=tmp_path / "cache", workers=1, progress=interrupt)
     assert len(decodes) < 20
-    assert same(decode(pictures, cache=tmp_path / "cache"), decode(pictures))
+    assert same(decode(image_set, cache=tmp_path / "cache"), decode(image_set))
 
 
 def test_processes_that_want_the_same_wait_for_the_first(
-    pictures: Pictures, tmp_path: Path, decodes: list[Path]
+    image_set: ImageSet, tmp_path: Path, decodes: list[Path]
 ) -> None:
     found = []
     threads = [
-        threading.Thread(target=lambda: found.append(decode(pictures, cache=tmp_path / "cache")))
+        threading.Thread(target=lambda: found.append(decode(image_set, cache=tmp_path / "cache")))
         for _ in range(3)
     ]
     for thread in threads:
@@ -288,43 +288,43 @@ def damaged(contents: bytes, number: int) -> bytes:
 @pytest.mark.parametrize("number", range(8))
 @pytest.mark.filterwarnings("ignore:the decoded images in .* are damaged")
 def test_damaged_caches_are_made_again(
-    pictures: Pictures, tmp_path: Path, name: str, number: int, decodes: list[Path]
+    image_set: ImageSet, tmp_path: Path, name: str, number: int, decodes: list[Path]
 ) -> None:
-    first = decode(pictures)
-    decode(pictures, cache=tmp_path / "cache")
+    first = decode(image_set)
+    decode(image_set, cache=tmp_path / "cache")
     (path,) = (tmp_path / "cache").rglob(name)
     whole, before = path.read_bytes(), len(decodes)
     path.write_bytes(damaged(whole, number))
-    assert same(decode(pictures, cache=tmp_path / "cache"), first)
+    assert same(decode(image_set, cache=tmp_path / "cache"), first)
     if name == "pixels.u8":
-        assert len(decodes) == before + len(pictures)
+        assert len(decodes) == before + len(image_set)
         assert path.read_bytes() == whole
     before = len(decodes)
-    assert same(decode(pictures, cache=tmp_path / "cache"), first)
+    assert same(decode(image_set, cache=tmp_path / "cache"), first)
     assert len(decodes) == before
 
 
-def test_what_is_mapped_outlives_the_damage(pictures: Pictures, tmp_path: Path) -> None:
-    first = decode(pictures, cache=tmp_path / "cache")
+def test_what_is_mapped_outlives_the_damage(image_set: ImageSet, tmp_path: Path) -> None:
+    first = decode(image_set, cache=tmp_path / "cache")
     expected = first.pixels.clone()
     (path,) = (tmp_path / "cache").rglob("index.npz")
     path.write_bytes(b"")
     with pytest.warns(UserWarning, match=r"are damaged \(index.npz: .*\) and made again"):
-        decode(pictures, cache=tmp_path / "cache")
+        decode(image_set, cache=tmp_path / "cache")
     assert torch.equal(first.pixels, expected)
 
 
 @pytest.mark.parametrize("line", ["5", "[0, [], 1]", "[9999, [], 0]", "[0, [[1]], 0]", "\udcff"])
-def test_a_damaged_journal_does_not_count(pictures: Pictures, tmp_path: Path, line: str) -> None:
+def test_a_damaged_journal_does_not_count(image_set: ImageSet, tmp_path: Path, line: str) -> None:
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        decode(pictures, cache=tmp_path / "cache", workers=1, progress=interrupt)
+        decode(image_set, cache=tmp_path / "cache", workers=1, progress=interrupt)
     (pixels,) = (tmp_path / "cache").rglob("pixels.u8")
     journal = pixels.with_name("journal.jsonl")
     journal.write_text(line + "\n", errors="surrogateescape")
-    assert same(decode(pictures, cache=tmp_path / "cache"), decode(pictures))
+    assert same(decode(image_set, cache=tmp_path / "cache"), decode(image_set))
 
 
 def test_default_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,57 +332,57 @@ def test_default_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_cache() == tmp_path / "equicolor" / "decoded"
 
 
-# Corrupt pictures
+# Corrupt images
 
 
 @pytest.fixture(params=["header", "body"])
-def corrupt(pictures: Pictures, request: pytest.FixtureRequest) -> Path:
-    """Damages one picture, and says which."""
-    path = pictures.files[7].path
+def corrupt(image_set: ImageSet, request: pytest.FixtureRequest) -> Path:
+    """Damages one image, and says which."""
+    path = image_set.files[7].path
     whole = path.read_bytes()
     path.write_bytes(b"nothing" if request.param == "header" else whole[: len(whole) * 2 // 3])
     return path
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_corrupt_picture_is_named(
-    pictures: Pictures, corrupt: Path, cached: bool, tmp_path: Path
+def test_corrupt_image_is_named(
+    image_set: ImageSet, corrupt: Path, cached: bool, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache" if cached else None
     for _ in range(2):
-        with pytest.raises(CorruptPictureError, match=rf"{corrupt} cannot be decoded"):
-            decode(pictures, cache=cache)
+        with pytest.raises(CorruptImageError, match=rf"{corrupt} cannot be decoded"):
+            decode(image_set, cache=cache)
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_corrupt_picture_is_skipped_on_request(
-    pictures: Pictures, corrupt: Path, cached: bool, tmp_path: Path
+def test_corrupt_image_is_skipped_on_request(
+    image_set: ImageSet, corrupt: Path, cached: bool, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache" if cached else None
     kept = [index for index in range(20) if index != 7]
     for _ in range(2):
-        decoded = decode(pictures, cache=cache, on_corrupt="skip")
+        decoded = decode(image_set, cache=cache, on_corrupt="skip")
         assert len(decoded) == 19
         assert len(decoded.skipped) == 1
         assert decoded.skipped[0].startswith(str(corrupt))
-        assert torch.equal(decoded.labels, pictures.labels[kept])
+        assert torch.equal(decoded.labels, image_set.labels[kept])
         images, sizes = decoded.batch(torch.arange(19))
         for place, index in enumerate(kept):
             height, width = sizes[place]
-            expected = reference(pictures.files[index])
+            expected = reference(image_set.files[index])
             assert torch.equal(images[place, :, :height, :width], expected)
     if cached:  # what one call skipped, another must not miss
-        with pytest.raises(CorruptPictureError, match=rf"{corrupt} cannot be decoded"):
-            decode(pictures, cache=cache)
+        with pytest.raises(CorruptImageError, match=rf"{corrupt} cannot be decoded"):
+            decode(image_set, cache=cache)
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_nothing_but_corrupt_pictures(tmp_path: Path, cached: bool) -> None:
+def test_nothing_but_corrupt_images(tmp_path: Path, cached: bool) -> None:
     (tmp_path / "a.jpg").write_bytes(b"nothing")
-    files = (PictureFile(tmp_path / "a.jpg"),)
-    pictures = Pictures("toy", "train", torch.tensor([0]), ("a",), files)
-    with pytest.raises(CorruptPictureError, match=r"every picture is corrupt, .*a.jpg"):
-        decode(pictures, on_corrupt="skip", cache=tmp_path / "cache" if cached else None)
+    files = (ImageFile(tmp_path / "a.jpg"),)
+    images = ImageSet("toy", "train", torch.tensor([0]), ("a",), files)
+    with pytest.raises(CorruptImageError, match=r"every image is corrupt, .*a.jpg"):
+        decode(images, on_corrupt="skip", cache=tmp_path / "cache" if cached else None)
 
 
 @pytest.mark.parametrize(
@@ -394,17 +394,17 @@ def test_nothing_but_corrupt_pictures(tmp_path: Path, cached: bool) -> None:
     ],
 )
 def test_bad_options_are_refused(
-    pictures: Pictures, options: dict[str, object], message: str
+    image_set: ImageSet, options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        decode(pictures, **options)
+        decode(image_set, **options)
 
 
-def test_estimate(pictures: Pictures) -> None:
-    exact = int(decode(pictures).sizes.prod(1).sum()) * 3
-    assert estimated_bytes(pictures) == exact
-    assert estimated_bytes(pictures, sample=10) == pytest.approx(exact, rel=0.3)
-    assert estimated_bytes(pictures, short_side=10) < exact / 4
+def test_estimate(image_set: ImageSet) -> None:
+    exact = int(decode(image_set).sizes.prod(1).sum()) * 3
+    assert estimated_bytes(image_set) == exact
+    assert estimated_bytes(image_set, sample=10) == pytest.approx(exact, rel=0.3)
+    assert estimated_bytes(image_set, short_side=10) < exact / 4
 
 
 @pytest.mark.skipif("EQUICOLOR_DATA" not in os.environ, reason="Flowers-102: no EQUICOLOR_DATA")
@@ -412,11 +412,11 @@ def test_real_flowers_decode() -> None:
     if dataset_state(DATASETS["flowers102"]).missing:
         pytest.skip(f"no Flowers-102 in {data_root()}")
     train = load_dataset("flowers102", "train")
-    some = Pictures("some", "train", train.labels[:40], train.class_names, train.files[:40])
+    some = ImageSet("some", "train", train.labels[:40], train.class_names, train.files[:40])
     decoded = decode(some, short_side=200)
     image = some.files[0].decode()
     width, height = image.size
     size = (int(200 * width / height), 200) if height < width else (200, int(200 * height / width))
     expected = np.array(image.resize(size, Image.Resampling.BILINEAR))
-    assert np.array_equal(decoded.picture(0).movedim(0, 2).numpy(), expected)
+    assert np.array_equal(decoded.image(0).movedim(0, 2).numpy(), expected)
     assert estimated_bytes(some, short_side=200) == int(decoded.sizes.prod(1).sum()) * 3

@@ -1,4 +1,4 @@
-"""Which files of class folders are pictures."""
+"""Which files of class folders are images."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from tests.data.trees import Expected
 
 from equicolor.data.datasets import find_dataset, load_dataset
 from equicolor.data.folders import SUFFIXES, Caltech101
-from equicolor.data.pictures import CorruptPictureError, PictureFile
+from equicolor.data.image_set import CorruptImageError, ImageFile
 from equicolor.data.root import MissingDataError
 
 
@@ -27,7 +27,7 @@ from equicolor.data.root import MissingDataError
     ],
     ids=["folder", "parts", "caltech101"],
 )
-def test_files_that_are_no_pictures_are_said(
+def test_files_that_are_no_images_are_said(
     build: Callable[[Path], Expected],
     dataset: str,
     place: str,
@@ -48,7 +48,7 @@ def test_files_that_are_no_pictures_are_said(
     assert train.labels.tolist() == expected.train
 
 
-def test_pipes_that_are_called_pictures_are_said(tmp_path: Path) -> None:
+def test_pipes_that_are_called_images_are_said(tmp_path: Path) -> None:
     """Their suffix is none of the reasons why they are left out."""
     trees.folder(tmp_path, {"cat": 2, "dog": 2})
     os.mkfifo(tmp_path / "cat" / "x.png")
@@ -56,7 +56,7 @@ def test_pipes_that_are_called_pictures_are_said(tmp_path: Path) -> None:
         load_dataset(tmp_path, "train")
 
 
-def test_all_suffixes_of_pictures_count(tmp_path: Path) -> None:
+def test_all_suffixes_of_images_count(tmp_path: Path) -> None:
     """What torchvision takes, and the other names of such files: a .jfif is a JPEG."""
     torchvision = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
     assert set(torchvision) <= set(SUFFIXES)
@@ -166,5 +166,5 @@ def test_what_is_no_file_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "empty.png").touch()
     for path in tmp_path.iterdir():
-        with pytest.raises((CorruptPictureError, OSError), match=path.stem):
-            PictureFile(path).decode()
+        with pytest.raises((CorruptImageError, OSError), match=path.stem):
+            ImageFile(path).decode()

@@ -72,13 +72,11 @@ def test_truncated_batches_are_named(
         load_dataset(name, "train", root=tmp_path)
 
 
-def test_a_batch_that_lacks_whole_pictures_is_named(tmp_path: Path) -> None:
+def test_a_batch_that_lacks_whole_images_is_named(tmp_path: Path) -> None:
     trees.cifar10(tmp_path, binary=True)
     path = tmp_path / "cifar-10-batches-bin" / "data_batch_4.bin"
     path.write_bytes(path.read_bytes()[:-3073])
-    with pytest.raises(
-        ValueError, match=r"data_batch_4 is damaged: it holds 3 pictures where .* 4"
-    ):
+    with pytest.raises(ValueError, match=r"data_batch_4 is damaged: it holds 3 images where .* 4"):
         load_dataset("cifar10", "train", root=tmp_path)
 
 
@@ -86,7 +84,7 @@ def test_stl10_labels_must_fit(tmp_path: Path) -> None:
     trees.stl10(tmp_path)
     path = tmp_path / "stl10_binary" / "test_y.bin"
     path.write_bytes(b"\x01")
-    with pytest.raises(ValueError, match=r"test_X.bin holds 2 pictures and test_y.bin 1 labels"):
+    with pytest.raises(ValueError, match=r"test_X.bin holds 2 images and test_y.bin 1 labels"):
         load_dataset("stl10", "test", root=tmp_path)
     path.write_bytes(b"\x01\x0b")
     with pytest.raises(ValueError, match=r"test_y.bin is damaged: it has label 10, of 10 classes"):
@@ -180,7 +178,7 @@ def test_damaged_pickles_are_named(tmp_path: Path, contents: bytes, message: str
 # Lists and tars
 
 
-def test_flowers_in_tars_are_the_same_pictures(tmp_path: Path) -> None:
+def test_flowers_in_tars_are_the_same_images(tmp_path: Path) -> None:
     assert trees.flowers102(tmp_path / "files") == trees.flowers102(tmp_path / "tars", tars=True)
     for split in ("train", "test"):
         files, tars = (

@@ -16,25 +16,25 @@ from equicolor.data.augment import Augmentation
 from equicolor.data.augmix import AugMix
 from equicolor.data.decoded import decode
 from equicolor.data.epochs import Epochs
+from equicolor.data.image_set import CorruptImageError, ImageFile, ImageSet
 from equicolor.data.loaders import ResidentLoader, StreamingLoader, choose_data_path
-from equicolor.data.pictures import CorruptPictureError, PictureFile, Pictures
 
 SIZES = ((40, 60), (75, 50), (33, 33), (48, 90), (64, 64), (30, 45), (50, 36))
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Pictures:
-    """Seven pictures of different sizes; the label is the number of the file."""
-    folder = tmp_path_factory.mktemp("pictures")
+def image_set(tmp_path_factory: pytest.TempPathFactory) -> ImageSet:
+    """Seven images of different sizes; the label is the number of the file."""
+    folder = tmp_path_factory.mktemp("images")
     generator = np.random.default_rng(0)
     files = []
     for index, (height, width) in enumerate(SIZES):
         coarse = generator.integers(0, 256, (6, 8, 3), np.uint8)
         path = folder / f"{index}.png"
         Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC).save(path)
-        files.append(PictureFile(path))
+        files.append(ImageFile(path))
     labels = torch.arange(len(files))
-    return Pictures("toy", "train", labels, tuple(map(str, labels.tolist())), tuple(files))
+    return ImageSet("toy", "train", labels, tuple(map(str, labels.tolist())), tuple(files))
 
 
 PLAIN = Augmentation(size=24, resize=32)
@@ -43,10 +43,10 @@ PADDED = Augmentation(size=32, crop="padded", resize=32)
 MIXED = dataclasses.replace(PLAIN, augmix=AugMix(), views=3)
 
 
-def both(pictures: Pictures, augmentation: Augmentation, **options):
+def both(image_set: ImageSet, augmentation: Augmentation, **options):
     short = 32
-    resident = ResidentLoader(decode(pictures, short_side=short), augmentation, **options)
-    streaming = StreamingLoader(pictures, augmentation, short_side=short, workers=0, **options)
+    resident = ResidentLoader(decode(image_set, short_side=short), augmentation, **options)
+    streaming = StreamingLoader(image_set, augmentation, short_side=short, workers=0, **options)
     return resident, streaming
 
 
@@ -58,7 +58,7 @@ def epoch(loader, number: int = 0) -> tuple[Tensor, Tensor]:
 
 
 class TestEpochs:
-    def test_training_shows_every_picture_and_fills_the_last_batch(self) -> None:
+    def test_training_shows_every_image_and_fills_the_last_batch(self) -> None:
         epochs = Epochs(10, batch_size=4, seed=3, shuffle=True)
         shown = [epochs.indices(0, epochs.positions(step)).tolist() for step in range(len(epochs))]
         assert [len(batch) for batch in shown] == [4, 4, 4]
@@ -117,8 +117,8 @@ class TestEpochs:
 
 
 @pytest.mark.parametrize("augmentation", [PLAIN, JITTERED, PADDED, MIXED])
-def test_both_paths_give_the_same_pictures(pictures: Pictures, augmentation: Augmentation) -> None:
-    loaders = both(pictures, augmentation, batch_size=4, shuffle=True, seed=5)
+def test_both_paths_give_the_same_images(image_set: ImageSet, augmentation: Augmentation) -> None:
+    loaders = both(image_set, augmentation, batch_size=4, shuffle=True, seed=5)
     for number in (0, 3):
         (first, labels), (second, again) = (epoch(loader, number) for loader in loaders)
         assert torch.equal(labels, again)
@@ -139,9 +139,9 @@ def test_both_paths_give_the_same_pictures(pictures: Pictures, augmentation: Aug
             assert difference.max() < 2
 
 
-def test_evaluation_shows_every_picture_once_without_chance(pictures: Pictures) -> None:
+def test_evaluation_shows_every_image_once_without_chance(image_set: ImageSet) -> None:
     evaluation = JITTERED.evaluation()
-    loaders = both(pictures, evaluation, batch_size=4)
+    loaders = both(image_set, evaluation, batch_size=4)
     for loader in loaders:
         images, labels = epoch(loader)
         assert labels.tolist() == list(range(7))
@@ -153,8 +153,8 @@ def test_evaluation_shows_every_picture_once_without_chance(pictures: Pictures) 
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_processes_share_the_batches_of_one(pictures: Pictures, shuffle: bool) -> None:
-    decoded = decode(pictures, short_side=32)
+def test_processes_share_the_batches_of_one(image_set: ImageSet, shuffle: bool) -> None:
+    decoded = decode(image_set, short_side=32)
     options = {"batch_size": 4, "shuffle": shuffle, "seed": 2}
     augmentation = JITTERED if shuffle else JITTERED.evaluation()
     alone, labels = epoch(ResidentLoader(decoded, augmentation, **options), 1)
@@ -171,8 +171,8 @@ def test_processes_share_the_batches_of_one(pictures: Pictures, shuffle: bool) -
         assert seen.sort().values.tolist() == labels.tolist()
 
 
-def test_an_iterator_made_early_follows_the_epoch(pictures: Pictures) -> None:
-    loader, _ = both(pictures, PLAIN, batch_size=4, shuffle=True)
+def test_an_iterator_made_early_follows_the_epoch(image_set: ImageSet) -> None:
+    loader, _ = both(image_set, PLAIN, batch_size=4, shuffle=True)
     early = iter(loader)  # as trainers do, before they say which epoch it is
     loader.set_epoch(4)
     images, _ = next(early)
@@ -181,10 +181,10 @@ def test_an_iterator_made_early_follows_the_epoch(pictures: Pictures) -> None:
     assert not torch.equal(images, next(iter(loader))[0])
 
 
-def test_workers_give_what_one_process_gives(pictures: Pictures) -> None:
+def test_workers_give_what_one_process_gives(image_set: ImageSet) -> None:
     options = {"short_side": 32, "batch_size": 4, "shuffle": True}
-    expected = StreamingLoader(pictures, JITTERED, workers=0, **options)
-    workers = StreamingLoader(pictures, JITTERED, workers=2, **options)
+    expected = StreamingLoader(image_set, JITTERED, workers=0, **options)
+    workers = StreamingLoader(image_set, JITTERED, workers=2, **options)
     state = torch.get_rng_state()
     for number in (0, 1):  # workers live on from epoch to epoch
         assert torch.equal(epoch(workers, number)[0], epoch(expected, number)[0])
@@ -199,15 +199,13 @@ def test_workers_give_what_one_process_gives(pictures: Pictures) -> None:
         gc.enable()
 
 
-def test_corrupt_pictures_are_named_or_skipped_on_request(
-    pictures: Pictures, tmp_path: Path
-) -> None:
+def test_corrupt_images_are_named_or_skipped(image_set: ImageSet, tmp_path: Path) -> None:
     broken = tmp_path / "broken.png"
-    broken.write_bytes(pictures.files[2].read()[:100])
-    files = (*pictures.files[:2], PictureFile(broken), *pictures.files[3:])
-    damaged = dataclasses.replace(pictures, files=files)
+    broken.write_bytes(image_set.files[2].read()[:100])
+    files = (*image_set.files[:2], ImageFile(broken), *image_set.files[3:])
+    damaged = dataclasses.replace(image_set, files=files)
     options = {"short_side": 32, "workers": 0, "batch_size": 4}
-    with pytest.raises(CorruptPictureError, match=r"broken\.png"):
+    with pytest.raises(CorruptImageError, match=r"broken\.png"):
         list(StreamingLoader(damaged, PLAIN, shuffle=True, **options))
     training = StreamingLoader(damaged, PLAIN, shuffle=True, skip_corrupt=True, **options)
     images, labels = epoch(training)
@@ -220,11 +218,11 @@ def test_corrupt_pictures_are_named_or_skipped_on_request(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_errors_of_workers_are_one_line(pictures: Pictures, workers: int, tmp_path: Path) -> None:
+def test_errors_of_workers_are_one_line(image_set: ImageSet, workers: int, tmp_path: Path) -> None:
     broken = tmp_path / "broken.png"
-    broken.write_bytes(b"no picture")
-    for path, error in ((broken, CorruptPictureError), (tmp_path / "gone.png", FileNotFoundError)):
-        damaged = dataclasses.replace(pictures, files=(PictureFile(path), *pictures.files[1:]))
+    broken.write_bytes(b"no image")
+    for path, error in ((broken, CorruptImageError), (tmp_path / "gone.png", FileNotFoundError)):
+        damaged = dataclasses.replace(image_set, files=(ImageFile(path), *image_set.files[1:]))
         loader = StreamingLoader(damaged, PLAIN.evaluation(), workers=workers, batch_size=4)
         with pytest.raises(error) as caught:
             list(loader)
@@ -233,27 +231,27 @@ def test_errors_of_workers_are_one_line(pictures: Pictures, workers: int, tmp_pa
         assert "DataLoader" not in str(caught.value)
 
 
-def test_batches_without_any_whole_picture(pictures: Pictures, tmp_path: Path) -> None:
+def test_batches_without_any_whole_image(image_set: ImageSet, tmp_path: Path) -> None:
     broken = tmp_path / "broken.png"
-    broken.write_bytes(b"no picture")
-    files = (*[PictureFile(broken)] * 4, *pictures.files[4:])
-    damaged = dataclasses.replace(pictures, files=files)
+    broken.write_bytes(b"no image")
+    files = (*[ImageFile(broken)] * 4, *image_set.files[4:])
+    damaged = dataclasses.replace(image_set, files=files)
     options = {"short_side": 32, "workers": 0, "batch_size": 4, "skip_corrupt": True}
     testing = StreamingLoader(damaged, PLAIN.evaluation(), **options)
     assert [labels.tolist() for _, labels in testing] == [[4, 5, 6]]
 
 
 def test_the_data_path_follows_the_memory(
-    pictures: Pictures, monkeypatch: pytest.MonkeyPatch
+    image_set: ImageSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needed = sum(3 * h * w for h, w in decode(pictures, short_side=32).sizes.tolist())
+    needed = sum(3 * h * w for h, w in decode(image_set, short_side=32).sizes.tolist())
     for memory, expected in ((2 * needed, "resident"), (2 * needed - 4, "streaming")):
         monkeypatch.setattr(loaders, "_memory", lambda device, memory=memory: memory)
-        assert choose_data_path(pictures, "cpu", short_side=32) == expected
-        assert choose_data_path(pictures, "cpu", wanted="streaming") == "streaming"
-        assert choose_data_path(pictures, "cpu", wanted="resident") == "resident"
+        assert choose_data_path(image_set, "cpu", short_side=32) == expected
+        assert choose_data_path(image_set, "cpu", wanted="streaming") == "streaming"
+        assert choose_data_path(image_set, "cpu", wanted="resident") == "resident"
     with pytest.raises(ValueError, match="data_path must be one of 'auto', 'resident'"):
-        choose_data_path(pictures, "cpu", wanted="gpu")
+        choose_data_path(image_set, "cpu", wanted="gpu")
 
 
 def test_this_computer_has_memory() -> None:
@@ -262,10 +260,10 @@ def test_this_computer_has_memory() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("augmentation", [PLAIN, PADDED, MIXED])
-def test_a_gpu_gives_the_same_pictures(pictures: Pictures, augmentation: Augmentation) -> None:
+def test_a_gpu_gives_the_same_images(image_set: ImageSet, augmentation: Augmentation) -> None:
     options = {"batch_size": 4, "shuffle": True, "seed": 5}
-    expected, streaming = both(pictures, augmentation, **options)
-    on_gpu = both(pictures, augmentation, **options, device="cuda")
+    expected, streaming = both(image_set, augmentation, **options)
+    on_gpu = both(image_set, augmentation, **options, device="cuda")
     for number in (0, 1):
         for cpu, gpu in zip((expected, streaming), on_gpu, strict=True):
             images, labels = epoch(cpu, number)
@@ -282,8 +280,8 @@ def test_a_gpu_gives_the_same_pictures(pictures: Pictures, augmentation: Augment
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_batches_made_ahead_are_not_overwritten(pictures: Pictures) -> None:
-    decoded = decode(pictures, short_side=32)
+def test_batches_made_ahead_are_not_overwritten(image_set: ImageSet) -> None:
+    decoded = decode(image_set, short_side=32)
     options = {"batch_size": 64, "shuffle": True}
     expected = ResidentLoader(decoded, PLAIN, **options)
     loader = ResidentLoader(decoded, PLAIN, **options, device="cuda")

@@ -1,7 +1,7 @@
 """Small made-up datasets in the layouts of the real ones: ``TREES[name](root)`` makes one.
 
 Every builder returns what a loader must find: the labels of both parts, in order, and the class
-names. The pictures are random, of different sizes, and all different.
+names. The images are random, of different sizes, and all different.
 """
 
 import hashlib
@@ -24,13 +24,13 @@ class Expected(NamedTuple):
 
 
 def pixels(number: int, height: int, width: int) -> np.ndarray:
-    """A smooth random picture, uint8 ``[H, W, 3]``."""
+    """A smooth random image, uint8 ``[H, W, 3]``."""
     coarse = np.random.default_rng(number).integers(0, 256, (3, 4, 3), np.uint8)
     return np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
 
 
 def encoded(number: int, *, suffix: str = ".jpg") -> bytes:
-    """A picture of its own size, 20 to 50 pixels, as a file."""
+    """An image of its own size, 20 to 50 pixels, as a file."""
     height, width = np.random.default_rng(number).integers(20, 51, 2).tolist()
     file = io.BytesIO()
     kind = "PNG" if suffix == ".png" else "JPEG"
@@ -47,7 +47,7 @@ def write(path: Path, number: int) -> None:
 
 
 def small(number: int, side: int = 32) -> np.ndarray:
-    """A picture, channel by channel, uint8 ``[3, side, side]``."""
+    """An image, channel by channel, uint8 ``[3, side, side]``."""
     return np.ascontiguousarray(pixels(number, side, side).transpose(2, 0, 1))
 
 
@@ -80,7 +80,7 @@ CIFAR100 = tuple(f"thing_{index}" for index in range(100))
 
 
 def cifar10(root: Path, *, binary: bool = False, count: int = 4) -> Expected:
-    """Five training batches and a test batch, ``count`` pictures each."""
+    """Five training batches and a test batch, ``count`` images each."""
     folder = root / ("cifar-10-batches-bin" if binary else "cifar-10-batches-py")
     folder.mkdir(parents=True)
     names = [*(f"data_batch_{index}" for index in range(1, 6)), "test_batch"]
@@ -139,11 +139,11 @@ def stl10(root: Path) -> Expected:
     return Expected(parts["train"], parts["test"], STL10)
 
 
-# Pictures in files
+# Images in files
 
 
 def flowers102(root: Path, *, tars: bool = False, names: bool = False) -> Expected:
-    """Three classes, twelve pictures; in ``jpg/``, or in two uncompressed tars."""
+    """Three classes, twelve images; in ``jpg/``, or in two uncompressed tars."""
     import scipy.io
 
     folder = root / "flowers-102"
@@ -194,7 +194,7 @@ def oxford_pet(root: Path) -> Expected:
 
 
 def caltech101(root: Path) -> Expected:
-    """Three classes of 10, 6 and 3 pictures, and the background, which does not count."""
+    """Three classes of 10, 6 and 3 images, and the background, which does not count."""
     folder = root / "caltech101" / "101_ObjectCategories"
     sizes = {"Faces": 10, "accordion": 6, "yin_yang": 3, "BACKGROUND_Google": 5}
     for kind, (name, size) in enumerate(sizes.items()):
@@ -256,7 +256,7 @@ def imagenet(root: Path) -> Expected:
 
 
 def folder(path: Path, sizes: dict[str, int] | None = None, *, start: int = 7000) -> Expected:
-    """Class folders with pictures; split 80 to 20."""
+    """Class folders with images; split 80 to 20."""
     sizes = {"cat": 10, "dog": 5} if sizes is None else sizes
     files = {
         name: [f"{name}/{index}{'.png' if index % 2 else '.jpg'}" for index in range(size)]

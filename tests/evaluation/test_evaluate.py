@@ -30,11 +30,11 @@ class Colours(nn.Module):
 
 @pytest.fixture
 def batches() -> list[tuple[Tensor, Tensor]]:
-    """Ten red, four green and six grey pictures, no blue ones; two labels are wrong."""
+    """Ten red, four green and six grey images, no blue ones; two labels are wrong."""
     colours = {0: (0.9, 0.1, 0.1), 1: (0.2, 0.7, 0.2), 3: (0.5, 0.5, 0.5)}
     labels = torch.tensor([0] * 10 + [1] * 4 + [3] * 6)
-    pictures = torch.stack([torch.tensor(colours[int(label)]) for label in labels])
-    images = pictures.view(-1, 3, 1, 1).expand(-1, 3, 4, 4).clone()
+    raw = torch.stack([torch.tensor(colours[int(label)]) for label in labels])
+    images = raw.view(-1, 3, 1, 1).expand(-1, 3, 4, 4).clone()
     labels = labels.clone()
     labels[9], labels[19] = 3, 0
     return [(images[:13], labels[:13]), (images[13:], labels[13:])]
@@ -46,7 +46,7 @@ def found(batches) -> Evaluation:
 
 
 def test_numbers_fit_together(found: Evaluation, batches) -> None:
-    assert found.pictures == 20
+    assert found.images == 20
     assert found.original == 90
     assert found.per_class[[0, 1, 3]].tolist() == pytest.approx([90, 100, 500 / 6])
     assert found.per_class[2].isnan()
@@ -62,12 +62,12 @@ def test_numbers_fit_together(found: Evaluation, batches) -> None:
 
 def test_changes_are_sorted_by_loss(found: Evaluation) -> None:
     changes = found.class_changes()
-    assert {change.name for change in changes} == {"red", "green", "grey"}  # blue has no pictures
+    assert {change.name for change in changes} == {"red", "green", "grey"}  # blue has no images
     assert [change.drop for change in changes] == sorted((c.drop for c in changes), reverse=True)
     by_name = {change.name: change for change in changes}
     grey = by_name["grey"]
-    assert (grey.pictures, grey.original) == (6, pytest.approx(500 / 6))
-    # The five grey pictures stay grey; the red one that is labelled so is never right.
+    assert (grey.images, grey.original) == (6, pytest.approx(500 / 6))
+    # The five grey images stay grey; the red one that is labelled so is never right.
     assert grey.shifted == pytest.approx(500 / 6)
     assert by_name["green"].drop > 50
     assert by_name["green"].changed == pytest.approx(by_name["green"].drop)
@@ -76,7 +76,7 @@ def test_changes_are_sorted_by_loss(found: Evaluation) -> None:
 def test_rows_are_flat_and_complete(found: Evaluation) -> None:
     (row,) = found.rows()
     assert row["model"] == "Colours"
-    assert (row["dataset"], row["seed"], row["original"], row["pictures"]) == ("toy", 4, 90.0, 20)
+    assert (row["dataset"], row["seed"], row["original"], row["images"]) == ("toy", 4, 90.0, 20)
     sweep = found.sweeps["hsv"]
     assert row["hue_mean"] == pytest.approx(sweep.mean, abs=1e-3)
     assert row["hue_mean_distinct"] == pytest.approx(sweep.mean_distinct, abs=1e-3)
@@ -94,7 +94,7 @@ def test_other_shifts_are_said(batches) -> None:
     assert len(row["rotate_curve"]) == 2
 
 
-def test_without_actions_only_the_original_pictures_count(batches, tmp_path: Path) -> None:
+def test_without_actions_only_the_original_images_count(batches, tmp_path: Path) -> None:
     found = evaluate(Colours(), batches, actions=())
     assert found.original == 90
     assert [path.name for path in report.write(found, tmp_path)] == ["evaluation.json"]
@@ -114,7 +114,7 @@ def test_classes_that_do_not_fit_are_refused_at_once(batches) -> None:
         yield batches[0]
         raise AssertionError("the second batch should not be asked for")
 
-    with pytest.raises(ValueError, match="the network has 4 outputs, but the pictures have 3 cl"):
+    with pytest.raises(ValueError, match="the network has 4 outputs, but the images have 3 cl"):
         evaluate(Colours(), endless(), class_names=NAMES[:3])
 
 
@@ -195,7 +195,7 @@ def test_figure_shows_every_action(found: Evaluation) -> None:
     assert curves[0].get_xdata()[[0, -1]].tolist() == [-180, 180]
     labels = [text.get_text() for text in axes.texts]
     assert f"HSV shift, mean {found.sweeps['hsv'].mean:.1f}" in labels
-    assert "original pictures: 90.0" in labels
+    assert "original images: 90.0" in labels
     assert axes.get_title() == "Colours on toy"
     # A label on a curve could not be read where the curve is flat.
     assert all(text.get_position()[0] > 180 for text in axes.texts)
@@ -206,7 +206,7 @@ def test_titles_name_rotations_lifting_and_run(found: Evaluation) -> None:
     named = dataclasses.replace(found, facts=found.facts | facts)
     expected = "Colours, n = 12, hsv lifting (my-run) on flowers102"
     assert evaluation_figure(named).axes[0].get_title() == expected
-    assert report.summary_table(named).title.startswith(f"{expected}, 20 pictures")
+    assert report.summary_table(named).title.startswith(f"{expected}, 20 images")
 
 
 def test_labels_do_not_overlap() -> None:

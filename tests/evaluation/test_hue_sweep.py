@@ -1,4 +1,4 @@
-"""The hue sweep against a loop over single pictures, and what it promises about the network."""
+"""The hue sweep against a loop over single images, and what it promises about the network."""
 
 import warnings
 
@@ -37,7 +37,7 @@ class MeanColour(nn.Module):
 
 @pytest.fixture
 def batches() -> list[tuple[Tensor, Tensor]]:
-    """Twenty-three pictures of a few colours each, in batches of eight; class 4 has none."""
+    """Twenty-three images of a few colours each, in batches of eight; class 4 has none."""
     colours = torch.rand(23, 3, 1, 1, dtype=torch.float64)
     images = (0.8 * colours + 0.2 * torch.rand(23, 3, 6, 5, dtype=torch.float64)).clamp(0, 1)
     labels = torch.randint(4, (23,))
@@ -45,7 +45,7 @@ def batches() -> list[tuple[Tensor, Tensor]]:
 
 
 def slow_counts(model: nn.Module, batches: list[tuple[Tensor, Tensor]], turns: list[float], action):
-    """Counts by their definition, one picture and one shift at a time."""
+    """Counts by their definition, one image and one shift at a time."""
     correct, changed = torch.zeros(len(turns), 5).long(), torch.zeros(len(turns), 5).long()
     original, counts = torch.zeros(5).long(), torch.zeros(5).long()
     for images, labels in batches:
@@ -62,7 +62,7 @@ def slow_counts(model: nn.Module, batches: list[tuple[Tensor, Tensor]], turns: l
 
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("shifts", [37, [0.1, -0.7, 2.25]])
-def test_counts_match_a_loop_over_pictures(batches, action: str, shifts) -> None:
+def test_counts_match_a_loop_over_images(batches, action: str, shifts) -> None:
     model = MeanColour().eval()
     sweep = hue_sweep(model, batches, shifts, action)
     turns = torch.linspace(-0.5, 0.5, 37).tolist() if shifts == 37 else shifts
@@ -89,7 +89,7 @@ def test_counts_match_a_loop_over_pictures(batches, action: str, shifts) -> None
     )
 
 
-def test_several_actions_need_the_pictures_once(batches) -> None:
+def test_several_actions_need_the_images_once(batches) -> None:
     model = MeanColour()
     together = sweep_actions(model, iter(batches), 5)  # a generator can be gone through once
     assert list(together) == list(ACTIONS)
@@ -100,7 +100,7 @@ def test_several_actions_need_the_pictures_once(batches) -> None:
     assert sweep_actions(model, batches, 5, ()) == {}
 
 
-def test_original_pictures_reach_the_network_as_they_are(batches) -> None:
+def test_original_images_reach_the_network_as_they_are(batches) -> None:
     model = MeanColour()
     hue_sweep(model, batches[:1], [0.0, 1 / 3])
     untouched, back, shifted = model.seen
@@ -150,7 +150,7 @@ def test_an_equivariant_network_is_robust_at_its_own_shifts(make_network) -> Non
     images = torch.rand(24, 3, 12, 12, dtype=torch.float64)
     network = make_network(4, "hsv", head="avg").double().eval()
     with torch.no_grad():
-        network[-1].bias -= network(images).mean(0)  # so that every class gets some pictures
+        network[-1].bias -= network(images).mean(0)  # so that every class gets some images
         labels = network(images).argmax(1)
     assert len(labels.unique()) > 2
     exact = hue_sweep(network, [(images, labels)], [-0.5, -0.25, 0.0, 0.25])
@@ -201,7 +201,7 @@ def test_autocast_is_for_the_network_alone() -> None:
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_memory_layout_of_the_pictures_is_kept(layout: torch.memory_format) -> None:
+def test_memory_layout_of_the_images_is_kept(layout: torch.memory_format) -> None:
     model = MeanColour(torch.float32)
     images = torch.rand(4, 3, 8, 8).contiguous(memory_format=layout)
     for action in ACTIONS:
@@ -209,11 +209,11 @@ def test_memory_layout_of_the_pictures_is_kept(layout: torch.memory_format) -> N
     assert all(seen.is_contiguous(memory_format=layout) for seen in model.seen)
 
 
-@pytest.mark.parametrize("pictures", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("stored", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("weights", [torch.bfloat16, torch.float32, torch.float64])
-def test_pictures_get_the_dtype_of_the_network(pictures: torch.dtype, weights: torch.dtype) -> None:
+def test_images_get_the_dtype_of_the_network(stored: torch.dtype, weights: torch.dtype) -> None:
     network = z2cnn(3, width=4).to(weights)
-    images = torch.rand(2, 3, 28, 28).to(pictures)
+    images = torch.rand(2, 3, 28, 28).to(stored)
     sweep = hue_sweep(network, [(images, torch.tensor([0, 2]))], 3)
     assert sweep.counts.tolist() == [1, 0, 1]
 
@@ -321,11 +321,11 @@ GOOD = torch.rand(2, 3, 4, 4), torch.tensor([0, 1])
 @pytest.mark.parametrize(
     ("answer", "batches", "message"),
     [
-        (torch.eye(2), [], "batches holds no pictures"),
+        (torch.eye(2), [], "batches holds no images"),
         (torch.eye(2), [(GOOD[0].mul(255).byte(), GOOD[1])], "divide 8-bit images by 255"),
         (torch.eye(2), [(GOOD[0][0], GOOD[1])], "add the batch dimension"),
-        (torch.eye(2), [(2 * GOOD[0] - 1, GOOD[1])], "pictures in .0, 1., but 2 are not"),
-        (torch.eye(2), [(GOOD[0], GOOD[1][:1])], r"one whole number per picture .*\[1\]"),
+        (torch.eye(2), [(2 * GOOD[0] - 1, GOOD[1])], "images in .0, 1., but 2 are not"),
+        (torch.eye(2), [(GOOD[0], GOOD[1][:1])], r"one whole number per image .*\[1\]"),
         (torch.eye(2), [(GOOD[0], GOOD[1].float())], r"one whole number per .*torch.float32 \[2\]"),
         (torch.eye(2), [(GOOD[0], GOOD[1] + 1)], "has 2 outputs, but 1 labels lie outside 0 to 1"),
         (torch.eye(2), [(GOOD[0], GOOD[1] - 1)], "has 2 outputs, but 1 labels lie outside 0 to 1"),
@@ -333,7 +333,7 @@ GOOD = torch.rand(2, 3, 4, 4), torch.tensor([0, 1])
         (torch.eye(2)[:1], [GOOD], r"logits \[2, classes\] .*got \[1, 2\]"),
         (torch.zeros(2), [GOOD], r"logits \[2, classes\] .*got \[2\]"),
         ({"logits": torch.eye(2)}, [GOOD], "logits .*got dict"),
-        (torch.full((2, 2), torch.nan), [GOOD], "logits are NaN for 2 pictures"),
+        (torch.full((2, 2), torch.nan), [GOOD], "logits are NaN for 2 images"),
     ],
 )
 def test_bad_batches_and_networks(answer, batches, message: str) -> None:

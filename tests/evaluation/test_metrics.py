@@ -1,4 +1,4 @@
-"""Metrics against loops over single pictures, and against torchmetrics where it agrees."""
+"""Metrics against loops over single images, and against torchmetrics where it agrees."""
 
 import math
 
@@ -16,7 +16,7 @@ from equicolor.evaluation import (
 
 @pytest.fixture
 def answers() -> tuple[Tensor, Tensor]:
-    """Logits that are right about half of the time; class 6 has no pictures."""
+    """Logits that are right about half of the time; class 6 has no images."""
     labels = torch.randint(6, (400,))
     logits = torch.randn(400, 7, dtype=torch.float64)
     logits[torch.arange(400), labels] += 1.2
@@ -24,7 +24,7 @@ def answers() -> tuple[Tensor, Tensor]:
 
 
 def slow_reliability(logits: Tensor, labels: Tensor, bins: int):
-    """Pictures sorted into bins one by one."""
+    """Images sorted into bins one by one."""
     counts, confidence, correct = [0] * bins, [0.0] * bins, [0] * bins
     for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
         weights = [math.exp(value) for value in row]
@@ -102,12 +102,12 @@ def test_torchmetrics_agrees_on_generic_answers(answers) -> None:
 @pytest.mark.parametrize(
     ("logits", "labels", "message"),
     [
-        (torch.zeros(0, 3), torch.zeros(0).long(), "at least one picture"),
+        (torch.zeros(0, 3), torch.zeros(0).long(), "at least one image"),
         (torch.zeros(4, 3), torch.zeros(3).long(), r"got \[4, 3\] and \[3\]"),
         (torch.zeros(4), torch.zeros(4).long(), r"got \[4\] and \[4\]"),
         (torch.zeros(2, 3), torch.tensor([0, 3]), "labels of 3 classes lie in 0 to 2, got 0 to 3"),
         (torch.zeros(2, 3), torch.tensor([-1, 0]), "got -1 to 0"),
-        (torch.tensor([[0, torch.nan], [0, 1]]), torch.tensor([0, 1]), "NaN for 1 of 2 pictures"),
+        (torch.tensor([[0, torch.nan], [0, 1]]), torch.tensor([0, 1]), "NaN for 1 of 2 images"),
     ],
 )
 def test_bad_answers(metric, logits: Tensor, labels: Tensor, message: str) -> None:
@@ -117,6 +117,6 @@ def test_bad_answers(metric, logits: Tensor, labels: Tensor, message: str) -> No
 
 def test_infinite_logits_have_no_confidence() -> None:
     logits = torch.tensor([[torch.inf, 0.0], [0.0, -torch.inf]])
-    with pytest.raises(ValueError, match=r"probabilities are NaN for 1 of 2 pictures: .* infinite"):
+    with pytest.raises(ValueError, match=r"probabilities are NaN for 1 of 2 images: .* infinite"):
         reliability(logits, torch.tensor([0, 0]))
     assert reliability(logits[1:], torch.tensor([0])).expected_error == 0  # sure, and right

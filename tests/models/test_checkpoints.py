@@ -446,7 +446,7 @@ def test_grey_networks_of_unknown_origin_cannot_be_saved(tmp_path):
         save_model(GrayInput(nn.Flatten()), tmp_path / "grey.safetensors")
 
 
-def test_pictures_of_the_training_travel_with_the_network(tmp_path):
+def test_images_of_the_training_travel_with_the_network(tmp_path):
     network = tiny()
     assert network.origin == (network.image_size, None, "", None, "")
     network.origin = Origin(48, 54, "pets", 0, "0123456789abcdef")

@@ -1,4 +1,4 @@
-"""A small made-up folder of pictures, and the recipe of a tiny network for it."""
+"""A small made-up folder of images, and the recipe of a tiny network for it."""
 
 import dataclasses
 import os
@@ -40,7 +40,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def toy_folder(once: Callable[..., Path]) -> Path:
-    """Three classes of coloured noise: 11 pictures each for training, 3 for testing."""
+    """Three classes of coloured noise: 11 images each for training, 3 for testing."""
     return once("toy", _draw)
 
 

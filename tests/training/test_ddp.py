@@ -99,7 +99,7 @@ def test_two_processes_learn_what_one_learns(
 
 def test_the_result_is_that_of_the_whole_test_set(runs: Path) -> None:
     (row,) = json.loads((runs / "adam" / "result.json").read_text())["rows"]
-    assert row["pictures"] == 9
+    assert row["images"] == 9
     assert len(row["hue_curve"]) == 37
 
 

@@ -21,7 +21,7 @@ NAMES = ("disc", "ring")
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Class folders without a split of their own."""
-    root = tmp_path_factory.mktemp("pictures") / "shapes"
+    root = tmp_path_factory.mktemp("images") / "shapes"
     for name in NAMES:
         (root / name).mkdir(parents=True)
         for index in range(15):
@@ -44,8 +44,8 @@ def run(shapes: Path, tmp_path: Path) -> Path:
 
 
 def files(recipe: TrainingRecipe, split: str) -> set[str]:
-    pictures = load_dataset(recipe.dataset, split, seed=recipe.split_seed)
-    return {str(file) for file in pictures.files}
+    images = load_dataset(recipe.dataset, split, seed=recipe.split_seed)
+    return {str(file) for file in images.files}
 
 
 def head(network: Network) -> torch.Tensor:
@@ -69,7 +69,7 @@ def test_a_file_alone_knows_split_and_size(run: Path, shapes: Path, tmp_path: Pa
     assert recipe.batch_size == 256
 
 
-def test_padded_crops_are_kept_on_the_same_pictures_only(run: Path, shapes: Path) -> None:
+def test_padded_crops_are_kept_on_the_same_images_only(run: Path, shapes: Path) -> None:
     before = TrainingRecipe.from_json((run / "recipe.json").read_text())
     padded = dataclasses.replace(before, crop="padded")
     recipe = finetune_recipe(str(shapes), run, like=padded)

@@ -1,4 +1,4 @@
-"""What a run on pictures leaves in its folder, and what networks learn."""
+"""What a run on images leaves in its folder, and what networks learn."""
 
 import csv
 import dataclasses
@@ -53,7 +53,7 @@ class TestFolder:
         assert expected.items() <= row.items()
         assert len(row["hue_curve"]) == 37
         assert 0 <= row["original"] <= 100
-        # The same pictures in the same seconds as in the table, those that fill a batch too.
+        # The same images in the same seconds as in the table, those that fill a batch too.
         seconds = [float(line["seconds"]) for line in rows]
         shown = [float(line["images_per_second"]) for line in rows]
         rate = sum(a * b for a, b in zip(shown, seconds, strict=True)) / sum(seconds)
@@ -66,7 +66,7 @@ class TestFolder:
     def test_a_finished_run_is_not_trained_again(
         self, finished_recipe: TrainingRecipe, finished: Fit, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(fitting, "PictureData", None)
+        monkeypatch.setattr(fitting, "ImageData", None)
         assert fit(finished_recipe, finished.folder.path, CPU) == finished._replace(continued=3)
 
     def test_a_finished_run_without_its_network_is_named(
@@ -113,7 +113,7 @@ class TestFolder:
             fit(dataclasses.replace(toy_recipe, options={"rotation": 3}), tmp_path / "run", CPU)
         with pytest.raises(ValueError, match="unknown dataset"):
             fit(dataclasses.replace(toy_recipe, dataset="flower"), tmp_path / "run", CPU)
-        with pytest.raises(FileNotFoundError, match="no folder of pictures"):
+        with pytest.raises(FileNotFoundError, match="no folder of images"):
             fit(dataclasses.replace(toy_recipe, dataset="./nowhere"), tmp_path / "run", CPU)
         assert list(tmp_path.iterdir()) == []
 
@@ -126,7 +126,7 @@ def test_a_network_learns_colours_and_is_lost_when_they_shift(
     )
     found = fit(recipe, tmp_path, CPU)
     assert found is not None
-    assert found.row["original"] >= 80  # red, green and blue pictures
+    assert found.row["original"] >= 80  # red, green and blue images
     assert found.row["hue_mean"] < 50  # shifted by a third, one class looks like another
 
 
@@ -150,8 +150,8 @@ def test_imagenet_streams_from_a_tree_of_its_layout(tmp_path: Path) -> None:
             folder = tmp_path / "imagenet" / part / synset
             folder.mkdir(parents=True)
             for number in range(count):
-                picture = Image.new("RGB", (40 + 5 * number, 38), colour)
-                picture.save(folder / f"{synset}_{number}.JPEG")
+                image = Image.new("RGB", (40 + 5 * number, 38), colour)
+                image.save(folder / f"{synset}_{number}.JPEG")
     recipe = dataclasses.replace(
         find_recipe("imagenet/hsv-3+jitter"), size=28, resize=32, epochs=1, batch_size=4,
         precision="32", options={"rotations": 3, "lifting": "hsv", "width": 2},
@@ -159,7 +159,7 @@ def test_imagenet_streams_from_a_tree_of_its_layout(tmp_path: Path) -> None:
     options = dataclasses.replace(CPU, root=tmp_path, data_path="streaming", workers=1)
     found = fit(recipe, tmp_path / "run", options)
     assert found is not None
-    assert (found.row["dataset"], found.row["pictures"]) == ("imagenet", 4)
+    assert (found.row["dataset"], found.row["images"]) == ("imagenet", 4)
 
 
 def test_bf16(toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
@@ -234,13 +234,13 @@ def test_runs_of_other_class_names_are_not_continued(
         fit(recipe, tmp_path / "run", CPU)
 
 
-def test_small_pictures_of_a_folder_are_refused_for_large_shifted_crops(
+def test_small_images_of_a_folder_are_refused_for_large_shifted_crops(
     toy_recipe: TrainingRecipe, tmp_path: Path
 ) -> None:
     recipe = dataclasses.replace(toy_recipe, crop="padded", size=31, resize=31)
     for path in ("resident", "streaming"):
         options = dataclasses.replace(CPU, data_path=path, workers=0)
-        with pytest.raises(ValueError, match=r"pictures of at least 23 .* but one is 22 × "):
+        with pytest.raises(ValueError, match=r"images of at least 23 .* but one is 22 × "):
             fit(recipe, tmp_path / path, options)
 
 

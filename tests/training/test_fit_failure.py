@@ -107,7 +107,7 @@ class TestFailure:
             ({"size": 2}, r"ce_resnet18 cannot take images of 2 × 2 pixels \(it was made for 224"),
             (
                 {"batch_size": 1},
-                "a batch of 1 picture of 16 × 16 pixels is too small for the",
+                "a batch of 1 image of 16 × 16 pixels is too small for the",
             ),
         ],
     )
@@ -130,7 +130,7 @@ class TestFailure:
             fit(toy_recipe, tmp_path / "run", CPU)
         assert not (tmp_path / "run").exists()
 
-    def test_single_pictures_will_do_where_batch_norms_see_pixels(
+    def test_single_images_will_do_where_batch_norms_see_pixels(
         self, toy_recipe: TrainingRecipe
     ) -> None:
         for change in ({"size": 96, "resize": 96}, {"augmix": "original", "js": True}):
@@ -196,7 +196,7 @@ class TestFailure:
         with pytest.raises(DivergedError, match=r"at step 2 .* it was too early for a checkpoint"):
             fit(recipe, tmp_path, CPU)
 
-    def test_corrupt_pictures_are_named_or_left_out(
+    def test_corrupt_images_are_named_or_left_out(
         self, toy_recipe: TrainingRecipe, toy_folder: Path, tmp_path: Path
     ) -> None:
         data = tmp_path / "data"
@@ -216,7 +216,7 @@ class TestFailure:
                 found = fit(recipe, tmp_path / path, skipping, console=Console(file=file))
             assert found is not None
             assert (found.row["skipped_train"], found.row["skipped_test"]) == (1, 1)
-            assert found.row["pictures"] == 8
+            assert found.row["images"] == 8
             told = (tmp_path / f"{path}.log").read_text().replace("\n", " ")
             for split, name in (("train", "class1/4.png"), ("test", "class2/1.png")):
                 start = f"left out 1 corrupt image of data ({split}), beginning with"
@@ -224,7 +224,7 @@ class TestFailure:
                 assert name in told.partition(start)[2]
 
     @pytest.mark.parametrize("path", ["resident", "streaming"])
-    def test_corrupt_test_pictures_are_found_before_training(
+    def test_corrupt_test_images_are_found_before_training(
         self, toy_recipe: TrainingRecipe, toy_folder: Path, path: str, tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:  # fmt: skip
@@ -241,11 +241,11 @@ class TestFailure:
         with pytest.raises(ValueError, match=r"test/class0/2\.png cannot be decoded"):
             fit(recipe, tmp_path / "run", options)
 
-    def test_skipped_pictures_are_counted_over_interruptions(
+    def test_skipped_images_are_counted_over_interruptions(
         self, toy_recipe: TrainingRecipe, toy_folder: Path, tmp_path: Path
     ) -> None:
         shutil.copytree(toy_folder, tmp_path / "data")
-        (tmp_path / "data" / "train" / "class0" / "2.png").write_bytes(b"no picture")
+        (tmp_path / "data" / "train" / "class0" / "2.png").write_bytes(b"no image")
         recipe = dataclasses.replace(toy_recipe, dataset=str(tmp_path / "data"), epochs=1)
         options = dataclasses.replace(CPU, data_path="streaming", workers=0, skip_corrupt=True)
         fit(recipe, tmp_path / "run", options)

@@ -68,7 +68,7 @@ def test_other_shapes_are_refused():
         jensen_shannon(*torch.rand(3, 3).unbind(0))
 
 
-def test_pictures_that_do_not_count_change_nothing():
+def test_images_that_do_not_count_change_nothing():
     views = [torch.randn(6, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     counted = torch.tensor([True, False, True, True, False, True])
     some = jensen_shannon(*(view[counted] for view in views))

@@ -143,7 +143,7 @@ def test_checkpoints_are_stored_by_their_absolute_path(
     assert known[0].differences(dataclasses.replace(known[0], finetune_digest="cd"))
 
 
-def test_what_a_trained_network_knows_of_its_pictures(tmp_path: Path) -> None:
+def test_what_a_trained_network_knows_of_its_images(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / "pets" / name).mkdir(parents=True)
     recipe = TrainingRecipe(dataset=str(tmp_path / "pets"), split_seed=3, size=64, resize=80)

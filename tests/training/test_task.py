@@ -34,8 +34,8 @@ CHANGES = {
 
 def plain_training(recipe: TrainingRecipe) -> nn.Module:
     """The same training as a loop that anybody can read."""
-    pictures = load_dataset(recipe.dataset, "train")
-    decoded = decode(pictures, short_side=recipe.short_side("train"))
+    raw = load_dataset(recipe.dataset, "train")
+    decoded = decode(raw, short_side=recipe.short_side("train"))
     loader = ResidentLoader(
         decoded, recipe.augmentation, batch_size=recipe.batch_size, seed=recipe.seed, shuffle=True
     )
@@ -131,14 +131,14 @@ def test_a_continued_run_keeps_its_threads(toy_recipe, monkeypatch):
 def test_checkpoints_of_other_runs_are_refused(toy_recipe: TrainingRecipe) -> None:
     network = toy_recipe.build(3)
     saved: dict[str, object] = {}
-    ClassificationTask(toy_recipe, network, {"pictures": 33}).on_save_checkpoint(saved)
-    ClassificationTask(toy_recipe, network, {"pictures": 33}).on_load_checkpoint(saved)
-    with pytest.raises(CheckpointError, match="another run: 34 pictures instead of 33"):
-        ClassificationTask(toy_recipe, network, {"pictures": 34}).on_load_checkpoint(saved)
+    ClassificationTask(toy_recipe, network, {"images": 33}).on_save_checkpoint(saved)
+    ClassificationTask(toy_recipe, network, {"images": 33}).on_load_checkpoint(saved)
+    with pytest.raises(CheckpointError, match="another run: 34 images instead of 33"):
+        ClassificationTask(toy_recipe, network, {"images": 34}).on_load_checkpoint(saved)
     other = dataclasses.replace(toy_recipe, lr=0.1)
     with pytest.raises(CheckpointError, match=r"lr 0\.1 instead of 0\.001"):
-        ClassificationTask(other, network, {"pictures": 33}).on_load_checkpoint(saved)
-    named = ClassificationTask(toy_recipe, network, {"pictures": 33, "class names": "ab12"})
+        ClassificationTask(other, network, {"images": 33}).on_load_checkpoint(saved)
+    named = ClassificationTask(toy_recipe, network, {"images": 33, "class names": "ab12"})
     named.on_load_checkpoint(saved)  # which was written when nobody asked for the names
     named.on_save_checkpoint(saved)
     with pytest.raises(CheckpointError, match=r"another run: other class names\. Choose"):
@@ -162,7 +162,7 @@ def test_dropout_is_keyed_to_the_epoch(toy_recipe: TrainingRecipe, tmp_path: Pat
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
 
 
-def test_a_batch_of_nothing_but_corrupt_pictures_is_no_divergence(
+def test_a_batch_of_nothing_but_corrupt_images_is_no_divergence(
     toy_recipe: TrainingRecipe,
 ) -> None:
     for change in ({}, {"augmix": "original", "js": True, "label_smoothing": 0.1}):
@@ -191,9 +191,9 @@ class TestTally:
             tally.add(losses[step], logits[step], labels[step], step + 1)
         hits = (logits.argmax(-1) == labels).sum().item()
         counts = Counts.of(tally.take().tolist())
-        pictures = torch.tensor([7, 7, 6, 7, 7])
-        assert counts.loss == pytest.approx((losses * pictures).sum().item() / 34)
-        assert (counts.accuracy, counts.pictures) == (pytest.approx(100 * hits / 34), 34)
+        images = torch.tensor([7, 7, 6, 7, 7])
+        assert counts.loss == pytest.approx((losses * images).sum().item() / 34)
+        assert (counts.accuracy, counts.images) == (pytest.approx(100 * hits / 34), 34)
         assert int(tally.diverged) == NEVER
         assert tally.take().tolist() == [0, 0, 0]
 

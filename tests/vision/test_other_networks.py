@@ -14,8 +14,8 @@ import equicolor
 from equicolor.color import shift_hue
 from equicolor.conversion import ConversionError, ConvertedNetwork, Source, adapt, convert
 from equicolor.evaluation import ForeignNetwork, load_network
+from equicolor.evaluation.images import choose_preparation
 from equicolor.evaluation.networks import network_facts
-from equicolor.evaluation.pictures import choose_preparation
 from equicolor.models import CheckpointError, load_model, save_model
 from equicolor.models.heads import with_classes
 from equicolor.nn import fold
@@ -340,7 +340,7 @@ def test_options_without_weights_must_be_said(options, tmp_path, relative_error)
         assert relative_error(loaded(x), network(x)) < 1e-6
 
 
-def test_pictures_are_cut_as_before(tmp_path):
+def test_images_are_cut_as_before(tmp_path):
     foreign = load_network("timm:resnet18.a1_in1k", pretrained=False)
     assert foreign.resize != 256 * foreign.image_size // 224
     network = convert(foreign, 2)

@@ -1,6 +1,6 @@
 """Looking into networks: receptive fields, colour selectivity and neuron features.
 
-For any network that takes pictures, plain or equivariant, of this package or not.
+For any network that takes images, plain or equivariant, of this package or not.
 """
 
 from equicolor.analysis.activations import TopActivations, activations_at, top_activations

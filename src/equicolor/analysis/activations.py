@@ -1,8 +1,8 @@
-"""The pictures that excite every unit of a network most, found in one pass over the data.
+"""The images that excite every unit of a network most, found in one pass over the data.
 
-A unit is a channel, or one rotation of a channel, at the position in a picture where it is
-most active; every picture counts once. What is kept of a picture is how much, where, and which
-picture it was, so memory does not grow with the data.
+A unit is a channel, or one rotation of a channel, at the position in an image where it is
+most active; every image counts once. What is kept of an image is how much, where, and which
+image it was, so memory does not grow with the data.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,53 +19,53 @@ from equicolor.analysis.taps import run, tapped
 from equicolor.data.loaders import ResidentLoader
 from equicolor.evaluation.counting import evaluating
 
-__all__ = ["Batches", "TopActivations", "activations_at", "chosen_pictures", "top_activations"]
+__all__ = ["Batches", "TopActivations", "activations_at", "chosen_images", "top_activations"]
 
-# Pictures [B, 3, H, W] in [0, 1], or pairs of them and labels; the same ones every time.
+# Images [B, 3, H, W] in [0, 1], or pairs of them and labels; the same ones every time.
 Batches = Iterable[Tensor | tuple[Tensor, Tensor]]
 Progress = Callable[[int, int | None], None]
 
 
 @runtime_checkable
 class _Shifted(Protocol):
-    """Batches that are others, changed picture by picture."""
+    """Batches that are others, changed image by image."""
 
     @property
     def batches(self) -> Batches:
         """The others."""
 
     def shift(self, images: Tensor, numbers: Tensor) -> Tensor:
-        """Pictures, changed as their numbers say."""
+        """Images, changed as their numbers say."""
 
 
 @dataclass(frozen=True, eq=False)
 class TopActivations:
     """The strongest activations of every unit of a layer, strongest first.
 
-    There are :math:`C` channels with :math:`n` rotations each, and :math:`N` pictures are kept,
+    There are :math:`C` channels with :math:`n` rotations each, and :math:`N` images are kept,
     or as many as there are.
 
     Attributes:
         layer: what was looked at.
         values: float32 :math:`[C, n, N]`, at least 0: a negative activation is none.
-        pictures: int64 :math:`[C, n, N]`, which picture, in the order of the data. Of pictures
+        images: int64 :math:`[C, n, N]`, which image, in the order of the data. Of images
             that excite a unit equally, the first come first.
         positions: int64 :math:`[C, n, N]`, where in it: ``row * W + column``.
     """
 
     layer: Layer
     values: Tensor
-    pictures: Tensor
+    images: Tensor
     positions: Tensor
 
     @property
     def alive(self) -> Tensor:
-        """Whether a unit was active in any picture, bool :math:`[C, n]`."""
+        """Whether a unit was active in any image, bool :math:`[C, n]`."""
         return self.values[..., 0] > 0
 
 
 def images_of(batch: Tensor | tuple[Tensor, Tensor]) -> Tensor:
-    """The pictures of a batch, with labels or without."""
+    """The images of a batch, with labels or without."""
     return batch if isinstance(batch, Tensor) else batch[0]
 
 
@@ -79,14 +79,14 @@ def top_activations(
     autocast: torch.dtype | None = None,
     progress: Progress | None = None,
 ) -> dict[str, TopActivations]:
-    """Find the pictures that excite the units of some layers most, in one pass.
+    """Find the images that excite the units of some layers most, in one pass.
 
     Args:
-        network: takes pictures :math:`[B, 3, H, W]` in [0, 1]; looked at in eval mode.
-        batches: pictures of one size, or pairs of pictures and labels.
+        network: takes images :math:`[B, 3, H, W]` in [0, 1]; looked at in eval mode.
+        batches: images of one size, or pairs of images and labels.
         layers: names as of :func:`equicolor.analysis.find_layers`; by default all
             nonlinearities.
-        top: how many pictures to keep for each unit, :math:`N`.
+        top: how many images to keep for each unit, :math:`N`.
         autocast: compute with torch's autocast to this dtype.
         progress: called with (batches done, batches in all if known).
 
@@ -97,9 +97,9 @@ def top_activations(
         >>> red = nn.Conv2d(3, 1, 1, bias=False)
         >>> red.weight.data = torch.tensor([1.0, -1.0, 0.0]).view(1, 3, 1, 1)
         >>> images = torch.zeros(4, 3, 2, 2)
-        >>> images[2, 0, 1, 0] = 0.75  # a red spot in the third picture
+        >>> images[2, 0, 1, 0] = 0.75  # a red spot in the third image
         >>> found = top_activations(nn.Sequential(red, nn.ReLU()), [images], top=1)["1"]
-        >>> [x.item() for x in (found.values, found.pictures, found.positions)]
+        >>> [x.item() for x in (found.values, found.images, found.positions)]
         [0.75, 2, 2]
     """
     _checks.positive_int("top", top)
@@ -124,7 +124,7 @@ def top_activations(
             size = images.shape[-2:]
         if images.shape[-2:] != size:
             raise ValueError(
-                f"pictures must have one size, {list(size)} as the first, got "
+                f"images must have one size, {list(size)} as the first, got "
                 f"{list(images.shape[-2:])}: positions would not be comparable"
             )
         with evaluating(network), tapped(network, list(known), receive):
@@ -133,7 +133,7 @@ def top_activations(
         if progress:
             progress(done, total)
     if not known:
-        raise ValueError("batches holds no pictures")
+        raise ValueError("batches holds no images")
     for name, found in strongest.items():
         found.refuse_nan(name)
     return {
@@ -149,12 +149,12 @@ class _Strongest:
         self.kept: tuple[Tensor, ...] | None = None
 
     def add(self, features: Tensor, first: int) -> None:
-        """Take in features ``[B, C, n, H, W]`` of the pictures from number ``first``."""
+        """Take in features ``[B, C, n, H, W]`` of the images from number ``first``."""
         values, positions = features.flatten(3).max(-1)
         values = values.float().clamp(min=0)
         numbers = torch.arange(first, first + len(values), device=values.device)
         numbers = numbers.view(-1, 1, 1).expand_as(positions)
-        # The pictures of a unit side by side, in order: equal ones are sorted by that.
+        # The images of a unit side by side, in order: equal ones are sorted by that.
         kept = tuple(x.movedim(0, -1) for x in (values, numbers, positions))
         if self.kept is not None:
             kept = tuple(torch.cat(pair, -1) for pair in zip(self.kept, kept, strict=True))
@@ -165,19 +165,19 @@ class _Strongest:
         """Refuse activations that are not numbers, which sort before all others."""
         if self.kept is not None and bool(self.kept[0].isnan().any()):
             raise ValueError(
-                f"layer {name} gives NaN for some pictures: the network or they are damaged"
+                f"layer {name} gives NaN for some images: the network or they are damaged"
             )
 
     def results(self) -> tuple[Tensor, ...]:
-        """Values, pictures and positions, on the CPU."""
+        """Values, images and positions, on the CPU."""
         assert self.kept is not None
         return tuple(x.cpu() for x in self.kept)
 
 
-def chosen_pictures(batches: Batches, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Some of the pictures, in batches.
+def chosen_images(batches: Batches, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Some of the images, in batches.
 
-    Pictures that lie decoded in the memory are gathered; else all batches are gone through.
+    Images that lie decoded in the memory are gathered; else all batches are gone through.
 
     Args:
         batches: all of them.
@@ -185,16 +185,16 @@ def chosen_pictures(batches: Batches, wanted: Tensor) -> Iterator[tuple[Tensor, 
             different.
 
     Returns:
-        Pairs of numbers ``[B]``, on the CPU, and pictures ``[B, 3, H, W]``.
+        Pairs of numbers ``[B]``, on the CPU, and images ``[B, 3, H, W]``.
 
     Example:
         >>> batches = [torch.rand(2, 3, 4, 4), torch.rand(2, 3, 4, 4)]
-        >>> chosen = chosen_pictures(batches, torch.tensor([1, 2, 3]))
+        >>> chosen = chosen_images(batches, torch.tensor([1, 2, 3]))
         >>> [(numbers.tolist(), len(images)) for numbers, images in chosen]
         [([1], 1), ([2, 3], 2)]
     """
     if isinstance(batches, _Shifted):
-        for numbers, images in chosen_pictures(batches.batches, wanted):
+        for numbers, images in chosen_images(batches.batches, wanted):
             yield numbers, batches.shift(images, numbers)
         return
     if isinstance(batches, ResidentLoader) and not batches.epochs.shuffle:
@@ -225,12 +225,12 @@ def activations_at(
     autocast: torch.dtype | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Tensor]:
-    """The activations of the same units on the same pictures at the same positions, changed.
+    """The activations of the same units on the same images at the same positions, changed.
 
     Args:
         network, batches, autocast, progress: as in :func:`top_activations`.
         found: what that found.
-        change: from pictures ``[B, 3, H, W]`` to pictures of the same shape.
+        change: from images ``[B, 3, H, W]`` to images of the same shape.
 
     Returns:
         Of every layer float32 :math:`[C, n, N]` on the CPU, at least 0.
@@ -242,7 +242,7 @@ def activations_at(
         >>> torch.equal(same["0"], found["0"].values)
         True
     """
-    wanted = torch.cat([tops.pictures.flatten() for tops in found.values()]).unique()
+    wanted = torch.cat([tops.images.flatten() for tops in found.values()]).unique()
     readings = {name: _Readings(tops) for name, tops in found.items()}
     part = torch.empty(0, dtype=torch.int64)
 
@@ -251,30 +251,30 @@ def activations_at(
 
     done = 0
     with evaluating(network), tapped(network, list(found), receive):
-        for part, images in chosen_pictures(batches, wanted):
+        for part, images in chosen_images(batches, wanted):
             run(network, change(images), autocast)
             done += len(part)
             if progress:
                 progress(done, len(wanted))
     if done < len(wanted):
-        raise ValueError(f"batches gave {done} of the {len(wanted)} pictures it gave before")
+        raise ValueError(f"batches gave {done} of the {len(wanted)} images it gave before")
     return {name: reading.values for name, reading in readings.items()}
 
 
 class _Readings:
-    """Activations to read: which units in which pictures, in the order of the pictures."""
+    """Activations to read: which units in which images, in the order of the images."""
 
     def __init__(self, tops: TopActivations) -> None:
-        self.pictures, self.order = tops.pictures.flatten().sort()
+        self.images, self.order = tops.images.flatten().sort()
         self.positions = tops.positions.flatten()
         self.values = torch.zeros_like(tops.values)
 
     def read(self, features: Tensor, numbers: Tensor) -> None:
-        """Take what is wanted from the features of pictures with sorted numbers."""
+        """Take what is wanted from the features of images with sorted numbers."""
         ends = torch.stack((numbers[0], numbers[-1] + 1))
-        start, end = torch.searchsorted(self.pictures, ends)
+        start, end = torch.searchsorted(self.images, ends)
         entries = self.order[start:end]
-        batch = torch.searchsorted(numbers, self.pictures[start:end])
+        batch = torch.searchsorted(numbers, self.images[start:end])
         channel, rotation, _ = torch.unravel_index(entries, self.values.shape)
         places = batch, channel, rotation, self.positions[entries]
         read = features.flatten(3)[tuple(x.to(features.device) for x in places)]

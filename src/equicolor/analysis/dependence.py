@@ -52,7 +52,7 @@ _PADDINGS = (
 
 @dataclass(frozen=True)
 class _Call:
-    """An operation that was executed, with at least one argument that depends on the picture."""
+    """An operation that was executed, with at least one argument that depends on the image."""
 
     seen: "Dependence"
     func: Any
@@ -81,7 +81,7 @@ class Dependence(TorchDispatchMode):
     Use it in inference mode, where tensors are the very objects an operation returned.
 
     Args:
-        images: a picture ``[1, 3, H, W]`` to start from.
+        images: an image ``[1, 3, H, W]`` to start from.
 
     Attributes:
         unknown: operations that were taken to look at everything.
@@ -99,7 +99,7 @@ class Dependence(TorchDispatchMode):
     def __init__(self, images: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         height, width = images.shape[-2:]
-        self.picture = (height, width)
+        self.image = (height, width)
         self.unknown: set[str] = set()
         self._known = WeakTensorKeyDictionary()
         self._known[images] = rules.pixel_planes(height, width, device=images.device)
@@ -108,7 +108,7 @@ class Dependence(TorchDispatchMode):
         self._written: dict[int, tuple[Any, Planes]] = {}
 
     def planes(self, tensor: Tensor) -> Planes | None:
-        """What a tensor depends on; None if not on the picture."""
+        """What a tensor depends on; None if not on the image."""
         found: Planes | None = self._known.get(tensor)
         if self._written and (memory := _memory(tensor)) in self._written:
             return _places(tensor, self._written[memory][1])
@@ -232,7 +232,7 @@ def _move(call: _Call) -> list[Planes]:
             found = call.seen.planes(x)
             if found is not None:
                 return found[index]
-            # Constants beside what depends on the picture, as in cat; indices stay.
+            # Constants beside what depends on the image, as in cat; indices stay.
             return torch.full_like(x, torch.inf) if x.is_floating_point() else x
 
         result = call.func(*tree_map(plane, call.args), **tree_map(plane, call.kwargs))
@@ -278,7 +278,7 @@ def _pool(call: _Call) -> list[Planes]:
 
 def _adaptive_pool(call: _Call) -> list[Planes]:
     rank = int(call.func.overloadpacket.__name__[-2])
-    made = rules.bins(call.first, call.outputs[0].shape[-rank:], call.seen.picture)
+    made = rules.bins(call.first, call.outputs[0].shape[-rank:], call.seen.image)
     return [made] * len(call.outputs)
 
 
@@ -309,7 +309,7 @@ def _reduce(call: _Call) -> list[Planes]:
     if "other" in call.named:  # max(a, b)
         return _pointwise(call)
     axes, shape = _axes(call), call.outputs[0].shape
-    made = rules.reduce(call.first, axes, call.seen.picture)
+    made = rules.reduce(call.first, axes, call.seen.image)
     if len(shape) < call.args[0].ndim:
         for axis in sorted(axes, reverse=True):
             made = tuple(plane.squeeze(axis) for plane in made)
@@ -341,7 +341,7 @@ def _group_norm(call: _Call) -> list[Planes]:
 
 
 def _normalise(call: _Call, axes: list[int]) -> list[Planes]:
-    statistics = rules.reduce(call.first, axes, call.seen.picture)
+    statistics = rules.reduce(call.first, axes, call.seen.image)
     return [rules.union([call.first, statistics], call.outputs[0].shape)]
 
 

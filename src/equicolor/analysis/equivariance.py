@@ -1,4 +1,4 @@
-"""How equivariant every layer of a network is, measured on pictures."""
+"""How equivariant every layer of a network is, measured on images."""
 
 from collections.abc import Mapping
 
@@ -26,12 +26,12 @@ def layer_equivariance(
     """The worst relative equivariance error of every layer over the hue group.
 
     What :func:`equicolor.testing.equivariance_error` is for a whole network, for all layers in
-    n passes. Layers with n rotations should roll them when the hue of a picture is shifted by
+    n passes. Layers with n rotations should roll them when the hue of an image is shifted by
     1/n; all others should give the same, which is invariance.
 
     Args:
-        network: takes pictures in [0, 1]; looked at in eval mode.
-        images: some pictures, :math:`[B, 3, H, W]`.
+        network: takes images in [0, 1]; looked at in eval mode.
+        images: some images, :math:`[B, 3, H, W]`.
         layers: of :func:`equicolor.analysis.find_layers`.
         rotations: the order :math:`n` of the group.
         action: what a hue shift is, ``"rgb"`` or ``"hsv"``, as the network's lifting.

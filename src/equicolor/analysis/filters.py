@@ -1,4 +1,4 @@
-"""The filters a network looks at pictures with, in all their rotations."""
+"""The filters a network looks at images with, in all their rotations."""
 
 from dataclasses import dataclass
 
@@ -19,22 +19,22 @@ class FirstFilters:
 
     Attributes:
         layer: its name.
-        pictures: float32 :math:`[O, n, 3, k_h, k_w]` in [0, 1]: filters with their rotations,
+        images: float32 :math:`[O, n, 3, k_h, k_w]` in [0, 1]: filters with their rotations,
             mid-grey where the weight is 0, each filter as bright as it can be.
         lifting: ``"rgb"``, ``"hsv"``, or None for an ordinary convolution. An HSV lift shifts
-            the picture and not the filter; its rotations are drawn as the hues the filter is
+            the image and not the filter; its rotations are drawn as the hues the filter is
             shifted to.
         strength: the norm of every filter, :math:`[O]`.
     """
 
     layer: str
-    pictures: Tensor
+    images: Tensor
     lifting: str | None
     strength: Tensor
 
 
 def first_filters(network: nn.Module) -> FirstFilters | None:
-    """The filters of the first convolution that takes pictures, or one channel made of them.
+    """The filters of the first convolution that takes images, or one channel made of them.
 
     Args:
         network: any.
@@ -45,7 +45,7 @@ def first_filters(network: nn.Module) -> FirstFilters | None:
     Example:
         >>> from equicolor.models import ce_resnet18
         >>> found = first_filters(ce_resnet18(10, rotations=6))
-        >>> found.layer, found.pictures.shape, found.lifting
+        >>> found.layer, found.images.shape, found.lifting
         ('conv1', torch.Size([49, 6, 3, 7, 7]), 'rgb')
     """
     lift: HueLift | None = None  # of a converted network, before an ordinary convolution
@@ -69,16 +69,16 @@ def first_filters(network: nn.Module) -> FirstFilters | None:
 def _draw(
     name: str, weight: Tensor, rotations: int, lifting: str | None, matrices: Tensor | None
 ) -> FirstFilters:
-    """Filters ``[O, 3, k, k]`` as pictures, rotated as their colours or shifted as hues."""
+    """Filters ``[O, 3, k, k]`` as images, rotated as their colours or shifted as hues."""
     weight = weight.cpu()
     if matrices is not None:
         group = matrices.detach().float().cpu()
-        pictures = _bright(torch.einsum("nij,ojhw->onihw", group, weight))
+        images = _bright(torch.einsum("nij,ojhw->onihw", group, weight))
     else:
         first = _bright(weight.unsqueeze(1)).expand(-1, rotations, -1, -1, -1)
         turns = torch.arange(rotations) / rotations
-        pictures = shift_hue(first, turns.expand(len(weight), -1))
-    return FirstFilters(name, pictures, lifting, weight.flatten(1).norm(dim=1))
+        images = shift_hue(first, turns.expand(len(weight), -1))
+    return FirstFilters(name, images, lifting, weight.flatten(1).norm(dim=1))
 
 
 def _bright(filters: Tensor) -> Tensor:

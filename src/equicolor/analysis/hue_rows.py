@@ -10,7 +10,7 @@ __all__ = ["HueRows", "chroma", "hue_rows", "mean_colour"]
 
 
 def chroma(images: Tensor) -> Tensor:
-    r"""The colours of pictures as complex numbers :math:`R + G\omega + B\omega^2`.
+    r"""The colours of images as complex numbers :math:`R + G\omega + B\omega^2`.
 
     With :math:`\omega = e^{2\pi i/3}`: the angle is the hue and the length how colourful it is,
     0 for greys. Rotating colours about the grey axis by ``turns`` multiplies the number by
@@ -85,7 +85,7 @@ def hue_rows(features: Tensor, background: Tensor | None = None) -> HueRows:
 
     Args:
         features: :math:`[U, n, 3, h, w]`, of :func:`equicolor.analysis.neuron_features`.
-        background: a colour that all pictures share, :math:`[3]`, which is subtracted before
+        background: a colour that all images share, :math:`[3]`, which is subtracted before
             hues are measured, such as the mean over many units; none by default.
 
     Example:

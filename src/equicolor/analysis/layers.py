@@ -38,7 +38,7 @@ _KINDS: tuple[Callable[[nn.Module], bool], ...] = (
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A layer of a network, for pictures of one size.
+    """A layer of a network, for images of one size.
 
     Attributes:
         name: of the module, with the number of the call if there are several.
@@ -46,7 +46,7 @@ class Layer:
         rotations: :math:`n`, 1 for an ordinary layer.
         height, width: positions.
         channels_last: whether its features are :math:`[B, H, W, C]`.
-        pooled: whether it comes after pooling over the whole picture.
+        pooled: whether it comes after pooling over the whole image.
         field: what its units can see.
     """
 
@@ -65,7 +65,7 @@ class Layer:
         Args:
             output: ``[B, C]``, ``[B, C, H, W]`` or ``[B, C, n, H, W]``; or ``[n * B, C, H, W]``
                 of networks that keep the rotations in the batch (:mod:`equicolor.nn.batched`).
-            batch: the number :math:`B` of pictures.
+            batch: the number :math:`B` of images.
 
         Returns:
             :math:`[B, C, n, H, W]`.
@@ -78,7 +78,7 @@ def _features(name: str, output: object, batch: int, channels_last: bool) -> Ten
     if not isinstance(output, Tensor) or output.ndim not in (2, 4, 5) or len(output) % batch:
         raise ValueError(
             f"layer {name!r} must give [B, C], [B, C, H, W] or [B, C, n, H, W] for {batch} "
-            f"pictures, got {shape}"
+            f"images, got {shape}"
         )
     if output.ndim == 5:
         return output
@@ -93,14 +93,14 @@ def find_layers(
 ) -> dict[str, Layer]:
     """The layers to look at, in the order of execution.
 
-    The network runs once, in eval mode, on a grey picture.
+    The network runs once, in eval mode, on a grey image.
 
     Args:
-        network: takes pictures :math:`[B, 3, H, W]` in [0, 1].
-        size: of the pictures, height and width.
+        network: takes images :math:`[B, 3, H, W]` in [0, 1].
+        size: of the images, height and width.
         layers: names of modules; ``name#2`` is the second call of one that is called several
             times in a pass. By default the network's nonlinearities, whose channels are its
-            units, as far as they come before pooling over the whole picture; where those are
+            units, as far as they come before pooling over the whole image; where those are
             functions, which cannot be listened to, the norms before them, or else the
             convolutions: negative activations count as none anyway. What gives no map
             :math:`[B, C, H, W]`, as in transformers, is left out: see :func:`layers_left_out`.
@@ -117,28 +117,28 @@ def find_layers(
         >>> layer.channels, layer.rotations, layer.height, layer.width
         (4, 1, 16, 16)
     """
-    picture = _checks.int_pair("size", size, minimum=1)
-    calls = _watch(network, picture)
+    image = _checks.int_pair("size", size, minimum=1)
+    calls = _watch(network, image)
     if layers is None:
         chosen = _by_default(network, calls)
     else:
         chosen = [_check_name(name, calls) for name in layers]
     order = list(calls)
     names = sorted(set(chosen), key=order.index)
-    return {name: _layer(name, calls[name], picture) for name in names}
+    return {name: _layer(name, calls[name], image) for name in names}
 
 
 def layers_left_out(network: nn.Module, size: int | tuple[int, int]) -> dict[str, list[int]]:
-    """What :func:`find_layers` leaves out by default because it gives no map of the picture.
+    """What :func:`find_layers` leaves out by default because it gives no map of the image.
 
     Args:
         network, size: as in :func:`find_layers`.
 
     Returns:
-        The shapes that nonlinearities give for one picture, by the name of the layer, in the
+        The shapes that nonlinearities give for one image, by the name of the layer, in the
         order of execution: tokens :math:`[1, N, C]`, or the features :math:`[1, C]` of a
         flattened map. Where those are functions, the norms before them, or else other layers
-        of tokens with weights. What comes after pooling over the whole picture does not count.
+        of tokens with weights. What comes after pooling over the whole image does not count.
 
     Example:
         >>> network = nn.Sequential(nn.Conv2d(3, 4, 2, 2), nn.Flatten(2), nn.GELU())
@@ -162,7 +162,7 @@ def layers_left_out(network: nn.Module, size: int | tuple[int, int]) -> dict[str
 def receptive_fields(
     network: nn.Module, size: int | tuple[int, int], layers: Sequence[str] | None = None
 ) -> dict[str, ReceptiveField]:
-    """The receptive fields of all units of some layers, for pictures of one size.
+    """The receptive fields of all units of some layers, for images of one size.
 
     Args:
         network, size, layers: as in :func:`find_layers`.
@@ -191,7 +191,7 @@ class _Call:
     unknown: frozenset[str]
 
 
-def _watch(network: nn.Module, picture: tuple[int, int]) -> dict[str, _Call]:
+def _watch(network: nn.Module, image: tuple[int, int]) -> dict[str, _Call]:
     """Every call of a module in one pass, in order, by the name of the layer."""
     tensor = next(network.parameters(), torch.empty(0))
     made: list[_Call] = []
@@ -204,7 +204,7 @@ def _watch(network: nn.Module, picture: tuple[int, int]) -> dict[str, _Call]:
 
     names = [name for name, _ in network.named_modules() if name]
     with torch.inference_mode(), evaluating(network), tapped(network, names, note):
-        images = torch.full((1, 3, *picture), 0.5, device=tensor.device, dtype=tensor.dtype)
+        images = torch.full((1, 3, *image), 0.5, device=tensor.device, dtype=tensor.dtype)
         dependence = Dependence(images)
         with dependence:
             run(network, images)
@@ -218,14 +218,14 @@ def _watch(network: nn.Module, picture: tuple[int, int]) -> dict[str, _Call]:
     return calls
 
 
-def _layer(name: str, call: _Call, picture: tuple[int, int]) -> Layer:
+def _layer(name: str, call: _Call, image: tuple[int, int]) -> Layer:
     planes = call.planes
     if planes is None:
-        raise ValueError(f"layer {name!r} does not depend on the picture")
+        raise ValueError(f"layer {name!r} does not depend on the image")
     last = _is_channels_last(planes)
     shaped = tuple(_features(name, plane, 1, last) for plane in planes)
     _, channels, rotations, height, width = shaped[0].shape
-    field = field_from_planes(shaped, picture, call.unknown)
+    field = field_from_planes(shaped, image, call.unknown)
     return Layer(name, channels, rotations, height, width, last, _is_pooled(planes), field)
 
 
@@ -237,7 +237,7 @@ def _is_channels_last(planes: Planes) -> bool:
     def varies(pair: Planes, axis: int) -> bool:
         return any(bool((plane != plane.narrow(axis, 0, 1)).any()) for plane in pair)
 
-    # Where all see the whole picture, they still look at different places.
+    # Where all see the whole image, they still look at different places.
     rows, columns = planes[0:2] + planes[4:6], planes[2:4] + planes[6:8]
     return varies(rows, 1) and varies(columns, 2) and not varies(rows + columns, 3)
 
@@ -281,7 +281,7 @@ def _check_name(name: str, calls: Mapping[str, _Call]) -> str:
 
 
 def stage_ends(layers: Mapping[str, Layer]) -> list[str]:
-    """The last layer at every resolution, single values of the whole picture left out.
+    """The last layer at every resolution, single values of the whole image left out.
 
     Args:
         layers: of :func:`find_layers`.

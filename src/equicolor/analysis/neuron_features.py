@@ -1,4 +1,4 @@
-r"""Neuron features: what a unit looks for, as a picture (paper, figure 5).
+r"""Neuron features: what a unit looks for, as an image (paper, figure 5).
 
 After Rafegas and Vanrell (2018): the weighted mean of the crops that excite a unit most, each
 crop its receptive field, :math:`\sum_j w_j c_j / \sum_j w_j` with :math:`w_j = a_j / a_1`. For an
@@ -17,7 +17,7 @@ from equicolor.analysis.activations import (
     Batches,
     Progress,
     TopActivations,
-    chosen_pictures,
+    chosen_images,
     top_activations,
 )
 from equicolor.analysis.receptive_field import ReceptiveField
@@ -38,7 +38,7 @@ class NeuronFeatures:
         features: float32 :math:`[U, n, 3, h, w]`, a row for each rotation; black for units that
             are never active.
         crops: the strongest :math:`m` crops of each, :math:`[U, n, m, 3, h, w]`; black where the
-            frame reaches outside the picture.
+            frame reaches outside the image.
         values: their activations, float32 :math:`[U, n, m]`.
     """
 
@@ -63,7 +63,7 @@ class NeuronFeatures:
 
 def neuron_features(
     network: nn.Module,
-    pictures: Batches,
+    batches: Batches,
     layer: str,
     units: Sequence[int] | None = None,
     *,
@@ -79,19 +79,19 @@ def neuron_features(
     """Draw what units of a layer look for.
 
     Args:
-        network: takes pictures :math:`[B, 3, H, W]` in [0, 1]; looked at in eval mode.
-        pictures: batches of them, of one size, or pairs of pictures and labels; gone through
+        network: takes images :math:`[B, 3, H, W]` in [0, 1]; looked at in eval mode.
+        batches: images of one size, or pairs of images and labels; gone through
             twice, and the same both times.
         layer: a name as of :func:`equicolor.analysis.find_layers`.
         units: which channels; all by default.
-        top: the number of pictures :math:`N` to average.
+        top: the number of images :math:`N` to average.
         crops: how many of them to give as well.
         limit: the largest height and width of a frame; larger ones are cut around their centre.
-            By default none: frames of late layers may be mostly outside the picture.
+            By default none: frames of late layers may be mostly outside the image.
         rows: what the rows of an equivariant unit are averages of. ``"dataset"``: each rotation
-            of the pictures that excite it most, as the paper draws it. ``"orbit"``: all of the
-            pictures that excite the channel most in any rotation, turned to the hue of each
-            row. That is what ``"dataset"`` would give for data that hold every picture in
+            of the images that excite it most, as the paper draws it. ``"orbit"``: all of the
+            images that excite the channel most in any rotation, turned to the hue of each
+            row. That is what ``"dataset"`` would give for data that hold every image in
             every hue.
         action: what turning the hue is, for ``"orbit"``: ``"hsv"`` or ``"rgb"``, as the
             network's lifting.
@@ -116,7 +116,7 @@ def neuron_features(
         _checks.positive_int(name, value)
     if found is None:
         found = top_activations(
-            network, pictures, [layer], top=top, autocast=autocast, progress=progress
+            network, batches, [layer], top=top, autocast=autocast, progress=progress
         )[layer]
     channels = _channels(units, found)
     height, width = _size(found.layer.field, channels, limit)
@@ -126,15 +126,15 @@ def neuron_features(
     features: Tensor | None = None
     strongest = torch.zeros(*shape, crops, 3, height, width)
     values, weights = torch.zeros(*shape, crops), torch.zeros(*shape)
-    by_picture: dict[int, list[_Entry]] = {}
+    by_image: dict[int, list[_Entry]] = {}
     for entry in entries:
-        by_picture.setdefault(entry.picture, []).append(entry)
-    done, wanted = 0, torch.tensor(sorted(by_picture), dtype=torch.int64)
-    for numbers, images in chosen_pictures(pictures, wanted):
-        if features is None:  # on the device of the pictures, so that crops stay there
+        by_image.setdefault(entry.image, []).append(entry)
+    done, wanted = 0, torch.tensor(sorted(by_image), dtype=torch.int64)
+    for numbers, images in chosen_images(batches, wanted):
+        if features is None:  # on the device of the images, so that crops stay there
             features = torch.zeros(*shape, 3, height, width, device=images.device)
         for number, image in zip(numbers.tolist(), images, strict=True):
-            for entry in by_picture[number]:
+            for entry in by_image[number]:
                 box = found.layer.field.frame(channels[entry.unit], entry.position)
                 crop = _cut(image, box, height, width)
                 if entry.turns:
@@ -156,7 +156,7 @@ def neuron_features(
 class _Entry(NamedTuple):
     """A crop and where it goes."""
 
-    picture: int
+    image: int
     position: int
     unit: int  # place among the channels asked for
     row: int
@@ -167,15 +167,15 @@ class _Entry(NamedTuple):
 
 
 def _by_dataset(found: TopActivations, channels: Sequence[int]) -> list[_Entry]:
-    """Every rotation its own pictures."""
+    """Every rotation its own images."""
     entries = []
     for unit, channel in enumerate(channels):
         tables = (table[channel].tolist() for table in _tables(found))
         for row, columns in enumerate(zip(*tables, strict=True)):
             strongest = columns[0][0]
             entries += [
-                _Entry(picture, position, unit, row, rank, value, value / strongest)
-                for rank, (value, picture, position) in enumerate(zip(*columns, strict=True))
+                _Entry(image, position, unit, row, rank, value, value / strongest)
+                for rank, (value, image, position) in enumerate(zip(*columns, strict=True))
                 if value > 0
             ]
     return entries
@@ -186,7 +186,7 @@ def _by_orbit(found: TopActivations, channels: Sequence[int]) -> list[_Entry]:
     rotations, top = found.values.shape[1:]
     entries = []
     for unit, channel in enumerate(channels):
-        values, pictures, positions = (table[channel].flatten() for table in _tables(found))
+        values, images, positions = (table[channel].flatten() for table in _tables(found))
         order = values.argsort(dim=0, descending=True, stable=True)[:top]
         strongest = float(values[order[0]])
         for rank, index in enumerate(order.tolist()):
@@ -197,7 +197,7 @@ def _by_orbit(found: TopActivations, channels: Sequence[int]) -> list[_Entry]:
             rotation = index // top
             entries += [
                 _Entry(
-                    int(pictures[index]), int(positions[index]), unit, row, rank, value,
+                    int(images[index]), int(positions[index]), unit, row, rank, value,
                     value / strongest, (row - rotation) / rotations,
                 )
                 for row in range(rotations)
@@ -206,7 +206,7 @@ def _by_orbit(found: TopActivations, channels: Sequence[int]) -> list[_Entry]:
 
 
 def _tables(found: TopActivations) -> tuple[Tensor, Tensor, Tensor]:
-    return found.values, found.pictures, found.positions
+    return found.values, found.images, found.positions
 
 
 def _channels(units: Sequence[int] | None, found: TopActivations) -> tuple[int, ...]:
@@ -229,7 +229,7 @@ def _size(field: ReceptiveField, channels: Sequence[int], limit: int | None) -> 
 
 
 def _cut(image: Tensor, box: tuple[int, int, int, int], height: int, width: int) -> Tensor:
-    """Cut ``[3, h, w]`` around the middle of a box; black outside the picture."""
+    """Cut ``[3, h, w]`` around the middle of a box; black outside the image."""
     top, left, bottom, right = box
     top, left = (top + bottom - height) // 2, (left + right - width) // 2
     rows, columns = image.shape[-2:]

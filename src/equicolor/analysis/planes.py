@@ -3,8 +3,8 @@
 The **planes** of a tensor are twelve tensors of its shape. For every element they hold the first
 and the last row, and the first and the last column, of the pixels it depends on; the last ones
 negated, so that the union of two dependences is the smaller of both numbers, and infinity is
-no dependence at all. The first four planes are **exact**: they end where the picture ends. The
-next four are **nominal**: they go on into the padding, as if the picture did, and leave out
+no dependence at all. The first four planes are **exact**: they end where the image ends. The
+next four are **nominal**: they go on into the padding, as if the image did, and leave out
 what an element learns from global pooling. Where the exact ones say what a unit can see, the
 nominal ones say where it looks; minus infinity if nobody knows.
 
@@ -31,11 +31,11 @@ __all__ = ["EXACT", "NOMINAL", "STEPS", "Planes", "pixel_planes"]
 Planes = tuple[Tensor, ...]
 EXACT, NOMINAL, STEPS = range(4), range(4, 8), range(8, 12)
 _STEPS_ALONG = {-2: (8, 9), -1: (10, 11)}  # by the axis
-_GLOBAL = 0.75  # of the picture: pooling over more than that is no longer a look at a place
+_GLOBAL = 0.75  # of the image: pooling over more than that is no longer a look at a place
 
 
 def pixel_planes(height: int, width: int, *, device: torch.device | None = None) -> Planes:
-    """The planes of a picture ``[1, 3, H, W]``: every pixel depends on itself.
+    """The planes of an image ``[1, 3, H, W]``: every pixel depends on itself.
 
     Example:
         >>> planes = pixel_planes(4, 5)
@@ -220,7 +220,7 @@ def spread(
 def pad_axis(
     plane: Tensor, axis: int, before: int, after: int, *, nominal: bool, step: Tensor | None = None
 ) -> Tensor:
-    """Padding depends on nothing; nominally, it continues the picture. Negative padding cuts.
+    """Padding depends on nothing; nominally, it continues the image. Negative padding cuts.
 
     Args:
         plane: one of the planes.
@@ -269,7 +269,7 @@ def mix_channels(planes: Planes, groups: int, outputs: int) -> Planes:
     return tuple(map(mix, planes))
 
 
-def reduce(planes: Planes, axes: Sequence[int], picture: tuple[int, int]) -> Planes:
+def reduce(planes: Planes, axes: Sequence[int], image: tuple[int, int]) -> Planes:
     """Elements that depend on all along some axes, which are kept with size 1."""
     axes = list(axes)
     result: list[Tensor] = []
@@ -277,24 +277,24 @@ def reduce(planes: Planes, axes: Sequence[int], picture: tuple[int, int]) -> Pla
         pair = [collapse(plane) for plane in planes[index : index + 2]]
         lowest = [plane.amin(axes, keepdim=True) for plane in pair]
         if index in NOMINAL:
-            # Of each result alone: local ones cover the picture together, but do not pool it.
+            # Of each result alone: local ones cover the image together, but do not pool it.
             reach = (1 - lowest[1] - lowest[0]).nan_to_num(neginf=0.0).amax()
             varied = any(
                 bool((plane.amax(axes, keepdim=True) > low).any())
                 for plane, low in zip(pair, lowest, strict=True)
             )
-            extent = picture[index // 2 % 2]
+            extent = image[index // 2 % 2]
             if varied and float(reach) >= _GLOBAL * extent:
                 lowest = [torch.full_like(low, math.inf) for low in lowest]
         result += lowest
     return tuple(result)
 
 
-def bins(planes: Planes, sizes: Sequence[int], picture: tuple[int, int]) -> Planes:
+def bins(planes: Planes, sizes: Sequence[int], image: tuple[int, int]) -> Planes:
     """Adaptive pooling of the last axes to some sizes."""
     axes = range(-len(sizes), 0)
     if all(size == 1 for size in sizes):
-        return reduce(planes, axes, picture)
+        return reduce(planes, axes, image)
 
     def cut(plane: Tensor) -> Tensor:
         plane = collapse(plane)

@@ -1,4 +1,4 @@
-"""Pictures with hues drawn at random: data that like no hue better than another."""
+"""Images with hues drawn at random: data that like no hue better than another."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ from equicolor.color import shift_hue
 
 __all__ = ["RandomHues"]
 
-_STREAM = 7  # of random numbers; any that is not used for pictures elsewhere
+_STREAM = 7  # of random numbers; any that is not used for images elsewhere
 
 
 @dataclass(frozen=True, eq=False)
 class RandomHues:
-    """Batches of pictures, every picture with its hue shifted by a random angle.
+    """Batches of images, every image with its hue shifted by a random angle.
 
     What rotations of a unit look for depends on what there is: of flowers, few are green or
-    cyan, so that the rotation that would like those best takes others. Among pictures in
-    random hues every rotation finds its own. A picture has the same hue every time, whatever
+    cyan, so that the rotation that would like those best takes others. Among images in
+    random hues every rotation finds its own. An image has the same hue every time, whatever
     the batches.
 
     Args:
-        batches: pictures :math:`[B, 3, H, W]` in [0, 1], or pairs of pictures and labels.
+        batches: images :math:`[B, 3, H, W]` in [0, 1], or pairs of images and labels.
         seed: of the hues.
 
     Example:
@@ -50,7 +50,7 @@ class RandomHues:
         return len(self.batches)  # type: ignore[arg-type]  # a TypeError if they have none
 
     def shift(self, images: Tensor, numbers: Tensor) -> Tensor:
-        """Pictures with the hues of their numbers.
+        """Images with the hues of their numbers.
 
         Args:
             images: :math:`[B, 3, H, W]`.

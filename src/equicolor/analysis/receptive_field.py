@@ -3,7 +3,7 @@
 They come from one pass of the network itself, during which every tensor carries along what its
 elements depend on (:mod:`equicolor.analysis.dependence`). Arithmetic on a list of layers would
 need the network to be a chain; gradients are zero where a rectifier is shut, and a maximum has
-one winner. Here a dependence is what the operations allow, whatever weights and pictures say.
+one winner. Here a dependence is what the operations allow, whatever weights and images say.
 """
 
 from dataclasses import dataclass
@@ -24,21 +24,21 @@ class ReceptiveField:
     """What the units of a layer can see, and the frame to show it in.
 
     The **field** of a unit at a position is the smallest box that holds every pixel it depends
-    on. The **frame** has the same size at every position and may reach outside the picture: it
-    is the field in a picture without borders. Global pooling within a network, as in
-    squeeze-and-excitation or instance norms, makes the field the whole picture, but not the
+    on. The **frame** has the same size at every position and may reach outside the image: it
+    is the field in an image without borders. Global pooling within a network, as in
+    squeeze-and-excitation or instance norms, makes the field the whole image, but not the
     frame, which follows what is local. Where there is no such frame, or a map of one row or
-    column is padded of which nobody knows how far the next one would be, it is the whole picture.
+    column is padded of which nobody knows how far the next one would be, it is the whole image.
 
     Attributes:
         rows: int64 :math:`[C, H, 2]`, of every channel and row of positions the first row of
-            the picture it depends on, and the one after the last.
+            the image it depends on, and the one after the last.
         columns: int64 :math:`[C, W, 2]`, the same for columns.
         frame_rows: int64 :math:`[C, 3]`: where the frame of the first position begins, how far
             the next one's is away, and how large it is.
         frame_columns: int64 :math:`[C, 3]`, the same for columns.
         unknown: operations before this layer whose dependence was overestimated, and
-            :data:`SINGLE` if that is why the frame is the whole picture; empty if fields and
+            :data:`SINGLE` if that is why the frame is the whole image; empty if fields and
             frames are exact.
     """
 
@@ -63,7 +63,7 @@ class ReceptiveField:
         return top, left, bottom, right
 
     def frame(self, channel: int, position: int) -> Box:
-        """The frame of a unit, which may reach outside the picture; otherwise as :meth:`box`."""
+        """The frame of a unit, which may reach outside the image; otherwise as :meth:`box`."""
         places = divmod(position, self.columns.shape[1])
         ends = []
         for table, place in zip((self.frame_rows, self.frame_columns), places, strict=True):
@@ -78,13 +78,13 @@ class ReceptiveField:
 
 
 def field_from_planes(
-    planes: Planes, picture: tuple[int, int], unknown: frozenset[str] = frozenset()
+    planes: Planes, image: tuple[int, int], unknown: frozenset[str] = frozenset()
 ) -> ReceptiveField:
     """The fields of features ``[1, C, n, H, W]``, whose rotations see the same.
 
     Args:
         planes: of :mod:`equicolor.analysis.planes`.
-        picture: its height and width.
+        image: its height and width.
         unknown: operations whose dependence was overestimated.
 
     Example:
@@ -100,7 +100,7 @@ def field_from_planes(
         [_interval(lows[i], lows[i + 1]) for i in start] for start in ((0, 2), (4, 6))
     )
     frame_rows, frame_columns = (
-        _frame(interval, extent) for interval, extent in zip(frames, picture, strict=True)
+        _frame(interval, extent) for interval, extent in zip(frames, image, strict=True)
     )
     if any(bool((lows[index] == -torch.inf).any()) for index in NOMINAL):
         unknown = unknown | {SINGLE}

@@ -1,4 +1,4 @@
-r"""Colour selectivity: how much of a unit's activation is lost when its picture is grey.
+r"""Colour selectivity: how much of a unit's activation is lost when its image is grey.
 
 The index of Rafegas and Vanrell (2018), which the paper averages over the units of a network
 to say how much a dataset is about colour (section 4.2, figure 4).
@@ -16,7 +16,7 @@ from equicolor.analysis.activations import (
     Progress,
     TopActivations,
     activations_at,
-    chosen_pictures,
+    chosen_images,
     top_activations,
 )
 
@@ -27,17 +27,17 @@ _LUMA = (0.299, 0.587, 0.114)  # of ITU-R BT.601, as in Pillow and torchvision
 # Opponent colours: intensity, red against green, yellow against blue.
 _OPPONENT = ((1 / 1.5, 1 / 1.5, 1 / 1.5), (1.0, -1.0, 0.0), (0.5, 0.5, -1.0))
 _OPPONENT_ORIGIN = (-1.0, 0.0, 0.0)
-_SAMPLE = 1024  # pictures to find the principal axis of colours from
+_SAMPLE = 1024  # images to find the principal axis of colours from
 
 
 def luma(images: Tensor) -> Tensor:
-    """Pictures without colour, all three channels their luma.
+    """Images without colour, all three channels their luma.
 
     Args:
         images: :math:`[..., 3, H, W]`.
 
     Returns:
-        Pictures of the same shape.
+        Images of the same shape.
 
     Example:
         >>> luma(torch.tensor([1.0, 0.0, 0.0]).view(3, 1, 1)).flatten().tolist()
@@ -50,17 +50,17 @@ def luma(images: Tensor) -> Tensor:
 
 
 def grey_projection(images: Tensor) -> Callable[[Tensor], Tensor]:
-    r"""A grey made from pictures: their colours' first principal component in opponent space.
+    r"""A grey made from images: their colours' first principal component in opponent space.
 
     The space is :math:`o_1 = (R + G + B - 1.5)/1.5`, :math:`o_2 = R - G` and
     :math:`o_3 = (R + G - 2B)/2`. Colours are projected on the line through their mean along
-    which they vary most, which for natural pictures is nearly the intensity.
+    which they vary most, which for natural images is nearly the intensity.
 
     Args:
         images: :math:`[B, 3, H, W]`; their pixels say which line.
 
     Returns:
-        A function of pictures :math:`[..., 3, H, W]`; what it gives is clipped to [0, 1].
+        A function of images :math:`[..., 3, H, W]`; what it gives is clipped to [0, 1].
 
     Example:
         >>> greys = torch.rand(4, 1, 8, 8).expand(4, 3, 8, 8)
@@ -151,7 +151,7 @@ class Selectivity:
 
 def selectivity(
     network: nn.Module,
-    pictures: Batches,
+    batches: Batches,
     layers: Sequence[str] | None = None,
     *,
     top: int = 50,
@@ -162,21 +162,21 @@ def selectivity(
 ) -> Selectivity:
     r"""The colour selectivity of every unit of a network.
 
-    Of the :math:`N` pictures that excite a unit most, :math:`a_j` is its activation in the
+    Of the :math:`N` images that excite a unit most, :math:`a_j` is its activation in the
     j-th, and :math:`a'_j` that at the same position when its receptive field is grey.
     Receptive fields are exact, so that a unit sees no pixel outside of them, and it makes no
-    difference if the whole picture is made grey: one more pass over the data serves all units.
+    difference if the whole image is made grey: one more pass over the data serves all units.
     (The receptive field of a unit behind global pooling, as in squeeze-and-excitation, *is*
-    the whole picture.)
+    the whole image.)
 
     Args:
-        network: takes pictures :math:`[B, 3, H, W]` in [0, 1]; looked at in eval mode.
-        pictures: batches of them, of one size, or pairs of pictures and labels; gone through
-            twice, and the same both times.
+        network: takes images :math:`[B, 3, H, W]` in [0, 1]; looked at in eval mode.
+        batches: images of one size, or pairs of images and labels; gone through twice,
+            and the same both times.
         layers: names as of :func:`equicolor.analysis.find_layers`; by default all
             nonlinearities.
-        top: the number of pictures :math:`N`.
-        grey: ``"luma"``, or ``"opponent"`` for :func:`grey_projection` of the pictures.
+        top: the number of images :math:`N`.
+        grey: ``"luma"``, or ``"opponent"`` for :func:`grey_projection` of the images.
         found: of :func:`equicolor.analysis.top_activations`, if that has been done; then
             ``layers`` and ``top`` are those.
         autocast: compute with torch's autocast to this dtype.
@@ -194,19 +194,17 @@ def selectivity(
     _checks.one_of("grey", grey, GREYS)
     if found is None:
         found = top_activations(
-            network, pictures, layers, top=top, autocast=autocast, progress=progress
+            network, batches, layers, top=top, autocast=autocast, progress=progress
         )
-    change = luma if grey == "luma" else grey_projection(_sample(pictures, found))
-    without = activations_at(network, pictures, found, change, autocast=autocast, progress=progress)
+    change = luma if grey == "luma" else grey_projection(_sample(batches, found))
+    without = activations_at(network, batches, found, change, autocast=autocast, progress=progress)
     indices = {name: selectivity_index(tops.values, without[name]) for name, tops in found.items()}
     return Selectivity(indices, dict(found), without)
 
 
-def _sample(pictures: Batches, found: Mapping[str, TopActivations]) -> Tensor:
-    """Some of the pictures that excite units, each as few pixels."""
-    numbers = torch.cat([tops.pictures.flatten() for tops in found.values()]).unique()
+def _sample(batches: Batches, found: Mapping[str, TopActivations]) -> Tensor:
+    """Some of the images that excite units, each as few pixels."""
+    numbers = torch.cat([tops.images.flatten() for tops in found.values()]).unique()
     places = torch.linspace(0, len(numbers) - 1, min(_SAMPLE, len(numbers))).long()
-    parts = [
-        images[..., ::4, ::4].cpu() for _, images in chosen_pictures(pictures, numbers[places])
-    ]
+    parts = [images[..., ::4, ::4].cpu() for _, images in chosen_images(batches, numbers[places])]
     return torch.cat(parts)

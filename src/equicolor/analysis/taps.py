@@ -22,15 +22,15 @@ TIMES = "#"
 
 
 def run(network: nn.Module, images: Tensor, autocast: torch.dtype | None = None) -> Tensor:
-    """Show a network pictures, for what happens inside it.
+    """Show a network images, for what happens inside it.
 
     Args:
-        network: takes pictures in [0, 1].
+        network: takes images in [0, 1].
         images: :math:`[B, 3, H, W]`, moved to the network's device and dtype.
         autocast: compute with torch's autocast to this dtype.
 
     Returns:
-        The pictures as the network saw them.
+        The images as the network saw them.
 
     Example:
         >>> run(nn.Conv2d(3, 4, 3).double(), torch.rand(2, 3, 8, 8)).dtype

@@ -13,7 +13,7 @@ __all__ = ["MEASURED", "SELECTIVE", "UnitRows", "by_selectivity", "selective_cha
 
 SELECTIVE = 0.25  # channels from here on are called selective
 MEASURED = 48  # channels of a layer whose hues are measured, unless another number is asked for
-_LIMIT = 128  # pixels of a frame at most, and those of the picture: late units see more
+_LIMIT = 128  # pixels of a frame at most, and those of the image: late units see more
 
 
 class UnitRows(NamedTuple):
@@ -63,7 +63,7 @@ def selective_channels(indices: Tensor, alive: Tensor) -> list[int]:
 
 def unit_rows(
     network: nn.Module,
-    pictures: Batches,
+    images: Batches,
     found: TopActivations,
     measured: Sequence[int],
     drawn: Sequence[int] = (),
@@ -77,12 +77,12 @@ def unit_rows(
     whatever else is drawn, so that the same channels always give the same numbers.
 
     Args:
-        network: takes pictures :math:`[B, 3, H, W]` in [0, 1].
-        pictures: batches of them, the same as those of ``found``.
+        network: takes images :math:`[B, 3, H, W]` in [0, 1].
+        images: batches of them, the same as those of ``found``.
         found: of :func:`equicolor.analysis.top_activations`.
         measured: channels whose hues to measure.
         drawn: more channels to draw.
-        size: of the pictures, height and width. Frames are cut to the middle 128 pixels, or to
+        size: of the images, height and width. Frames are cut to the middle 128 pixels, or to
             so much if it is less.
         progress: called with (steps done, steps in all if known).
 
@@ -98,7 +98,7 @@ def unit_rows(
     """
     features = neuron_features(
         network,
-        pictures,
+        images,
         found.layer.name,
         list(dict.fromkeys([*drawn, *measured])),
         limit=min(_LIMIT, *size),

@@ -55,7 +55,7 @@ def loop_rows(
         name = "bare step, recorded" if recorded else "bare step"
         speed = round(1e3 * recipe.batch_size / ms, 1)
         rows.append({"name": name, "images_per_s": speed, "ms": round(ms, 3)})
-    sweep = {key: found.row[key] for key in ("pictures", "original", "hue_mean")}
+    sweep = {key: found.row[key] for key in ("images", "original", "hue_mean")}
     shifts = len(found.row["hue_curve"])
     seconds = found.row["evaluate_seconds"]
     rows.append({"name": "hue sweep", "seconds": seconds, "shifts": shifts, **sweep})

@@ -41,7 +41,7 @@ def evaluate(
     resize: Resize = None,
     gray: Gray = False,
     pretrained: Pretrained = True,
-    batch_size: Annotated[int, typer.Option(help="Pictures in a batch.")] = 256,
+    batch_size: Annotated[int, typer.Option(help="Images in a batch.")] = 256,
     device: Device = "auto",
     precision: Annotated[str, typer.Option(help="32, bf16, or auto: bf16 on a GPU.")] = "auto",
     skip_corrupt: SkipCorrupt = False,
@@ -55,7 +55,7 @@ def evaluate(
     cache: Annotated[
         Path | None,
         typer.Option(
-            help="Keeps decoded pictures.", show_default="equicolor/decoded in the user's cache"
+            help="Keeps decoded images.", show_default="equicolor/decoded in the user's cache"
         ),
     ] = None,
     output: Annotated[

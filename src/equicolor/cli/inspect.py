@@ -34,7 +34,7 @@ def inspect(
     limit_images: Annotated[
         int | None,
         typer.Option(
-            help="Look at so many pictures, evenly from all classes: a few hundred take minutes "
+            help="Look at so many images, evenly from all classes: a few hundred take minutes "
             "on a CPU.",
             show_default="all",
         ),
@@ -53,7 +53,7 @@ def inspect(
             show_default="the last at every resolution, at most four",
         ),
     ] = None,
-    top: Annotated[int, typer.Option(help="Pictures kept for every unit.")] = 50,
+    top: Annotated[int, typer.Option(help="Images kept for every unit.")] = 50,
     units: Annotated[
         int, typer.Option(help="How many of the most and of the least selective to draw.")
     ] = 3,
@@ -65,7 +65,7 @@ def inspect(
     resize: Resize = None,
     gray: Gray = False,
     pretrained: Pretrained = True,
-    batch_size: Annotated[int, typer.Option(help="Pictures in a batch.")] = 64,
+    batch_size: Annotated[int, typer.Option(help="Images in a batch.")] = 64,
     device: Device = "auto",
     precision: Annotated[str, typer.Option(help="32, bf16 or auto.")] = "32",
     skip_corrupt: SkipCorrupt = False,

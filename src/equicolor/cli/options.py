@@ -16,7 +16,7 @@ __all__ = [
     "Split", "SplitSeed", "names", "settle_threads", "slug", "told_to_skip",
 ]  # fmt: skip
 
-# A network and pictures to judge it on, as equicolor.evaluation.diagnose.load_subject takes them.
+# A network and images to judge it on, as equicolor.evaluation.diagnose.load_subject takes them.
 NetworkName = Annotated[
     str,
     typer.Argument(
@@ -43,7 +43,7 @@ Size = Annotated[
 Resize = Annotated[
     int | None,
     typer.Option(
-        help="The short side of a picture before its centre is cropped.",
+        help="The short side of an image before its centre is cropped.",
         show_default="the network's",
     ),
 ]
@@ -53,7 +53,7 @@ Gray = Annotated[
 Pretrained = Annotated[bool, typer.Option(help="Load the weights that timm or torchvision offer.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 SkipCorrupt = Annotated[
-    bool, typer.Option("--skip-corrupt", help="Leave out pictures that cannot be decoded.")
+    bool, typer.Option("--skip-corrupt", help="Leave out images that cannot be decoded.")
 ]
 
 
@@ -92,8 +92,8 @@ def slug(network: str, data: str | None) -> str:
     """A name for what is written about a network.
 
     Example:
-        >>> slug("runs/first/model.safetensors", "my pictures")
-        'first-my_pictures'
+        >>> slug("runs/first/model.safetensors", "my images")
+        'first-my_images'
     """
     path = Path(network)
     name = path.parent.name if path.name == "model.safetensors" else path.name
@@ -104,12 +104,12 @@ def slug(network: str, data: str | None) -> str:
 @contextmanager
 def told_to_skip(skip_corrupt: bool) -> Iterator[None]:
     """Add to the error of a corrupt image that there is an option, unless it was given."""
-    from equicolor.data.pictures import CorruptPictureError
+    from equicolor.data.image_set import CorruptImageError
 
     try:
         yield
-    except CorruptPictureError as error:
+    except CorruptImageError as error:
         if skip_corrupt:
             raise
         hint = "mend or remove it, or leave corrupt images out with --skip-corrupt"
-        raise CorruptPictureError(f"{error}; {hint}") from None
+        raise CorruptImageError(f"{error}; {hint}") from None

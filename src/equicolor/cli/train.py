@@ -39,7 +39,7 @@ def _option(panel: str, help: str, default: str | bool = True, *names: str) -> A
 
 
 _network = functools.partial(_option, "Network")
-_data = functools.partial(_option, "Pictures")
+_data = functools.partial(_option, "Images")
 _training = functools.partial(_option, "Training")
 _running = functools.partial(_option, "Running")
 
@@ -76,7 +76,7 @@ def train(
     coset_pool: Annotated[
         str | None, _network("What ends the equivariant part: max, avg or none.", "max")
     ] = None,
-    # the pictures
+    # the images
     jitter: Annotated[float | None, _data("Hue jitter in turns; 0.5 is any hue.", "0")] = None,
     gray: Annotated[bool | None, _data("Train on grey.", False, "--gray")] = None,
     augmix: Annotated[bool | None, _data("Mix in AugMix.", False, "--augmix")] = None,
@@ -94,7 +94,7 @@ def train(
         _data("Of the split, where a dataset comes without one.", "0; the run's to finetune"),
     ] = None,
     # how it learns
-    epochs: Annotated[int | None, _training("Times through the pictures.", "200")] = None,
+    epochs: Annotated[int | None, _training("Times through the images.", "200")] = None,
     batch_size: Annotated[
         int | None, _training("Of all devices together.", "256; the run's to finetune")
     ] = None,
@@ -132,10 +132,10 @@ def train(
         int | None, _running("Processes that decode for a device.", "one a core")
     ] = None,
     skip_corrupt: Annotated[
-        bool, _running("Leave corrupt pictures out.", False, "--skip-corrupt")
+        bool, _running("Leave corrupt images out.", False, "--skip-corrupt")
     ] = False,
     cache: Annotated[
-        Path | None, _running("Keeps decoded pictures.", "equicolor/decoded in the user's cache")
+        Path | None, _running("Keeps decoded images.", "equicolor/decoded in the user's cache")
     ] = None,
     validate_every: Annotated[int, _running("Epochs between tests; 0: at the end.")] = 0,
     checkpoint_every: Annotated[
@@ -291,29 +291,27 @@ def _describe(recipe: "TrainingRecipe", folder: Path, options: "RunOptions", for
     from equicolor.data.loaders import choose_data_path
     from equicolor.training.finetuning import finetune_remarks
     from equicolor.training.fit import check_network
-    from equicolor.training.picture_data import check_pictures
+    from equicolor.training.image_data import check_images
     from equicolor.training.run_folder import RunFolder
 
     options.check_launcher()
-    pictures, _ = (
+    images, _ = (
         load_dataset(recipe.dataset, split, root=options.root, seed=recipe.split_seed)
         for split in ("train", "test")
     )
-    check_pictures(recipe, pictures)
-    network = recipe.build(len(pictures.class_names), pictures.class_names)
-    check_network(network, recipe, len(pictures), options)
-    for remark in finetune_remarks(recipe, pictures.class_names, options.root):
+    check_images(recipe, images)
+    network = recipe.build(len(images.class_names), images.class_names)
+    check_network(network, recipe, len(images), options)
+    for remark in finetune_remarks(recipe, images.class_names, options.root):
         typer.echo(remark, err=True)
     count = sum(parameter.numel() for parameter in network.parameters())
-    steps = len(Epochs(len(pictures), recipe.batch_size, shuffle=True))
+    steps = len(Epochs(len(images), recipe.batch_size, shuffle=True))
     side = recipe.short_side("train")
-    path = choose_data_path(
-        pictures, options.accelerator, short_side=side, wanted=options.data_path
-    )
+    path = choose_data_path(images, options.accelerator, short_side=side, wanted=options.data_path)
     typer.echo(recipe.to_json().rstrip())
     typer.echo(
-        f"would train {recipe.model} ({count:,} parameters) on {len(pictures):,} pictures of "
-        f"{len(pictures.class_names)} classes, {path}, for {counted(recipe.epochs, 'epoch')} of "
+        f"would train {recipe.model} ({count:,} parameters) on {len(images):,} images of "
+        f"{len(images.class_names)} classes, {path}, for {counted(recipe.epochs, 'epoch')} of "
         f"{counted(steps, 'step')} on {options.processes} {options.accelerator} device(s), in "
         f"{folder}"
     )
@@ -323,7 +321,7 @@ def _describe(recipe: "TrainingRecipe", folder: Path, options: "RunOptions", for
         return
     try:
         run.check(recipe)
-        run.check_images(list_images(pictures).files)
+        run.check_images(list_images(images).files)
     except (OSError, ValueError) as error:
         typer.echo(f"would not begin: {error}", err=True)
     else:

@@ -12,8 +12,8 @@ from equicolor.conversion.supported import ConversionError
 from equicolor.data.datasets import find_dataset, load_dataset
 from equicolor.evaluation.diagnose import diagnose
 from equicolor.evaluation.evaluate import Evaluation
+from equicolor.evaluation.images import choose_preparation
 from equicolor.evaluation.networks import load_network
-from equicolor.evaluation.pictures import choose_preparation
 from equicolor.models.checkpoint_files import WEIGHTS
 from equicolor.models.checkpoints import load_model, save_model
 from equicolor.models.foreign import LIBRARIES
@@ -120,7 +120,7 @@ def hue_table(
 ) -> tuple[Table, str]:
     """Accuracy under HSV hue shifts before and after, as a table and in one line.
 
-    Both see the same pictures, cut as the converted network's file says: what differs is due to
+    Both see the same images, cut as the converted network's file says: what differs is due to
     the networks, and ``equicolor evaluate`` finds the same of that file.
 
     Args:

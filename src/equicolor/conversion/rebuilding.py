@@ -39,7 +39,7 @@ def converted(
         source, source_options: of :class:`equicolor.conversion.Source`.
         rotations, lifting, until, coset_pool, takes, check_range, image_size, init: of
             :func:`equicolor.convert`.
-        resize: the short side of a picture before its centre is cropped, if that is known.
+        resize: the short side of an image before its centre is cropped, if that is known.
         mean, std: of the normalisation.
         channels: pairs of old and new channel counts, if parameters were matched.
 

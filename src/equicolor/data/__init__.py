@@ -1,12 +1,12 @@
-"""Pictures: where they come from, how they are coloured, and what training does to them."""
+"""Images: where they come from, how they are coloured, and what training does to them."""
 
 from equicolor.data.augment import Augmentation
 from equicolor.data.augmix import AugMix
 from equicolor.data.colormnist import ColorMNIST, Split, biased_colormnist, longtailed_colormnist
 from equicolor.data.datasets import DATASETS, DatasetInfo, find_dataset, load_dataset
 from equicolor.data.decoded import Decoded, decode, default_cache
+from equicolor.data.image_set import CorruptImageError, ImageFile, ImageSet
 from equicolor.data.mnist import Digits, load_mnist
-from equicolor.data.pictures import CorruptPictureError, PictureFile, Pictures
 from equicolor.data.root import MissingDataError, data_root
 
 __all__ = [
@@ -14,13 +14,13 @@ __all__ = [
     "AugMix",
     "Augmentation",
     "ColorMNIST",
-    "CorruptPictureError",
+    "CorruptImageError",
     "DatasetInfo",
     "Decoded",
     "Digits",
+    "ImageFile",
+    "ImageSet",
     "MissingDataError",
-    "PictureFile",
-    "Pictures",
     "Split",
     "biased_colormnist",
     "data_root",

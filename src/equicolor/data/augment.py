@@ -1,7 +1,7 @@
-"""What happens to pictures between the data set and the network, batched on their device.
+"""What happens to images between the data set and the network, batched on their device.
 
 Crops and flips (:mod:`equicolor.data.crops`), AugMix (:mod:`equicolor.data.augmix`), hue
-jitter and grey. Randomness comes in as uniform numbers, one row a picture, from a generator
+jitter and grey. Randomness comes in as uniform numbers, one row an image, from a generator
 without state (``equicolor._random``): the same numbers give the same images on any device
 and in any batch.
 """
@@ -36,17 +36,17 @@ __all__ = [
 
 CROPS = ("resized", "padded", "centre")
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
-# Which of a picture's numbers is for what, after those of a random-resized crop. Fixed, so
+# Which of an image's numbers is for what, after those of a random-resized crop. Fixed, so
 # that one augmentation more leaves the others as they were.
 FLIP, JITTER, MIXES = range(LEFT + 1, LEFT + 4)
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What happens to a picture between the data set and the network.
+    """What happens to an image between the data set and the network.
 
-    A call takes pictures of different sizes, ``numbers`` uniform numbers for each, and gives
-    images of one size. The numbers of a picture are, in this order: ten areas and ten ratios
+    A call takes images of different sizes, ``numbers`` uniform numbers for each, and gives
+    images of one size. The numbers of an image are, in this order: ten areas and ten ratios
     of random-resized crops, top, left, flip, jitter, then those of AugMix (twice for three
     views). A number not needed is left out only at the end, so what is switched on or off
     changes nothing else.
@@ -103,7 +103,7 @@ class Augmentation:
 
     @property
     def numbers(self) -> int:
-        """How many uniform numbers a picture needs."""
+        """How many uniform numbers an image needs."""
         if self.augmix is not None:
             return MIXES + self.augmix.numbers * (2 if self.views == 3 else 1)
         if self.jitter:
@@ -113,9 +113,9 @@ class Augmentation:
         return 0 if self.crop == "centre" else LEFT + 1
 
     def evaluation(self) -> "Augmentation":
-        """What test pictures get: the centre, and grey where training is grey.
+        """What test images get: the centre, and grey where training is grey.
 
-        After padded crops the short side is resized to ``size``, which leaves pictures of
+        After padded crops the short side is resized to ``size``, which leaves images of
         that size as they are.
         """
         resize = self.size if self.crop == "padded" else self.resize
@@ -141,7 +141,7 @@ class Augmentation:
 
         Args:
             images: crops ``[B, 3, s, s]`` in [0, 1].
-            numbers: all numbers of the pictures, ``[B, numbers]``.
+            numbers: all numbers of the images, ``[B, numbers]``.
 
         Returns:
             Images of the same shape.
@@ -154,11 +154,11 @@ class Augmentation:
     def mixed_views(self, images: Tensor, numbers: Tensor) -> Tensor:
         """Crops as they are and under two draws of AugMix, for the Jensen-Shannon loss.
 
-        The three views of a picture share crop, flip and hue shift.
+        The three views of an image share crop, flip and hue shift.
 
         Args:
             images: crops ``[B, 3, s, s]`` in [0, 1].
-            numbers: all numbers of the pictures, ``[B, numbers]``.
+            numbers: all numbers of the images, ``[B, numbers]``.
 
         Returns:
             ``[3, B, 3, s, s]``, the view without AugMix first.
@@ -172,10 +172,10 @@ class Augmentation:
         return torch.stack([self._tint(view, numbers) for view in views])
 
     def __call__(self, images: Tensor, sizes: Tensor, numbers: Tensor) -> Tensor:
-        """Cut, resize and colour pictures.
+        """Cut, resize and colour images.
 
         Args:
-            images: pictures ``[B, 3, H, W]``, each in the top left corner.
+            images: images ``[B, 3, H, W]``, each in the top left corner.
             sizes: heights and widths ``[B, 2]``.
             numbers: uniform numbers ``[B, numbers]``.
 

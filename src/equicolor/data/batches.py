@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from equicolor.data.pictures import Contents
+from equicolor.data.image_set import Contents
 
 __all__ = ["Cifar", "Stl10", "restricted_unpickle"]
 
@@ -34,7 +34,7 @@ class Cifar:
         names: the text file of class names beside the binary batches, if they are needed.
         class_names: where no file has them.
         label_bytes: before the pixels of a binary record; the last of them counts.
-        pictures: in each batch.
+        images: in each batch.
 
     Example:
         >>> Cifar.ten().missing(Path("/nowhere"))
@@ -50,7 +50,7 @@ class Cifar:
     names: str | None
     class_names: tuple[str, ...]
     label_bytes: int
-    pictures: Mapping[str, int]
+    images: Mapping[str, int]
 
     @staticmethod
     def ten() -> "Cifar":
@@ -66,7 +66,7 @@ class Cifar:
             names=None,
             class_names=CIFAR10_CLASSES,
             label_bytes=1,
-            pictures=dict.fromkeys((*train, "test_batch"), 10_000),
+            images=dict.fromkeys((*train, "test_batch"), 10_000),
         )
 
     @staticmethod
@@ -82,7 +82,7 @@ class Cifar:
             names="fine_label_names.txt",
             class_names=(),
             label_bytes=2,
-            pictures={"train": 50_000, "test": 10_000},
+            images={"train": 50_000, "test": 10_000},
         )
 
     def _files(self, folder: str) -> list[str]:
@@ -113,16 +113,16 @@ class Cifar:
         )
 
     def truncated(self, root: Path) -> list[str]:
-        """The batches that are smaller than their pictures; none may be missing."""
+        """The batches that are smaller than their images; none may be missing."""
         folder = self._found(root)
         binary = folder == self.binaries
         suffix, record = (".bin", self.label_bytes + _PIXELS) if binary else ("", _PIXELS)
-        wanted = {f"{name}{suffix}": count * record for name, count in self.pictures.items()}
+        wanted = {f"{name}{suffix}": count * record for name, count in self.images.items()}
         short = _shorter(root / folder, wanted)
         if not binary:  # beside the pixels there are labels, names, and a full stop
             short += [
                 name
-                for name in (*self.pictures, self.meta[0])
+                for name in (*self.images, self.meta[0])
                 if name not in short and not _ends_with(root / folder / name, pickle.STOP)
             ]
         return [f"{folder}/{name}" for name in short]
@@ -142,7 +142,7 @@ class Cifar:
         for name, (labels, _) in zip(batches, parts, strict=True):
             if len(labels) != len(parts[0][0]):
                 raise ValueError(
-                    f"{folder / name} is damaged: it holds {len(labels)} pictures where "
+                    f"{folder / name} is damaged: it holds {len(labels)} images where "
                     f"{batches[0]} holds {len(parts[0][0])}; delete it and download it again"
                 )
         labels = np.concatenate([labels for labels, _ in parts]).astype(np.int64)
@@ -169,7 +169,7 @@ class Cifar:
 
 @dataclass(frozen=True)
 class Stl10:
-    """STL-10's labelled pictures: 96 × 96, stored channel by channel and column by column.
+    """STL-10's labelled images: 96 × 96, stored channel by channel and column by column.
 
     Example:
         >>> Stl10().missing(Path("/nowhere"))[0]
@@ -186,7 +186,7 @@ class Stl10:
         return [name for name in names if not (root / name).is_file()]
 
     def truncated(self, root: Path) -> list[str]:
-        """The files that are smaller than their pictures or labels; none may be missing."""
+        """The files that are smaller than their images or labels; none may be missing."""
         counts, pixels = {"train": 5000, "test": 8000}, 3 * self.side**2
         wanted = {f"{split}_X.bin": count * pixels for split, count in counts.items()}
         wanted |= {f"{split}_y.bin": count for split, count in counts.items()}
@@ -201,7 +201,7 @@ class Stl10:
         labels = np.fromfile(folder / f"{split}_y.bin", np.uint8).astype(np.int64) - 1
         if len(labels) != len(records):
             raise ValueError(
-                f"{folder} is damaged: {path.name} holds {len(records)} pictures and "
+                f"{folder} is damaged: {path.name} holds {len(records)} images and "
                 f"{split}_y.bin {len(labels)} labels; delete them and download them again"
             )
         columns = torch.from_numpy(records).view(-1, 3, self.side, self.side)

@@ -1,7 +1,7 @@
-"""Crops as boxes, and one function that cuts boxes out of a batch of pictures.
+"""Crops as boxes, and one function that cuts boxes out of a batch of images.
 
 A crop, whatever its kind, is a **box** (left, top, right, bottom) in pixels of the source
-picture; a flipped crop has left and right swapped. :func:`resample` turns pictures and boxes
+image; a flipped crop has left and right swapped. :func:`resample` turns images and boxes
 into images: Pillow's antialiased bilinear filter as two batched matrix products. Shapes
 depend on the arguments' shapes alone and nothing waits for the device, so a training step
 that crops can be compiled or captured whole.
@@ -36,18 +36,18 @@ def resample(
     *,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    r"""Cut boxes out of pictures and resize them, as ``PIL.Image.resize(box=...)`` does.
+    r"""Cut boxes out of images and resize them, as ``PIL.Image.resize(box=...)`` does.
 
     The filter is Pillow's bilinear one, a triangle as wide as the reduction (and at least
-    two pixels), so a picture made smaller is not aliased. Pixels beside the box but within
-    the picture take part at its borders, pixels outside the picture do not. Where a box
-    leaves the picture so far that the filter finds no pixel, the result is 0: a box of whole
+    two pixels), so an image made smaller is not aliased. Pixels beside the box but within
+    the image take part at its borders, pixels outside the image do not. Where a box
+    leaves the image so far that the filter finds no pixel, the result is 0: a box of whole
     numbers and of the output's size is a crop padded with black.
 
     Args:
-        images: pictures :math:`[B, 3, H, W]`, 8-bit, or floating-point in [0, 1]. Each lies
+        images: images :math:`[B, 3, H, W]`, 8-bit, or floating-point in [0, 1]. Each lies
             in the top left corner.
-        sizes: heights and widths :math:`[B, 2]` of the pictures.
+        sizes: heights and widths :math:`[B, 2]` of the images.
         boxes: left, top, right and bottom :math:`[B, 4]`, of any real numbers; swapping left
             and right (or top and bottom) flips the result.
         size: height and width of the result.
@@ -65,7 +65,7 @@ def resample(
         >>> (255 * resample(images, torch.tensor([[4, 4]]), flipped, 2)[0, 0]).round().tolist()
         [[6.0, 5.0], [10.0, 9.0]]
     """
-    _check_pictures("resample", images)
+    _check_images("resample", images)
     batch, _, height, width = images.shape
     check_shape("sizes", sizes, (batch, 2))
     check_shape("boxes", boxes, (batch, 4))
@@ -105,7 +105,7 @@ def _weights(
     position = torch.where((start > stop)[:, None], size - 1 - position, position)
     centre = low + (position + 0.5) * scale
     # Whole pixels and their fraction apart: near the centre, where the filter is not zero,
-    # float32 then loses nothing however large the picture.
+    # float32 then loses nothing however large the image.
     whole = centre.floor()
     rest = (0.5 - (centre - whole)).to(dtype)[..., None]
     pixel = torch.arange(length, device=start.device, dtype=dtype)
@@ -125,13 +125,13 @@ def random_resized_boxes(
     """Boxes of a random area and aspect ratio: the random-resized crop of torchvision.
 
     An area and the logarithm of a ratio are drawn ten times; the first box that fits into
-    the picture is put at a random place. Where none of them fits, the box is the largest in
+    the image is put at a random place. Where none of them fits, the box is the largest in
     the centre whose ratio is allowed.
 
     Args:
         sizes: heights and widths ``[B, 2]``.
         numbers: uniform numbers ``[B, 22]``: ten areas, ten ratios, top and left.
-        scale: smallest and largest area, as a part of the picture's.
+        scale: smallest and largest area, as a part of the image's.
         ratio: smallest and largest width over height.
 
     Returns:
@@ -168,13 +168,13 @@ def random_resized_boxes(
 
 
 def padded_crop_boxes(sizes: Tensor, numbers: Tensor, size: int, padding: int) -> Tensor:
-    """Square boxes at a random place of the padded picture: what CIFAR networks train on.
+    """Square boxes at a random place of the padded image: what CIFAR networks train on.
 
     Args:
         sizes: heights and widths ``[B, 2]``, with the padding at least ``size``.
         numbers: uniform numbers ``[B, 2]``: top and left.
         size: height and width of the boxes.
-        padding: how far they may reach outside the picture.
+        padding: how far they may reach outside the image.
 
     Returns:
         float64 boxes ``[B, 4]`` of whole numbers.
@@ -192,7 +192,7 @@ def padded_crop_boxes(sizes: Tensor, numbers: Tensor, size: int, padding: int) -
 
 
 def centre_boxes(sizes: Tensor, size: int, resize: int) -> Tensor:
-    """The centre of pictures whose short side is first resized, as boxes of the originals.
+    """The centre of images whose short side is first resized, as boxes of the originals.
 
     Rounding is torchvision's: the long side becomes ``int(resize * long / short)``, the
     corner ``round((side - size) / 2)`` with halves to even.
@@ -216,7 +216,7 @@ def centre_boxes(sizes: Tensor, size: int, resize: int) -> Tensor:
     short = source.amin(1, keepdim=True)
     resized = torch.where(source == short, float(resize), (resize * source / short).floor())
     corner = ((resized - size) / 2).round()
-    # Products before quotients: a box never leaves its picture by a rounding error.
+    # Products before quotients: a box never leaves its image by a rounding error.
     top, left = (corner * source / resized).unbind(1)
     bottom, right = ((corner + size) * source / resized).unbind(1)
     return torch.stack((left, top, right, bottom), 1)
@@ -240,12 +240,12 @@ def flip_boxes(boxes: Tensor, numbers: Tensor) -> Tensor:
     return torch.where((numbers < 0.5)[:, None], flipped, boxes)
 
 
-def _check_pictures(name: str, images: Tensor) -> None:
+def _check_images(name: str, images: Tensor) -> None:
     if images.dtype != torch.uint8:
         _checks.image_batch(name, images)
     elif images.ndim != 4 or images.shape[1] != 3:
         raise ValueError(
-            f"{name} expects a batch of RGB pictures [B, 3, H, W], got {list(images.shape)}"
+            f"{name} expects a batch of RGB images [B, 3, H, W], got {list(images.shape)}"
         )
 
 

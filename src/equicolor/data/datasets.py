@@ -11,8 +11,8 @@ from equicolor import _checks
 from equicolor._text import enumerated
 from equicolor.data.batches import Cifar, Stl10
 from equicolor.data.folders import Caltech101, Folder, ImageNet
+from equicolor.data.image_set import SPLITS, Contents, ImageSet
 from equicolor.data.layouts import Flowers102, OxfordPet, StanfordCars
-from equicolor.data.pictures import SPLITS, Contents, Pictures
 from equicolor.data.root import MissingDataError, data_root
 
 __all__ = [
@@ -44,9 +44,9 @@ class DatasetInfo:
         name: what it is called on the command line.
         title: what it is called in print.
         num_classes: how many classes it has.
-        kind: ``"small"`` for CIFAR's 32 pixels, ``"large"`` for pictures that are cropped to 224
+        kind: ``"small"`` for CIFAR's 32 pixels, ``"large"`` for images that are cropped to 224
             (STL-10, of 96 pixels, among them, as in the paper).
-        pictures: how many have labels, training and test together; 0 if unknown, as of a folder.
+        images: how many have labels, training and test together; 0 if unknown, as of a folder.
         folders: below the data root, any of which may hold it.
         size: bytes to download; 0 where there is nothing to.
         page: where it comes from.
@@ -59,7 +59,7 @@ class DatasetInfo:
     title: str
     num_classes: int
     kind: str
-    pictures: int
+    images: int
     folders: tuple[str, ...]
     size: int
     page: str
@@ -188,15 +188,15 @@ def find_dataset(name: str | Path) -> DatasetInfo:
     path = Path(name).expanduser()
     if path.is_dir():
         folder = Folder(path)
-        title = f"the pictures in {path}"
-        by_hand = "give the path of a folder with a folder of pictures for every class"
+        title = f"the images in {path}"
+        by_hand = "give the path of a folder with a folder of images for every class"
         called = path.resolve().name
         return DatasetInfo(
             f"folder:{called}" if called in DATASETS else called, title, len(folder.classes()),
             "large", 0, (), 0, "", None, by_hand, folder,
         )  # fmt: skip
     if _is_path(name):
-        raise MissingDataError(f"no folder of pictures at {path}")
+        raise MissingDataError(f"no folder of images at {path}")
     raise ValueError(f"{unknown_dataset(str(name), DATASETS)} (there is no folder {path}, either)")
 
 
@@ -237,7 +237,7 @@ def unknown_dataset(name: str, known: Iterable[str]) -> ValueError:
     if name.lower() == "mnist" and "mnist" not in known:
         return ValueError(
             "mnist is what ColorMNIST is painted from, see 'equicolor reproduce "
-            "colormnist-longtailed' and 'colormnist-biased'; it is no set of pictures"
+            "colormnist-longtailed' and 'colormnist-biased'; it is no set of images"
         )
     plain = name.lower().replace("-", "").replace(" ", "_")
     near = difflib.get_close_matches(plain, known, n=2, cutoff=0.5)
@@ -248,7 +248,7 @@ def unknown_dataset(name: str, known: Iterable[str]) -> ValueError:
 
 def load_dataset(
     name: str | Path, split: str, *, root: Path | str | None = None, seed: int = 0
-) -> Pictures:
+) -> ImageSet:
     """Load one part of a dataset; files are listed, not decoded.
 
     Args:
@@ -264,7 +264,7 @@ def load_dataset(
             and plain folders); 0 elsewhere.
 
     Returns:
-        The pictures.
+        The images.
 
     Raises:
         MissingDataError: if the dataset is not there: what was looked for, where, and how to
@@ -291,7 +291,7 @@ def load_dataset(
         raise ValueError(f"{info.name} comes with its own split: leave the split seed {seed} out")
     contents = info.layout.read(place, split, seed)
     folder = info.layout.path if isinstance(info.layout, Folder) else place
-    return Pictures(info.name, split, *contents, root=folder)
+    return ImageSet(info.name, split, *contents, root=folder)
 
 
 def missing_data(info: DatasetInfo, root: Path, absent: list[str]) -> MissingDataError:
@@ -331,7 +331,7 @@ class DatasetState(NamedTuple):
 
 
 def dataset_state(info: DatasetInfo, root: Path | str | None = None) -> DatasetState:
-    """What is there of a dataset; no picture is opened.
+    """What is there of a dataset; no image is opened.
 
     Args:
         info: which.

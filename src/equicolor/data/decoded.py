@@ -1,4 +1,4 @@
-"""Decoded pictures in one buffer: decoded once, cached on disk, gathered on the device."""
+"""Decoded images in one buffer: decoded once, cached on disk, gathered on the device."""
 
 import os
 from dataclasses import dataclass, replace
@@ -18,36 +18,36 @@ from equicolor.data.decoding import (
     decode_on_disk,
     final_size,
 )
-from equicolor.data.pictures import CorruptPictureError, Pictures
+from equicolor.data.image_set import CorruptImageError, ImageSet
 from equicolor.devices import cores, runs_triton
 
 __all__ = ["Decoded", "decode", "default_cache", "estimated_bytes"]
 
-# Above so many pixels a picture is cut by itself on a CPU: faster than padding all to the largest,
+# Above so many pixels an image is cut by itself on a CPU: faster than padding all to the largest,
 # and two odd ones, one high and one wide, do not fill the memory.
 _SMALL = 256**2
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """Decoded pictures of different sizes, packed into one buffer on one device.
+    """Decoded images of different sizes, packed into one buffer on one device.
 
     Attributes:
-        pixels: uint8 ``[bytes]``, each picture as ``H × W × 3``, row by row; after the last one
+        pixels: uint8 ``[bytes]``, each image as ``H × W × 3``, row by row; after the last one
             there is room for the longest row, so that gathering never leaves the buffer.
-        offsets: int64 ``[N]``, where each picture begins.
+        offsets: int64 ``[N]``, where each image begins.
         sizes: int64 ``[N, 2]``, height and width of each.
         labels: int64 ``[N]``.
         class_names: one a class.
-        skipped: the corrupt pictures that were left out.
-        height, width: the largest of all pictures.
+        skipped: the corrupt images that were left out.
+        height, width: the largest of all images.
 
     Example:
-        >>> images = torch.arange(2 * 3 * 4 * 5, dtype=torch.uint8).view(2, 3, 4, 5)
-        >>> pictures = Pictures("toy", "train", torch.tensor([0, 1]), ("a", "b"), pixels=images)
-        >>> decoded = Decoded.from_pixels(pictures)
+        >>> pixels = torch.arange(2 * 3 * 4 * 5, dtype=torch.uint8).view(2, 3, 4, 5)
+        >>> images = ImageSet("toy", "train", torch.tensor([0, 1]), ("a", "b"), pixels=pixels)
+        >>> decoded = Decoded.from_pixels(images)
         >>> batch, sizes = decoded.batch(torch.tensor([1, 0, 1]))
-        >>> torch.equal(batch, images[[1, 0, 1]]), sizes.tolist()
+        >>> torch.equal(batch, pixels[[1, 0, 1]]), sizes.tolist()
         (True, [[4, 5], [4, 5], [4, 5]])
     """
 
@@ -72,24 +72,24 @@ class Decoded:
             object.__setattr__(self, "pixels", torch.cat([self.pixels, room]))
 
     @staticmethod
-    def from_pixels(pictures: Pictures) -> "Decoded":
-        """Pictures that are pixels already, such as CIFAR's."""
-        if pictures.pixels is None:
-            raise ValueError(f"from_pixels expects pixels, got the files of {pictures.name!r}")
-        count, _, height, width = pictures.pixels.shape
+    def from_pixels(images: ImageSet) -> "Decoded":
+        """Images that are pixels already, such as CIFAR's."""
+        if images.pixels is None:
+            raise ValueError(f"from_pixels expects pixels, got the files of {images.name!r}")
+        count, _, height, width = images.pixels.shape
         return Decoded(
-            pictures.pixels.permute(0, 2, 3, 1).reshape(-1),
+            images.pixels.permute(0, 2, 3, 1).reshape(-1),
             torch.arange(count) * (3 * height * width),
             torch.tensor([height, width]).repeat(count, 1),
-            pictures.labels,
-            pictures.class_names,
+            images.labels,
+            images.class_names,
         )
 
     def __len__(self) -> int:
         return len(self.offsets)
 
     def to(self, device: torch.device | str) -> "Decoded":
-        """The same pictures on another device."""
+        """The same images on another device."""
         return replace(
             self,
             pixels=self.pixels.to(device),
@@ -98,20 +98,20 @@ class Decoded:
             labels=self.labels.to(device),
         )
 
-    def picture(self, index: int) -> Tensor:
-        """One picture, uint8 ``[3, h, w]``, in its own size."""
+    def image(self, index: int) -> Tensor:
+        """One image, uint8 ``[3, h, w]``, in its own size."""
         height, width = self.sizes[index].tolist()
         start = int(self.offsets[index])
         return self.pixels[start : start + 3 * height * width].view(height, width, 3).movedim(2, 0)
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Gather pictures, without waiting for the device.
+        """Gather images, without waiting for the device.
 
         Args:
-            indices: int64 ``[B]``, on the device of the pictures.
+            indices: int64 ``[B]``, on the device of the images.
 
         Returns:
-            uint8 ``[B, 3, H, W]``, where H and W are the largest of all pictures, zero beyond
+            uint8 ``[B, 3, H, W]``, where H and W are the largest of all images, zero beyond
             the right and bottom edges; in memory the channels are last. And sizes, int64
             ``[B, 2]``.
         """
@@ -122,7 +122,7 @@ class Decoded:
         inside = rows < sizes[:, :1]
         starts = offsets[:, None] + torch.where(inside, rows * row_bytes, 0)
         # Every run of 3W bytes in the buffer as a row of an overlapping view: whole rows of
-        # pictures are gathered, with an index a row instead of an index a byte.
+        # images are gathered, with an index a row instead of an index a byte.
         count = len(self.pixels) - 3 * self.width + 1
         runs = self.pixels.as_strided((count, 3 * self.width), (1, 1))
         keep = inside[:, :, None] & (columns < row_bytes)[:, None, :]
@@ -132,14 +132,14 @@ class Decoded:
     def crops(
         self, indices: Tensor, boxes: Tensor, size: int, *, dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """Cut boxes out of pictures and resize them, without waiting for the device.
+        """Cut boxes out of images and resize them, without waiting for the device.
 
         On a GPU that Triton compiles for, a kernel reads what the boxes need; elsewhere whole
-        pictures go to :func:`equicolor.data.crops.resample`: gathered, or on a CPU one by one
+        images go to :func:`equicolor.data.crops.resample`: gathered, or on a CPU one by one
         unless all are small.
 
         Args:
-            indices: int64 ``[B]``, on the device of the pictures.
+            indices: int64 ``[B]``, on the device of the images.
             boxes: left, top, right and bottom ``[B, 4]``, see :func:`.crops.resample`.
             size: height and width of the result.
             dtype: of matrix products, where they are taken.
@@ -149,7 +149,7 @@ class Decoded:
 
         Example:
             >>> images = torch.full((1, 3, 4, 4), 51, dtype=torch.uint8)
-            >>> toy = Pictures("toy", "train", torch.tensor([0]), ("a",), pixels=images)
+            >>> toy = ImageSet("toy", "train", torch.tensor([0]), ("a",), pixels=images)
             >>> box = torch.tensor([[1.0, 1, 3, 3]])
             >>> (10 * Decoded.from_pixels(toy).crops(torch.tensor([0]), box, 2)[0, 0]).tolist()
             [[2.0, 2.0], [2.0, 2.0]]
@@ -164,16 +164,16 @@ class Decoded:
         if self.pixels.is_cpu and self.height * self.width > _SMALL:
             alone = zip(indices.tolist(), self.sizes[indices].split(1), boxes.split(1), strict=True)
             crops = [
-                resample(self.picture(index)[None], shape, box, size, dtype=dtype)
+                resample(self.image(index)[None], shape, box, size, dtype=dtype)
                 for index, shape, box in alone
             ]
             return torch.cat(crops)
-        pictures, sizes = self.batch(indices)
-        return resample(pictures, sizes, boxes, size, dtype=dtype)
+        images, sizes = self.batch(indices)
+        return resample(images, sizes, boxes, size, dtype=dtype)
 
 
 def default_cache() -> Path:
-    """Where decoded pictures are kept unless somebody says otherwise: in the user's cache folder.
+    """Where decoded images are kept unless somebody says otherwise: in the user's cache folder.
 
     Example:
         >>> isinstance(default_cache(), Path)
@@ -184,7 +184,7 @@ def default_cache() -> Path:
 
 
 def decode(
-    pictures: Pictures,
+    images: ImageSet,
     *,
     short_side: int | None = 256,
     cache: Path | str | None = None,
@@ -192,32 +192,32 @@ def decode(
     progress: Progress | None = None,
     on_corrupt: str = "error",
 ) -> Decoded:
-    """Decode pictures once, to RGB.
+    """Decode images once, to RGB.
 
     With a cache, what was decoded is kept: the next call maps it into memory at once, and a
-    call after an interrupted one continues it. Processes that want the same pictures at the
+    call after an interrupted one continues it. Processes that want the same images at the
     same time wait for the first.
 
     Args:
-        pictures: files, or pixels.
-        short_side: larger pictures are resized to this (Pillow's antialiased bilinear), smaller
+        images: files, or pixels.
+        short_side: larger images are resized to this (Pillow's antialiased bilinear), smaller
             ones stay as they are; None keeps all.
         cache: the folder of the cache, such as :func:`default_cache`; None keeps nothing on disk.
         workers: threads (default: one a core, at most 32).
-        progress: called with (pictures done, pictures in all).
-        on_corrupt: ``"error"``, or ``"skip"`` to leave corrupt pictures out; they are listed
+        progress: called with (images done, images in all).
+        on_corrupt: ``"error"``, or ``"skip"`` to leave corrupt images out; they are listed
             in ``skipped``.
 
     Returns:
-        The decoded pictures, in the same order, on the CPU.
+        The decoded images, in the same order, on the CPU.
 
     Raises:
-        CorruptPictureError: with the path of a picture that cannot be decoded.
+        CorruptImageError: with the path of an image that cannot be decoded.
 
     Example:
         >>> images = torch.zeros(2, 3, 40, 20, dtype=torch.uint8)
-        >>> pictures = Pictures("toy", "train", torch.tensor([0, 1]), ("a", "b"), pixels=images)
-        >>> decode(pictures, short_side=10).sizes.tolist()
+        >>> images = ImageSet("toy", "train", torch.tensor([0, 1]), ("a", "b"), pixels=images)
+        >>> decode(images, short_side=10).sizes.tolist()
         [[20, 10], [20, 10]]
     """
     _checks.one_of("on_corrupt", on_corrupt, ("error", "skip"))
@@ -226,41 +226,41 @@ def decode(
     if workers is None:
         workers = min(cores(), 32)
     _checks.positive_int("workers", workers)
-    if pictures.pixels is not None:
-        if short_side is None or min(pictures.pixels.shape[2:]) <= short_side:
-            return Decoded.from_pixels(pictures)
+    if images.pixels is not None:
+        if short_side is None or min(images.pixels.shape[2:]) <= short_side:
+            return Decoded.from_pixels(images)
         cache = None  # pixels are in memory as it is
-    decoder = Decoder(pictures, short_side, workers, progress, on_corrupt == "skip")
+    decoder = Decoder(images, short_side, workers, progress, on_corrupt == "skip")
     packed = decode_in_memory(decoder) if cache is None else decode_on_disk(decoder, Path(cache))
     if packed.corrupt and on_corrupt == "error":  # left by a call that skipped them
-        raise CorruptPictureError(packed.corrupt[min(packed.corrupt)])
-    kept = [index for index in range(len(pictures)) if index not in packed.corrupt]
+        raise CorruptImageError(packed.corrupt[min(packed.corrupt)])
+    kept = [index for index in range(len(images)) if index not in packed.corrupt]
     if not kept:
-        raise CorruptPictureError(f"every picture is corrupt, beginning with {packed.corrupt[0]}")
+        raise CorruptImageError(f"every image is corrupt, beginning with {packed.corrupt[0]}")
     return Decoded(
         packed.pixels,
         torch.from_numpy(packed.offsets[kept]),
         torch.from_numpy(packed.sizes[kept]),
-        pictures.labels[kept],
-        pictures.class_names,
+        images.labels[kept],
+        images.class_names,
         tuple(packed.corrupt[index] for index in sorted(packed.corrupt)),
     )
 
 
-def estimated_bytes(pictures: Pictures, *, short_side: int | None = 256, sample: int = 256) -> int:
-    """How much memory :func:`decode` will need, from the headers of some pictures.
+def estimated_bytes(images: ImageSet, *, short_side: int | None = 256, sample: int = 256) -> int:
+    """How much memory :func:`decode` will need, from the headers of some images.
 
     Example:
         >>> images = torch.zeros(2, 3, 40, 20, dtype=torch.uint8)
-        >>> estimated_bytes(Pictures("toy", "train", torch.tensor([0, 0]), ("a",), pixels=images))
+        >>> estimated_bytes(ImageSet("toy", "train", torch.tensor([0, 0]), ("a",), pixels=images))
         4800
     """
-    places = np.linspace(0, len(pictures) - 1, min(sample, len(pictures))).astype(int)
+    places = np.linspace(0, len(images) - 1, min(sample, len(images))).astype(int)
     known = []
     for place in places.tolist():
         try:
-            height, width = final_size(pictures, place, short_side)
-        except CorruptPictureError:
+            height, width = final_size(images, place, short_side)
+        except CorruptImageError:
             continue
         known.append(3 * height * width)
-    return round(len(pictures) * sum(known) / max(len(known), 1))
+    return round(len(images) * sum(known) / max(len(known), 1))

@@ -1,7 +1,7 @@
-"""How pictures are decoded: planned from their headers, in threads, shard by shard, resumably.
+"""How images are decoded: planned from their headers, in threads, shard by shard, resumably.
 
-The headers tell every picture's place in the buffer before any is decoded. A shard is a run of
-pictures whose places adjoin; it is written and recorded as done as a whole, so that a process
+The headers tell every image's place in the buffer before any is decoded. A shard is a run of
+images whose places adjoin; it is written and recorded as done as a whole, so that a process
 that is killed loses no more than the shards it was working on.
 """
 
@@ -23,30 +23,30 @@ import torch
 from torch import Tensor
 
 from equicolor._files import short_name, written_aside
-from equicolor.data.pictures import CorruptPictureError, Pictures
+from equicolor.data.image_set import CorruptImageError, ImageSet
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 __all__ = ["Decoder", "Packed", "decode_in_memory", "decode_on_disk", "final_size"]
 
-SHARD = 64  # pictures
+SHARD = 64  # images
 _FORMAT = 3  # of the files of the cache, and of what is in them
 _PIXELS, _JOURNAL, _INDEX = "pixels.u8", "journal.jsonl", "index.npz"
 
 Progress = Callable[[int, int], None]
 T = TypeVar("T")
-Corrupt = dict[int, str]  # what is wrong with which picture
+Corrupt = dict[int, str]  # what is wrong with which image
 
 
 class Packed(NamedTuple):
-    """Pictures in one buffer.
+    """Images in one buffer.
 
     Attributes:
         pixels: uint8 ``[bytes]``.
-        offsets, sizes: int64 ``[N]`` and ``[N, 2]`` (height, width) of every picture, corrupt
+        offsets, sizes: int64 ``[N]`` and ``[N, 2]`` (height, width) of every image, corrupt
             ones included.
-        corrupt: the pictures that could not be decoded.
+        corrupt: the images that could not be decoded.
     """
 
     pixels: Tensor
@@ -56,7 +56,7 @@ class Packed(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Where each picture will be, from the headers; a corrupt header gets no place."""
+    """Where each image will be, from the headers; a corrupt header gets no place."""
 
     offsets: np.ndarray
     sizes: np.ndarray
@@ -81,12 +81,12 @@ class Plan(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Bytes of the buffer: the pictures, and room to gather a longest row from anywhere."""
+        """Bytes of the buffer: the images, and room to gather a longest row from anywhere."""
         return buffer_size(torch.from_numpy(self.offsets), torch.from_numpy(self.sizes))
 
 
 def buffer_size(offsets: Tensor, sizes: Tensor) -> int:
-    """The bytes touched by gathering rows of the largest width from every picture.
+    """The bytes touched by gathering rows of the largest width from every image.
 
     Example:
         >>> buffer_size(torch.tensor([0, 12]), torch.tensor([[1, 4], [2, 2]]))  # 12 + 6 + 12
@@ -100,7 +100,7 @@ def buffer_size(offsets: Tensor, sizes: Tensor) -> int:
 class Decoder:
     """What to decode, and how."""
 
-    pictures: Pictures
+    images: ImageSet
     short_side: int | None
     workers: int
     progress: Progress | None
@@ -110,14 +110,14 @@ class Decoder:
         """Read the headers.
 
         Raises:
-            CorruptPictureError: for the first corrupt one, unless they are skipped.
+            CorruptImageError: for the first corrupt one, unless they are skipped.
         """
         corrupt: Corrupt = {}
 
         def size(index: int) -> tuple[int, int]:
             try:
-                return final_size(self.pictures, index, self.short_side)
-            except CorruptPictureError as error:
+                return final_size(self.images, index, self.short_side)
+            except CorruptImageError as error:
                 if not self.skip:
                     raise
                 corrupt[index] = str(error)
@@ -125,13 +125,13 @@ class Decoder:
 
         with ThreadPoolExecutor(self.workers) as pool:
             try:
-                sizes = np.array(list(pool.map(size, range(len(self.pictures)))), np.int64)
+                sizes = np.array(list(pool.map(size, range(len(self.images)))), np.int64)
             finally:
                 pool.shutdown(cancel_futures=True)
         return Plan.of_sizes(sizes, corrupt)
 
     def shard(self, plan: Plan, shard: int, out: np.ndarray) -> Corrupt:
-        """Decode the pictures of one shard into its place.
+        """Decode the images of one shard into its place.
 
         Args:
             plan: where they go.
@@ -143,19 +143,19 @@ class Decoder:
         """
         start = plan.place(shard)[0]
         corrupt: Corrupt = {}
-        for index in range(shard * SHARD, min((shard + 1) * SHARD, len(self.pictures))):
+        for index in range(shard * SHARD, min((shard + 1) * SHARD, len(self.images))):
             if index in plan.corrupt:
                 continue
             height, width = plan.sizes[index]
             offset = plan.offsets[index] - start
             try:
-                image = decode_picture(self.pictures, index, self.short_side)
+                image = decode_image(self.images, index, self.short_side)
                 if image.size != (width, height):
-                    raise CorruptPictureError(
-                        f"{self.pictures.files[index].describe()} has {image.size} pixels, but "
+                    raise CorruptImageError(
+                        f"{self.images.files[index].describe()} has {image.size} pixels, but "
                         f"its header said {(width, height)}"
                     )
-            except CorruptPictureError as error:
+            except CorruptImageError as error:
                 if not self.skip:
                     raise
                 corrupt[index] = str(error)
@@ -165,7 +165,7 @@ class Decoder:
 
     def run(self, plan: Plan, done: set[int], work: Callable[[int], T]) -> Iterator[tuple[int, T]]:
         """Do the shards that are not done, in threads; yields each as it is finished."""
-        total = len(self.pictures)
+        total = len(self.images)
         count = sum(min(SHARD, total - shard * SHARD) for shard in done)
         if self.progress:
             self.progress(count, total)
@@ -208,7 +208,7 @@ def decode_on_disk(decoder: Decoder, cache: Path) -> Packed:
 
     Every shard has a checksum. A cache that does not agree with them is made again.
     """
-    folder = cache / _folder_name(decoder.pictures, decoder.short_side)
+    folder = cache / _folder_name(decoder.images, decoder.short_side)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         packed = _open_cache(decoder, folder)
@@ -229,7 +229,7 @@ def decode_on_disk(decoder: Decoder, cache: Path) -> Packed:
                 _fill_cache(decoder, folder)
                 packed = _open_cache(decoder, folder)
     if decoder.progress:
-        decoder.progress(len(decoder.pictures), len(decoder.pictures))
+        decoder.progress(len(decoder.images), len(decoder.images))
     return packed
 
 
@@ -245,8 +245,8 @@ def _open_cache(decoder: Decoder, folder: Path) -> Packed:
             sizes, checksums = index["sizes"], index["checksums"]
             corrupt = dict(zip(index["corrupt"].tolist(), index["reasons"].tolist(), strict=True))
         plan = Plan.of_sizes(sizes, corrupt)
-        if sizes.shape != (len(decoder.pictures), 2) or sizes.dtype != np.int64 or sizes.min() < 0:
-            raise ValueError(f"sizes {list(sizes.shape)} of {len(decoder.pictures)} images")
+        if sizes.shape != (len(decoder.images), 2) or sizes.dtype != np.int64 or sizes.min() < 0:
+            raise ValueError(f"sizes {list(sizes.shape)} of {len(decoder.images)} images")
         total = plan.total
     except FileNotFoundError:
         raise
@@ -327,19 +327,19 @@ def _read_journal(path: Path, plan: Plan) -> dict[int, tuple[Corrupt, int]]:
     return done
 
 
-def _folder_name(pictures: Pictures, short_side: int | None) -> str:
+def _folder_name(images: ImageSet, short_side: int | None) -> str:
     """Names what decides the decoded pixels: the files, when they were changed, and the size."""
     digest = hashlib.sha256(repr((_FORMAT, short_side)).encode())
     known: dict[Path, tuple[int, int]] = {}
-    for file in pictures.files:
+    for file in images.files:
         if file.path not in known:
             stat = file.path.stat()
             known[file.path] = stat.st_size, stat.st_mtime_ns
         facts = str(file.path.absolute()), file.offset, file.size, *known[file.path]
         digest.update(repr(facts).encode())
     side = "full" if short_side is None else short_side
-    name = short_name(pictures.name.replace(":", "-"))
-    return f"{name}-{pictures.split}-{side}-{digest.hexdigest()[:16]}"
+    name = short_name(images.name.replace(":", "-"))
+    return f"{name}-{images.split}-{side}-{digest.hexdigest()[:16]}"
 
 
 @contextmanager
@@ -353,12 +353,12 @@ def _alone(path: Path) -> Iterator[None]:
         yield
 
 
-def final_size(pictures: Pictures, index: int, short_side: int | None) -> tuple[int, int]:
-    """Height and width of a picture once decoded, from its header."""
-    if pictures.pixels is not None:
-        height, width = pictures.pixels.shape[2:]
+def final_size(images: ImageSet, index: int, short_side: int | None) -> tuple[int, int]:
+    """Height and width of an image once decoded, from its header."""
+    if images.pixels is not None:
+        height, width = images.pixels.shape[2:]
     else:
-        width, height = pictures.files[index].open().size
+        width, height = images.files[index].open().size
     return _final(height, short_side, width), _final(width, short_side, height)
 
 
@@ -370,24 +370,24 @@ def _final(side: int, short_side: int | None, other: int) -> int:
     return short_side if side == short else int(short_side * side / short)
 
 
-def decode_picture(pictures: Pictures, index: int, short_side: int | None) -> "Image":
-    """One picture in RGB, made small to a short side if it is larger.
+def decode_image(images: ImageSet, index: int, short_side: int | None) -> "Image":
+    """One image in RGB, made small to a short side if it is larger.
 
     Example:
         >>> images = torch.zeros(2, 3, 40, 20, dtype=torch.uint8)
-        >>> pictures = Pictures("toy", "train", torch.tensor([0, 1]), ("a", "b"), pixels=images)
-        >>> decode_picture(pictures, 1, 10).size  # Pillow says the width first
+        >>> images = ImageSet("toy", "train", torch.tensor([0, 1]), ("a", "b"), pixels=images)
+        >>> decode_image(images, 1, 10).size  # Pillow says the width first
         (10, 20)
     """
-    return _resized(_image(pictures, index), short_side)
+    return _resized(_image(images, index), short_side)
 
 
-def _image(pictures: Pictures, index: int) -> "Image":
-    if pictures.pixels is None:
-        return pictures.files[index].decode()
+def _image(images: ImageSet, index: int) -> "Image":
+    if images.pixels is None:
+        return images.files[index].decode()
     from PIL import Image
 
-    return Image.fromarray(pictures.pixels[index].movedim(0, 2).contiguous().numpy())
+    return Image.fromarray(images.pixels[index].movedim(0, 2).contiguous().numpy())
 
 
 def _resized(image: "Image", short_side: int | None) -> "Image":

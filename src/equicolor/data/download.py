@@ -100,7 +100,7 @@ class Listed(NamedTuple):
     """A line of 'equicolor datasets'; the size is that on disk, or of the download."""
 
     name: str
-    pictures: str
+    images: str
     classes: str
     state: str
     size: str
@@ -127,17 +127,17 @@ def listing(root: Path | str | None = None) -> list[Listed]:
         by_hand = info.torchvision is None
         state = dataset_state(info, place)
         rows.append(
-            _listed(info.name, info.pictures, info.num_classes, state, info.size, by_hand=by_hand)
+            _listed(info.name, info.images, info.num_classes, state, info.size, by_hand=by_hand)
         )
     return [*rows, Listed("a folder", "any", "any", "", "", "give its path")]
 
 
 def _listed(
-    name: str, pictures: int, classes: int, state: DatasetState, size: int, *, by_hand: bool
+    name: str, images: int, classes: int, state: DatasetState, size: int, *, by_hand: bool
 ) -> Listed:
     shown = size if not state.found or state.size is None else state.size
     how = "" if not state.missing else "by hand" if by_hand else "download"
-    return Listed(name, f"{pictures:,}", f"{classes:,}", str(state), _amount(shown), how)
+    return Listed(name, f"{images:,}", f"{classes:,}", str(state), _amount(shown), how)
 
 
 def _amount(size: int) -> str:

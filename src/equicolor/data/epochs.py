@@ -1,4 +1,4 @@
-"""The order of pictures in an epoch, and the random numbers each of them gets.
+"""The order of images in an epoch, and the random numbers each of them gets.
 
 Everything is a function of seed, epoch and position in the epoch's order: a resumed run sees
 what the interrupted one would have seen, and processes that share a batch see together what
@@ -21,17 +21,17 @@ _ORDER, _AUGMENT = range(2)  # streams of random numbers
 
 @dataclass(frozen=True)
 class Epochs:
-    """How pictures are ordered, cut into batches and shared out between processes.
+    """How images are ordered, cut into batches and shared out between processes.
 
-    In **training** (``shuffle``) every batch has ``batch_size`` pictures, so that shapes stay
+    In **training** (``shuffle``) every batch has ``batch_size`` images, so that shapes stay
     the same; the last one is filled from the start of the order. Where there are not that
-    many pictures, a batch is all of them. Of each batch a process gets an equal slice.
+    many images, a batch is all of them. Of each batch a process gets an equal slice.
 
-    In **evaluation** every picture comes once, in order, the processes taking turns; the last
+    In **evaluation** every image comes once, in order, the processes taking turns; the last
     batch may be smaller.
 
     Attributes:
-        size: how many pictures there are.
+        size: how many images there are.
         batch_size: of all processes together.
         seed: of order and augmentation.
         shuffle: True for training, False for evaluation.
@@ -66,14 +66,14 @@ class Epochs:
 
     @property
     def batch(self) -> int:
-        """How many pictures a batch has, over all processes."""
+        """How many images a batch has, over all processes."""
         if not self.shuffle or self.size >= self.batch_size:
             return self.batch_size
         return math.ceil(self.size / self.world_size) * self.world_size
 
     @property
     def own_batch(self) -> int:
-        """How many pictures of a batch this process gets."""
+        """How many images of a batch this process gets."""
         return self.batch // self.world_size
 
     def __len__(self) -> int:
@@ -84,7 +84,7 @@ class Epochs:
 
     @property
     def positions_per_epoch(self) -> int:
-        """Positions of an epoch, over all processes; more than pictures where a batch is filled."""
+        """Positions of an epoch, over all processes; more than images where a batch is filled."""
         return len(self) * self.batch if self.shuffle else self.size
 
     def positions(self, step: int, device: torch.device | str = "cpu") -> Tensor:
@@ -97,17 +97,17 @@ class Epochs:
         return torch.arange(first, stop, self.world_size, device=device)
 
     def order(self, epoch: int, device: torch.device | str = "cpu") -> Tensor:
-        """The pictures of an epoch in order, int64 ``[N]``."""
+        """The images of an epoch in order, int64 ``[N]``."""
         if not self.shuffle:
             return torch.arange(self.size, device=device)
         return permutation(self._seeds(1, device), _ORDER, epoch, self.size)[0]
 
     def indices(self, epoch: int, positions: Tensor) -> Tensor:
-        """The pictures at some positions, int64 ``[B]``; beyond the end the order begins anew."""
+        """The images at some positions, int64 ``[B]``; beyond the end the order begins anew."""
         return self.order(epoch, positions.device)[positions % self.size]
 
     def numbers(self, epoch: int, positions: Tensor, count: int) -> Tensor:
-        """Uniform numbers for the pictures at some positions, float32 ``[B, count]``."""
+        """Uniform numbers for the images at some positions, float32 ``[B, count]``."""
         when = epoch * self.positions_per_epoch + positions
         return uniform(self._seeds(len(positions), positions.device), _AUGMENT, when, count)
 

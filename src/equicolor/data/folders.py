@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 
 from equicolor._text import counted, enumerated
-from equicolor.data.pictures import Contents, PictureFiles
+from equicolor.data.image_set import Contents, ImageFiles
 
 __all__ = ["Caltech101", "Folder", "ImageNet"]
 
-# Those of torchvision, and what else Pillow reads of the formats that pictures come in. Not all
-# that Pillow opens: documents, icons and films (.pdf, .ico, .mpg) are hardly pictures of a class.
+# Those of torchvision, and what else Pillow reads of the formats that images come in. Not all
+# that Pillow opens: documents, icons and films (.pdf, .ico, .mpg) are hardly images of a class.
 # A fixed list, so that a folder is the same dataset with every version of Pillow.
 SUFFIXES = (
     ".apng", ".avif", ".bmp", ".dib", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm",
@@ -181,8 +181,8 @@ def checked_classes(folder: Path) -> list[str]:
             f"{folder} holds one class folder, {names[0]!r}; a classifier needs two or more"
         )
     loose = sum(path.name.lower().endswith(SUFFIXES) for path in folder.iterdir())
-    held = f"{loose} pictures outside any" if loose else "none"
-    raise ValueError(f"{folder} should hold a folder of pictures for every class, but holds {held}")
+    held = f"{loose} images outside any" if loose else "none"
+    raise ValueError(f"{folder} should hold a folder of images for every class, but holds {held}")
 
 
 _NO_FILES = "broken links, pipes and the like"
@@ -207,10 +207,10 @@ class _Others:
         return f"{counted(self.count, 'file')} such as {self.example}: {enumerated(kinds)}"
 
 
-def class_files(folder: Path, names: Sequence[str]) -> dict[str, PictureFiles]:
-    """The pictures of every class: those in its folder and below, sorted by path; one at least.
+def class_files(folder: Path, names: Sequence[str]) -> dict[str, ImageFiles]:
+    """The images of every class: those in its folder and below, sorted by path; one at least.
 
-    Files are pictures by their suffix, one of :data:`SUFFIXES` in any case. Hidden files do not
+    Files are images by their suffix, one of :data:`SUFFIXES` in any case. Hidden files do not
     count; of others, and of broken links, pipes and the like, a warning says how many there are.
 
     Args:
@@ -218,8 +218,8 @@ def class_files(folder: Path, names: Sequence[str]) -> dict[str, PictureFiles]:
         names: of the class folders.
 
     Raises:
-        ValueError: for a class without a picture, and for one that holds several folders and no
-            picture of its own, which are more likely classes.
+        ValueError: for a class without an image, and for one that holds several folders and no
+            image of its own, which are more likely classes.
 
     Example:
         >>> import tempfile
@@ -235,10 +235,10 @@ def class_files(folder: Path, names: Sequence[str]) -> dict[str, PictureFiles]:
     files, others = {}, _Others()
     for name in names:
         place = folder / name
-        paths = sorted(_pictures_below(str(place), others))
+        paths = sorted(_images_below(str(place), others))
         if not paths:
             raise ValueError(
-                f"the class folder {place} holds no pictures ({', '.join(SUFFIXES)}); "
+                f"the class folder {place} holds no images ({', '.join(SUFFIXES)}); "
                 "remove it or fill it"
             )
         below = subfolders(place)
@@ -248,18 +248,18 @@ def class_files(folder: Path, names: Sequence[str]) -> dict[str, PictureFiles]:
                 f"({enumerated(below)}). If those are the classes, give the folder that holds them "
                 "(or call the parts of a split train and test); else move the images up"
             )
-        files[name] = PictureFiles.from_paths(paths)
+        files[name] = ImageFiles.from_paths(paths)
     if others.count:
         warnings.warn(
             f"the class folders of {folder} also hold {others}. They are left out"
-            + f": pictures end in {', '.join(SUFFIXES)}" * bool(set(others.kinds) - {_NO_FILES}),
+            + f": images end in {', '.join(SUFFIXES)}" * bool(set(others.kinds) - {_NO_FILES}),
             stacklevel=2,
         )
     return files
 
 
-def _pictures_below(folder: str, others: _Others, above: tuple[Path, ...] = ()) -> Iterator[str]:
-    """The pictures in a folder and below; what is none is counted.
+def _images_below(folder: str, others: _Others, above: tuple[Path, ...] = ()) -> Iterator[str]:
+    """The images in a folder and below; what is none is counted.
 
     A link to a folder above would lead in a circle, and does not count.
     """
@@ -275,7 +275,7 @@ def _pictures_below(folder: str, others: _Others, above: tuple[Path, ...] = ()) 
             elif not is_file and Path(entry).is_dir():
                 target = Path(entry).resolve()
                 if not any(place.is_relative_to(target) for place in above):
-                    yield from _pictures_below(entry.path, others, above)
+                    yield from _images_below(entry.path, others, above)
             else:
                 others.add(entry.path)
 
@@ -296,7 +296,7 @@ def read_parts(train: Path, test: Path, split: str) -> Contents:
 
 
 def split_classes(
-    folder: Path, files: Mapping[str, PictureFiles], split: str, *, share: float, seed: int
+    folder: Path, files: Mapping[str, ImageFiles], split: str, *, share: float, seed: int
 ) -> Contents:
     """Split every class by the names of its files.
 
@@ -334,7 +334,7 @@ def _hashed(name: str, seed: int) -> float:
     return int.from_bytes(digest[:6], "big") / 2**48
 
 
-def _contents(files: Sequence[PictureFiles], class_names: Sequence[str]) -> Contents:
+def _contents(files: Sequence[ImageFiles], class_names: Sequence[str]) -> Contents:
     sizes = torch.tensor([len(members) for members in files])
     labels = torch.repeat_interleave(torch.arange(len(files)), sizes)
-    return Contents(labels, tuple(class_names), PictureFiles.joined(files))
+    return Contents(labels, tuple(class_names), ImageFiles.joined(files))

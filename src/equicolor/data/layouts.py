@@ -1,4 +1,4 @@
-"""Datasets that come as picture files and lists: Flowers-102, Oxford-IIIT Pet, Stanford Cars.
+"""Datasets that come as image files and lists: Flowers-102, Oxford-IIIT Pet, Stanford Cars.
 
 Every layout has two methods. ``missing(root)`` names what is not there; it looks at lists and
 folders, never at pixels, so it also serves to tell a dataset's state. ``read(root, split, seed)``
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from equicolor.data.pictures import Contents, PictureFile
+from equicolor.data.image_set import Contents, ImageFile
 
 __all__ = ["Flowers102", "OxfordPet", "StanfordCars"]
 
@@ -26,7 +26,7 @@ _PARTS = ("train", "test")
 class Flowers102:
     """Flowers-102: the paper trains on the official training and validation parts.
 
-    The pictures lie in ``jpg/``, or still in uncompressed tars ``jpg*.tar``.
+    The images lie in ``jpg/``, or still in uncompressed tars ``jpg*.tar``.
 
     Example:
         >>> Flowers102().missing(Path("/nowhere"))
@@ -51,11 +51,11 @@ class Flowers102:
         ids = self._ids(root, split)
         if not 1 <= ids.min() <= ids.max() <= len(labels):
             raise ValueError(
-                f"{folder / 'setid.mat'} has pictures {ids.min()} to {ids.max()}, but "
+                f"{folder / 'setid.mat'} has images {ids.min()} to {ids.max()}, but "
                 f"imagelabels.mat labels {len(labels)}"
             )
         found = self._found(root)
-        names = folder / "cat_to_name.json"  # often distributed with the pictures
+        names = folder / "cat_to_name.json"  # often distributed with the images
         classes = range(1, int(labels.max()) + 1)
         table = json.loads(names.read_text()) if names.is_file() else {}
         return Contents(
@@ -69,13 +69,13 @@ class Flowers102:
         path = root / self.folder / "setid.mat"
         return np.concatenate([_mat(path, key).astype(np.int64) for key in keys])
 
-    def _found(self, root: Path) -> dict[str, PictureFile]:
+    def _found(self, root: Path) -> dict[str, ImageFile]:
         folder = root / self.folder
-        found: dict[str, PictureFile] = {}
+        found: dict[str, ImageFile] = {}
         for tar in sorted(folder.glob("jpg*.tar")):
             found |= _members(tar, tar.stat().st_mtime_ns)
         here = _names(folder / "jpg")
-        return found | {f"jpg/{name}": PictureFile(folder / "jpg" / name) for name in here}
+        return found | {f"jpg/{name}": ImageFile(folder / "jpg" / name) for name in here}
 
 
 def _flower(number: int) -> str:
@@ -107,14 +107,14 @@ class OxfordPet:
         """Read one part; the split is the dataset's own, whatever the seed."""
         parts = {part: self._list(root, part) for part in _PARTS}
         rows = parts[split]
-        # Breeds are named by the pictures: "american_bulldog_17" is an American Bulldog.
+        # Breeds are named by the images: "american_bulldog_17" is an American Bulldog.
         named = {label: name.rpartition("_")[0] for part in parts.values() for name, label in part}
         names = (named.get(label, str(label + 1)) for label in range(max(named) + 1))
         folder = root / self.folder / "images"
         return Contents(
             torch.tensor([label for _, label in rows]),
             tuple(name.replace("_", " ").title() for name in names),
-            tuple(PictureFile(folder / f"{name}.jpg") for name, _ in rows),
+            tuple(ImageFile(folder / f"{name}.jpg") for name, _ in rows),
         )
 
     def _list(self, root: Path, split: str) -> list[tuple[str, int]]:
@@ -168,7 +168,7 @@ class StanfordCars:
         return Contents(
             torch.tensor([label for _, label in rows]),
             tuple(map(str, names)),
-            tuple(PictureFile(folder / f"cars_{split}" / name) for name, _ in rows),
+            tuple(ImageFile(folder / f"cars_{split}" / name) for name, _ in rows),
         )
 
     def _annotations(self, root: Path, split: str) -> Path:
@@ -198,12 +198,12 @@ def _names(folder: Path) -> set[str]:
 
 
 @lru_cache(maxsize=16)
-def _members(path: Path, modified: int) -> dict[str, PictureFile]:
+def _members(path: Path, modified: int) -> dict[str, ImageFile]:
     """Where the files of an uncompressed tar are; read once, unless the tar is modified."""
     try:
         with tarfile.open(path, "r:") as tar:
             return {
-                member.name.removeprefix("./"): PictureFile(path, member.offset_data, member.size)
+                member.name.removeprefix("./"): ImageFile(path, member.offset_data, member.size)
                 for member in tar
                 if member.isreg()
             }

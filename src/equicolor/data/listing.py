@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from equicolor._text import counted, enumerated
-from equicolor.data.pictures import PictureFile, Pictures
+from equicolor.data.image_set import ImageFile, ImageSet
 
 __all__ = ["Listing", "changes", "list_images"]
 
@@ -28,7 +28,7 @@ class Listing:
     digest: str
 
 
-def list_images(pictures: Pictures) -> Listing:
+def list_images(images: ImageSet) -> Listing:
     """List the images of a split; no file is opened.
 
     Example:
@@ -37,26 +37,26 @@ def list_images(pictures: Pictures) -> Listing:
         >>> import torch
         >>> folder = Path(tempfile.mkdtemp())
         >>> _ = (folder / "1.png").write_bytes(b"four")
-        >>> files = [PictureFile(folder / "1.png")]
+        >>> files = [ImageFile(folder / "1.png")]
         >>> labels = torch.tensor([0])
-        >>> list_images(Pictures("toy", "train", labels, ("cat",), files, root=folder)).files
+        >>> list_images(ImageSet("toy", "train", labels, ("cat",), files, root=folder)).files
         {'1.png': 4}
     """
-    short = len(pictures.files) <= LONGEST
-    files = {_name(pictures, file): _size(file) if short else 0 for file in pictures.files}
-    digest = hashlib.sha256(pictures.labels.numpy().tobytes())
+    short = len(images.files) <= LONGEST
+    files = {_name(images, file): _size(file) if short else 0 for file in images.files}
+    digest = hashlib.sha256(images.labels.numpy().tobytes())
     digest.update(repr(list(files.items())).encode())
-    if pictures.pixels is not None:
-        digest.update(pictures.pixels.contiguous().numpy().data)
+    if images.pixels is not None:
+        digest.update(images.pixels.contiguous().numpy().data)
     return Listing(files if short else {}, digest.hexdigest()[:16])
 
 
-def _name(pictures: Pictures, file: PictureFile) -> str:
-    path = file.path if pictures.root is None else file.path.relative_to(pictures.root)
+def _name(images: ImageSet, file: ImageFile) -> str:
+    path = file.path if images.root is None else file.path.relative_to(images.root)
     return path.as_posix() if file.size < 0 else f"{path.as_posix()}@{file.offset}"
 
 
-def _size(file: PictureFile) -> int:
+def _size(file: ImageFile) -> int:
     return file.path.stat().st_size if file.size < 0 else file.size
 
 

@@ -1,6 +1,6 @@
-"""Batches of augmented pictures on the device: from its memory, or streamed through workers.
+"""Batches of augmented images on the device: from its memory, or streamed through workers.
 
-Both loaders give the same pictures in the same order with the same crops and colours, to one
+Both loaders give the same images in the same order with the same crops and colours, to one
 or two of 255 levels; see :mod:`equicolor.data.epochs` for what an epoch is.
 """
 
@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, Dataset
 from equicolor import _checks
 from equicolor.data.augment import Augmentation
 from equicolor.data.decoded import Decoded, estimated_bytes
-from equicolor.data.decoding import decode_picture
+from equicolor.data.decoding import decode_image
 from equicolor.data.epochs import Epochs
-from equicolor.data.pictures import CorruptPictureError, Pictures
+from equicolor.data.image_set import CorruptImageError, ImageSet
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,25 +30,25 @@ __all__ = ["Loader", "ResidentLoader", "StreamingLoader", "check_sizes", "choose
 Batch = tuple[Tensor, Tensor]
 
 DATA_PATHS = ("auto", "resident", "streaming")
-# How much of a device's memory decoded pictures may take: a GPU also holds the network and
+# How much of a device's memory decoded images may take: a GPU also holds the network and
 # its activations, a CPU the caches of the operating system.
 MEMORY_SHARE = {"cuda": 0.4, "cpu": 0.5}
-SKIPPED = -1  # the label of a picture that could not be decoded
+SKIPPED = -1  # the label of an image that could not be decoded
 
 
 class TooSmallError(ValueError):
-    """A picture that is too small for the crops of training."""
+    """An image that is too small for the crops of training."""
 
 
 def check_sizes(augmentation: Augmentation, sizes: Tensor) -> None:
-    """Refuse pictures that a padded crop would not fill, which are shown otherwise when tested.
+    """Refuse images that a padded crop would not fill, which are shown otherwise when tested.
 
     Args:
         augmentation: of training.
         sizes: heights and widths ``[N, 2]``.
 
     Raises:
-        TooSmallError: if a picture with its padding is smaller than the crop.
+        TooSmallError: if an image with its padding is smaller than the crop.
 
     Example:
         >>> check_sizes(Augmentation(size=40, crop="padded"), torch.tensor([[32, 32]]))
@@ -56,7 +56,7 @@ def check_sizes(augmentation: Augmentation, sizes: Tensor) -> None:
         ...     check_sizes(Augmentation(size=64, crop="padded"), torch.tensor([[32, 32]]))
         ... except ValueError as error:
         ...     print(str(error).partition(" (")[0])
-        shifted crops of 64 pixels need pictures of at least 56
+        shifted crops of 64 pixels need images of at least 56
     """
     if augmentation.crop != "padded":
         return
@@ -66,34 +66,34 @@ def check_sizes(augmentation: Augmentation, sizes: Tensor) -> None:
     if int(short[worst]) < least:
         height, width = sizes[worst].tolist()
         raise TooSmallError(
-            f"shifted crops of {augmentation.size} pixels need pictures of at least {least} "
+            f"shifted crops of {augmentation.size} pixels need images of at least {least} "
             f"({augmentation.padding} are added on every side), but one is {height} × {width}: "
             "choose a smaller size"
         )
 
 
 def choose_data_path(
-    pictures: Pictures,
+    images: ImageSet,
     device: torch.device | str,
     *,
     short_side: int | None = 256,
     wanted: str = "auto",
 ) -> str:
-    """Where pictures should live while a network trains on them.
+    """Where images should live while a network trains on them.
 
     Args:
-        pictures: what to train on.
+        images: what to train on.
         device: where to train.
-        short_side: what decoded pictures are made small to.
+        short_side: what decoded images are made small to.
         wanted: ``"auto"``, or the answer.
 
     Returns:
-        ``"resident"`` if the decoded pictures take no more than a share of the device's memory
+        ``"resident"`` if the decoded images take no more than a share of the device's memory
         (40 % of a GPU's, half of the computer's), else ``"streaming"``.
 
     Example:
         >>> images = torch.zeros(2, 3, 40, 20, dtype=torch.uint8)
-        >>> toy = Pictures("toy", "train", torch.tensor([0, 0]), ("a",), pixels=images)
+        >>> toy = ImageSet("toy", "train", torch.tensor([0, 0]), ("a",), pixels=images)
         >>> choose_data_path(toy, "cpu")
         'resident'
     """
@@ -102,7 +102,7 @@ def choose_data_path(
         return wanted
     device = torch.device(device)
     share = MEMORY_SHARE["cuda" if device.type == "cuda" else "cpu"] * _memory(device)
-    fits = estimated_bytes(pictures, short_side=short_side) <= share
+    fits = estimated_bytes(images, short_side=short_side) <= share
     return "resident" if fits else "streaming"
 
 
@@ -125,7 +125,7 @@ class _Options(TypedDict, total=False):
 
 
 class Loader(ABC):
-    """Batches of augmented pictures, the same every time for the same epoch.
+    """Batches of augmented images, the same every time for the same epoch.
 
     Iterating gives images ``[B, 3, s, s]`` in [0, 1] (``[3, B, 3, s, s]`` where the
     augmentation makes three views) and int64 labels ``[B]``, on the device. Training and
@@ -195,10 +195,10 @@ def _channels_last(images: Tensor) -> Tensor:
 
 
 class ResidentLoader(Loader):
-    """Batches of pictures that lie decoded in the device's memory; see :class:`Loader`.
+    """Batches of images that lie decoded in the device's memory; see :class:`Loader`.
 
     Args:
-        decoded: the pictures; they are moved to the device.
+        decoded: the images; they are moved to the device.
         augmentation: what happens to them.
         batch_size: of all processes together.
         seed: of order and augmentation.
@@ -209,7 +209,7 @@ class ResidentLoader(Loader):
     Example:
         >>> from equicolor.data.decoded import decode
         >>> images = torch.randint(256, (10, 3, 8, 8)).byte()
-        >>> toy = Pictures("toy", "train", torch.arange(10), tuple("abcdefghij"), pixels=images)
+        >>> toy = ImageSet("toy", "train", torch.arange(10), tuple("abcdefghij"), pixels=images)
         >>> crop = Augmentation(size=8, crop="padded")
         >>> loader = ResidentLoader(decode(toy), crop, batch_size=4, shuffle=True)
         >>> [list(images.shape) for images, labels in loader]
@@ -248,27 +248,27 @@ class ResidentLoader(Loader):
 
 
 class StreamingLoader(Loader):
-    """Batches of pictures decoded by worker processes; see :class:`Loader`.
+    """Batches of images decoded by worker processes; see :class:`Loader`.
 
     Workers decode and crop with Pillow; colours are changed on the device.
 
     Args:
-        pictures: files, or pixels.
+        images: files, or pixels.
         augmentation: what happens to them.
-        short_side: larger pictures are first resized to this, as :func:`equicolor.data.decoded.
+        short_side: larger images are first resized to this, as :func:`equicolor.data.decoded.
             decode` does; None keeps them.
         workers: processes; 0 decodes in this one.
-        skip_corrupt: leave corrupt pictures out. In training, where batches keep their size,
+        skip_corrupt: leave corrupt images out. In training, where batches keep their size,
             their place is taken by black with the label -1. They are listed in ``skipped``.
         options: as of :class:`ResidentLoader`: batch_size, seed, shuffle, rank, world_size and
             device.
 
     Attributes:
-        skipped: the corrupt pictures met so far.
+        skipped: the corrupt images met so far.
 
     Example:
         >>> images = torch.randint(256, (10, 3, 8, 8)).byte()
-        >>> toy = Pictures("toy", "test", torch.arange(10), tuple("abcdefghij"), pixels=images)
+        >>> toy = ImageSet("toy", "test", torch.arange(10), tuple("abcdefghij"), pixels=images)
         >>> crop = Augmentation(size=8, crop="padded").evaluation()
         >>> [labels.tolist() for _, labels in StreamingLoader(toy, crop, workers=0, batch_size=8)]
         [[0, 1, 2, 3, 4, 5, 6, 7], [8, 9]]
@@ -276,7 +276,7 @@ class StreamingLoader(Loader):
 
     def __init__(
         self,
-        pictures: Pictures,
+        images: ImageSet,
         augmentation: Augmentation,
         *,
         short_side: int | None = 256,
@@ -284,11 +284,11 @@ class StreamingLoader(Loader):
         skip_corrupt: bool = False,
         **options: Unpack[_Options],
     ) -> None:
-        super().__init__(len(pictures), augmentation, **options)
+        super().__init__(len(images), augmentation, **options)
         self.skipped: set[str] = set()
         cuda = self.device.type == "cuda"
         self._crops: DataLoader[_Crops] = DataLoader(
-            _Cutter(pictures, augmentation, self.epochs, short_side, skip_corrupt),
+            _Cutter(images, augmentation, self.epochs, short_side, skip_corrupt),
             sampler=_Requests(self),
             batch_size=None,  # a request is a whole batch
             num_workers=workers,
@@ -318,7 +318,7 @@ class StreamingLoader(Loader):
 
 
 class _Request(NamedTuple):
-    """What a worker shall make: pictures, and where in which epoch they stand."""
+    """What a worker shall make: images, and where in which epoch they stand."""
 
     epoch: int
     positions: Tensor
@@ -326,7 +326,7 @@ class _Request(NamedTuple):
 
 
 class _Crops(NamedTuple):
-    """What a worker made: uint8 ``[B, 3, s, s]``, labels ``[B]``, and corrupt pictures.
+    """What a worker made: uint8 ``[B, 3, s, s]``, labels ``[B]``, and corrupt images.
 
     Or why it made nothing: raised in a worker, an error would come with a page of traceback.
     """
@@ -361,35 +361,35 @@ class _Cutter(Dataset[_Crops]):
 
     def __init__(
         self,
-        pictures: Pictures,
+        images: ImageSet,
         augmentation: Augmentation,
         epochs: Epochs,
         short_side: int | None,
         skip_corrupt: bool,
     ) -> None:
-        self.pictures, self.augmentation, self.epochs = pictures, augmentation, epochs
+        self.images, self.augmentation, self.epochs = images, augmentation, epochs
         self.short_side, self.skip_corrupt = short_side, skip_corrupt
 
     def __getitem__(self, request: _Request) -> _Crops:
         try:
             return self._cut(request)
-        except (CorruptPictureError, TooSmallError, OSError) as error:
+        except (CorruptImageError, TooSmallError, OSError) as error:
             return _Crops(torch.empty(0), torch.empty(0), [], error)
 
     def _cut(self, request: _Request) -> _Crops:
         corrupt: list[str] = []
         images: list[Image | None] = []
-        labels = self.pictures.labels[request.indices]
+        labels = self.images.labels[request.indices]
         for place, index in enumerate(request.indices.tolist()):
             try:
-                images.append(decode_picture(self.pictures, index, self.short_side))
-            except CorruptPictureError as error:
+                images.append(decode_image(self.images, index, self.short_side))
+            except CorruptImageError as error:
                 if not self.skip_corrupt:
                     raise
                 images.append(None)
                 labels[place] = SKIPPED
                 corrupt.append(str(error))
-        # PIL says width first. A corrupt picture gets some size, and no pixels.
+        # PIL says width first. A corrupt image gets some size, and no pixels.
         size = self.augmentation.size
         sizes = torch.tensor([(size,) * 2 if i is None else (i.height, i.width) for i in images])
         check_sizes(self.augmentation, sizes)

@@ -1,7 +1,7 @@
-"""Crops of packed pictures as one Triton kernel: cut, resized and scaled in a single pass.
+"""Crops of packed images as one Triton kernel: cut, resized and scaled in a single pass.
 
-What :func:`equicolor.data.crops.resample` does with matrix products over whole pictures, for
-GPUs: every image takes as many taps as its box needs, straight from the bytes of its picture.
+What :func:`equicolor.data.crops.resample` does with matrix products over whole images, for
+GPUs: every image takes as many taps as its box needs, straight from the bytes of its image.
 """
 
 from typing import NamedTuple
@@ -16,8 +16,8 @@ __all__ = ["crops"]
 _HEIGHT, _WIDTH, _WARPS = 8, 32, 4
 
 
-class _Pictures(NamedTuple):
-    """Packed pictures, and those of a batch among them."""
+class _Images(NamedTuple):
+    """Packed images, and those of a batch among them."""
 
     pixels: Tensor  # uint8, H × W × 3 each
     offsets: Tensor  # int64 [N]
@@ -29,7 +29,7 @@ class _Pictures(NamedTuple):
 def _axis(start, stop, place, size):
     """First pixel, its distance to the centre of the filter, and the filter's support.
 
-    Places far right in a large picture need float64; what is left near the centre does not.
+    Places far right in a large image need float64; what is left near the centre does not.
     """
     scale = tl.abs(stop - start) / size
     # The mirrored place, not the mirrored formula: flips are exact to the last bit.
@@ -56,7 +56,7 @@ def _total(first, distance, support, taps, extent):
 
 @triton.jit
 def _crop_kernel(
-    pictures,
+    images,
     boxes,
     out,
     size,
@@ -65,10 +65,10 @@ def _crop_kernel(
     WIDTH: tl.constexpr,
 ):
     image = tl.program_id(2)
-    index = tl.load(pictures.indices + image)
-    base = pictures.pixels + tl.load(pictures.offsets + index)
-    height = tl.load(pictures.sizes + 2 * index).to(tl.int32)
-    width = tl.load(pictures.sizes + 2 * index + 1).to(tl.int32)
+    index = tl.load(images.indices + image)
+    base = images.pixels + tl.load(images.offsets + index)
+    height = tl.load(images.sizes + 2 * index).to(tl.int32)
+    width = tl.load(images.sizes + 2 * index + 1).to(tl.int32)
     left, top = tl.load(boxes + 4 * image), tl.load(boxes + 4 * image + 1)
     right, bottom = tl.load(boxes + 4 * image + 2), tl.load(boxes + 4 * image + 3)
     y = tl.program_id(1) * HEIGHT + tl.arange(0, HEIGHT)
@@ -105,13 +105,13 @@ def _crop_kernel(
 def crops(
     pixels: Tensor, offsets: Tensor, sizes: Tensor, indices: Tensor, boxes: Tensor, size: int
 ) -> Tensor:
-    """Cut boxes out of packed pictures and resize them, as :func:`.crops.resample` does.
+    """Cut boxes out of packed images and resize them, as :func:`.crops.resample` does.
 
     Args:
-        pixels: uint8 ``[bytes]``, each picture as H × W × 3.
-        offsets: int64 ``[N]``, where each picture begins.
+        pixels: uint8 ``[bytes]``, each image as H × W × 3.
+        offsets: int64 ``[N]``, where each image begins.
         sizes: int64 ``[N, 2]``, height and width of each.
-        indices: int64 ``[B]``, which pictures.
+        indices: int64 ``[B]``, which images.
         boxes: float64 ``[B, 4]``: left, top, right and bottom.
         size: height and width of the result.
 
@@ -121,11 +121,11 @@ def crops(
     boxes = boxes.double().contiguous()
     batch = len(indices)
     out = torch.empty(batch, size, size, 3, device=pixels.device)
-    pictures = _Pictures(pixels, offsets, sizes.contiguous(), indices)
+    images = _Images(pixels, offsets, sizes.contiguous(), indices)
     # Triton's interpreter takes no loop whose length is known on the device alone.
     limit = tl.constexpr(_most_taps(boxes, size)) if triton.knobs.runtime.interpret else None
     grid = triton.cdiv(size, _WIDTH), triton.cdiv(size, _HEIGHT), batch
-    _crop_kernel[grid](pictures, boxes, out, size, limit, _HEIGHT, _WIDTH, num_warps=_WARPS)
+    _crop_kernel[grid](images, boxes, out, size, limit, _HEIGHT, _WIDTH, num_warps=_WARPS)
     return out.permute(0, 3, 1, 2)
 
 

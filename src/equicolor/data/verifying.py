@@ -1,56 +1,56 @@
-"""Finding corrupt pictures before hours of work depend on them."""
+"""Finding corrupt images before hours of work depend on them."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from equicolor import _checks
-from equicolor.data.pictures import CorruptPictureError, Pictures
+from equicolor.data.image_set import CorruptImageError, ImageSet
 
 __all__ = ["find_corrupt"]
 
 
 def find_corrupt(
-    pictures: Pictures,
+    images: ImageSet,
     *,
     workers: int = 4,
     on_corrupt: str = "error",
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[str, ...]:
-    """Read every picture once, without keeping it.
+    """Read every image once, without keeping it.
 
     Args:
-        pictures: files; pixels are what they are.
+        images: files; pixels are what they are.
         workers: threads.
         on_corrupt: ``"error"``, or ``"skip"`` to go on.
-        progress: called with (pictures read, pictures in all).
+        progress: called with (images read, images in all).
 
     Returns:
         What is wrong with each of the corrupt ones, in order.
 
     Raises:
-        CorruptPictureError: for the first corrupt one unless they are skipped, and if all are.
+        CorruptImageError: for the first corrupt one unless they are skipped, and if all are.
 
     Example:
         >>> import tempfile
         >>> from pathlib import Path
         >>> import torch
-        >>> from equicolor.data.pictures import PictureFile
+        >>> from equicolor.data.image_set import ImageFile
         >>> path = Path(tempfile.mkdtemp()) / "a.png"
-        >>> _ = path.write_bytes(b"no picture")
-        >>> toy = Pictures("toy", "test", torch.tensor([0]), ("a",), [PictureFile(path)])
+        >>> _ = path.write_bytes(b"no image")
+        >>> toy = ImageSet("toy", "test", torch.tensor([0]), ("a",), [ImageFile(path)])
         >>> try:
         ...     find_corrupt(toy)
-        ... except CorruptPictureError as error:
+        ... except CorruptImageError as error:
         ...     print(str(error).rpartition("/")[2])
         a.png cannot be decoded: it is in no format that Pillow knows
     """
     _checks.one_of("on_corrupt", on_corrupt, ("error", "skip"))
-    total = len(pictures.files)
+    total = len(images.files)
 
     def wrong(index: int) -> str:
         try:
-            pictures.files[index].verify()
-        except CorruptPictureError as error:
+            images.files[index].verify()
+        except CorruptImageError as error:
             if on_corrupt == "error":
                 raise
             return str(error)
@@ -66,5 +66,5 @@ def find_corrupt(
         finally:  # an error, an interrupt: do not begin what is still waiting
             pool.shutdown(cancel_futures=True)
     if found and len(found) == total:
-        raise CorruptPictureError(f"every picture is corrupt, beginning with {found[0]}")
+        raise CorruptImageError(f"every image is corrupt, beginning with {found[0]}")
     return tuple(found)

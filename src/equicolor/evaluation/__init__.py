@@ -1,4 +1,4 @@
-"""Judging networks: hue sweeps, calibration, and reports on any network and pictures."""
+"""Judging networks: hue sweeps, calibration, and reports on any network and images."""
 
 from equicolor.evaluation.evaluate import ClassChange, Evaluation, evaluate
 from equicolor.evaluation.hue_sweep import ACTIONS, HueSweep, hue_shifts, hue_sweep

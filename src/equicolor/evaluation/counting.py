@@ -13,14 +13,14 @@ from equicolor.nn import CEConv2d, capture, fold
 
 __all__ = ["Asker", "Tally", "evaluating"]
 
-_MARGIN = 0.01  # how far resampling may carry a picture out of [0, 1]
+_MARGIN = 0.01  # how far resampling may carry an image out of [0, 1]
 
 
 class Asker:
-    """A network with the device, dtype and precision it wants its pictures in.
+    """A network with the device, dtype and precision it wants its images in.
 
     On a GPU networks of this package are recorded as CUDA graphs at the first call: a sweep asks
-    hundreds of times, and launching kernels one by one takes longer than small pictures do.
+    hundreds of times, and launching kernels one by one takes longer than small images do.
     Equivariant ones are folded before, if they have the form whose numbers are their own.
     """
 
@@ -38,7 +38,7 @@ class Asker:
         labels = torch.as_tensor(labels)
         if labels.shape != images.shape[:1] or labels.is_floating_point():
             raise ValueError(
-                f"hue_sweep expects one whole number per picture as labels, "
+                f"hue_sweep expects one whole number per image as labels, "
                 f"[{len(images)}], got {labels.dtype} {list(labels.shape)}"
             )
         device = images.device if self.device is None else self.device
@@ -48,7 +48,7 @@ class Asker:
         )
 
     def __call__(self, images: Tensor, *, like: Tensor | None = None) -> Tensor:
-        """Logits of pictures, which get the memory layout of others if those are given."""
+        """Logits of images, which get the memory layout of others if those are given."""
         images = images if self.dtype is None else images.to(self.dtype)
         if like is not None and like.is_contiguous(memory_format=torch.channels_last):
             images = images.contiguous(memory_format=torch.channels_last)
@@ -59,7 +59,7 @@ class Asker:
             came = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise ValueError(
                 f"hue_sweep expects a network that gives logits [{len(images)}, classes] for "
-                f"pictures {list(images.shape)}, got {came}"
+                f"images {list(images.shape)}, got {came}"
             )
         return logits
 
@@ -103,7 +103,7 @@ class Tally:
         self.untouched = zeros(0)  # answers to the current batch
 
     def start(self, images: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        """Count a batch of untouched pictures; its labels, strangers in the further class."""
+        """Count a batch of untouched images; its labels, strangers in the further class."""
         known = (labels >= 0) & (labels < self.classes)
         labels = torch.where(known, labels, self.classes)
         self.outside += ((images < -_MARGIN) | (images > 1 + _MARGIN)).flatten(1).any(1).sum()
@@ -127,19 +127,19 @@ class Tally:
         ).tolist()
         if outside:
             raise ValueError(
-                f"hue_sweep expects pictures in [0, 1], but {outside} are not; normalisation "
+                f"hue_sweep expects images in [0, 1], but {outside} are not; normalisation "
                 "belongs into the network, where hues are shifted before it"
             )
         if strangers:
             raise ValueError(
                 f"the network has {self.classes} outputs, but {strangers} labels lie outside "
-                f"0 to {self.classes - 1}: are its classes those of the pictures?"
+                f"0 to {self.classes - 1}: are its classes those of the images?"
             )
         if undefined:
-            raise ValueError(f"the network's logits are NaN for {undefined} pictures")
+            raise ValueError(f"the network's logits are NaN for {undefined} images")
 
     def results(self) -> tuple[Tensor, ...]:
-        """On the CPU: pictures ``[C]``, right answers without and with shifts, changed answers."""
+        """On the CPU: images ``[C]``, right answers without and with shifts, changed answers."""
         tensors = self.counts, self.original, self.correct, self.changed
         return tuple(tensor[..., : self.classes].cpu() for tensor in tensors)
 

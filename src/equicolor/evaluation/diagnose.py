@@ -13,19 +13,19 @@ from equicolor import _checks
 from equicolor._text import counted
 from equicolor.data.datasets import DATASETS, find_dataset, load_dataset
 from equicolor.data.decoded import default_cache
-from equicolor.data.pictures import Pictures
+from equicolor.data.image_set import ImageSet
 from equicolor.evaluation.evaluate import Evaluation, evaluate
 from equicolor.evaluation.hue_sweep import ACTIONS, Batches, hue_shifts
-from equicolor.evaluation.networks import GrayInput, load_network
-from equicolor.evaluation.pictures import (
+from equicolor.evaluation.images import (
     check_outputs,
     choose_preparation,
     load_batches,
     match_classes,
     recipe_of_run,
-    some_pictures,
+    some_images,
     try_images,
 )
+from equicolor.evaluation.networks import GrayInput, load_network
 from equicolor.models.registry import Network, Origin
 from equicolor.reporting.progress import counting, say
 from equicolor.training.recipes import chosen_precision
@@ -36,18 +36,18 @@ __all__ = ["Subject", "diagnose", "judge", "load_subject"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Subject:
-    """A network and the pictures to judge it on.
+    """A network and the images to judge it on.
 
     Attributes:
         network: in eval mode, on its device.
-        pictures: what is looked at.
-        batches: the pictures as the network expects them.
+        images: what is looked at.
+        batches: the images as the network expects them.
         facts: which dataset and split it is and, of a training run, how it was trained.
         autocast: the dtype to compute in, if not that of the network.
     """
 
     network: nn.Module
-    pictures: Pictures
+    images: ImageSet
     batches: Batches
     facts: dict[str, Any]
     autocast: torch.dtype | None
@@ -90,9 +90,9 @@ def load_subject(
     cache: Path | None = None,
     console: Console | None = None,
 ) -> Subject:
-    """Load a network and pictures by their names.
+    """Load a network and images by their names.
 
-    What can be known to be wrong is found out before pictures are decoded.
+    What can be known to be wrong is found out before images are decoded.
 
     Args:
         network: see :func:`equicolor.evaluation.load_network`.
@@ -101,18 +101,18 @@ def load_subject(
         split: ``"test"`` or ``"train"``.
         split_seed: of datasets without a split of their own; by default that of the training, if
             it was on the same data, or on a folder with the same classes.
-        size, resize: see :func:`equicolor.evaluation.pictures.choose_preparation`.
+        size, resize: see :func:`equicolor.evaluation.images.choose_preparation`.
         gray: feed the network the mean of the channels; a run that was trained so says it.
         pretrained: load the weights that timm or torchvision offer.
-        batch_size: pictures in a batch.
+        batch_size: images in a batch.
         device: where to compute.
         precision: ``"32"``, ``"bf16"`` (autocast), or ``"auto"``: bf16 on a GPU.
-        skip_corrupt: leave out pictures that cannot be decoded.
+        skip_corrupt: leave out images that cannot be decoded.
         classes_by_index: do not compare the names of the classes with those the network was
-            trained on; see :func:`equicolor.evaluation.pictures.match_classes`.
-        cache: where decoded pictures are kept (default: :func:`equicolor.data.default_cache`).
-        limit: take no more pictures than this, evenly from all of them.
-        any_classes: also take a network whose outputs are not the classes of the pictures.
+            trained on; see :func:`equicolor.evaluation.images.match_classes`.
+        cache: where decoded images are kept (default: :func:`equicolor.data.default_cache`).
+        limit: take no more images than this, evenly from all of them.
+        any_classes: also take a network whose outputs are not the classes of the images.
         console: shows progress (default: stderr).
     """
     _checks.positive_int("batch_size", batch_size)
@@ -152,23 +152,23 @@ def load_subject(
         model = GrayInput(model)
     if device.type == "cuda":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    pictures = load_dataset(data, split, seed=split_seed or 0)
+    images = load_dataset(data, split, seed=split_seed or 0)
     if split == "test":
-        seen = find_seen(network, origin, data, pictures)
+        seen = find_seen(network, origin, data, images)
         facts |= seen.facts()
         for remark in seen.remarks:
             say(console, remark)
     place: Path | None = default_cache() if cache is None else cache
-    if limit is not None and limit < len(pictures):
-        pictures, place = some_pictures(pictures, limit), None
+    if limit is not None and limit < len(images):
+        images, place = some_images(images, limit), None
     if any_classes:
         try_images(model, preparation.size)
     else:
-        check_outputs(model, pictures, preparation.size)
-        pictures = pictures if classes_by_index else match_classes(model, pictures)
+        check_outputs(model, images, preparation.size)
+        images = images if classes_by_index else match_classes(model, images)
     with counting(console, f"decoding {info.name}") as decoding:
         batches = load_batches(
-            pictures,
+            images,
             preparation,
             batch_size=batch_size,
             device=device,
@@ -179,7 +179,7 @@ def load_subject(
     facts |= {"dataset": info.name, "split": split, "split_seed": split_seed or 0}
     facts |= preparation._asdict()
     facts["precision"] = precision
-    return Subject(model, pictures, batches, facts, torch.bfloat16 if precision == "bf16" else None)
+    return Subject(model, images, batches, facts, torch.bfloat16 if precision == "bf16" else None)
 
 
 def diagnose(
@@ -191,9 +191,9 @@ def diagnose(
     console: Console | None = None,
     **loading: Unpack[_Loading],
 ) -> Evaluation:
-    """Load a network and pictures, and judge the one on the other.
+    """Load a network and images, and judge the one on the other.
 
-    What can be known to be wrong is found out before pictures are decoded.
+    What can be known to be wrong is found out before images are decoded.
 
     Args:
         network, data: see :func:`load_subject`.
@@ -220,26 +220,26 @@ def judge(
     shifts: int | Sequence[float] | Tensor = 37,
     console: Console | None = None,
 ) -> Evaluation:
-    """Judge a network on its pictures.
+    """Judge a network on its images.
 
     Args:
         subject: of :func:`load_subject`.
         actions, shifts: see :func:`equicolor.evaluation.evaluate`.
         console: shows progress; None shows nothing.
     """
-    pictures = subject.pictures
-    with counting(console, f"judging {len(pictures)} pictures") as judging:
+    images = subject.images
+    with counting(console, f"judging {len(images)} images") as judging:
         found = evaluate(
             subject.network,
             subject.batches,
-            class_names=pictures.class_names,
+            class_names=images.class_names,
             actions=actions,
             shifts=shifts,
             autocast=subject.autocast,
             progress=judging,
             facts=subject.facts,
         )
-    skipped = len(pictures) - found.pictures
+    skipped = len(images) - found.images
     if skipped:
-        say(console, f"left out {counted(skipped, 'corrupt image')} of {len(pictures):,}")
+        say(console, f"left out {counted(skipped, 'corrupt image')} of {len(images):,}")
     return dataclasses.replace(found, facts={**found.facts, "skipped": skipped})

@@ -1,4 +1,4 @@
-"""Everything there is to say about one network on one set of pictures."""
+"""Everything there is to say about one network on one set of images."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -31,14 +31,14 @@ class ClassChange(NamedTuple):
 
     Attributes:
         name: of the class.
-        pictures: how many there are.
-        original: accuracy on the untouched pictures.
+        images: how many there are.
+        original: accuracy on the untouched images.
         shifted: mean accuracy over the distinct shifts.
         changed: how often, on average, a shift changes the answer.
     """
 
     name: str
-    pictures: int
+    images: int
     original: float
     shifted: float
     changed: float
@@ -54,14 +54,14 @@ class Evaluation:
     """What :func:`evaluate` found.
 
     Attributes:
-        facts: about the network and the pictures, for rows and tables.
+        facts: about the network and the images, for rows and tables.
         class_names: one for each output.
-        original: accuracy on the untouched pictures in percent.
-        per_class: the same for every class, float64 :math:`[C]`; NaN if it has no pictures.
+        original: accuracy on the untouched images in percent.
+        per_class: the same for every class, float64 :math:`[C]`; NaN if it has no images.
         nll: mean negative log-likelihood in nats.
         reliability: confidence against accuracy.
         sweeps: a hue sweep for each action.
-        pictures: how many there were.
+        images: how many there were.
         seconds: how long it took.
     """
 
@@ -72,11 +72,11 @@ class Evaluation:
     nll: float
     reliability: metrics.Reliability
     sweeps: dict[str, HueSweep]
-    pictures: int
+    images: int
     seconds: float
 
     def class_changes(self, action: str = "hsv") -> list[ClassChange]:
-        """What every class that has pictures loses under hue shifts, the largest loss first.
+        """What every class that has images loses under hue shifts, the largest loss first.
 
         Args:
             action: one that was swept.
@@ -87,7 +87,7 @@ class Evaluation:
         columns = sweep.counts.tolist(), sweep.original_per_class.tolist(), shifted, changed
         changes = map(ClassChange, self.class_names, *columns)
         return sorted(
-            (change for change in changes if change.pictures),
+            (change for change in changes if change.images),
             key=lambda change: change.drop,
             reverse=True,
         )
@@ -99,7 +99,7 @@ class Evaluation:
             A list of one row: the facts; ``original`` accuracy; ``hue_mean``,
             ``hue_mean_distinct`` and ``hue_curve`` of the HSV shift, and the same of the other
             actions under ``rotate_…`` and ``rotate_clip_…``; ``nll`` and ``ece``; how many
-            ``pictures`` and seconds it took. ``shifts`` are there if they are not the paper's.
+            ``images`` and seconds it took. ``shifts`` are there if they are not the paper's.
         """
         row = {**self.facts, "original": round(self.original, 3)}
         for action, sweep in self.sweeps.items():
@@ -114,7 +114,7 @@ class Evaluation:
             | {
                 "nll": round(self.nll, 5),
                 "ece": round(self.reliability.expected_error, 3),
-                "pictures": self.pictures,
+                "images": self.images,
                 "evaluate_seconds": round(self.seconds, 2),
             }
         ]
@@ -134,8 +134,8 @@ def evaluate(
     """Judge a network: accuracy, calibration, and both under hue shifts, class by class.
 
     Args:
-        network: maps pictures :math:`[B, 3, H, W]` in [0, 1] to logits :math:`[B, C]`.
-        batches: pairs of pictures and labels, gone through once.
+        network: maps images :math:`[B, 3, H, W]` in [0, 1] to logits :math:`[B, C]`.
+        batches: pairs of images and labels, gone through once.
         class_names: one for each output; numbers by default.
         actions: which hue shifts, of :data:`equicolor.evaluation.ACTIONS`; may be empty.
         shifts: how many, or which; see :func:`equicolor.evaluation.hue_sweep`.
@@ -150,7 +150,7 @@ def evaluate(
         >>> found = evaluate(network, batches, shifts=[0.0, 1 / 3], actions=["rotate"])
         >>> found.sweeps["rotate"].accuracy.tolist() == [found.original] * 2
         True
-        >>> found.rows()[0]["model"], found.pictures, len(found.class_changes("rotate"))
+        >>> found.rows()[0]["model"], found.images, len(found.class_changes("rotate"))
         ('cecnn', 8, 4)
     """
     start = time.perf_counter()
@@ -159,7 +159,7 @@ def evaluate(
     def keep(logits: Tensor, labels: Tensor) -> None:
         if class_names is not None and logits.shape[1] != len(class_names):
             raise ValueError(
-                f"the network has {logits.shape[1]} outputs, but the pictures have "
+                f"the network has {logits.shape[1]} outputs, but the images have "
                 f"{len(class_names)} classes"
             )
         kept.append((logits.float(), labels))
@@ -177,6 +177,6 @@ def evaluate(
         nll=metrics.negative_log_likelihood(logits, labels),
         reliability=metrics.reliability(logits, labels),
         sweeps=sweeps,
-        pictures=len(labels),
+        images=len(labels),
         seconds=time.perf_counter() - start,
     )

@@ -86,7 +86,7 @@ def hue_panels(panels: Mapping[str, Sequence[Curve]], *, width: float = 6.6) -> 
         for axes in grid[2 * line : 2 * line + 2, column]:
             axes.remove()
     figure.supxlabel(
-        "hue shift of the test pictures, degrees; the strip shows what becomes of red",
+        "hue shift of the test images, degrees; the strip shows what becomes of red",
         fontsize=10,
     )
     return figure
@@ -169,7 +169,7 @@ def evaluation_figure(found: Evaluation) -> Figure:
     """
     # Labelled at its end like the others: a label on a flat curve could not be read.
     style = {"color": "#555555", "linestyle": ":", "linewidth": 1.2}
-    label = f"original pictures: {found.original:.1f}"
+    label = f"original images: {found.original:.1f}"
     curves = [Curve(label, [-0.5, 0.5], [found.original] * 2, style=style)]
     for place, (action, sweep) in enumerate(found.sweeps.items()):
         order = sweep.shifts.argsort(stable=True)

@@ -1,6 +1,6 @@
-"""Accuracy under hue shifts: how much a network's answers depend on the hue of a picture.
+"""Accuracy under hue shifts: how much a network's answers depend on the hue of an image.
 
-The test pictures are shifted by many angles, and the network is asked each time (paper,
+The test images are shifted by many angles, and the network is asked each time (paper,
 section 4.2). What is counted stays on the device until the end, so that a GPU never waits.
 """
 
@@ -18,7 +18,7 @@ __all__ = ["ACTIONS", "HueSweep", "hue_shifts", "hue_sweep", "sweep_actions"]
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 Progress = Callable[[int, int | None], None]
-_Shift = Callable[[Tensor], Tensor]  # turns, a tensor of no dimensions, to shifted pictures
+_Shift = Callable[[Tensor], Tensor]  # turns, a tensor of no dimensions, to shifted images
 
 _SAME = 9  # decimals of turns in which equal shifts agree
 
@@ -28,7 +28,7 @@ def _hsv(images: Tensor) -> _Shift:
     return lambda turns: compose(hue + turns, chroma, low)
 
 
-# What a hue shift does to pictures; see equicolor.color for the difference.
+# What a hue shift does to images; see equicolor.color for the difference.
 _MAKE_SHIFT: dict[str, Callable[[Tensor], _Shift]] = {
     "hsv": _hsv,
     "rotate": lambda images: lambda turns: rotate_hue(images, turns),
@@ -39,12 +39,12 @@ ACTIONS = tuple(_MAKE_SHIFT)
 
 @dataclass(frozen=True, eq=False)
 class HueSweep:
-    """What a network answers when the hue of the pictures is shifted, counted per class.
+    """What a network answers when the hue of the images is shifted, counted per class.
 
     Attributes:
         action: ``"hsv"``, ``"rotate"`` or ``"rotate-clip"``.
         shifts: turns, float64 :math:`[K]`.
-        counts: pictures of every class, int64 :math:`[C]`.
+        counts: images of every class, int64 :math:`[C]`.
         correct_original: how many of them are recognised as they are, int64 :math:`[C]`.
         correct: how many are recognised under every shift, int64 :math:`[K, C]`.
         changed: how many get another answer than they do untouched, int64 :math:`[K, C]`.
@@ -69,7 +69,7 @@ class HueSweep:
 
     @property
     def original(self) -> float:
-        """Accuracy on the untouched pictures, in percent."""
+        """Accuracy on the untouched images, in percent."""
         return float(100 * self.correct_original.sum() / self.counts.sum())
 
     @property
@@ -99,18 +99,18 @@ class HueSweep:
     def per_class(self) -> Tensor:
         """Accuracy of every class under every shift in percent, float64 :math:`[K, C]`.
 
-        NaN for classes without pictures, here and below.
+        NaN for classes without images, here and below.
         """
         return 100 * self.correct.double() / self.counts
 
     @property
     def original_per_class(self) -> Tensor:
-        """Accuracy of every class on the untouched pictures in percent, float64 :math:`[C]`."""
+        """Accuracy of every class on the untouched images in percent, float64 :math:`[C]`."""
         return 100 * self.correct_original.double() / self.counts
 
     @property
     def predictions_changed(self) -> Tensor:
-        """Percent of a class's pictures with another answer than untouched, :math:`[K, C]`."""
+        """Percent of a class's images with another answer than untouched, :math:`[K, C]`."""
         return 100 * self.changed.double() / self.counts
 
     @property
@@ -152,13 +152,13 @@ def hue_sweep(
     autocast: torch.dtype | None = None,
     progress: Progress | None = None,
 ) -> HueSweep:
-    """Measure the accuracy of a network on pictures with shifted hues.
+    """Measure the accuracy of a network on images with shifted hues.
 
     Args:
-        model: maps pictures :math:`[B, 3, H, W]` in [0, 1] to logits :math:`[B, C]`. It is put
+        model: maps images :math:`[B, 3, H, W]` in [0, 1] to logits :math:`[B, C]`. It is put
             in eval mode, and back into the mode it was in at the end.
-        batches: pairs of pictures and labels :math:`[B]`, gone through once. They are moved
-            to the model's device; channels-last pictures stay so.
+        batches: pairs of images and labels :math:`[B]`, gone through once. They are moved
+            to the model's device; channels-last images stay so.
         shifts: a number of shifts from -0.5 to 0.5 turns, or the shifts themselves.
         action: ``"hsv"`` (:func:`equicolor.color.shift_hue`), ``"rotate"``
             (:func:`equicolor.color.rotate_hue`, which may leave [0, 1]) or ``"rotate-clip"``.
@@ -166,7 +166,7 @@ def hue_sweep(
         progress: called with (passes through the network done, passes in all if known).
 
     Returns:
-        Accuracy on the untouched pictures and under every shift, and what it is made of.
+        Accuracy on the untouched images and under every shift, and what it is made of.
 
     Example:
         >>> from equicolor.models import z2cnn
@@ -191,12 +191,12 @@ def sweep_actions(
     progress: Progress | None = None,
     on_original: Callable[[Tensor, Tensor], None] | None = None,
 ) -> dict[str, HueSweep]:
-    """Sweep several actions in one pass over the pictures; see :func:`hue_sweep`.
+    """Sweep several actions in one pass over the images; see :func:`hue_sweep`.
 
     Args:
         model, batches, shifts, autocast, progress: as in :func:`hue_sweep`.
         actions: some of :data:`ACTIONS`.
-        on_original: called with every batch's logits on the untouched pictures and its
+        on_original: called with every batch's logits on the untouched images and its
             labels, both on the model's device.
 
     Returns:
@@ -246,7 +246,7 @@ def sweep_actions(
                     tally.add((row, column), ask(shift(turn), like=images), labels)
                     count_pass()
     if tally is None:
-        raise ValueError("batches holds no pictures")
+        raise ValueError("batches holds no images")
     tally.refuse()
     counts, original, correct, changed = tally.results()
     return {

@@ -1,7 +1,7 @@
 """How good answers are, and how well a network knows: accuracy, likelihood, calibration.
 
 Pure functions of logits and labels. torchmetrics serves as the reference in the tests; it is
-not used here because its accuracy of a class without pictures is 0, and its calibration error
+not used here because its accuracy of a class without images is 0, and its calibration error
 puts a confidence of exactly 1 in a bin of its own.
 """
 
@@ -29,7 +29,7 @@ class Reliability:
     Attributes:
         edges: of the bins, confidences in percent, float64 :math:`[bins + 1]`; a bin holds
             its upper edge.
-        counts: pictures in every bin, int64 :math:`[bins]`.
+        counts: images in every bin, int64 :math:`[bins]`.
         confidence: their mean confidence in percent, float64 :math:`[bins]`; NaN if none.
         accuracy: how many percent of them are right, float64 :math:`[bins]`; NaN if none.
     """
@@ -41,13 +41,13 @@ class Reliability:
 
     @property
     def expected_error(self) -> float:
-        """The expected calibration error: mean gap of the bins by pictures, in points."""
+        """The expected calibration error: mean gap of the bins by images, in points."""
         gaps = (self.confidence - self.accuracy).abs().nan_to_num(0.0)
         return float((gaps * self.counts).sum() / self.counts.sum())
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Percent of pictures whose highest logit is the label's.
+    """Percent of images whose highest logit is the label's.
 
     Args:
         logits: :math:`[N, C]`.
@@ -62,14 +62,14 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
 
 
 def per_class_accuracy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Percent of every class's pictures that are recognised.
+    """Percent of every class's images that are recognised.
 
     Args:
         logits: :math:`[N, C]`.
         labels: int64 :math:`[N]`.
 
     Returns:
-        float64 :math:`[C]`; NaN for classes without pictures.
+        float64 :math:`[C]`; NaN for classes without images.
 
     Example:
         >>> per_class_accuracy(torch.eye(4), torch.tensor([0, 1, 2, 2])).tolist()
@@ -119,7 +119,7 @@ def reliability(logits: Tensor, labels: Tensor, bins: int = 15) -> Reliability:
     confidence = confidence.cpu()
     if undefined := int(confidence.isnan().sum()):
         raise ValueError(
-            f"probabilities are NaN for {undefined} of {len(labels)} pictures: their logits are "
+            f"probabilities are NaN for {undefined} of {len(labels)} images: their logits are "
             "infinite, so the network has no confidence to compare with"
         )
     hits = (answers == labels).double().cpu()
@@ -138,11 +138,11 @@ def reliability(logits: Tensor, labels: Tensor, bins: int = 15) -> Reliability:
 def _check(logits: Tensor, labels: Tensor) -> None:
     if logits.ndim != 2 or labels.shape != logits.shape[:1] or not len(labels):
         raise ValueError(
-            f"expected logits [N, C] and labels [N] of at least one picture, got "
+            f"expected logits [N, C] and labels [N] of at least one image, got "
             f"{list(logits.shape)} and {list(labels.shape)}"
         )
     if undefined := int(logits.isnan().any(1).sum()):
-        raise ValueError(f"logits are NaN for {undefined} of {len(labels)} pictures")
+        raise ValueError(f"logits are NaN for {undefined} of {len(labels)} images")
     lowest, highest = labels.aminmax()
     if lowest < 0 or highest >= logits.shape[1]:
         raise ValueError(

@@ -28,7 +28,7 @@ _FORMS = (
 def load_network(
     spec: str | Path, *, pretrained: bool = True, device: torch.device | str = "cpu"
 ) -> nn.Module:
-    """A network that maps pictures in [0, 1] to logits, in eval mode.
+    """A network that maps images in [0, 1] to logits, in eval mode.
 
     Args:
         spec: one of
@@ -38,7 +38,7 @@ def load_network(
             * ``timm:NAME`` or ``torchvision:NAME``, which get the normalisation of their
               weights;
             * ``path/to/file.py:function``, where the function takes no arguments and returns
-              a network that normalises pictures itself. The file is executed.
+              a network that normalises images itself. The file is executed.
         pretrained: load the weights that timm or torchvision offer.
         device: where to put it.
 

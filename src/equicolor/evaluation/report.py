@@ -22,7 +22,7 @@ RESULTS, FIGURE = "evaluation.json", "hue-curve.png"
 
 
 def summary_table(found: Evaluation) -> Table:
-    """Accuracy on the original pictures and under every action's hue shifts.
+    """Accuracy on the original images and under every action's hue shifts.
 
     The paper's mean counts -180° and 180°, which are one shift, twice; the next column once.
 
@@ -47,8 +47,8 @@ def summary_table(found: Evaluation) -> Table:
                 f"{float(changed[sweep.distinct].mean()):.2f}",
             )
         )
-    columns = ("pictures", "accuracy", "±180° once", "lowest", "lowest at", "answers changed")
-    heading = f"{network_title(found.facts)}, {found.pictures} pictures; percent"
+    columns = ("images", "accuracy", "±180° once", "lowest", "lowest at", "answers changed")
+    heading = f"{network_title(found.facts)}, {found.images} images; percent"
     return Table(columns, lines, heading)
 
 
@@ -71,7 +71,7 @@ def class_table(found: Evaluation, action: str = "hsv", *, most: int = 10) -> Ta
     lines = [
         (
             change.name,
-            str(change.pictures),
+            str(change.images),
             f"{change.original:.1f}",
             f"{change.shifted:.1f}",
             f"{change.shifted - change.original:+z.1f}",  # z: no negative zero
@@ -79,7 +79,7 @@ def class_table(found: Evaluation, action: str = "hsv", *, most: int = 10) -> Ta
         )
         for change in changes[:most]
     ]
-    columns = ("class", "pictures", "original", "shifted", "difference", "answers changed")
+    columns = ("class", "images", "original", "shifted", "difference", "answers changed")
     which = f"The {most} of {len(changes)} classes" if len(changes) > most else "Classes"
     heading = f"{which} that lose most, {ACTION_NAMES[action]}; percent, means over shifts"
     return Table(columns, lines, heading)
@@ -126,7 +126,7 @@ def write(
     device: torch.device | str = "cpu",
     overwrite: bool = False,
 ) -> list[Path]:
-    """Write all numbers as JSON, and the hue curves as a picture.
+    """Write all numbers as JSON, and the hue curves as an image.
 
     Args:
         found: an evaluation.
@@ -136,7 +136,7 @@ def write(
 
     Returns:
         What was written: ``evaluation.json``, whose one row also holds the accuracy of every
-        class, as it is and under shifts (``…_per_class``, null if it has no pictures), and
+        class, as it is and under shifts (``…_per_class``, null if it has no images), and
         the bins of the reliability; and ``hue-curve.png``, if hues were shifted.
     """
     refuse_existing(output, overwrite)
@@ -183,5 +183,5 @@ def _details(found: Evaluation) -> dict[str, Any]:
 
 
 def _rounded(values: Tensor) -> list[float | None]:
-    """Numbers for JSON, which has no NaN: classes and bins without pictures are null."""
+    """Numbers for JSON, which has no NaN: classes and bins without images are null."""
     return [None if math.isnan(value) else round(value, 3) for value in values.tolist()]

@@ -195,7 +195,7 @@ def _class_names(header: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _origin(header: Mapping[str, str]) -> Origin:
-    """What a header says of the pictures; older files say nothing, and others something else."""
+    """What a header says of the images; older files say nothing, and others something else."""
     found: dict[str, Any] = {}
     for key in Origin._fields:
         try:
@@ -239,7 +239,7 @@ def read_class_names(path: str | Path) -> tuple[str, ...]:
 
 
 def read_origin(path: str | Path) -> Origin:
-    """The pictures that a saved network was trained on, as far as its file says that.
+    """The images that a saved network was trained on, as far as its file says that.
 
     Example:
         >>> import tempfile

@@ -19,11 +19,11 @@ class ForeignNetwork(nn.Module):
     """A network that was not made by equicolor, with the normalisation it expects in front.
 
     Args:
-        network: maps normalised pictures :math:`[B, 3, H, W]` to logits :math:`[B, C]`.
+        network: maps normalised images :math:`[B, 3, H, W]` to logits :math:`[B, C]`.
         name: for tables.
         mean, std: of the normalisation, per channel.
         image_size: height and width it was trained for.
-        resize: the short side of a picture before its centre is cropped; None for what is usual.
+        resize: the short side of an image before its centre is cropped; None for what is usual.
 
     Example:
         >>> network = ForeignNetwork(nn.Flatten(), "flat", mean=(0.5,) * 3, std=(0.5,) * 3)
@@ -53,7 +53,7 @@ class ForeignNetwork(nn.Module):
             self.register_buffer(key, torch.tensor(values).view(3, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Pictures ``[B, 3, H, W]`` in [0, 1] to logits ``[B, C]``."""
+        """Images ``[B, 3, H, W]`` in [0, 1] to logits ``[B, C]``."""
         images = images if self.plain else (images - self.mean) / self.std
         logits: Tensor = self.network(images)
         return logits

@@ -12,12 +12,12 @@ _INNER = "network."
 class GrayInput(Network):
     """A network that sees the mean of the channels: the grey baseline.
 
-    The grey is part of the network, not of the pictures: a hue shift comes before it, and
+    The grey is part of the network, not of the images: a hue shift comes before it, and
     may change the mean. ``create_model(NAME, gray=True)`` makes one, and so do checkpoints of
     one.
 
     Args:
-        network: maps pictures :math:`[B, 3, H, W]` to logits :math:`[B, C]`.
+        network: maps images :math:`[B, 3, H, W]` to logits :math:`[B, C]`.
 
     Example:
         >>> import torch
@@ -35,11 +35,11 @@ class GrayInput(Network):
                 self.config = {**network.config, "gray": True}
 
     def forward(self, images: Tensor) -> Tensor:
-        """Pictures ``[B, 3, H, W]`` in [0, 1] to logits ``[B, C]``."""
+        """Images ``[B, 3, H, W]`` in [0, 1] to logits ``[B, C]``."""
         logits: Tensor = self.network(images.mean(1, keepdim=True).expand_as(images))
         return logits
 
     def reference_key(self, key: str) -> str:
-        """The name of a state-dict entry in the paper authors' code, which makes pictures grey."""
+        """The name of a state-dict entry in the paper authors' code, which makes images grey."""
         inner = key.removeprefix(_INNER)
         return self.network.reference_key(inner) if isinstance(self.network, Network) else inner

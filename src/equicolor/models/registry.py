@@ -15,11 +15,11 @@ class OptionError(TypeError, ValueError):
 
 
 class Origin(NamedTuple):
-    """The pictures that a network was trained on and how they were cut, as far as known.
+    """The images that a network was trained on and how they were cut, as far as known.
 
     Attributes:
         image_size: height and width of the images.
-        resize: the short side of a test picture before its centre is cropped.
+        resize: the short side of a test image before its centre is cropped.
         dataset: the name of the dataset or of the folder, without its path; empty if unknown.
         split_seed: of the split, for datasets that come without one.
         training_digest: of the training images, see :class:`equicolor.data.listing.Listing`.
@@ -42,7 +42,7 @@ class Origin(NamedTuple):
 
 
 def usual_resize(size: int) -> int:
-    """The short side of pictures before a centre of this size is cropped, where nobody said it.
+    """The short side of images before a centre of this size is cropped, where nobody said it.
 
     Example:
         >>> usual_resize(224), usual_resize(64), usual_resize(32)
@@ -58,7 +58,7 @@ class Network(nn.Module):
         config: the builder's name under ``"model"`` and every argument, defaults included.
         resolved: arguments the network settled itself, such as a matched width.
         image_size: the height and width of the images it was designed for, or trained on.
-        resize: the short side of a picture before its centre is cropped, where that is known.
+        resize: the short side of an image before its centre is cropped, where that is known.
         class_names: what its outputs mean, where it was trained and that is known.
         dataset: the name of what it was trained on, where that is known.
         split_seed: of the split it was trained on, where that is known.
@@ -80,7 +80,7 @@ class Network(nn.Module):
 
     @property
     def origin(self) -> Origin:
-        """What pictures the network was made for; of one that is set, what is known is taken."""
+        """What images the network was made for; of one that is set, what is known is taken."""
         return Origin(*(getattr(self, name) for name in Origin._fields))
 
     @origin.setter

@@ -250,7 +250,7 @@ def _network_and_pictures(
     from equicolor.data.datasets import load_dataset
     from equicolor.data.decoded import default_cache
     from equicolor.evaluation import load_network
-    from equicolor.evaluation.pictures import choose_preparation, load_batches, recipe_of_run
+    from equicolor.evaluation.images import choose_preparation, load_batches, recipe_of_run
 
     device = choose_device(where.device)
     recipe = recipe_of_run(run.folder)

@@ -1,4 +1,4 @@
-"""Recipes that train a network further, on pictures cut and split as they were before."""
+"""Recipes that train a network further, on images cut and split as they were before."""
 
 import dataclasses
 from collections.abc import Sequence

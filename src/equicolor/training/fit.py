@@ -30,7 +30,7 @@ from equicolor._text import counted, enumerated
 from equicolor.data.epochs import Epochs
 from equicolor.data.listing import Listing, list_images
 from equicolor.evaluation import GrayInput, evaluate
-from equicolor.evaluation.pictures import try_images
+from equicolor.evaluation.images import try_images
 from equicolor.models import Network, save_model
 from equicolor.models.checkpoint_files import WEIGHTS, CheckpointError, one_line
 from equicolor.models.checkpoints import read_config
@@ -38,8 +38,8 @@ from equicolor.reporting.progress import counting, say
 from equicolor.results import read_rows, write_results
 from equicolor.training.checkpoint import REMEDY, EpochCheckpoint, SafeCheckpointIO
 from equicolor.training.finetuning import finetune_remarks, finetune_seen
+from equicolor.training.image_data import ImageData
 from equicolor.training.monitor import DivergedError, Metrics, Monitor
-from equicolor.training.picture_data import PictureData
 from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.run_folder import RunFolder
 from equicolor.training.run_options import RunOptions
@@ -127,13 +127,13 @@ def fit(
         >>> from PIL import Image
         >>> place = Path(tempfile.mkdtemp())
         >>> for colour in ("red", "green"):
-        ...     folder = place / "pictures" / colour
+        ...     folder = place / "images" / colour
         ...     folder.mkdir(parents=True)
         ...     for number in range(5):
         ...         Image.new("RGB", (30, 30), colour).save(folder / f"{number}.png")
-        >>> recipe = TrainingRecipe("z2cnn", dataset=str(place / "pictures"), size=28, epochs=1)
+        >>> recipe = TrainingRecipe("z2cnn", dataset=str(place / "images"), size=28, epochs=1)
         >>> options = RunOptions(device="cpu", data_path="streaming", workers=0)
-        >>> fit(recipe, place / "run", options).row["pictures"]
+        >>> fit(recipe, place / "run", options).row["images"]
         4
     """
     options = RunOptions() if options is None else options
@@ -150,7 +150,7 @@ def fit(
         if folder.result.is_file():
             return _finished(folder) if first else None
     _check_saving()
-    data = PictureData(
+    data = ImageData(
         recipe,
         data_path=options.data_path,
         workers=options.workers,
@@ -195,7 +195,7 @@ def fit(
 
 def _fit(
     task: ClassificationTask,
-    data: PictureData,
+    data: ImageData,
     folder: RunFolder,
     options: RunOptions,
     console: Console | None,
@@ -222,10 +222,10 @@ def _fit(
     return begun
 
 
-def _trained_network(task: ClassificationTask, data: PictureData, images: Listing) -> Network:
+def _trained_network(task: ClassificationTask, data: ImageData, images: Listing) -> Network:
     """What was trained, as it will be loaded: neither compiled nor tied to other processes.
 
-    It turns pictures grey itself where training did.
+    It turns images grey itself where training did.
     """
     network = task.recipe.build(len(data.train.class_names))
     network.load_state_dict(task.trained.state_dict(), assign=True)
@@ -264,14 +264,14 @@ def _finished(folder: RunFolder) -> Fit:
 
 
 def _task(
-    recipe: TrainingRecipe, data: PictureData, images: Listing, options: RunOptions
+    recipe: TrainingRecipe, data: ImageData, images: Listing, options: RunOptions
 ) -> ClassificationTask:
     names = data.train.class_names
     network = recipe.build(len(names), names)
     check_network(network, recipe, len(data.train), options)
     if options.processes > 1 and options.sync_norm:
         sync_batch_norm(network)
-    facts: dict[str, int | str] = {"pictures": len(data.train), "classes": len(names)}
+    facts: dict[str, int | str] = {"images": len(data.train), "classes": len(names)}
     facts |= {"class names": _digest(names), "training images": images.digest}
     # Other processes' gradients are asked for while the backward pass runs.
     graphs = options.graphs and options.processes == 1 and options.strategy != "ddp"
@@ -279,21 +279,21 @@ def _task(
 
 
 def check_network(
-    network: Network, recipe: TrainingRecipe, pictures: int, options: RunOptions
+    network: Network, recipe: TrainingRecipe, count: int, options: RunOptions
 ) -> None:
     """Try a network on the images and batches of its recipe, before anything is written.
 
     Args:
         network: it is not changed.
         recipe: how it will be trained.
-        pictures: how many there are to train on.
+        count: how many there are to train on.
         options: how many processes share a batch.
 
     Raises:
         ValueError: if the images are too small, or batches for its batch norms; or if the
             processes cannot share a batch.
     """
-    shared = Epochs(pictures, recipe.batch_size, shuffle=True, world_size=options.processes)
+    shared = Epochs(count, recipe.batch_size, shuffle=True, world_size=options.processes)
     images = (shared.batch if options.sync_norm else shared.own_batch) * recipe.augmentation.views
     trial = copy.deepcopy(network).train()
     with torch.random.fork_rng(devices=[]):  # for dropout
@@ -304,8 +304,8 @@ def check_network(
             try_images(trial, recipe.size, images)
         except ValueError as error:
             raise ValueError(
-                f"a batch of 1 picture of {recipe.size} × {recipe.size} pixels is too small for "
-                f"the batch norms of {recipe.model}: take larger batches, or larger pictures"
+                f"a batch of 1 image of {recipe.size} × {recipe.size} pixels is too small for "
+                f"the batch norms of {recipe.model}: take larger batches, or larger images"
             ) from error
 
 
@@ -315,7 +315,7 @@ def _digest(names: Sequence[str]) -> str:
 
 def _train(
     task: ClassificationTask,
-    data: PictureData,
+    data: ImageData,
     folder: RunFolder,
     options: RunOptions,
     callbacks: list[pl.Callback],
@@ -452,7 +452,7 @@ def _last_good(folder: RunFolder, saves: EpochCheckpoint) -> str:
 
 def _judge(
     network: nn.Module,
-    data: PictureData,
+    data: ImageData,
     recipe: TrainingRecipe,
     folder: RunFolder,
     options: RunOptions,
@@ -477,7 +477,7 @@ def _judge(
     with counting(console, "judging under hue shifts") as progress:
         found = evaluate(
             network.to(device),
-            data.test_pictures(device),
+            data.test_images(device),
             class_names=data.test.class_names,
             actions=("hsv",),
             autocast=torch.bfloat16 if recipe.precision == "bf16" else None,

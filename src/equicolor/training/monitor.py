@@ -189,7 +189,7 @@ class Monitor(Callback):
         task.learning_rates.clear()
         now = time.monotonic()
         seconds = (now - self._asked) / len(counts)
-        rate = sum(count.pictures for count in counts) / (now - self._asked)
+        rate = sum(count.images for count in counts) / (now - self._asked)
         rows = [
             _row(epoch, count, seconds, rate)
             for epoch, count in zip(self._waiting, counts, strict=True)

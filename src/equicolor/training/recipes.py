@@ -54,8 +54,8 @@ class TrainingRecipe:
         split_seed: of the split, for datasets that come without one.
         size: height and width of the images.
         crop: ``"resized"`` (random area and ratio) or ``"padded"`` (shifted, for small images).
-        resize: the short side of test pictures before their centre is cropped; larger
-            pictures are made so small in training too.
+        resize: the short side of test images before their centre is cropped; larger
+            images are made so small in training too.
         flip: mirror half of the images.
         jitter: hue jitter in turns, drawn per image from ±jitter.
         gray: feed the mean of the channels.
@@ -158,7 +158,7 @@ class TrainingRecipe:
 
     @property
     def augmentation(self) -> Augmentation:
-        """What happens to training pictures; test pictures get its ``evaluation()``."""
+        """What happens to training images; test images get its ``evaluation()``."""
         return Augmentation(
             size=self.size,
             crop=self.crop,
@@ -171,9 +171,9 @@ class TrainingRecipe:
         )
 
     def short_side(self, split: str) -> int | None:
-        """What decoded pictures are made small to, if at all.
+        """What decoded images are made small to, if at all.
 
-        Test pictures get the size that their centre is cut from. Training pictures keep twice
+        Test images get the size that their centre is cut from. Training images keep twice
         that where they have it: crops of a small part stay sharp, and large photographs do not
         fill the memory.
         """
@@ -191,7 +191,7 @@ class TrainingRecipe:
 
     @property
     def origin(self) -> Origin:
-        """What the trained network will know of its pictures."""
+        """What the trained network will know of its images."""
         test = self.augmentation.evaluation()
         try:
             name = find_dataset(self.dataset).name

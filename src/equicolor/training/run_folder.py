@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equicolor._files import locked, write_whole
+from equicolor.data.image_set import ImageSet
 from equicolor.data.listing import changes
-from equicolor.data.pictures import Pictures
 from equicolor.models.checkpoints import checkpoint_file, read_origin
 from equicolor.models.registry import Origin
 from equicolor.training.recipes import TrainingRecipe
@@ -132,7 +132,7 @@ class RunFolder:
                 "the run, choose another folder, or --force to delete that run"
             )
 
-    def newer_images(self, pictures: Pictures) -> list[str]:
+    def newer_images(self, images: ImageSet) -> list[str]:
         """Training files that were written after a run began that is to be continued.
 
         Their sizes may still be the same, and what is in them not. Copies with other times of an
@@ -141,7 +141,7 @@ class RunFolder:
         if not (self.checkpoint.is_file() and self.images.is_file()):
             return []
         begun = self.images.stat().st_mtime_ns
-        states = {path: path.stat() for path in (file.path for file in pictures.files)}
+        states = {path: path.stat() for path in (file.path for file in images.files)}
         # A file that was moved here, or copied with its times, keeps its time of writing alone.
         return [
             f"{path.parent.name}/{path.name}"
@@ -208,7 +208,7 @@ def recipe_of_run(path: Path | str) -> TrainingRecipe | None:
 
 
 def origin_of(path: Path | str) -> Origin:
-    """The pictures a network was trained on: by the recipe of its run, else by its own file.
+    """The images a network was trained on: by the recipe of its run, else by its own file.
 
     Args:
         path: a file of :func:`equicolor.models.save_model`, or the folder of a run.

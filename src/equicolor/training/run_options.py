@@ -45,15 +45,15 @@ class RunOptions:
         sync_norm: compute the statistics of batch norms over the batch of all processes, as
             one process would. Without, each normalises its slice, which is faster.
         data_path: ``"auto"``, ``"resident"`` or ``"streaming"``.
-        workers: processes that decode streamed pictures, for each device; None for all cores.
-        skip_corrupt: leave corrupt pictures out instead of stopping at them.
+        workers: processes that decode streamed images, for each device; None for all cores.
+        skip_corrupt: leave corrupt images out instead of stopping at them.
         validate_every: epochs between two tests on the test set; 0 tests only at the end.
         checkpoint_every: seconds between two checkpoints; 0 writes one every epoch.
         graphs: record the network as CUDA graphs, where one process trains on a GPU and does
             not compile.
         wandb: also log to Weights & Biases.
         root: the data folder; None for :func:`equicolor.data.data_root`.
-        cache: where decoded pictures are kept; None for :func:`equicolor.data.default_cache`.
+        cache: where decoded images are kept; None for :func:`equicolor.data.default_cache`.
 
     Example:
         >>> RunOptions(device="cpu", devices=8, num_nodes=4).processes

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from equicolor._text import enumerated
 from equicolor.data.datasets import DatasetInfo, find_dataset, load_dataset
 from equicolor.data.folders import Caltech101, Folder
+from equicolor.data.image_set import ImageSet
 from equicolor.data.listing import list_images
-from equicolor.data.pictures import Pictures
 from equicolor.models.registry import Origin
 from equicolor.training.run_folder import RunFolder, origin_of, recipe_of_run
 
@@ -63,7 +63,7 @@ def find_seen(
     checkpoint: str | Path,
     origin: Origin,
     dataset: str | Path,
-    tested: Pictures,
+    tested: ImageSet,
     root: Path | str | None = None,
 ) -> Seen:
     """Find test images that a network was trained on, and training images that changed.
@@ -86,7 +86,7 @@ def find_seen(
     Example:
         >>> import torch
         >>> pixels = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
-        >>> toy = Pictures("cifar10", "test", torch.tensor([0]), ("a",), pixels=pixels)
+        >>> toy = ImageSet("cifar10", "test", torch.tensor([0]), ("a",), pixels=pixels)
         >>> find_seen("nowhere", Origin(), "cifar10", toy)
         Seen(names=(), remarks=())
     """
@@ -105,7 +105,7 @@ def _seen_last(
     checkpoint: str | Path,
     origin: Origin,
     dataset: str | Path,
-    tested: Pictures,
+    tested: ImageSet,
     root: Path | str | None,
 ) -> Seen:
     """What the last training of a network saw."""

@@ -16,14 +16,14 @@ class Counts(NamedTuple):
     """What a number of batches added up to.
 
     Attributes:
-        loss: mean over the pictures.
+        loss: mean over the images.
         accuracy: in percent.
-        pictures: how many there were.
+        images: how many there were.
     """
 
     loss: float
     accuracy: float
-    pictures: int
+    images: int
 
     @classmethod
     def of(cls, totals: list[float]) -> "Counts":
@@ -31,10 +31,10 @@ class Counts(NamedTuple):
 
         Example:
             >>> Counts.of([24.0, 3.0, 8.0])
-            Counts(loss=3.0, accuracy=37.5, pictures=8)
+            Counts(loss=3.0, accuracy=37.5, images=8)
         """
-        loss, hits, pictures = totals
-        return cls(loss / max(pictures, 1), 100 * hits / max(pictures, 1), int(pictures))
+        loss, hits, images = totals
+        return cls(loss / max(images, 1), 100 * hits / max(images, 1), int(images))
 
 
 class Tally:
@@ -60,18 +60,18 @@ class Tally:
         Args:
             loss: its mean loss, of no dimensions.
             logits: ``[B, C]``.
-            labels: int64 ``[B]``; pictures of the label -1 do not count.
+            labels: int64 ``[B]``; images of the label -1 do not count.
             step: the number of the step, for a loss that is not finite.
         """
         loss = loss.float()
-        hits, pictures = (logits.argmax(1) == labels).sum(), (labels != SKIPPED).sum()
-        new = torch.stack([loss * pictures, hits, pictures])
+        hits, images = (logits.argmax(1) == labels).sum(), (labels != SKIPPED).sum()
+        new = torch.stack([loss * images, hits, images])
         bad = torch.where(loss.isfinite(), NEVER, step)
         self._totals = new if self._totals is None else self._totals + new
         self.diverged = bad if self.diverged is None else torch.minimum(self.diverged, bad)
 
     def take(self) -> Tensor:
-        """Sums since the last call, float32 ``[3]``: losses, hits and pictures."""
+        """Sums since the last call, float32 ``[3]``: losses, hits and images."""
         totals = torch.zeros(3) if self._totals is None else self._totals
         self._totals = None
         return totals

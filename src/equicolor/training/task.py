@@ -36,13 +36,13 @@ _OWNER = "equicolor"  # where in a checkpoint it says what it belongs to
 
 
 class ClassificationTask(pl.LightningModule):
-    """Trains a network to name the class of a picture.
+    """Trains a network to name the class of an image.
 
     Args:
         recipe: how.
         network: images ``[B, 3, s, s]`` in [0, 1] to logits ``[B, C]``.
         facts: what a checkpoint must agree on to be continued, beside the recipe: numbers, such
-            as that of the pictures, and words.
+            as that of the images, and words.
         graphs: record the network as CUDA graphs where it trains on a GPU, see
             :func:`equicolor.nn.capture`.
 
@@ -145,7 +145,7 @@ class ClassificationTask(pl.LightningModule):
             self.average.update(self.network, self.global_step + 1)  # not counted yet
 
     def validation_step(self, batch: Batch, index: int) -> None:
-        """Count a batch of test pictures."""
+        """Count a batch of test images."""
         images, labels = batch
         logits = self.trained(images).float()
         self._validation_tally.add(F.cross_entropy(logits, labels), logits, labels)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from equicolor.analysis import layers_left_out
 from equicolor.analysis.inspection import page
 from equicolor.analysis.inspection.inspect import inspect
-from equicolor.data.pictures import Pictures
+from equicolor.data.image_set import ImageSet
 from equicolor.evaluation.diagnose import Subject
 from equicolor.nn import CEConv2d, CELiftConv2d, CosetMaxPool
 from equicolor.paper.feature_sheet import measure_and_draw
@@ -37,9 +37,9 @@ class Transformer(nn.Module):
 def subject_of(network: nn.Module, images: Tensor) -> Subject:
     labels = torch.arange(len(images)) % 2
     pixels = (255 * images).byte()
-    pictures = Pictures("toy", "test", labels, ("apple", "banana"), pixels=pixels)
+    image_set = ImageSet("toy", "test", labels, ("apple", "banana"), pixels=pixels)
     facts = {"dataset": "toy", "split": "test", "size": images.shape[-1]}
-    return Subject(network.eval(), pictures, [(images, labels)], facts, None)
+    return Subject(network.eval(), image_set, [(images, labels)], facts, None)
 
 
 @pytest.mark.parametrize(

@@ -42,13 +42,13 @@ def make(name: str, count: int) -> list[Z2CNN]:
             nn.init.uniform_(norm.bias, 0.0, 0.5)
             norm.momentum = 1.0
         with torch.no_grad():
-            network(pictures(1)[0])
+            network(make_images(1)[0])
         for norm in norms:
             norm.momentum = 0.1
     return networks
 
 
-def pictures(count: int) -> Tensor:
+def make_images(count: int) -> Tensor:
     """Images for every network, each of its own brightness and contrast."""
     contrast, brightness = torch.rand(2, count, BATCH, 3, 1, 1)
     return brightness + contrast * torch.rand(count, BATCH, 3, 28, 28)
@@ -65,7 +65,7 @@ def cases(*names: str) -> pytest.MarkDecorator:
 @cases(*ARCHITECTURES)
 def test_eval_logits(name: str, count: int, pad: bool, relative_error) -> None:
     networks = [network.eval() for network in make(name, count)]
-    images = pictures(count)
+    images = make_images(count)
     stacked = StackedZ2CNN.like(networks[0], pad=pad)
     with torch.no_grad():
         found = stacked.logits(stack_states(networks), images)
@@ -92,7 +92,7 @@ def test_training_logits_statistics_and_gradients(
 def gradient_error(networks: list[Z2CNN], pad: bool, relative_error) -> float:
     """Compare a training step; the largest relative error among the gradients."""
     count = len(networks)
-    images, slope = pictures(count), torch.randn(count, BATCH, CLASSES)
+    images, slope = make_images(count), torch.randn(count, BATCH, CLASSES)
     trained = [key for key, _ in networks[0].named_parameters()]
     state = stack_states(networks)
     state = {key: value.requires_grad_(key in trained) for key, value in state.items()}
@@ -140,7 +140,7 @@ def test_dropout_drops_whole_channels(name: str, count: int, pad: bool, relative
     networks = [network.train() for network in make(name, count)]
     width = networks[0].config["width"]
     factors = (torch.rand(4, BATCH, count, width) > 0.3).float() / 0.7
-    images = pictures(count)
+    images = make_images(count)
     stacked = StackedZ2CNN.like(networks[0], pad=pad)
     state = stack_states(networks)
     found = stacked.logits(state, images, training=True, dropout=factors)
@@ -154,7 +154,7 @@ def test_dropout_drops_whole_channels(name: str, count: int, pad: bool, relative
 def test_padding_lanes_stay_out_of_the_result(relative_error) -> None:
     # Lanes beyond the channels see a shift of zero; anything else would leak into the sums.
     networks = make("wide", 2)
-    images = pictures(2)
+    images = make_images(2)
     plain, padded = (
         StackedZ2CNN.like(networks[0], pad=pad).logits(
             stack_states(networks), images, training=True
@@ -167,7 +167,7 @@ def test_padding_lanes_stay_out_of_the_result(relative_error) -> None:
 @cases("flat")
 def test_bfloat16_convolutions_are_close(name, count, pad, relative_error) -> None:
     networks = [network.eval() for network in make(name, count)]
-    images = pictures(count)
+    images = make_images(count)
     stacked = StackedZ2CNN.like(networks[0], dtype=torch.bfloat16, pad=pad)
     with torch.no_grad():
         found = stacked.logits(stack_states(networks), images)
@@ -178,7 +178,7 @@ def test_bfloat16_convolutions_are_close(name, count, pad, relative_error) -> No
 
 def test_networks_do_not_see_each_other() -> None:
     networks = make("flat", 3)
-    images = pictures(3)
+    images = make_images(3)
     stacked, state = StackedZ2CNN.like(networks[0]), stack_states(networks)
     before = stacked.logits(state, images)
     state["blocks.1.0.weight"][2] += 1

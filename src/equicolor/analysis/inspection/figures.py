@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 _BLUE, _ORANGE, _GREY = "#0072b2", "#d55e00", "#8a8f96"
-_TILE = 60  # pixels of a picture on a sheet
+_TILE = 60  # pixels of an image on a sheet
 _GAP = 3
 _DPI = 100
 
@@ -35,7 +35,7 @@ def photo_png(figure: Figure, limit: int = 950_000) -> bytes:
 
     Args:
         figure: what to draw.
-        limit: bytes to stay below; a larger picture is made smaller, to half its size at most.
+        limit: bytes to stay below; a larger image is made smaller, to half its size at most.
 
     Example:
         >>> photo_png(Figure(figsize=(1, 1)))[1:4]
@@ -55,11 +55,11 @@ def photo_png(figure: Figure, limit: int = 950_000) -> bytes:
 
 
 def tiles(images: Tensor, size: int = _TILE) -> np.ndarray:
-    """Pictures in rows and columns as one, on white.
+    """Images in rows and columns as one, on white.
 
     Args:
         images: :math:`[rows, columns, 3, h, w]`.
-        size: of a picture, in pixels.
+        size: of an image, in pixels.
 
     Returns:
         uint8 ``[H, W, 3]``.
@@ -75,9 +75,9 @@ def tiles(images: Tensor, size: int = _TILE) -> np.ndarray:
     flat = F.interpolate(flat, (size, size), **mode).clamp(0, 1)
     step = size + _GAP
     sheet = torch.ones(3, rows * step - _GAP, columns * step - _GAP)
-    for index, picture in enumerate(flat):
+    for index, image in enumerate(flat):
         row, column = divmod(index, columns)
-        sheet[:, row * step : row * step + size, column * step : column * step + size] = picture
+        sheet[:, row * step : row * step + size, column * step : column * step + size] = image
     return (sheet * 255).round().byte().movedim(0, 2).numpy()
 
 
@@ -124,7 +124,7 @@ def sheet_figure(
             place = left + column * (wide + between)
             axes = figure.add_axes((place / width, bottom / height, wide / width, tall / height))
             unit = start + column
-            # White where fewer pictures excite it than there is room for.
+            # White where fewer images excite it than there is room for.
             there = (group.values[unit] > 0)[..., None, None, None]
             crops_there = torch.where(there, group.crops[unit], 1.0)
             drawn = torch.cat((group.features[unit].unsqueeze(1), crops_there), 1)
@@ -211,7 +211,7 @@ def class_figure(changes: Sequence[ClassChange], *, most: int = 12) -> Figure:
     for place, change in enumerate(shown):
         axes.plot([change.shifted, change.original], [place, place], color=_GREY, linewidth=1.5)
     places = range(len(shown))
-    axes.plot([c.original for c in shown], places, "o", color=_BLUE, label="original pictures")
+    axes.plot([c.original for c in shown], places, "o", color=_BLUE, label="original images")
     axes.plot([c.shifted for c in shown], places, "o", color=_ORANGE, label="hues shifted, mean")
     if len(changes) > 2 * most:
         axes.axhline(most - 0.5, color="#333333", linewidth=0.8, linestyle=":")
@@ -247,16 +247,16 @@ def filter_figure(filters: FirstFilters, *, most: int = 48) -> Figure:
         1
     """
     order = filters.strength.argsort(descending=True)[:most]
-    pictures = filters.pictures[order].transpose(0, 1)  # [n, O, 3, k, k]
-    rotations, count = pictures.shape[:2]
+    images = filters.images[order].transpose(0, 1)  # [n, O, 3, k, k]
+    rotations, count = images.shape[:2]
     side = max(18, min(48, 1000 // count - _GAP))
     if rotations == 1:  # in lines of sixteen
         lines = -(-count // 16)
         room = lines * 16 - count
-        filler = torch.ones(1, room, *pictures.shape[2:])
-        pictures = torch.cat((pictures, filler), 1)[0].unflatten(0, (lines, 16))
+        filler = torch.ones(1, room, *images.shape[2:])
+        images = torch.cat((images, filler), 1)[0].unflatten(0, (lines, 16))
         side = 48
-    drawn = tiles(pictures, side)
+    drawn = tiles(images, side)
     wide = 0.55 + drawn.shape[1] * 0.85 / _DPI
     tall = 0.2 + drawn.shape[0] * 0.85 / _DPI
     figure = Figure(figsize=(wide, tall), dpi=_DPI)

@@ -32,14 +32,14 @@ from equicolor.analysis.selectivity import GREYS
 from equicolor.analysis.unit_rows import MEASURED, by_selectivity, selective_channels, unit_rows
 from equicolor.evaluation.diagnose import Subject, judge
 from equicolor.evaluation.evaluate import Evaluation
+from equicolor.evaluation.images import count_outputs, match_classes
 from equicolor.evaluation.networks import network_facts
-from equicolor.evaluation.pictures import count_outputs, match_classes
 from equicolor.reporting.progress import counting
 
 __all__ = ["Inspection", "Sheet", "inspect"]
 
 _SHEETS = 4  # layers whose units are drawn
-_COMPARED = 8  # pictures to measure equivariance on
+_COMPARED = 8  # images to measure equivariance on
 _PLAIN_ROTATIONS = 3  # thirds of a turn for networks without a group
 
 
@@ -53,7 +53,7 @@ class Sheet:
         least: those of its least selective ones, the least selective first.
         indices: colour selectivity of all channels, the mean over rotations, :math:`[C]`.
         hues: of the rows of selective channels, if there are both.
-        turned: neuron features of the most selective ones on the same pictures in random hues,
+        turned: neuron features of the most selective ones on the same images in random hues,
             of which no hue is rare, if there are rotations.
         turned_hues: of the rows of the selective channels, then.
     """
@@ -72,20 +72,20 @@ class Inspection:
     """What :func:`inspect` found.
 
     Attributes:
-        facts: about the network and the pictures.
+        facts: about the network and the images.
         evaluation: accuracy under hue shifts; None if the network's outputs are not the
-            classes of the pictures.
+            classes of the images.
         selectivity: of all units.
         sheets: neuron features of some layers.
         filters: of the first convolution, if there is one.
         equivariance: the error of every layer.
         rotations: the number of hue shifts that was measured with.
         action: which hue shifts, ``"hsv"`` or ``"rgb"``.
-        pictures: how many were looked at.
+        images: how many were looked at.
         seconds: how long it took.
         unjudged: why there is no evaluation, in words.
-        left_out: layers that were not looked at because they give no map of the picture, with
-            their shapes for one picture; see :func:`equicolor.analysis.layers_left_out`. Empty
+        left_out: layers that were not looked at because they give no map of the image, with
+            their shapes for one image; see :func:`equicolor.analysis.layers_left_out`. Empty
             if layers were named.
     """
 
@@ -97,7 +97,7 @@ class Inspection:
     equivariance: dict[str, float]
     rotations: int
     action: str
-    pictures: int
+    images: int
     seconds: float
     unjudged: str = ""
     left_out: dict[str, list[int]] = field(default_factory=dict)
@@ -111,8 +111,8 @@ class Inspection:
             ``selectivity_quartiles``, ``dead`` (share of units that are never active),
             ``equivariance_error`` and, of layers whose rows were measured, how far their hues
             are from 360 k / n degrees (median) over ``hue_channels`` selective channels:
-            ``hue_deviation`` on the pictures in random hues, ``hue_deviation_data`` on the
-            pictures as they are.
+            ``hue_deviation`` on the images in random hues, ``hue_deviation_data`` on the
+            images as they are.
         """
         sheets = {sheet.layer.name: sheet for sheet in self.sheets}
         rows = []
@@ -145,7 +145,7 @@ class Inspection:
             The facts; ``selectivity``, the mean over all ``units``; ``left_out``, the shapes of
             layers that were not looked at, by their names; ``hue_deviation`` and
             ``hue_deviation_data``, the medians over the measured rows of all layers, or None;
-            accuracy and hue curve of the evaluation, if there is one; ``pictures`` and
+            accuracy and hue curve of the evaluation, if there is one; ``images`` and
             ``inspect_seconds``.
         """
         judged = {} if self.evaluation is None else self.evaluation.rows()[0]
@@ -163,7 +163,7 @@ class Inspection:
                 name: None if math.isnan(value) else round(value, 2)
                 for name, value in deviations.items()
             },
-            "pictures": self.pictures,
+            "images": self.images,
             "inspect_seconds": round(self.seconds, 1),
         }
 
@@ -171,13 +171,13 @@ class Inspection:
     def hue_deviation(self) -> float:
         """How far hues of rows are from 360 k / n degrees: the median over all layers.
 
-        On the pictures in random hues; NaN without rotations or selective units.
+        On the images in random hues; NaN without rotations or selective units.
         """
         return _median([sheet.turned_hues for sheet in self.sheets])
 
     @property
     def hue_deviation_data(self) -> float:
-        """The same on the pictures as they are."""
+        """The same on the images as they are."""
         return _median([sheet.hues for sheet in self.sheets])
 
 
@@ -188,24 +188,24 @@ def _median(measured: Sequence[HueRows | None]) -> float:
 
 def _matched(subject: Subject) -> tuple[Subject | None, str]:
     """A subject whose labels count the classes as its network does, or why there is none."""
-    network, pictures = subject.network, subject.pictures
-    outputs, classes = count_outputs(network, subject.facts["size"]), len(pictures.class_names)
+    network, images = subject.network, subject.images
+    outputs, classes = count_outputs(network, subject.facts["size"]), len(images.class_names)
     if outputs != classes:
-        return None, f"the network has {outputs} outputs, {pictures.name} has {classes} classes"
+        return None, f"the network has {outputs} outputs, {images.name} has {classes} classes"
     try:
-        matched = match_classes(network, pictures)
+        matched = match_classes(network, images)
     except ValueError as error:
         return None, str(error).partition(". If")[0]  # what follows is about another command
-    if matched.class_names == pictures.class_names:
+    if matched.class_names == images.class_names:
         return subject, ""
-    number = torch.tensor([matched.class_names.index(name) for name in pictures.class_names])
+    number = torch.tensor([matched.class_names.index(name) for name in images.class_names])
     batches = _Renumbered(subject.batches, number)
-    return dataclasses.replace(subject, pictures=matched, batches=batches), ""
+    return dataclasses.replace(subject, images=matched, batches=batches), ""
 
 
 @dataclass(frozen=True, eq=False)
 class _Renumbered:
-    """Batches of pictures and labels, with other numbers for the labels."""
+    """Batches of images and labels, with other numbers for the labels."""
 
     batches: Any
     number: Tensor
@@ -237,7 +237,7 @@ def inspect(
         layers: whose units to look at; by default all nonlinearities.
         sheet_layers: whose neuron features to draw; by default the last one at every
             resolution, at most four.
-        top: pictures kept for each unit.
+        top: images kept for each unit.
         units: how many of the most and of the least selective channels to draw.
         measured_units: of how many of the most selective channels to measure the hues of rows.
         grey: see :func:`equicolor.analysis.selectivity`.
@@ -288,7 +288,7 @@ def inspect(
     action = facts["lifting"] or "hsv"
     errors = layer_equivariance(
         network,
-        _first_pictures(subject, _COMPARED),
+        _first_images(subject, _COMPARED),
         known,
         rotations=rotations,
         action=action,
@@ -302,7 +302,7 @@ def inspect(
         equivariance=errors,
         rotations=rotations,
         action=action,
-        pictures=len(subject.pictures),
+        images=len(subject.images),
         seconds=time.perf_counter() - start,
         unjudged=unjudged,
         left_out=left_out,
@@ -354,6 +354,6 @@ def _sheet(
     )
 
 
-def _first_pictures(subject: Subject, count: int) -> Tensor:
+def _first_images(subject: Subject, count: int) -> Tensor:
     images, _ = next(iter(subject.batches))
     return images[:count]

@@ -35,7 +35,7 @@ def headline(found: Inspection) -> str:
     if found.hue_deviation == found.hue_deviation:  # not NaN
         hues = (
             f"; hues of rotations {found.hue_deviation:.1f}° from where they should be for "
-            f"pictures in random hues, {found.hue_deviation_data:.1f}° for pictures as they are"
+            f"images in random hues, {found.hue_deviation_data:.1f}° for images as they are"
         )
     return (
         f"{accuracy}colour selectivity {found.selectivity.mean:z.2f} over "
@@ -110,7 +110,7 @@ def sections(found: Inspection) -> list[Section]:
             "All layers",
             "Units (channels, and rotations if there are any) with the height and width of their "
             "receptive field; mean and quartiles of their colour selectivity; the share that no "
-            "picture excites; the equivariance error; and how far the hues of rows are from "
+            "image excites; the equivariance error; and how far the hues of rows are from "
             f"where they should be, in random hues, where that was measured.{_left_out(found)}",
             table=layer_table(found),
         ),
@@ -122,7 +122,7 @@ def _accuracy_sections(found: Inspection) -> list[Section]:
     if judged is None:
         reason = f" ({found.unjudged})" if found.unjudged else ""
         why = (
-            f"The network's outputs are not the classes of these pictures{reason}, so there is no "
+            f"The network's outputs are not the classes of these images{reason}, so there is no "
             "accuracy to measure: neither under hue shifts nor class by class."
         )
         return [Section("Hue curve", why), Section("Colour sensitivity of classes", why)]
@@ -130,10 +130,10 @@ def _accuracy_sections(found: Inspection) -> list[Section]:
     return [
         Section(
             "Hue curve",
-            "Accuracy when the hue of every test picture is shifted. A flat line means that "
+            "Accuracy when the hue of every test image is shifted. A flat line means that "
             "answers do not depend on hue. In the table, accuracy is the mean over all shifts, "
             "then over those that differ (-180° and 180° are one); lowest is that of the worst "
-            "shift; answers changed is the share of pictures that a shift gives another answer to.",
+            "shift; answers changed is the share of images that a shift gives another answer to.",
             table=summary_table(judged),
             figure=evaluation_figure(judged),
             caption="Accuracy over the hue shift.",
@@ -144,7 +144,7 @@ def _accuracy_sections(found: Inspection) -> list[Section]:
             "are told apart by their colour; those at the bottom by something else.",
             table=class_table(judged),
             figure=figures.class_figure(changes),
-            caption="Accuracy of classes on the original pictures and with shifted hues.",
+            caption="Accuracy of classes on the original images and with shifted hues.",
         ),
     ]
 
@@ -155,7 +155,7 @@ def _selectivity_section(found: Inspection, names: list[str]) -> Section:
     share = 100 * float((flat >= SELECTIVE).float().mean())
     return Section(
         "Colour selectivity",
-        f"How much of a unit's activation is lost when the {top} pictures that excite it most "
+        f"How much of a unit's activation is lost when the {top} images that excite it most "
         "are made grey: 1 if all of it, 0 if none, negative if it likes grey better. The mean "
         f"over all {found.selectivity.units} units is {found.selectivity.mean:z.3f}; "
         f"{share:.0f} % of them have {SELECTIVE} or more.{_left_out(found)}",
@@ -171,21 +171,21 @@ def _sheet_section(found: Inspection, sheet: Sheet) -> Section:
     side = sheet.most.features.shape[-1]
     groups = {"most colour selective": sheet.most}
     if sheet.turned is not None:
-        groups["the same units, pictures in random hues"] = sheet.turned
+        groups["the same units, images in random hues"] = sheet.turned
     groups["least colour selective"] = sheet.least
     rows = ""
     if sheet.turned is not None:
         rows = (
-            f" Rows are the {layer.rotations} rotations of a channel, each with the pictures that "
+            f" Rows are the {layer.rotations} rotations of a channel, each with the images that "
             "excite it most; they should show one shape in as many colours. What a rotation "
             "finds depends on the hues there are, so the most selective units are shown once "
-            "more with the same pictures in random hues."
+            "more with the same images in random hues."
         )
         if sheet.hues is not None and sheet.turned_hues is not None:
             rows += (
                 f" There, over the {len(sheet.hues.hues)} most selective channels, the hue of row "
                 f"k less that of row 0 is {sheet.turned_hues.median_deviation():.1f}° from "
-                f"360·k/{layer.rotations}° (median); among the pictures as they are it is "
+                f"360·k/{layer.rotations}° (median); among the images as they are it is "
                 f"{sheet.hues.median_deviation():.1f}°. Unrelated hues would be at 90°."
             )
     cut = "" if side == width else f", drawn as the {side} pixels around its middle"
@@ -193,7 +193,7 @@ def _sheet_section(found: Inspection, sheet: Sheet) -> Section:
         f"Neuron features: {_short(layer.name)}",
         "What a unit looks for: the mean of the crops that excite it most, weighted by how much, "
         f"and beside it the strongest of them. Its receptive field is {height} × {width} pixels"
-        f"{cut}; black is outside the picture.{rows}",
+        f"{cut}; black is outside the image.{rows}",
         figure=figures.photo_png(figures.sheet_figure(groups, sheet.indices)),
         caption=f"Neuron features and top crops of channels of {_short(layer.name)}.",
     )
@@ -203,14 +203,14 @@ def _filter_sections(found: Inspection) -> list[Section]:
     title = "Filters of the first layer"
     filters = found.filters
     if filters is None:
-        return [Section(title, "The network has no convolution that takes pictures.")]
-    count, rotations = filters.pictures.shape[:2]
+        return [Section(title, "The network has no convolution that takes images.")]
+    count, rotations = filters.images.shape[:2]
     text = f"{count} filters of {_short(filters.layer)}, the strongest first; grey is zero."
     if rotations > 1:
         how = (
             "rotated about the grey axis"
             if filters.lifting == "rgb"
-            else "drawn with shifted hues: this lifting shifts the picture, not the filter"
+            else "drawn with shifted hues: this lifting shifts the image, not the filter"
         )
         text += f" Rows are their {rotations} rotations, {how}."
     return [
@@ -218,7 +218,7 @@ def _filter_sections(found: Inspection) -> list[Section]:
             title,
             text,
             figure=figures.photo_png(figures.filter_figure(filters)),
-            caption="The filters the network looks at pictures with.",
+            caption="The filters the network looks at images with.",
         )
     ]
 
@@ -282,7 +282,7 @@ def write(
             **numbers,
         }
     lead = (
-        f"{headline(found)[0].upper()}{headline(found)[1:]} Measured on {found.pictures} pictures "
+        f"{headline(found)[0].upper()}{headline(found)[1:]} Measured on {found.images} images "
         f"of the {found.facts['split']} split."
         + "".join(
             f" {remark[0].upper()}{remark[1:]}." for remark in found.facts.get("warnings", ())

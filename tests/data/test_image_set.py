@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 from tests.data import trees
 
-from equicolor.data.pictures import CorruptPictureError, PictureFile, PictureFiles, Pictures
+from equicolor.data.image_set import CorruptImageError, ImageFile, ImageFiles, ImageSet
 
 
-def member(folder: Path, contents: bytes) -> PictureFile:
+def member(folder: Path, contents: bytes) -> ImageFile:
     """The second member of a tar."""
     path = folder / "some.tar"
     with tarfile.open(path, "w") as tar:
@@ -23,13 +23,13 @@ def member(folder: Path, contents: bytes) -> PictureFile:
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
     with tarfile.open(path) as tar:
-        return PictureFile(path, tar.getmember("jpg/b.jpg").offset_data, len(contents))
+        return ImageFile(path, tar.getmember("jpg/b.jpg").offset_data, len(contents))
 
 
 def test_files_and_members_are_read(tmp_path: Path) -> None:
     contents = trees.encoded(1)
     (tmp_path / "b.jpg").write_bytes(contents)
-    for file in (PictureFile(tmp_path / "b.jpg"), member(tmp_path, contents)):
+    for file in (ImageFile(tmp_path / "b.jpg"), member(tmp_path, contents)):
         assert file.read() == contents
         expected = Image.open(io.BytesIO(contents))
         assert file.open().size == expected.size
@@ -40,7 +40,7 @@ def test_files_and_members_are_read(tmp_path: Path) -> None:
 def test_every_mode_becomes_rgb(mode: str, tmp_path: Path) -> None:
     path = tmp_path / ("a.tif" if mode == "CMYK" else "a.png")
     Image.fromarray(trees.pixels(3, 8, 6)).convert(mode).save(path)
-    image = PictureFile(path).decode()
+    image = ImageFile(path).decode()
     assert (image.mode, image.size) == ("RGB", (6, 8))
 
 
@@ -56,7 +56,7 @@ def test_sixteen_bits_become_eight(kind: str, suffix: str, tmp_path: Path) -> No
     Image.fromarray(RAMP.astype(kind)).save(path)
     with Image.open(path) as stored:
         assert stored.mode.startswith("I")
-    image = PictureFile(path).decode()
+    image = ImageFile(path).decode()
     assert image.mode == "RGB"
     expected = np.floor(RAMP / 256)
     for channel in range(3):
@@ -78,7 +78,7 @@ def test_sixteen_bits_of_grey_and_of_colour_are_equally_bright(tmp_path: Path) -
         + chunk(b"IEND", b"")
     )  # fmt: skip
     Image.fromarray(RAMP.astype("<u2")).save(tmp_path / "grey.png")
-    colour, grey = (PictureFile(tmp_path / f"{n}.png").decode() for n in ("colour", "grey"))
+    colour, grey = (ImageFile(tmp_path / f"{n}.png").decode() for n in ("colour", "grey"))
     assert np.array_equal(np.asarray(colour), np.asarray(grey))
 
 
@@ -94,8 +94,8 @@ def test_numbers_nobody_can_read_are_refused(
     pixels: np.ndarray, reason: str, tmp_path: Path
 ) -> None:
     Image.fromarray(pixels).save(tmp_path / "a.tif")
-    with pytest.raises(CorruptPictureError, match=rf"a.tif cannot be decoded: {reason}"):
-        PictureFile(tmp_path / "a.tif").decode()
+    with pytest.raises(CorruptImageError, match=rf"a.tif cannot be decoded: {reason}"):
+        ImageFile(tmp_path / "a.tif").decode()
 
 
 def test_orientation_is_ignored(tmp_path: Path) -> None:
@@ -103,51 +103,51 @@ def test_orientation_is_ignored(tmp_path: Path) -> None:
     exif = image.getexif()
     exif[0x0112] = 6  # lying on its side
     image.save(tmp_path / "a.jpg", exif=exif)
-    assert PictureFile(tmp_path / "a.jpg").decode().size == (6, 8)
+    assert ImageFile(tmp_path / "a.jpg").decode().size == (6, 8)
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png"])
-def test_whole_pictures_are_verified(suffix: str, tmp_path: Path) -> None:
+def test_whole_images_are_verified(suffix: str, tmp_path: Path) -> None:
     path, whole = tmp_path / f"a{suffix}", trees.encoded(1, suffix=suffix)
     path.write_bytes(whole)
-    PictureFile(path).verify()
+    ImageFile(path).verify()
     for kept in (0, 100, len(whole) // 2, len(whole) * 9 // 10):
         path.write_bytes(whole[:kept])
-        with pytest.raises(CorruptPictureError, match=f"a{suffix} cannot be decoded"):
-            PictureFile(path).verify()
+        with pytest.raises(CorruptImageError, match=f"a{suffix} cannot be decoded"):
+            ImageFile(path).verify()
 
 
-def test_corrupt_pictures_are_named(tmp_path: Path) -> None:
+def test_corrupt_images_are_named(tmp_path: Path) -> None:
     whole = trees.encoded(1)
-    for contents in (b"", b"no picture", whole[:100], whole[: len(whole) // 2]):
+    for contents in (b"", b"no image", whole[:100], whole[: len(whole) // 2]):
         (tmp_path / "b.jpg").write_bytes(contents)
-        with pytest.raises(CorruptPictureError, match=rf"{tmp_path / 'b.jpg'} cannot be decoded"):
-            PictureFile(tmp_path / "b.jpg").decode()
+        with pytest.raises(CorruptImageError, match=rf"{tmp_path / 'b.jpg'} cannot be decoded"):
+            ImageFile(tmp_path / "b.jpg").decode()
         tarred = member(tmp_path, contents)
-        with pytest.raises(CorruptPictureError, match=r"some.tar \(jpg/b.jpg\) cannot be decoded"):
+        with pytest.raises(CorruptImageError, match=r"some.tar \(jpg/b.jpg\) cannot be decoded"):
             tarred.decode()
 
 
 def test_part_of_something_else_is_described_by_its_place(tmp_path: Path) -> None:
     path = tmp_path / "blob"
     path.write_bytes(bytes(2000))
-    assert PictureFile(path, 1000, 5).describe() == f"{path} (5 bytes at 1000)"
+    assert ImageFile(path, 1000, 5).describe() == f"{path} (5 bytes at 1000)"
 
 
-def test_missing_file_is_no_corrupt_picture(tmp_path: Path) -> None:
+def test_missing_file_is_no_corrupt_image(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        PictureFile(tmp_path / "a.jpg").decode()
+        ImageFile(tmp_path / "a.jpg").decode()
 
 
 class TestFiles:
-    def files(self) -> list[PictureFile]:
+    def files(self) -> list[ImageFile]:
         names = ("a/1.png", "a/2.png", "b/\udcff.png", "c.tar", "c.tar")
         places = ((0, -1), (0, -1), (0, -1), (512, 7), (2**40, 2**33))
-        return [PictureFile(Path("x") / n, *p) for n, p in zip(names, places, strict=True)]
+        return [ImageFile(Path("x") / n, *p) for n, p in zip(names, places, strict=True)]
 
     def test_they_are_a_sequence(self) -> None:
         expected = self.files()
-        files = PictureFiles(expected)
+        files = ImageFiles(expected)
         assert len(files) == 5
         assert list(files) == expected
         assert files == expected
@@ -158,17 +158,17 @@ class TestFiles:
         assert files != [*expected[:4], expected[0]]
         with pytest.raises(IndexError):
             files[5]
-        assert not PictureFiles()
+        assert not ImageFiles()
 
     def test_they_are_joined_and_pickled(self) -> None:
         expected = self.files()
-        parts = [PictureFiles(expected[:1]), PictureFiles(), PictureFiles(expected[1:])]
-        files = PictureFiles.joined(parts)
+        parts = [ImageFiles(expected[:1]), ImageFiles(), ImageFiles(expected[1:])]
+        files = ImageFiles.joined(parts)
         assert files == expected
         again = pickle.loads(pickle.dumps(files))
         assert again == expected
         assert hash(again) == hash(files)
-        assert len(PictureFiles.joined([])) == 0
+        assert len(ImageFiles.joined([])) == 0
 
     def test_a_million_need_little_memory(self) -> None:
         paths = [
@@ -176,14 +176,12 @@ class TestFiles:
             for s in range(100)
             for i in range(50)
         ]
-        files = PictureFiles.from_paths(paths)
+        files = ImageFiles.from_paths(paths)
         assert [str(file.path) for file in files[::999]] == paths[::999]
         assert len(pickle.dumps(files)) < 60 * len(paths)
         labels = torch.zeros(len(paths), dtype=torch.int64)
-        pictures = Pictures(
-            "toy", "train", labels, ("a",), tuple(PictureFile(Path(p)) for p in paths)
-        )
-        assert len(pickle.dumps(pictures.files)) < 60 * len(paths)
+        images = ImageSet("toy", "train", labels, ("a",), tuple(ImageFile(Path(p)) for p in paths))
+        assert len(pickle.dumps(images.files)) < 60 * len(paths)
 
 
 IMAGES = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
@@ -198,18 +196,18 @@ LABELS = torch.tensor([0, 1])
         ({"labels": LABELS[:0]}, r"expects int64 labels \[N\], got torch.int64 \[0\]"),
         ({"labels": LABELS + 1}, r"got labels from 1 to 2 for 2 class names"),
         ({"labels": LABELS - 1}, r"got labels from -1 to 0 for 2 class names"),
-        ({"labels": LABELS[:1]}, r"got 2 pictures and 1 labels"),
+        ({"labels": LABELS[:1]}, r"got 2 images and 1 labels"),
         ({"pixels": IMAGES.float()}, r"expects uint8 pixels \[N, 3, H, W\], got torch.float32"),
         ({"pixels": IMAGES[:, :1]}, r"expects uint8 pixels .* got torch.uint8 \[2, 1, 4, 4\]"),
-        ({"files": (PictureFile(Path("a")),) * 2}, r"expects files or pixels, got both"),
-        ({"pixels": None}, r"got 0 pictures and 2 labels"),
+        ({"files": (ImageFile(Path("a")),) * 2}, r"expects files or pixels, got both"),
+        ({"pixels": None}, r"got 0 images and 2 labels"),
     ],
 )
-def test_unfit_pictures_are_refused(changes: dict[str, object], message: str) -> None:
+def test_unfit_images_are_refused(changes: dict[str, object], message: str) -> None:
     arguments = {
         "name": "toy", "split": "train", "labels": LABELS, "class_names": ("a", "b"),
         "pixels": IMAGES,
     }  # fmt: skip
-    assert len(Pictures(**arguments)) == 2
+    assert len(ImageSet(**arguments)) == 2
     with pytest.raises(ValueError, match=message):
-        Pictures(**(arguments | changes))
+        ImageSet(**(arguments | changes))

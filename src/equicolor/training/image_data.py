@@ -1,4 +1,4 @@
-"""The pictures of a recipe, as loaders for training and testing."""
+"""The images of a recipe, as loaders for training and testing."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -15,6 +15,7 @@ from equicolor._text import counted
 from equicolor.data.augment import Augmentation
 from equicolor.data.datasets import load_dataset
 from equicolor.data.decoded import Decoded, decode, default_cache
+from equicolor.data.image_set import ImageSet
 from equicolor.data.loaders import (
     Loader,
     ResidentLoader,
@@ -22,40 +23,39 @@ from equicolor.data.loaders import (
     check_sizes,
     choose_data_path,
 )
-from equicolor.data.pictures import Pictures
 from equicolor.data.verifying import find_corrupt
 from equicolor.reporting.progress import counting, say
 from equicolor.training.recipes import TrainingRecipe
 
-__all__ = ["PictureData", "check_pictures"]
+__all__ = ["ImageData", "check_images"]
 
 
-def check_pictures(recipe: TrainingRecipe, pictures: Pictures) -> None:
-    """Refuse pictures that a recipe cannot train on, as far as they are known undecoded.
+def check_images(recipe: TrainingRecipe, images: ImageSet) -> None:
+    """Refuse images that a recipe cannot train on, as far as they are known undecoded.
 
     Raises:
         ValueError: if they are too small for its crops.
     """
-    if pictures.pixels is not None:
-        check_sizes(recipe.augmentation, torch.tensor([pictures.pixels.shape[2:]]))
+    if images.pixels is not None:
+        check_sizes(recipe.augmentation, torch.tensor([images.pixels.shape[2:]]))
 
 
-class PictureData(pl.LightningDataModule):
-    """Training and test pictures on the device that trains.
+class ImageData(pl.LightningDataModule):
+    """Training and test images on the device that trains.
 
     Args:
-        recipe: which pictures, and how they are augmented.
+        recipe: which images, and how they are augmented.
         data_path: ``"resident"``, ``"streaming"``, or ``"auto"``:
             see :func:`~equicolor.data.loaders.choose_data_path`.
         workers: processes that decode what is streamed, for each device; None divides the
             processor's cores among the devices.
-        skip_corrupt: leave corrupt pictures out instead of stopping at them.
+        skip_corrupt: leave corrupt images out instead of stopping at them.
         root: the data folder (default: :func:`equicolor.data.data_root`).
-        cache: where decoded pictures are kept (default: :func:`equicolor.data.default_cache`).
+        cache: where decoded images are kept (default: :func:`equicolor.data.default_cache`).
         console: shows progress; None shows nothing.
 
     Attributes:
-        train, test: the pictures, not decoded yet.
+        train, test: the images, not decoded yet.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class PictureData(pl.LightningDataModule):
             load_dataset(recipe.dataset, split, root=root, seed=recipe.split_seed)
             for split in ("train", "test")
         )
-        check_pictures(recipe, self.train)
+        check_images(recipe, self.train)
         self.cache = default_cache() if cache is None else cache
         self._decoded: dict[str, Decoded] = {}
         self._skipped: dict[str, set[str]] = {"train": set(), "test": set()}
@@ -85,24 +85,24 @@ class PictureData(pl.LightningDataModule):
     def prepare_data(self) -> None:
         """Decode what will be resident, in one process of each computer.
 
-        Test pictures that will be streamed are read, too: a corrupt one shall not be found
+        Test images that will be streamed are read, too: a corrupt one shall not be found
         after all the training. One of those to train on is found in the first epoch.
         """
         assert self.trainer is not None
-        for pictures in (self.train, self.test):
-            if self._path(pictures, self._device) == "resident":
-                self._decode(pictures)
+        for images in (self.train, self.test):
+            if self._path(images, self._device) == "resident":
+                self._decode(images)
         if self._path(self.test, self._device) == "streaming":
             self._verify(self.test)
 
     def skipped(self, split: str) -> tuple[str, ...]:
-        """What is wrong with the corrupt pictures that were left out, as far as they were met."""
+        """What is wrong with the corrupt images that were left out, as far as they were met."""
         if split == "train" and self._streamed is not None:
             self._skipped["train"] |= self._streamed.skipped
         return tuple(sorted(self._skipped[split]))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run has to know: the corrupt pictures that any process met streaming."""
+        """What a resumed run has to know: the corrupt images that any process met streaming."""
         if self._streamed is None or not self.skip_corrupt:
             return {}
         self._skipped["train"].update(_gathered(self.skipped("train")))
@@ -114,22 +114,22 @@ class PictureData(pl.LightningDataModule):
 
     @property
     def skips_while_training(self) -> bool:
-        """Whether corrupt pictures are met, and left out, only in training."""
+        """Whether corrupt images are met, and left out, only in training."""
         return self._streamed is not None
 
     def say_skipped(self, split: str) -> None:
-        """Print how many corrupt pictures were left out, if any were."""
-        pictures = {"train": self.train, "test": self.test}[split]
+        """Print how many corrupt images were left out, if any were."""
+        images = {"train": self.train, "test": self.test}[split]
         found = self.skipped(split)
         if found:
             say(
                 self.console,
-                f"left out {counted(len(found), 'corrupt image')} of {pictures.name} ({split}), "
+                f"left out {counted(len(found), 'corrupt image')} of {images.name} ({split}), "
                 f"beginning with {found[0]}",
             )
 
     def train_dataloader(self) -> Loader:
-        """This process's part of shuffled and augmented training pictures."""
+        """This process's part of shuffled and augmented training images."""
         assert self.trainer is not None
         return self._loader(
             self.train,
@@ -141,7 +141,7 @@ class PictureData(pl.LightningDataModule):
         )
 
     def val_dataloader(self) -> Loader:
-        """This process's part of the test pictures, as the network shall see them."""
+        """This process's part of the test images, as the network shall see them."""
         assert self.trainer is not None
         return self._loader(
             self.test,
@@ -151,8 +151,8 @@ class PictureData(pl.LightningDataModule):
             world_size=self.trainer.world_size,
         )
 
-    def test_pictures(self, device: torch.device) -> Loader:
-        """All test pictures in colour; a grey network turns them grey itself."""
+    def test_images(self, device: torch.device) -> Loader:
+        """All test images in colour; a grey network turns them grey itself."""
         evaluation = dataclasses.replace(self.recipe.augmentation.evaluation(), gray=False)
         return self._loader(self.test, evaluation, device)
 
@@ -161,13 +161,13 @@ class PictureData(pl.LightningDataModule):
         assert self.trainer is not None
         return self.trainer.strategy.root_device
 
-    def _path(self, pictures: Pictures, device: torch.device) -> str:
-        short_side = self.recipe.short_side(pictures.split)
-        return choose_data_path(pictures, device, short_side=short_side, wanted=self.data_path)
+    def _path(self, images: ImageSet, device: torch.device) -> str:
+        short_side = self.recipe.short_side(images.split)
+        return choose_data_path(images, device, short_side=short_side, wanted=self.data_path)
 
     def _loader(
         self,
-        pictures: Pictures,
+        images: ImageSet,
         augmentation: Augmentation,
         device: torch.device,
         *,
@@ -178,9 +178,9 @@ class PictureData(pl.LightningDataModule):
         recipe = self.recipe
         if device.type == "cuda":  # where half precision is enough, and much faster
             augmentation = dataclasses.replace(augmentation, precision="float16")
-        if self._path(pictures, device) == "resident":
+        if self._path(images, device) == "resident":
             return ResidentLoader(
-                self._decode(pictures),
+                self._decode(images),
                 augmentation,
                 batch_size=recipe.batch_size,
                 seed=recipe.seed,
@@ -190,9 +190,9 @@ class PictureData(pl.LightningDataModule):
                 device=device,
             )
         streamed = StreamingLoader(
-            pictures,
+            images,
             augmentation,
-            short_side=recipe.short_side(pictures.split),
+            short_side=recipe.short_side(images.split),
             workers=self._workers(world_size),
             skip_corrupt=self.skip_corrupt,
             batch_size=recipe.batch_size,
@@ -212,33 +212,33 @@ class PictureData(pl.LightningDataModule):
         neighbours = 1 if self.trainer is None or world_size == 1 else self.trainer.num_devices
         return suggested_max_num_workers(neighbours)
 
-    def _decode(self, pictures: Pictures) -> Decoded:
-        if pictures.split not in self._decoded:
-            title = f"decoding {pictures.name} ({pictures.split})"
+    def _decode(self, images: ImageSet) -> Decoded:
+        if images.split not in self._decoded:
+            title = f"decoding {images.name} ({images.split})"
             with counting(self.console, title) as progress:
                 decoded = decode(
-                    pictures,
-                    short_side=self.recipe.short_side(pictures.split),
+                    images,
+                    short_side=self.recipe.short_side(images.split),
                     cache=self.cache,
                     progress=progress,
                     on_corrupt="skip" if self.skip_corrupt else "error",
                 )
-            self._skipped[pictures.split].update(decoded.skipped)
-            self.say_skipped(pictures.split)
-            self._decoded[pictures.split] = decoded
-        return self._decoded[pictures.split]
+            self._skipped[images.split].update(decoded.skipped)
+            self.say_skipped(images.split)
+            self._decoded[images.split] = decoded
+        return self._decoded[images.split]
 
-    def _verify(self, pictures: Pictures) -> None:
-        title = f"reading {pictures.name} ({pictures.split})"
+    def _verify(self, images: ImageSet) -> None:
+        title = f"reading {images.name} ({images.split})"
         with counting(self.console, title) as progress:
             found = find_corrupt(
-                pictures,
+                images,
                 workers=max(self._workers(1), 1),
                 on_corrupt="skip" if self.skip_corrupt else "error",
                 progress=progress,
             )
-        self._skipped[pictures.split].update(found)
-        self.say_skipped(pictures.split)
+        self._skipped[images.split].update(found)
+        self.say_skipped(images.split)
 
 
 def _gathered(names: tuple[str, ...]) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""The pictures to judge a network on, prepared as it expects them."""
+"""The images to judge a network on, prepared as it expects them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from equicolor import _checks
 from equicolor.data.augment import Augmentation
 from equicolor.data.decoded import decode
+from equicolor.data.image_set import ImageSet
 from equicolor.data.loaders import ResidentLoader, StreamingLoader, choose_data_path
-from equicolor.data.pictures import Pictures
 from equicolor.evaluation.hue_sweep import Batches
 from equicolor.evaluation.networks import ForeignNetwork, network_facts
 from equicolor.models import Network
@@ -28,7 +28,7 @@ __all__ = [
     "load_batches",
     "match_classes",
     "recipe_of_run",
-    "some_pictures",
+    "some_images",
     "try_images",
 ]
 
@@ -36,7 +36,7 @@ _SHOWN = 3  # how many names an error shows
 
 
 class Preparation(NamedTuple):
-    """How test pictures are cut: the short side is resized, then the centre is cropped.
+    """How test images are cut: the short side is resized, then the centre is cropped.
 
     Attributes:
         size: height and width of the crop.
@@ -55,11 +55,11 @@ def choose_preparation(
     size: int | None = None,
     resize: int | None = None,
 ) -> Preparation:
-    """How to cut test pictures for a network, as far as that is not said.
+    """How to cut test images for a network, as far as that is not said.
 
     Args:
         network: its own size is the default, and what it was trained with if it knows that.
-        kind: of the dataset; ``"small"`` pictures, such as CIFAR's, are not cropped.
+        kind: of the dataset; ``"small"`` images, such as CIFAR's, are not cropped.
         recipe: of the network's training, which goes before.
         size, resize: what is said; a ``size`` alone keeps the proportion of 224 to 256.
 
@@ -74,7 +74,7 @@ def choose_preparation(
         own = network.origin if isinstance(network, Network) else Origin()
         origin = own if recipe is None else recipe.origin
         size = origin.image_size or int(getattr(network, "image_size", 224))
-        if resize is None and origin.dataset:  # trained so, whatever the pictures are now
+        if resize is None and origin.dataset:  # trained so, whatever the images are now
             resize = origin.resize
         if resize is None and isinstance(network, (ForeignNetwork, Network)) and kind != "small":
             resize = network.resize
@@ -131,37 +131,36 @@ def count_outputs(network: nn.Module, size: int) -> int:
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != 2:
         came = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
         raise ValueError(
-            f"the network must give logits [2, classes] for pictures {[2, 3, size, size]}, got "
-            f"{came}"
+            f"the network must give logits [2, classes] for images {[2, 3, size, size]}, got {came}"
         )
     return logits.shape[1]
 
 
-def check_outputs(network: nn.Module, pictures: Pictures, size: int) -> None:
-    """Refuse a network whose outputs are not the classes of the pictures, before they are decoded.
+def check_outputs(network: nn.Module, images: ImageSet, size: int) -> None:
+    """Refuse a network whose outputs are not the classes of the images, before they are decoded.
 
     Args:
         network: in eval mode.
-        pictures: what it shall be judged on.
+        images: what it shall be judged on.
         size: height and width of the images.
     """
     outputs = count_outputs(network, size)
-    if outputs != len(pictures.class_names):
+    if outputs != len(images.class_names):
         raise ValueError(
-            f"the network has {outputs} outputs, but {pictures.name} has "
-            f"{len(pictures.class_names)} classes: it was trained on something else"
+            f"the network has {outputs} outputs, but {images.name} has "
+            f"{len(images.class_names)} classes: it was trained on something else"
         )
 
 
-def match_classes(network: nn.Module, pictures: Pictures) -> Pictures:
-    """Pictures whose labels count the classes as the network does.
+def match_classes(network: nn.Module, images: ImageSet) -> ImageSet:
+    """Images whose labels count the classes as the network does.
 
     Args:
         network: it may know the names of its classes; if not, the order is taken on trust.
-        pictures: of as many classes.
+        images: of as many classes.
 
     Returns:
-        The pictures, their labels renumbered if the names are the same in another order.
+        The images, their labels renumbered if the names are the same in another order.
 
     Raises:
         ValueError: if the names are others, with the first that differ.
@@ -171,55 +170,55 @@ def match_classes(network: nn.Module, pictures: Pictures) -> Pictures:
         >>> network = z2cnn(2)
         >>> network.class_names = ("cat", "dog")
         >>> pixels = torch.zeros(3, 3, 8, 8, dtype=torch.uint8)
-        >>> toy = Pictures("toy", "test", torch.tensor([0, 0, 1]), ("dog", "cat"), pixels=pixels)
+        >>> toy = ImageSet("toy", "test", torch.tensor([0, 0, 1]), ("dog", "cat"), pixels=pixels)
         >>> match_classes(network, toy).labels.tolist()
         [1, 1, 0]
     """
     own = network.class_names if isinstance(network, Network) else ()
-    theirs = pictures.class_names
+    theirs = images.class_names
     if not own or own == theirs:
-        return pictures
+        return images
     if sorted(own) != sorted(theirs) or len(set(own)) != len(own):
         pairs = [(a, b) for a, b in zip(own, theirs, strict=False) if a != b]
         shown = ", ".join(f"{a!r} and {b!r}" for a, b in pairs[:_SHOWN])
         raise ValueError(
-            f"the network was trained on other classes than those of {pictures.name}: {shown}"
+            f"the network was trained on other classes than those of {images.name}: {shown}"
             f"{', …' if len(pairs) > _SHOWN else ''}. If they are the same under other names, in "
             "the same order, go on with --classes-by-index"
         )
     number = torch.tensor([own.index(name) for name in theirs])
-    return replace(pictures, labels=number[pictures.labels], class_names=own)
+    return replace(images, labels=number[images.labels], class_names=own)
 
 
-def some_pictures(pictures: Pictures, count: int) -> Pictures:
-    """So many pictures, evenly from every class, in their order.
+def some_images(images: ImageSet, count: int) -> ImageSet:
+    """So many images, evenly from every class, in their order.
 
     Args:
-        pictures: at least as many.
+        images: at least as many.
         count: how many.
 
     Example:
         >>> pixels = torch.zeros(6, 3, 8, 8, dtype=torch.uint8)
         >>> labels = torch.tensor([0, 0, 0, 0, 1, 1])
-        >>> toy = Pictures("toy", "test", labels, ("a", "b"), pixels=pixels)
-        >>> some_pictures(toy, 3).labels.tolist()
+        >>> toy = ImageSet("toy", "test", labels, ("a", "b"), pixels=pixels)
+        >>> some_images(toy, 3).labels.tolist()
         [0, 0, 1]
     """
-    if not 1 <= count <= len(pictures):
-        raise ValueError(f"count must lie between 1 and {len(pictures)}, got {count}")
-    by_class = pictures.labels.argsort(stable=True)
-    places = (torch.arange(count) * len(pictures) + len(pictures) // 2) // count
+    if not 1 <= count <= len(images):
+        raise ValueError(f"count must lie between 1 and {len(images)}, got {count}")
+    by_class = images.labels.argsort(stable=True)
+    places = (torch.arange(count) * len(images) + len(images) // 2) // count
     chosen = by_class[places].sort().values
     return replace(
-        pictures,
-        labels=pictures.labels[chosen],
-        files=tuple(pictures.files[index] for index in chosen.tolist()) if pictures.files else (),
-        pixels=None if pictures.pixels is None else pictures.pixels[chosen],
+        images,
+        labels=images.labels[chosen],
+        files=tuple(images.files[index] for index in chosen.tolist()) if images.files else (),
+        pixels=None if images.pixels is None else images.pixels[chosen],
     )
 
 
 def load_batches(
-    pictures: Pictures,
+    images: ImageSet,
     preparation: Preparation,
     *,
     batch_size: int = 256,
@@ -228,37 +227,37 @@ def load_batches(
     cache: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Batches:
-    """Test pictures in batches, without any augmentation, on a device.
+    """Test images in batches, without any augmentation, on a device.
 
     They are decoded first and stay in the device's memory if they fit into it; else they are
     decoded batch by batch.
 
     Args:
-        pictures: of :func:`equicolor.data.datasets.load_dataset`.
+        images: of :func:`equicolor.data.datasets.load_dataset`.
         preparation: how to cut them.
-        batch_size: pictures in a batch.
+        batch_size: images in a batch.
         device: where to.
         skip_corrupt: leave out what cannot be decoded, instead of an error.
-        cache: the folder that keeps decoded pictures for the next time, if any.
-        progress: called with (pictures decoded, pictures in all).
+        cache: the folder that keeps decoded images for the next time, if any.
+        progress: called with (images decoded, images in all).
 
     Returns:
-        Batches for :func:`equicolor.evaluation.evaluate`, of pictures ``[B, 3, s, s]`` in [0, 1]
+        Batches for :func:`equicolor.evaluation.evaluate`, of images ``[B, 3, s, s]`` in [0, 1]
         and labels ``[B]``; to go through as often as needed.
 
     Example:
-        >>> from equicolor.data.pictures import Pictures
+        >>> from equicolor.data.image_set import ImageSet
         >>> pixels = torch.zeros(3, 3, 40, 30, dtype=torch.uint8)
-        >>> toy = Pictures("toy", "test", torch.tensor([0, 1, 1]), ("a", "b"), pixels=pixels)
+        >>> toy = ImageSet("toy", "test", torch.tensor([0, 1, 1]), ("a", "b"), pixels=pixels)
         >>> batches = load_batches(toy, Preparation(28, 32), batch_size=2)
         >>> [list(images.shape) for images, _ in batches]
         [[2, 3, 28, 28], [1, 3, 28, 28]]
     """
     size, resize = preparation
     centre = Augmentation(size=size, crop="centre", resize=resize, flip=False)
-    if choose_data_path(pictures, device, short_side=resize) == "streaming":
+    if choose_data_path(images, device, short_side=resize) == "streaming":
         return StreamingLoader(
-            pictures,
+            images,
             centre,
             short_side=resize,
             skip_corrupt=skip_corrupt,
@@ -266,7 +265,7 @@ def load_batches(
             device=device,
         )
     decoded = decode(
-        pictures,
+        images,
         short_side=resize,
         cache=cache,
         progress=progress,

@@ -1,4 +1,4 @@
-"""Where undecoded pictures are, one by one and a million of them at a time."""
+"""Where undecoded images are, one by one and a million of them at a time."""
 
 import io
 import os
@@ -12,22 +12,22 @@ import numpy as np
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["CorruptPictureError", "PictureFile", "PictureFiles"]
+__all__ = ["CorruptImageError", "ImageFile", "ImageFiles"]
 
-_WHOLE = -1  # the size of a picture that is all of its file
+_WHOLE = -1  # the size of an image that is all of its file
 _SIXTEEN_BITS = 0xFFFF
 
 
-class CorruptPictureError(ValueError):
-    """A file that is not a whole picture: which one, and why."""
+class CorruptImageError(ValueError):
+    """A file that is not a whole image: which one, and why."""
 
 
-class PictureFile(NamedTuple):
-    """Where one undecoded picture is: a file, or a part of one, such as a member of a tar.
+class ImageFile(NamedTuple):
+    """Where one undecoded image is: a file, or a part of one, such as a member of a tar.
 
     Attributes:
         path: the file.
-        offset: where the picture begins.
+        offset: where the image begins.
         size: how many bytes it has; -1 for the whole file.
 
     Example:
@@ -35,7 +35,7 @@ class PictureFile(NamedTuple):
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = Path(folder) / "bytes"
         ...     _ = path.write_bytes(b"abcdef")
-        ...     PictureFile(path).read(), PictureFile(path, 2, 3).read()
+        ...     ImageFile(path).read(), ImageFile(path, 2, 3).read()
         (b'abcdef', b'cde')
     """
 
@@ -44,23 +44,23 @@ class PictureFile(NamedTuple):
     size: int = _WHOLE
 
     def read(self) -> bytes:
-        """The picture's bytes.
+        """The image's bytes.
 
         Raises:
-            CorruptPictureError: if it is a pipe, a folder, or anything else but a file.
+            CorruptImageError: if it is a pipe, a folder, or anything else but a file.
             OSError: if the file cannot be read.
         """
         if not self.path.is_file() and self.path.exists():  # opening a pipe would wait for ever
-            raise CorruptPictureError(f"{self.path} cannot be decoded: it is not a file")
+            raise CorruptImageError(f"{self.path} cannot be decoded: it is not a file")
         with self.path.open("rb") as file:
             file.seek(self.offset)
             return file.read(self.size)
 
     def open(self) -> "Image":
-        """The picture, its header read and its pixels not decoded yet.
+        """The image, its header read and its pixels not decoded yet.
 
         Raises:
-            CorruptPictureError: if it is not a picture, or one of fractions, of which nobody
+            CorruptImageError: if it is not an image, or one of fractions, of which nobody
                 knows what is white.
             OSError: if the file cannot be read.
         """
@@ -80,13 +80,13 @@ class PictureFile(NamedTuple):
         return image
 
     def decode(self) -> "Image":
-        """The picture in RGB of 8 bits, as Pillow decodes it.
+        """The image in RGB of 8 bits, as Pillow decodes it.
 
         Of 16 bits the upper eight are kept, in grey as in colour. An orientation in the
         metadata (EXIF) is ignored, as torchvision does.
 
         Raises:
-            CorruptPictureError: if it is not a whole picture, or has grey values of more than
+            CorruptImageError: if it is not a whole image, or has grey values of more than
                 16 bits.
             OSError: if the file cannot be read.
         """
@@ -95,16 +95,16 @@ class PictureFile(NamedTuple):
             if image.mode == "I" or image.mode.startswith("I;16"):
                 image = self._upper_bits(image)
             return image.convert("RGB")
-        except CorruptPictureError:
+        except CorruptImageError:
             raise
         except Exception as error:
             raise self._corrupt(error) from None
 
     def verify(self) -> None:
-        """Find out whether the picture is whole, faster than by decoding it in its full size.
+        """Find out whether the image is whole, faster than by decoding it in its full size.
 
         Raises:
-            CorruptPictureError: if it is not.
+            CorruptImageError: if it is not.
             OSError: if the file cannot be read.
         """
         image = self.open()
@@ -121,8 +121,8 @@ class PictureFile(NamedTuple):
         """The path; of a member of a tar, also its name there."""
         if self.size < 0:
             return str(self.path)
-        # Looked up only when somebody asks: a million pictures need no second name in memory.
-        header = PictureFile(self.path, max(self.offset - tarfile.BLOCKSIZE, 0), tarfile.BLOCKSIZE)
+        # Looked up only when somebody asks: a million images need no second name in memory.
+        header = ImageFile(self.path, max(self.offset - tarfile.BLOCKSIZE, 0), tarfile.BLOCKSIZE)
         try:
             name = tarfile.TarInfo.frombuf(header.read(), "utf-8", "replace").name
         except (OSError, tarfile.TarError):
@@ -130,7 +130,7 @@ class PictureFile(NamedTuple):
         return f"{self.path} ({name})"
 
     def _upper_bits(self, image: "Image") -> "Image":
-        """A grey picture of 16 bits in 8; Pillow would cut off what is brighter than 255."""
+        """A grey image of 16 bits in 8; Pillow would cut off what is brighter than 255."""
         from PIL import Image
 
         values = np.asarray(image).astype(np.int64)
@@ -139,28 +139,28 @@ class PictureFile(NamedTuple):
             raise self._corrupt(f"its grey values, {low} to {high}, do not fit into 16 bits")
         return Image.fromarray((values >> 8).astype(np.uint8))
 
-    def _corrupt(self, reason: object) -> CorruptPictureError:
-        return CorruptPictureError(f"{self.describe()} cannot be decoded: {reason}")
+    def _corrupt(self, reason: object) -> CorruptImageError:
+        return CorruptImageError(f"{self.describe()} cannot be decoded: {reason}")
 
 
-class PictureFiles(Sequence[PictureFile]):
-    """Many picture files in little memory: folders once, and names end to end.
+class ImageFiles(Sequence[ImageFile]):
+    """Many image files in little memory: folders once, and names end to end.
 
-    A million :class:`PictureFile` would take half a gigabyte, in every worker that gets a copy.
+    A million :class:`ImageFile` would take half a gigabyte, in every worker that gets a copy.
 
     Args:
         files: in order.
 
     Example:
-        >>> files = PictureFiles(PictureFile(Path("a") / name) for name in ("1.png", "2.png"))
+        >>> files = ImageFiles(ImageFile(Path("a") / name) for name in ("1.png", "2.png"))
         >>> len(files), files[1].path, len(files[:1])
         (2, PosixPath('a/2.png'), 1)
     """
 
     __slots__ = ("_ends", "_folder", "_folders", "_names", "_offsets", "_sizes")
 
-    def __init__(self, files: Iterable[PictureFile] = ()) -> None:
-        if isinstance(files, PictureFiles):
+    def __init__(self, files: Iterable[ImageFile] = ()) -> None:
+        if isinstance(files, ImageFiles):
             for slot in self.__slots__:
                 setattr(self, slot, getattr(files, slot))
             return
@@ -168,24 +168,24 @@ class PictureFiles(Sequence[PictureFile]):
         self._fill(parts)
 
     @classmethod
-    def from_paths(cls, paths: Iterable[str]) -> "PictureFiles":
+    def from_paths(cls, paths: Iterable[str]) -> "ImageFiles":
         """Whole files.
 
         Example:
-            >>> PictureFiles.from_paths(["a/1.png"])[0]
-            PictureFile(path=PosixPath('a/1.png'), offset=0, size=-1)
+            >>> ImageFiles.from_paths(["a/1.png"])[0]
+            ImageFile(path=PosixPath('a/1.png'), offset=0, size=-1)
         """
         made = cls.__new__(cls)
         made._fill((os.path.split(path), 0, _WHOLE) for path in paths)
         return made
 
     @classmethod
-    def joined(cls, parts: Sequence["PictureFiles"]) -> "PictureFiles":
+    def joined(cls, parts: Sequence["ImageFiles"]) -> "ImageFiles":
         """One list after the other.
 
         Example:
-            >>> one = PictureFiles.from_paths(["a/1.png"])
-            >>> [str(file.path) for file in PictureFiles.joined([one, one])]
+            >>> one = ImageFiles.from_paths(["a/1.png"])
+            >>> [str(file.path) for file in ImageFiles.joined([one, one])]
             ['a/1.png', 'a/1.png']
         """
         made = cls.__new__(cls)
@@ -204,15 +204,15 @@ class PictureFiles(Sequence[PictureFile]):
         made._sizes = np.concatenate([none, *(part._sizes for part in parts)])
         return made
 
-    def select(self, indices: Sequence[int]) -> "PictureFiles":
+    def select(self, indices: Sequence[int]) -> "ImageFiles":
         """Some of them.
 
         Example:
-            >>> files = PictureFiles.from_paths(["a/1.png", "a/2.png", "b/3.png"])
+            >>> files = ImageFiles.from_paths(["a/1.png", "a/2.png", "b/3.png"])
             >>> [file.path.name for file in files.select([2, 0])]
             ['3.png', '1.png']
         """
-        return PictureFiles(self[int(index)] for index in indices)
+        return ImageFiles(self[int(index)] for index in indices)
 
     def _fill(self, files: Iterable[tuple[tuple[str, str], int, int]]) -> None:
         known: dict[str, int] = {}
@@ -235,19 +235,19 @@ class PictureFiles(Sequence[PictureFile]):
         return len(self._ends)
 
     @overload
-    def __getitem__(self, index: int) -> PictureFile: ...
+    def __getitem__(self, index: int) -> ImageFile: ...
 
     @overload
-    def __getitem__(self, index: slice) -> "PictureFiles": ...
+    def __getitem__(self, index: slice) -> "ImageFiles": ...
 
-    def __getitem__(self, index: int | slice) -> "PictureFile | PictureFiles":
+    def __getitem__(self, index: int | slice) -> "ImageFile | ImageFiles":
         if isinstance(index, slice):
             return self.select(range(len(self))[index])
         place = range(len(self))[index]  # which also refuses what is not there
         start = int(self._ends[place - 1]) if place else 0
         name = os.fsdecode(self._names[start : int(self._ends[place])])
         path = Path(self._folders[self._folder[place]], name)
-        return PictureFile(path, int(self._offsets[place]), int(self._sizes[place]))
+        return ImageFile(path, int(self._offsets[place]), int(self._sizes[place]))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):
@@ -259,15 +259,15 @@ class PictureFiles(Sequence[PictureFile]):
 
     def __repr__(self) -> str:
         shown = ", ".join(str(file.path) for file in self[:2])
-        return f"PictureFiles({shown}{', …' if len(self) > 2 else ''}: {len(self)})"
+        return f"ImageFiles({shown}{', …' if len(self) > 2 else ''}: {len(self)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, tuple(getattr(self, slot) for slot in self.__slots__)
 
 
-def _restored(*values: Any) -> PictureFiles:
+def _restored(*values: Any) -> ImageFiles:
     """What was pickled, arrays and bytes as they are."""
-    made = PictureFiles.__new__(PictureFiles)
-    for slot, value in zip(PictureFiles.__slots__, values, strict=True):
+    made = ImageFiles.__new__(ImageFiles)
+    for slot, value in zip(ImageFiles.__slots__, values, strict=True):
         setattr(made, slot, value)
     return made

@@ -1,4 +1,4 @@
-"""Pictures as a network expects them, and the way from names to an evaluation."""
+"""Images as a network expects them, and the way from names to an evaluation."""
 
 import dataclasses
 import shutil
@@ -12,12 +12,11 @@ from rich.console import Console
 from torch import nn
 
 from equicolor.data.datasets import load_dataset
-from equicolor.data.pictures import CorruptPictureError
+from equicolor.data.image_set import CorruptImageError
 from equicolor.data.root import MissingDataError
 from equicolor.evaluation import ForeignNetwork, hue_sweep
 from equicolor.evaluation.diagnose import diagnose, load_subject
-from equicolor.evaluation.networks import GrayInput
-from equicolor.evaluation.pictures import (
+from equicolor.evaluation.images import (
     Preparation,
     check_outputs,
     choose_preparation,
@@ -26,6 +25,7 @@ from equicolor.evaluation.pictures import (
     match_classes,
     recipe_of_run,
 )
+from equicolor.evaluation.networks import GrayInput
 from equicolor.models import resnet18, resnet44, save_model
 from equicolor.models.registry import Origin
 from equicolor.training.recipes import TrainingRecipe, default_recipe
@@ -35,7 +35,7 @@ QUIET = Console(quiet=True)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Pictures of three classes and different sizes, with a split."""
+    """Images of three classes and different sizes, with a split."""
     rng = np.random.default_rng(0)
     for split in ("train", "test"):
         for name in ("ash", "birch", "cedar"):
@@ -129,16 +129,16 @@ def test_images_that_are_too_small_are_named(folder: Path, tmp_path: Path) -> No
             load_subject(path, folder, size=4, any_classes=any_classes, console=QUIET)
 
 
-def test_batches_are_the_centres_of_resized_pictures(folder: Path) -> None:
-    pictures = load_dataset(str(folder), "test")
-    batches = list(load_batches(pictures, Preparation(20, 24), batch_size=4))
+def test_batches_are_the_centres_of_resized_images(folder: Path) -> None:
+    image_set = load_dataset(str(folder), "test")
+    batches = list(load_batches(image_set, Preparation(20, 24), batch_size=4))
     assert [len(labels) for _, labels in batches] == [4, 4, 1]
     images = torch.cat([images for images, _ in batches])
-    assert torch.equal(torch.cat([labels for _, labels in batches]), pictures.labels)
-    for image, file in zip(images, pictures.files, strict=True):
-        picture = Image.open(file.path)
-        size = [24 * side // min(picture.size) for side in picture.size]
-        resized = picture.resize(size, Image.Resampling.BILINEAR)
+    assert torch.equal(torch.cat([labels for _, labels in batches]), image_set.labels)
+    for image, file in zip(images, image_set.files, strict=True):
+        raw_image = Image.open(file.path)
+        size = [24 * side // min(raw_image.size) for side in raw_image.size]
+        resized = raw_image.resize(size, Image.Resampling.BILINEAR)
         left, top = ((side - 20) / 2 for side in size)
         box = (round(left), round(top), round(left) + 20, round(top) + 20)
         expected = torch.from_numpy(np.asarray(resized.crop(box)).copy()).movedim(2, 0) / 255
@@ -146,17 +146,17 @@ def test_batches_are_the_centres_of_resized_pictures(folder: Path) -> None:
 
 
 def test_batches_carry_no_augmentation(folder: Path) -> None:
-    pictures = load_dataset(str(folder), "test")
-    loader = load_batches(pictures, Preparation(20, 24), batch_size=9)
+    images = load_dataset(str(folder), "test")
+    loader = load_batches(images, Preparation(20, 24), batch_size=9)
     (first, _), (second, _) = next(iter(loader)), next(iter(loader))
     assert torch.equal(first, second)
 
 
 def test_outputs_are_checked_first(folder: Path) -> None:
-    pictures = load_dataset(str(folder), "test")
-    check_outputs(resnet44(3, width=4), pictures, 32)
+    images = load_dataset(str(folder), "test")
+    check_outputs(resnet44(3, width=4), images, 32)
     with pytest.raises(ValueError, match="the network has 5 outputs, but trees has 3 classes"):
-        check_outputs(resnet44(5, width=4), pictures, 32)
+        check_outputs(resnet44(5, width=4), images, 32)
 
 
 @pytest.mark.parametrize(
@@ -173,31 +173,31 @@ def test_networks_must_give_logits(answer, came: str) -> None:
         def forward(self, images):
             return answer(images)
 
-    expected = rf"must give logits \[2, classes\] for pictures \[2, 3, 28, 28\], got {came}"
+    expected = rf"must give logits \[2, classes\] for images \[2, 3, 28, 28\], got {came}"
     with pytest.raises(ValueError, match=expected):
         count_outputs(Strange(), 28)
 
 
 def test_classes_are_matched_by_their_names(folder: Path) -> None:
-    pictures = load_dataset(str(folder), "test")
+    images = load_dataset(str(folder), "test")
     network = resnet44(3, width=4)
-    assert match_classes(network, pictures) is pictures  # nobody knows
-    network.class_names = pictures.class_names
-    assert match_classes(network, pictures) is pictures
+    assert match_classes(network, images) is images  # nobody knows
+    network.class_names = images.class_names
+    assert match_classes(network, images) is images
     network.class_names = ("cedar", "ash", "birch")
     for judge in (network, GrayInput(network)):
-        matched = match_classes(judge, pictures)
+        matched = match_classes(judge, images)
         named = [matched.class_names[label] for label in matched.labels]
-        assert named == [pictures.class_names[label] for label in pictures.labels]
+        assert named == [images.class_names[label] for label in images.labels]
         assert matched.class_names == network.class_names
-        assert matched.files == pictures.files
+        assert matched.files == images.files
     network.class_names = ("ash", "beech", "cedar")
     message = "other classes than those of trees: 'beech' and 'birch'. If they .*--classes-by-index"
     with pytest.raises(ValueError, match=message):
-        match_classes(network, pictures)
+        match_classes(network, images)
     network.class_names = ("ash", "ash", "birch")
     with pytest.raises(ValueError, match="'ash' and 'birch', 'birch' and 'cedar'"):
-        match_classes(network, pictures)
+        match_classes(network, images)
 
 
 def test_recipe_of_a_run(run_folder: Path, tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_recipe_of_a_run(run_folder: Path, tmp_path: Path) -> None:
 def test_a_run_knows_its_data(run_folder: Path) -> None:
     found = diagnose(run_folder, shifts=3, actions=["hsv"], console=QUIET)
     (row,) = found.rows()
-    assert found.pictures == 9
+    assert found.images == 9
     assert found.class_names == ("ash", "birch", "cedar")
     assert {key: row[key] for key in ("dataset", "augmentation", "epochs", "seed", "split")} == {
         "dataset": "trees", "augmentation": "jitter 0.5", "epochs": 7, "seed": 3, "split": "test",
@@ -230,7 +230,7 @@ def test_a_run_knows_its_data(run_folder: Path) -> None:
     assert (row["model"], row["trained_on"], row["skipped"]) == ("resnet44", "trees", 0)
 
 
-def test_a_run_matches_its_own_pictures_by_hand(run_folder: Path, folder: Path) -> None:
+def test_a_run_matches_its_own_images_by_hand(run_folder: Path, folder: Path) -> None:
     from equicolor.models import load_model
 
     network = load_model(run_folder / "model.safetensors")
@@ -250,7 +250,7 @@ def test_grey_runs_are_judged_grey(run_folder: Path, folder: Path) -> None:
 
     network = GrayInput(load_model(run_folder / "model.safetensors"))
     batches = load_batches(load_dataset(str(folder), "test"), Preparation(24, 28))
-    # Pictures are shifted in colour, and what the network sees is grey.
+    # Images are shifted in colour, and what the network sees is grey.
     assert torch.equal(found.sweeps["hsv"].correct, hue_sweep(network, batches, 5).correct)
     (run_folder / "recipe.json").unlink()
     again = diagnose(
@@ -275,7 +275,7 @@ def test_grey_networks_stay_grey_wherever_they_go(run_folder: Path, folder: Path
 
 
 @pytest.mark.parametrize("spelling", ["shapes", "shapes/", "./shapes", "absolute", "Path"])
-def test_no_training_picture_is_tested_on(
+def test_no_training_image_is_tested_on(
     spelling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(0)
@@ -292,8 +292,8 @@ def test_no_training_picture_is_tested_on(
     trained_on = set(load_dataset("shapes", "train", seed=5).files)
     data = {"absolute": str(tmp_path / "shapes"), "Path": Path("shapes")}.get(spelling, spelling)
     subject = load_subject("run", data, console=QUIET)
-    assert len(subject.pictures) == 11
-    assert not {file.path for file in subject.pictures.files} & {file.path for file in trained_on}
+    assert len(subject.images) == 11
+    assert not {file.path for file in subject.images.files} & {file.path for file in trained_on}
     assert subject.facts["split_seed"] == 5
     assert load_subject("run", data, split_seed=1, console=QUIET).facts["split_seed"] == 1
     monkeypatch.chdir("/")  # the run knows its data from everywhere
@@ -327,7 +327,7 @@ def test_classes_of_the_training_are_those_judged(run_folder: Path, folder: Path
     save_model(network, run_folder / "model.safetensors")
     options = {"actions": (), "console": QUIET}
     before = diagnose(run_folder, **options)
-    # The same pictures under names that sort otherwise, in a folder elsewhere.
+    # The same images under names that sort otherwise, in a folder elsewhere.
     turned = folder.parent / "turned"
     shutil.copytree(folder, turned)
     network.class_names = ("cedar", "birch", "ash")
@@ -353,13 +353,13 @@ def test_other_data_than_the_run_was_trained_on(run_folder: Path, folder: Path) 
     assert found.facts["trained_on"] == "trees"
 
 
-def test_corrupt_pictures(run_folder: Path, folder: Path) -> None:
+def test_corrupt_images(run_folder: Path, folder: Path) -> None:
     broken = folder / "test" / "birch" / "1.png"
-    broken.write_bytes(b"not a picture")
-    with pytest.raises(CorruptPictureError, match=r"birch/1.png cannot be decoded"):
+    broken.write_bytes(b"not an image")
+    with pytest.raises(CorruptImageError, match=r"birch/1.png cannot be decoded"):
         diagnose(run_folder, actions=(), console=QUIET)
     found = diagnose(run_folder, actions=(), skip_corrupt=True, console=QUIET)
-    assert (found.pictures, found.facts["skipped"]) == (8, 1)
+    assert (found.images, found.facts["skipped"]) == (8, 1)
 
 
 def test_bfloat16_is_said(run_folder: Path) -> None:
@@ -380,7 +380,7 @@ def test_bfloat16_is_said(run_folder: Path) -> None:
         ),
         ({"split": "val"}, ValueError, "split must be one of 'train', 'test'; got 'val'"),
         ({"data": "flowers"}, ValueError, "unknown dataset 'flowers'; did you mean 'flowers102'"),
-        ({"data": "./absent"}, MissingDataError, "no folder of pictures at absent"),
+        ({"data": "./absent"}, MissingDataError, "no folder of images at absent"),
         ({"size": 30, "resize": 20}, ValueError, "resize must be at least size=30, got 20"),
     ],
 )
