@@ -4,7 +4,6 @@ import itertools
 import re
 import statistics
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,7 @@ from equicolor.paper.classification_tables import table1, table3
 from equicolor.paper.colormnist import EXPERIMENTS
 from equicolor.paper.colormnist_tables import tables
 from equicolor.paper.colormnist_variants import standard_error
-from equicolor.results import read_results
+from equicolor.results import Row, read_results
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -79,9 +78,6 @@ def test_make_targets_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     mentioned = set(re.findall(r"^make ([a-z]+)|`make ([a-z]+)", page.read_text(), re.MULTILINE))
     assert {first or second for first, second in mentioned} <= targets
-
-
-Row = dict[str, Any]
 
 
 def by_draw(name: str) -> tuple[list[Row], list[Row]]:

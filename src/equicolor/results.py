@@ -5,7 +5,7 @@ import math
 import platform
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +16,9 @@ import torch
 from equicolor._files import write_whole
 from equicolor.devices import device_name
 
-__all__ = ["provenance", "read_results", "read_rows", "write_results"]
+__all__ = ["Row", "provenance", "read_results", "read_rows", "write_results"]
+
+Row = dict[str, Any]  # one result: a flat JSON object
 
 # Columns of one kind in the rows of every experiment; most may also be null.
 _WORDS = {
@@ -55,7 +57,7 @@ def provenance(device: torch.device | str = "cpu") -> dict[str, Any]:
 
 def write_results(
     path: Path | str,
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Row],
     *,
     device: torch.device | str = "cpu",
     **facts: Any,
@@ -120,7 +122,7 @@ def _finite(value: Any) -> bool:
 
 def read_rows(
     path: Path | str, needed: Sequence[str] = (), numbers: Sequence[str] = ()
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """The rows of a file written by :func:`write_results`, checked.
 
     Args:
@@ -137,7 +139,7 @@ def read_rows(
         >>> read_rows(write_results(path, [{"model": "z2cnn"}]), ["model"])
         [{'model': 'z2cnn'}]
     """
-    rows: list[dict[str, Any]] = read_results(path)["rows"]
+    rows: list[Row] = read_results(path)["rows"]
     for row in rows:
         lacking = [name for name in (*needed, *numbers) if name not in row]
         if lacking:

@@ -3,8 +3,7 @@
 from typing import Any
 
 from equicolor.paper.colormnist import SIGMAS
-
-Row = dict[str, Any]
+from equicolor.results import Row
 
 
 def longtailed_rows() -> list[Row]:

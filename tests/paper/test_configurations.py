@@ -1,6 +1,5 @@
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -10,8 +9,7 @@ from rich.table import Table
 from equicolor.models import create_model, list_models
 from equicolor.paper import configurations
 from equicolor.paper.configurations import PAPER, measure, paper_macs
-
-Row = dict[str, Any]
+from equicolor.results import Row
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from equicolor.evaluation.hue_sweep import ACTIONS, hue_shifts
 from equicolor.paper.ablations import of_ablation, strength
 from equicolor.paper.classification_variants import Variant, shared_setting
 from equicolor.paper.settings import titled
+from equicolor.results import Row
 
 __all__ = ["figures"]
 
-Row = Mapping[str, Any]
 Groups = Mapping[Variant, Sequence[Row]]
 
 _MARKERS = "osD^vPX<>hd"

@@ -24,6 +24,7 @@ from equicolor.paper.classification_variants import (
 )
 from equicolor.paper.recipe_names import named_recipe
 from equicolor.reporting.tables import MISSING, Table, mean_and_std
+from equicolor.results import Row
 from equicolor.training.recipes import default_recipe
 
 __all__ = [
@@ -36,8 +37,6 @@ __all__ = [
     "peaks",
     "table",
 ]
-
-Row = Mapping[str, Any]
 
 ABLATIONS = ("ablation-rotations", "ablation-jitter", "ablation-cosetpool")
 ROTATIONS = (*range(1, 11), 12)

@@ -14,7 +14,7 @@ from equicolor.paper.sections import Findings, heading, rows_shown, sections
 from equicolor.reporting.html import Section, write_report
 from equicolor.reporting.progress import say
 from equicolor.reporting.tables import Table
-from equicolor.results import read_results
+from equicolor.results import Row, read_results
 
 __all__ = ["REPORT", "Written", "files_of", "pictures", "read", "write"]
 
@@ -70,7 +70,7 @@ def read(sources: Sequence[Path | str]) -> Findings:
                 shown[path.stem] = path.read_bytes()
         else:
             files.append(source)
-    rows: dict[str, list[Mapping[str, Any]]] = {}
+    rows: dict[str, list[Row]] = {}
     notes: dict[str, str] = {}
     quick = False
     for path in files:

@@ -5,7 +5,7 @@ network, grey for grey input, dashes and hollow markers for an augmentation. Tit
 rows have otherwise than the paper.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,9 @@ from equicolor.paper.classification_variants import (
     shared_setting,
 )
 from equicolor.paper.settings import alike, titled
+from equicolor.results import Row
 
 __all__ = ["figure_1b", "hue_figure"]
-
-Row = Mapping[str, Any]
 
 FIGURE_1B = "flowers102"  # the dataset of the paper's figure
 _STYLES = {

@@ -2,9 +2,8 @@
 
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from equicolor._files import output_folder, write_whole
 from equicolor._text import counted
@@ -17,10 +16,9 @@ from equicolor.paper.classification_variants import (
     shared_setting,
 )
 from equicolor.reporting.figures import png
+from equicolor.results import Row
 
 __all__ = ["headline", "write"]
-
-Row = Mapping[str, Any]
 
 TABLES = "classification.md"
 _TEST_SETS = "original", "hue_mean"

@@ -12,9 +12,9 @@ in common; else in the line, which then has no number of the paper.
 
 import csv
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from equicolor.paper.classification_variants import (
     Variant,
@@ -25,10 +25,9 @@ from equicolor.paper.classification_variants import (
     shared_setting,
 )
 from equicolor.reporting.tables import MISSING, Table, mean_and_std
+from equicolor.results import Row
 
 __all__ = ["PaperCell", "markdown", "paper_numbers", "table1", "table3", "title"]
-
-Row = Mapping[str, Any]
 
 _PAPER_AUGMENTATION = {"none": "none", "jitter": "jitter 0.5", "augmix": "augmix"}
 _PAPER_DATASET = {"oxford-iiit-pet": "oxford_pet", "stanford-cars": "stanford_cars"}

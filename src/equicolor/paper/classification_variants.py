@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from equicolor.data.datasets import DATASETS
@@ -15,13 +15,12 @@ from equicolor.paper.settings import (
     paper_settings,
     setting,
 )
+from equicolor.results import Row
 
 __all__ = [
     "AUGMENTATIONS", "Variant", "by_variant", "dataset_title", "datasets_of", "shared_setting",
     "variant_of",
 ]  # fmt: skip
-
-Row = Mapping[str, Any]
 
 AUGMENTATIONS = ("none", "jitter 0.5", "augmix")  # the paper's, in its order
 _POOL_NAMES = {"max": [], "avg": ["average pooling"], "none": ["flattened"]}

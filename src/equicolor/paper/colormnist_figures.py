@@ -28,6 +28,7 @@ from equicolor.paper.colormnist_variants import (
     standard_error,
 )
 from equicolor.reporting.figures import draw_hues
+from equicolor.results import Row
 
 __all__ = [
     "hue_figure",
@@ -35,8 +36,6 @@ __all__ = [
     "sample_sheet",
     "sigma_figure",
 ]
-
-Row = Mapping[str, Any]
 
 _FADED = (1.0, 0.5, 0.3)  # of curves that differ in the setting alone
 _SPREAD = 16.0  # points over which the markers of one σ stand side by side

@@ -25,6 +25,7 @@ from equicolor.paper.colormnist_tables import headline, tables
 from equicolor.paper.colormnist_variants import gains as gains_of
 from equicolor.reporting.figures import png
 from equicolor.reporting.html import Section, write_report
+from equicolor.results import Row
 
 __all__ = [
     "HUE_IMAGES",
@@ -36,8 +37,6 @@ __all__ = [
     "hue_curve",
     "write",
 ]
-
-Row = Mapping[str, Any]
 
 # As the paper sweeps hues: the two ends are the same shift.
 HUE_SHIFTS = hue_shifts(37)

@@ -1,8 +1,7 @@
 """Tables and headlines of the ColorMNIST experiments."""
 
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from equicolor._text import counted
 from equicolor.paper.colormnist import PAPER_BIASED, PAPER_LONGTAILED
@@ -14,6 +13,7 @@ from equicolor.paper.colormnist_variants import (
     standard_error,
 )
 from equicolor.reporting.tables import MISSING, Table, mean_and_std
+from equicolor.results import Row
 
 __all__ = [
     "biased_table",
@@ -23,8 +23,6 @@ __all__ = [
     "summary_table",
     "tables",
 ]
-
-Row = Mapping[str, Any]
 
 
 def tables(experiment: str, rows: Sequence[Row]) -> list[Table]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from equicolor.paper.settings import in_words
+from equicolor.results import Row
 
 __all__ = [
     "NAMES",
@@ -19,8 +20,6 @@ __all__ = [
     "sigma_label",
     "standard_error",
 ]
-
-Row = Mapping[str, Any]
 
 NAMES = {
     "z2cnn": "Z2CNN",

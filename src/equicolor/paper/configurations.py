@@ -22,7 +22,7 @@ from equicolor.models.registry import get_builder
 from equicolor.nn import set_algorithm
 from equicolor.reporting import tables as reporting
 from equicolor.reporting.progress import tracked
-from equicolor.results import write_results
+from equicolor.results import Row, write_results
 
 __all__ = [
     "BEYOND",
@@ -40,8 +40,6 @@ __all__ = [
     "summary",
     "table",
 ]
-
-Row = dict[str, Any]
 
 
 class PaperRow(NamedTuple):
@@ -243,7 +241,7 @@ def _rotations(row: Mapping[str, Any]) -> str:
     return f"{row['rotations']} hsv" if row["lifting"] == "hsv" else str(row["rotations"])
 
 
-def plot(rows: Sequence[Mapping[str, Any]]) -> Figure:
+def plot(rows: Sequence[Row]) -> Figure:
     """Executed multiply-accumulates in multiples of the plain network's, dense and cyclic.
 
     Example:
@@ -276,7 +274,7 @@ def _optional(number: float | None) -> str:
     return "" if number is None else f"{number:.2f}"
 
 
-def headline(rows: Sequence[Mapping[str, Any]]) -> str:
+def headline(rows: Sequence[Row]) -> str:
     """One sentence: ResNet-18, fully equivariant, against the plain one."""
     networks = {
         (row["ce_stages"], row["rotations"]): row for row in rows if row["model"] == "resnet18"

@@ -14,6 +14,7 @@ from equicolor.data.datasets import DATASETS
 from equicolor.devices import choose_device
 from equicolor.evaluation.diagnose import diagnose
 from equicolor.models.checkpoints import checkpoint_file, load_model, save_model
+from equicolor.results import Row
 from equicolor.training.finetuning import finetune_recipe
 from equicolor.training.fit import fit
 from equicolor.training.recipes import JITTER, TrainingRecipe
@@ -21,8 +22,6 @@ from equicolor.training.run_folder import origin_of, recipe_of_run
 from equicolor.training.run_options import RunOptions
 
 __all__ = ["rows"]
-
-Row = dict[str, Any]
 
 
 def rows(

@@ -1,6 +1,6 @@
 """What conversion does to a trained network, as a table and hue curves, from rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -9,10 +9,9 @@ from equicolor.evaluation.figures import Curve, hue_panels
 from equicolor.evaluation.hue_sweep import hue_shifts
 from equicolor.paper.classification_variants import dataset_title
 from equicolor.reporting.tables import Table
+from equicolor.results import Row
 
 __all__ = ["hue_figure", "table"]
-
-Row = Mapping[str, Any]
 
 # Seven colours and four kinds of dashes: 28 curves before one looks like another.
 _COLORS = ("#d55e00", "#0072b2", "#56b4e9", "#009e73", "#cc79a7", "#000000", "#e69f00")

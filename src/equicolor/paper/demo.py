@@ -32,7 +32,7 @@ from equicolor.paper.colormnist_variants import Variant
 from equicolor.reporting.html import Section, write_report
 from equicolor.reporting.progress import Words, say
 from equicolor.reporting.tables import Table
-from equicolor.results import provenance, write_results
+from equicolor.results import Row, provenance, write_results
 from equicolor.training.ensemble.runs import Recipe
 
 __all__ = ["EPOCHS", "MODELS", "REPORT", "SUMMARY", "Demo", "headline", "run", "table"]
@@ -62,7 +62,7 @@ class Demo:
     """
 
     data: ColorMNIST
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Row]
     curves: Mapping[str, Sequence[float]]
     parameters: Mapping[str, int]
     hue_images: int

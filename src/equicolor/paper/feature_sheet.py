@@ -1,7 +1,6 @@
 """Neuron features of a trained network as one picture (paper, Figure 5), and their hues."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -19,10 +18,9 @@ from equicolor.analysis.activations import Batches, images_of
 from equicolor.analysis.hue_rows import HueRows
 from equicolor.analysis.inspection.figures import photo_png, tiles
 from equicolor.analysis.unit_rows import MEASURED, by_selectivity, selective_channels, unit_rows
+from equicolor.results import Row
 
 __all__ = ["measure_and_draw", "sheet"]
-
-Row = dict[str, Any]
 
 
 def measure_and_draw(

@@ -22,6 +22,7 @@ from equicolor.devices import choose_device
 from equicolor.paper import colormnist
 from equicolor.paper.jobs import Outcome, Where
 from equicolor.reporting.progress import Words
+from equicolor.results import Row
 
 __all__ = [
     "convert",
@@ -34,7 +35,6 @@ __all__ = [
     "train_colormnist",
 ]
 
-Row = dict[str, Any]
 Settings = Mapping[str, Any]
 Before = tuple[Outcome, ...]
 

@@ -23,7 +23,7 @@ from rich.console import Console
 from equicolor._files import write_whole
 from equicolor.devices import choose_device
 from equicolor.reporting.progress import say
-from equicolor.results import read_results, write_results
+from equicolor.results import Row, read_results, write_results
 
 __all__ = [
     "JOBS",
@@ -37,8 +37,6 @@ __all__ = [
     "refuse_run",
     "run_job",
 ]
-
-Row = dict[str, Any]
 
 # What is in the folder of an experiment that was run: jobs, or runs and their rows.
 JOBS, RUNS, RESULTS = "jobs", "runs", "results.json"

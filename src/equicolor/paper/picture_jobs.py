@@ -14,13 +14,12 @@ from equicolor.data.datasets import DATASETS, find_dataset, load_dataset
 from equicolor.evaluation.hue_sweep import ACTIONS
 from equicolor.paper.jobs import Job, Store, digest
 from equicolor.paper.recipe_names import named_recipe
+from equicolor.results import Row
 from equicolor.training.recipes import TrainingRecipe, recipes
 from equicolor.training.run_folder import RunFolder
 from equicolor.training.run_options import RunOptions
 
 __all__ = ["Part", "Run", "parts_of", "plan", "settle"]
-
-Row = dict[str, Any]
 
 
 class Run(NamedTuple):

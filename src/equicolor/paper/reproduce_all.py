@@ -24,7 +24,7 @@ from equicolor.paper.registry import EXPERIMENTS, find_experiment
 from equicolor.paper.rows import merged
 from equicolor.paper.sections import Findings
 from equicolor.reporting.progress import say
-from equicolor.results import provenance, read_results, write_results
+from equicolor.results import Row, provenance, read_results, write_results
 
 __all__ = ["Reproduced", "reproduce_all", "state"]
 
@@ -176,7 +176,7 @@ def _write_results(
     written = []
     folder = output / all_report.RESULTS
     for name, listed in planned.items():
-        rows: list[Mapping[str, Any]] = [row for part in listed for row in part.rows(store) or []]
+        rows: list[Row] = [row for part in listed for row in part.rows(store) or []]
         if not rows:
             continue
         device = "cuda" if scope.cuda else "cpu"
@@ -198,7 +198,7 @@ def _write_results(
     return written
 
 
-def _fits(name: str, old: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> bool:
+def _fits(name: str, old: Mapping[str, Any], rows: Sequence[Row]) -> bool:
     """Whether an experiment shows an old row beside new ones, if it is about something else."""
     if name == "classification" or name in ABLATIONS:  # which tell settings apart
         return True

@@ -1,11 +1,10 @@
 """Rows of results from several files or calls: which are the same, and which contradict."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+
+from equicolor.results import Row
 
 __all__ = ["distinct", "identity", "merged"]
-
-Row = Mapping[str, Any]
 
 # What a row is about, of any experiment; the rest of it was measured.
 _IDENTITY = (
@@ -28,7 +27,7 @@ def identity(row: Row) -> tuple[str, ...]:
     return tuple(repr(row.get(name)) for name in _IDENTITY)
 
 
-def distinct(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def distinct(rows: Sequence[Row]) -> list[Row]:
     """Rows without those that come again.
 
     Args:
@@ -42,7 +41,7 @@ def distinct(rows: Sequence[Row]) -> list[dict[str, Any]]:
         >>> len(distinct([row, dict(row), row | {"seed": 1}]))
         2
     """
-    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    found: dict[tuple[str, ...], Row] = {}
     for row in rows:
         known = found.setdefault(identity(row), {})
         for name in known.keys() & row.keys():

@@ -3,7 +3,6 @@
 import dataclasses
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -29,10 +28,9 @@ from equicolor.paper.settings import alike, deviations
 from equicolor.reporting.figures import png
 from equicolor.reporting.html import Section
 from equicolor.reporting.tables import MISSING, Table
+from equicolor.results import Row
 
 __all__ = ["Findings", "heading", "rows_shown", "sections"]
-
-Row = Mapping[str, Any]
 
 
 class Findings:

@@ -2,8 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import matplotlib
 import numpy as np
@@ -20,10 +19,9 @@ from equicolor.paper.classification_variants import (
 from equicolor.paper.settings import alike, setting
 from equicolor.reporting.figures import as_it_is
 from equicolor.reporting.tables import MISSING, Table
+from equicolor.results import Row
 
 __all__ = ["gain_figure", "gains", "score", "table"]
-
-Row = Mapping[str, Any]
 
 _MARKERS = "osD^vPX"
 # About what the literature quotes for a plain ResNet's units on each dataset.

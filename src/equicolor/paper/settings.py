@@ -11,6 +11,7 @@ from typing import Any
 
 from equicolor._text import counted
 from equicolor.data.datasets import DATASETS
+from equicolor.results import Row
 from equicolor.training.recipes import TrainingRecipe, default_recipe
 
 __all__ = [
@@ -23,8 +24,6 @@ __all__ = [
     "setting",
     "titled",
 ]
-
-Row = Mapping[str, Any]
 
 # What may differ between runs of one network with one augmentation, beside the seed.
 _OF_RECIPES = (
