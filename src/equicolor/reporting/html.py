@@ -65,6 +65,8 @@ class Section:
         table: a table below the text.
         figure: a matplotlib figure, or the bytes of a PNG, below the table.
         caption: what the figure shows; it is also the picture's text for screen readers.
+        file: name of the figure's own file, without suffix. A section with a name and without a
+            figure says in its text why the figure cannot be drawn.
     """
 
     title: str
@@ -72,6 +74,7 @@ class Section:
     table: Table | None = None
     figure: Figure | bytes | None = None
     caption: str = ""
+    file: str = ""
 
 
 def render(
