@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from equicolor.cli.app import app
 from equicolor.conversion import convert
-from equicolor.evaluation.networks import load_network
 from equicolor.models import (
     CheckpointError,
     ce_resnet18,
@@ -28,7 +27,7 @@ from equicolor.models.checkpoints import read_class_names, read_config, read_ori
 from equicolor.models.registry import Origin
 from equicolor.paper.registry import EXPERIMENTS
 from equicolor.training.recipes import TrainingRecipe
-from equicolor.training.run_folder import RunFolder
+from equicolor.training.run_folder import RunFolder, recipe_of_run
 
 RESULTS = Path(__file__).parents[1] / "results"
 NETWORKS = (
@@ -149,7 +148,7 @@ def try_recipes(count: int, seed: int, folder: Path, evil: Path):
     def attempt(chance: random.Random) -> None:
         text = hostile.changed_text(recipe.to_json(), chance, evil)
         run.recipe.write_text(text, errors="replace")
-        assert load_network(run.path).origin
+        assert recipe_of_run(run.path) is not None
         run.check(recipe)
 
     return hostile.outcomes(count, seed, attempt)

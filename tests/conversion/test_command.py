@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.torch
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -14,6 +13,7 @@ from equicolor.cli.app import app
 from equicolor.conversion import command
 from equicolor.conversion.cost_report import NetworkCost
 from equicolor.models import load_model, save_model, z2cnn
+from equicolor.models.gray import GrayInput
 from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.run_folder import RunFolder
 
@@ -62,27 +62,20 @@ def toys(tmp_path):
     return tmp_path / "toys"
 
 
-def make_run(path, toys, *, older, **settings):
-    """The folder of a run; older ones held plain networks that knew nothing of their images."""
+def make_run(path, toys, *, gray=False, **settings):
+    """The folder of a run, as training leaves it."""
     recipe = TrainingRecipe(options={"width": 2}, dataset=str(toys), split_seed=3, **settings)
     path.mkdir()
     RunFolder(path).begin(recipe)
-    network = recipe.build(3)
-    if not older:
-        network.origin = recipe.origin
-    file = save_model(network, path / "model.safetensors")
-    if older:
-        with safetensors.safe_open(file, framework="pt") as opened:
-            header = {key: opened.metadata()[key] for key in ("format", "config")}
-        safetensors.torch.save_file(safetensors.torch.load_file(file), file, header)
+    network = GrayInput(recipe.build(3)) if gray else recipe.build(3)
+    network.origin = recipe.origin
+    save_model(network, path / "model.safetensors")
     return path
 
 
-@pytest.mark.parametrize(
-    ("older", "options", "cut"), [(False, [], (32, 40)), (True, ["--size", "48"], (48, 60))]
-)
-def test_both_are_judged_on_the_same_images(tmp_path, monkeypatch, toys, older, options, cut):
-    run = make_run(tmp_path / "run", toys, older=older, model="resnet18", size=32, resize=40)
+@pytest.mark.parametrize(("options", "cut"), [([], (32, 40)), (["--size", "48"], (48, 60))])
+def test_both_are_judged_on_the_same_images(tmp_path, monkeypatch, toys, options, cut):
+    run = make_run(tmp_path / "run", toys, model="resnet18", size=32, resize=40)
     output = tmp_path / "converted.safetensors"
     judged, counted = [], []
     diagnose = command.diagnose
@@ -108,8 +101,8 @@ def test_both_are_judged_on_the_same_images(tmp_path, monkeypatch, toys, older, 
     assert load_model(output).origin == (*cut, "toys", 3, "")  # `equicolor evaluate` finds the same
 
 
-def test_a_grey_run_stays_grey_though_its_older_file_does_not_say_so(tmp_path, toys):
-    run = make_run(tmp_path / "run", toys, older=True, model="z2cnn", size=28, resize=30, gray=True)
+def test_a_grey_run_stays_grey(tmp_path, toys):
+    run = make_run(tmp_path / "run", toys, model="z2cnn", size=28, resize=30, gray=True)
     output = tmp_path / "converted.safetensors"
     command.convert_source(run, output, rotations=2)
     network = load_model(output)

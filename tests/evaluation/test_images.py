@@ -14,7 +14,7 @@ from torch import nn
 from equicolor.data.datasets import load_dataset
 from equicolor.data.image_set import CorruptImageError
 from equicolor.data.root import MissingDataError
-from equicolor.evaluation import ForeignNetwork, hue_sweep
+from equicolor.evaluation import hue_sweep
 from equicolor.evaluation.diagnose import diagnose, load_subject
 from equicolor.evaluation.images import (
     Preparation,
@@ -25,8 +25,9 @@ from equicolor.evaluation.images import (
     match_classes,
     recipe_of_run,
 )
-from equicolor.evaluation.networks import GrayInput
-from equicolor.models import resnet18, resnet44, save_model
+from equicolor.models import load_model, resnet18, resnet44, save_model
+from equicolor.models.foreign import ForeignNetwork
+from equicolor.models.gray import GrayInput
 from equicolor.models.registry import Origin
 from equicolor.training.recipes import TrainingRecipe, default_recipe
 
@@ -62,7 +63,9 @@ def run_folder(tmp_path: Path, folder: Path) -> Path:
         seed=3,
     )
     run = tmp_path / "run"
-    save_model(recipe.build(3), run / "model.safetensors")
+    network = recipe.build(3)
+    network.origin = recipe.origin
+    save_model(network, run / "model.safetensors")
     (run / "recipe.json").write_text(recipe.to_json())
     return run
 
@@ -231,8 +234,6 @@ def test_a_run_knows_its_data(run_folder: Path) -> None:
 
 
 def test_a_run_matches_its_own_images_by_hand(run_folder: Path, folder: Path) -> None:
-    from equicolor.models import load_model
-
     network = load_model(run_folder / "model.safetensors")
     batches = load_batches(load_dataset(str(folder), "test"), Preparation(24, 28))
     by_hand = hue_sweep(network, batches, 5)
@@ -241,18 +242,16 @@ def test_a_run_matches_its_own_images_by_hand(run_folder: Path, folder: Path) ->
 
 
 def test_grey_runs_are_judged_grey(run_folder: Path, folder: Path) -> None:
-    recipe = recipe_of_run(run_folder)
-    assert recipe is not None
-    (run_folder / "recipe.json").write_text(dataclasses.replace(recipe, gray=True).to_json())
+    plain = load_model(run_folder / "model.safetensors")
+    network = GrayInput(plain).eval()
+    save_model(network, run_folder / "model.safetensors")
     found = diagnose(run_folder, shifts=5, actions=["hsv"], console=QUIET)
     assert found.facts["model"] == "resnet44-gray"
-    from equicolor.models import load_model
-
-    network = GrayInput(load_model(run_folder / "model.safetensors"))
     batches = load_batches(load_dataset(str(folder), "test"), Preparation(24, 28))
     # Images are shifted in colour, and what the network sees is grey.
     assert torch.equal(found.sweeps["hsv"].correct, hue_sweep(network, batches, 5).correct)
     (run_folder / "recipe.json").unlink()
+    save_model(plain, run_folder / "model.safetensors")
     again = diagnose(
         run_folder, folder, gray=True, size=24, resize=28, shifts=5, actions=["hsv"], console=QUIET
     )
@@ -287,7 +286,9 @@ def test_no_training_image_is_tested_on(
     monkeypatch.chdir(tmp_path)
     recipe = TrainingRecipe("resnet44", {"width": 4}, dataset="shapes", split_seed=5, size=24,
                             resize=28)  # fmt: skip
-    save_model(recipe.build(2), tmp_path / "run" / "model.safetensors")
+    network = recipe.build(2)
+    network.origin = recipe.origin
+    save_model(network, tmp_path / "run" / "model.safetensors")
     (tmp_path / "run" / "recipe.json").write_text(recipe.to_json())
     trained_on = set(load_dataset("shapes", "train", seed=5).files)
     data = {"absolute": str(tmp_path / "shapes"), "Path": Path("shapes")}.get(spelling, spelling)

@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from equicolor.evaluation import GrayInput
 from equicolor.models import CheckpointError, load_model
-from equicolor.models.export import find_model
+from equicolor.models.gray import GrayInput
+from equicolor.models.loading import find_model
 from equicolor.training import fit as fitting
 from equicolor.training import task as tasks
 from equicolor.training.finetuning import finetune_recipe

@@ -13,11 +13,12 @@ from torch import nn
 import equicolor
 from equicolor.color import shift_hue
 from equicolor.conversion import ConversionError, ConvertedNetwork, Source, adapt, convert
-from equicolor.evaluation import ForeignNetwork, load_network
 from equicolor.evaluation.images import choose_preparation
-from equicolor.evaluation.networks import network_facts
 from equicolor.models import CheckpointError, load_model, save_model
+from equicolor.models.facts import network_facts
+from equicolor.models.foreign import ForeignNetwork
 from equicolor.models.heads import with_classes
+from equicolor.models.loading import load_network
 from equicolor.nn import fold
 from equicolor.nn.batched import BatchedCEConv2d
 from equicolor.training.finetuning import finetune_recipe

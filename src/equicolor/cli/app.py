@@ -222,7 +222,7 @@ def export(
 ) -> None:
     """Export a network to plain convolutions, and verify the file before keeping it."""
     from equicolor.models.export import export as export_model
-    from equicolor.models.export import find_model
+    from equicolor.models.loading import find_model
 
     network, trained = find_model(model)
     size = network.image_size if input_size is None else input_size

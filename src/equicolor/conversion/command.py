@@ -13,10 +13,10 @@ from equicolor.data.datasets import find_dataset, load_dataset
 from equicolor.evaluation.diagnose import diagnose
 from equicolor.evaluation.evaluate import Evaluation
 from equicolor.evaluation.images import choose_preparation
-from equicolor.evaluation.networks import load_network
 from equicolor.models.checkpoint_files import WEIGHTS
 from equicolor.models.checkpoints import load_model, save_model
 from equicolor.models.foreign import LIBRARIES
+from equicolor.models.loading import load_network
 from equicolor.models.registry import Network
 from equicolor.nn import fold
 from equicolor.reporting.tables import Table
@@ -76,7 +76,7 @@ def convert_source(
     """Convert a network by name, write it, and count what it costs.
 
     Args:
-        source: see :func:`equicolor.evaluation.load_network`.
+        source: see :func:`equicolor.models.loading.load_network`.
         output: the checkpoint to write.
         pretrained: load the weights that timm or torchvision offer.
         size: height and width of the images; by default those the network was trained on, or made

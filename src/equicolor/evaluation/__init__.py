@@ -9,21 +9,17 @@ from equicolor.evaluation.metrics import (
     per_class_accuracy,
     reliability,
 )
-from equicolor.evaluation.networks import ForeignNetwork, GrayInput, load_network
 
 __all__ = [
     "ACTIONS",
     "ClassChange",
     "Evaluation",
-    "ForeignNetwork",
-    "GrayInput",
     "HueSweep",
     "Reliability",
     "accuracy",
     "evaluate",
     "hue_shifts",
     "hue_sweep",
-    "load_network",
     "negative_log_likelihood",
     "per_class_accuracy",
     "reliability",

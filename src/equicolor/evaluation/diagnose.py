@@ -25,7 +25,8 @@ from equicolor.evaluation.images import (
     some_images,
     try_images,
 )
-from equicolor.evaluation.networks import GrayInput, load_network
+from equicolor.models.gray import GrayInput
+from equicolor.models.loading import load_network
 from equicolor.models.registry import Network, Origin
 from equicolor.reporting.progress import counting, say
 from equicolor.training.recipes import chosen_precision
@@ -95,7 +96,7 @@ def load_subject(
     What can be known to be wrong is found out before images are decoded.
 
     Args:
-        network: see :func:`equicolor.evaluation.load_network`.
+        network: see :func:`equicolor.models.loading.load_network`.
         data: a name of :data:`equicolor.data.datasets.DATASETS` or a folder of class folders;
             by default what the network was trained on, as far as its run or its file says that.
         split: ``"test"`` or ``"train"``.

@@ -17,7 +17,7 @@ from equicolor.evaluation.hue_sweep import (
     hue_shifts,
     sweep_actions,
 )
-from equicolor.evaluation.networks import network_facts
+from equicolor.models.facts import network_facts
 
 __all__ = ["ClassChange", "Evaluation", "evaluate"]
 

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from equicolor.evaluation.evaluate import Evaluation
-from equicolor.evaluation.networks import network_title
+from equicolor.models.facts import network_title
 from equicolor.reporting.figures import as_it_is, draw_hues
 
 __all__ = ["ACTION_NAMES", "Curve", "evaluation_figure", "hue_panels", "spread"]

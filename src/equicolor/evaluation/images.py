@@ -14,8 +14,9 @@ from equicolor.data.decoded import decode
 from equicolor.data.image_set import ImageSet
 from equicolor.data.loaders import ResidentLoader, StreamingLoader, choose_data_path
 from equicolor.evaluation.hue_sweep import Batches
-from equicolor.evaluation.networks import ForeignNetwork, network_facts
 from equicolor.models import Network
+from equicolor.models.facts import network_facts
+from equicolor.models.foreign import ForeignNetwork
 from equicolor.models.registry import Origin, usual_resize
 from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.run_folder import recipe_of_run

@@ -11,7 +11,7 @@ from torch import Tensor
 from equicolor._files import output_folder, refuse_files, write_whole
 from equicolor.evaluation.evaluate import PREFIX, Evaluation
 from equicolor.evaluation.figures import ACTION_NAMES, evaluation_figure
-from equicolor.evaluation.networks import network_title
+from equicolor.models.facts import network_title
 from equicolor.reporting.figures import png
 from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import write_results

@@ -19,12 +19,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from equicolor import _checks
-from equicolor.models.checkpoints import checkpoint_file, load_model
-from equicolor.models.registry import Network, create_model, list_models
 from equicolor.nn.folding.fold import PLAIN_FORMS, fold
 from equicolor.nn.folding.trace import refuse_custom_modules
 
-__all__ = ["FORMATS", "ExportError", "ExportReport", "export", "find_model"]
+__all__ = ["FORMATS", "ExportError", "ExportReport", "export"]
 
 FORMATS = ("onnx", "torchscript", "exported-program")
 _SUFFIXES = {".onnx": "onnx", ".pt": "torchscript", ".pt2": "exported-program"}
@@ -127,27 +125,6 @@ def export(
         for file in Path(aside).iterdir():
             file.replace(path.parent / file.name)
     return ExportReport(path, to, error, operations)
-
-
-def find_model(name_or_path: str) -> tuple[Network, bool]:
-    """The network of a checkpoint, or one of a registered name with random weights.
-
-    Args:
-        name_or_path: a file of :func:`equicolor.models.save_model`, the folder of a training
-            run, or a name of :func:`equicolor.models.list_models`.
-
-    Returns:
-        The network in eval mode, and whether its weights come from a file.
-
-    Example:
-        >>> network, trained = find_model("z2cnn")
-        >>> network.config["model"], trained
-        ('z2cnn', False)
-    """
-    path = checkpoint_file(name_or_path)
-    if path.is_file() or (path.suffix and name_or_path not in list_models()):
-        return load_model(path), True
-    return create_model(name_or_path).eval(), False
 
 
 Run = Callable[[Tensor], Tensor]

@@ -30,7 +30,7 @@ class GrayInput(Network):
         self.network = network
         self.image_size = getattr(network, "image_size", self.image_size)
         if isinstance(network, Network):
-            self.class_names = network.class_names
+            self.class_names, self.origin = network.class_names, network.origin
             if network.config:
                 self.config = {**network.config, "gray": True}
 

@@ -249,8 +249,8 @@ def _network_and_pictures(
     """The network of a run and its test pictures, on the device, and what to compute in."""
     from equicolor.data.datasets import load_dataset
     from equicolor.data.decoded import default_cache
-    from equicolor.evaluation import load_network
     from equicolor.evaluation.images import choose_preparation, load_batches, recipe_of_run
+    from equicolor.models.loading import load_network
 
     device = choose_device(where.device)
     recipe = recipe_of_run(run.folder)

@@ -29,11 +29,12 @@ from equicolor._packages import how_to_install
 from equicolor._text import counted, enumerated
 from equicolor.data.epochs import Epochs
 from equicolor.data.listing import Listing, list_images
-from equicolor.evaluation import GrayInput, evaluate
+from equicolor.evaluation import evaluate
 from equicolor.evaluation.images import try_images
 from equicolor.models import Network, save_model
 from equicolor.models.checkpoint_files import WEIGHTS, CheckpointError, one_line
 from equicolor.models.checkpoints import read_config
+from equicolor.models.gray import GrayInput
 from equicolor.reporting.progress import counting, say
 from equicolor.results import read_rows, write_results
 from equicolor.training.checkpoint import REMEDY, EpochCheckpoint, SafeCheckpointIO

@@ -33,7 +33,7 @@ from equicolor.analysis.unit_rows import MEASURED, by_selectivity, selective_cha
 from equicolor.evaluation.diagnose import Subject, judge
 from equicolor.evaluation.evaluate import Evaluation
 from equicolor.evaluation.images import count_outputs, match_classes
-from equicolor.evaluation.networks import network_facts
+from equicolor.models.facts import network_facts
 from equicolor.reporting.progress import counting
 
 __all__ = ["Inspection", "Sheet", "inspect"]

@@ -9,8 +9,8 @@ from equicolor.analysis.inspection import figures
 from equicolor.analysis.inspection.inspect import Inspection, Sheet
 from equicolor.analysis.unit_rows import SELECTIVE
 from equicolor.evaluation.figures import evaluation_figure
-from equicolor.evaluation.networks import network_title
 from equicolor.evaluation.report import class_table, summary_table
+from equicolor.models.facts import network_title
 from equicolor.reporting.html import Section, write_report
 from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import provenance, write_results

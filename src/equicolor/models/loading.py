@@ -1,24 +1,21 @@
-"""Networks to judge: our checkpoints, other libraries' networks, and the user's own."""
+"""Load a network by name or path: our checkpoints, other libraries' networks, a user's own."""
 
 import importlib.util
 import sys
 import traceback
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-from equicolor.models import Network, list_models, load_model
 from equicolor.models.checkpoint_files import WEIGHTS
+from equicolor.models.checkpoints import checkpoint_file, load_model
 from equicolor.models.foreign import LIBRARIES, ForeignNetwork, load_foreign
 from equicolor.models.gray import GrayInput
-from equicolor.training.run_folder import recipe_of_run
+from equicolor.models.registry import Network, create_model, list_models
 
-__all__ = ["ForeignNetwork", "GrayInput", "load_network", "network_facts", "network_title"]
+__all__ = ["find_model", "load_network"]
 
-_FACTS = ("model", "rotations", "lifting", "ce_stages", "width", "coset_pool")
 _FORMS = (
     f"a checkpoint of equicolor, a folder that holds {WEIGHTS}, timm:NAME, torchvision:NAME, "
     "or path/to/file.py:function"
@@ -43,7 +40,7 @@ def load_network(
         device: where to put it.
 
     Returns:
-        The network; one that is not ours is wrapped in :class:`ForeignNetwork`.
+        The network; one that is not ours is wrapped in a ``ForeignNetwork``.
 
     Example:
         >>> import tempfile
@@ -66,69 +63,29 @@ def load_network(
     elif file.endswith(".py"):
         network = _from_file(Path(file), function)
     else:
-        loaded = load_model(_checkpoint(Path(text)))
-        recipe = recipe_of_run(text)
-        if recipe is not None:  # older files know neither themselves
-            if recipe.gray and not isinstance(loaded, GrayInput):
-                loaded = GrayInput(loaded)
-            loaded.origin = recipe.origin
-        network = loaded
+        network = load_model(_checkpoint(Path(text)))
     return network.to(device).eval()
 
 
-def network_facts(network: nn.Module) -> dict[str, Any]:
-    """What the rows of a result file say about a network.
-
-    Returns:
-        ``model``, ``rotations``, ``lifting``, ``ce_stages``, ``width`` (of the first stage) and
-        ``coset_pool``; None where it has none, and ``"none"`` where hues are not pooled over.
-
-    Example:
-        >>> from equicolor.models import ce_resnet18
-        >>> list(network_facts(ce_resnet18(102, rotations=12, lifting="hsv")).values())
-        ['ce_resnet18', 12, 'hsv', 4, 41, 'max']
-    """
-    if isinstance(network, GrayInput):
-        inner = network_facts(network.network)
-        return inner | {"model": f"{inner['model']}-gray"}
-    facts: dict[str, Any] = dict.fromkeys(_FACTS)
-    if not isinstance(network, Network):
-        name = network.name if isinstance(network, ForeignNetwork) else type(network).__name__
-        return facts | {"model": name}
-    config = network.config
-    rotations, pool = config.get("rotations", 1), config.get("coset_pool", "none")
-    facts["rotations"] = rotations
-    if rotations > 1:
-        facts |= {"lifting": config.get("lifting"), "coset_pool": pool or "none"}
-    if "source" in config:
-        return facts | {"model": f"converted {config['source'].partition(':')[2]}"}
-    width = config.get("width")
-    return facts | {
-        "model": config.get("model", type(network).__name__),
-        "ce_stages": config.get("ce_stages"),
-        "width": width[0] if isinstance(width, (list, tuple)) else width,
-    }
-
-
-def network_title(facts: Mapping[str, Any]) -> str:
-    """Which network on which dataset, for tables, figures and pages.
+def find_model(name_or_path: str) -> tuple[Network, bool]:
+    """The network of a checkpoint, or one of a registered name with random weights.
 
     Args:
-        facts: of :func:`network_facts`, and the ``run`` and ``dataset`` if there are any.
+        name_or_path: a file of :func:`equicolor.models.save_model`, the folder of a training
+            run, or a name of :func:`equicolor.models.list_models`.
+
+    Returns:
+        The network in eval mode, and whether its weights come from a file.
 
     Example:
-        >>> facts = {"model": "ce_resnet18", "rotations": 12, "lifting": "hsv"}
-        >>> network_title(facts | {"run": "my-run", "dataset": "flowers102"})
-        'ce_resnet18, n = 12, hsv lifting (my-run) on flowers102'
-        >>> network_title({"model": "z2cnn", "rotations": 1})
-        'z2cnn'
+        >>> network, trained = find_model("z2cnn")
+        >>> network.config["model"], trained
+        ('z2cnn', False)
     """
-    parts = [facts["model"]]
-    if (facts.get("rotations") or 1) > 1:
-        parts += [f"n = {facts['rotations']}", f"{facts['lifting']} lifting"]
-    run = f" ({facts['run']})" if facts.get("run") else ""
-    where = f" on {facts['dataset']}" if facts.get("dataset") else ""
-    return f"{', '.join(parts)}{run}{where}"
+    path = checkpoint_file(name_or_path)
+    if path.is_file() or (path.suffix and name_or_path not in list_models()):
+        return load_model(path), True
+    return create_model(name_or_path).eval(), False
 
 
 def _checkpoint(path: Path) -> Path:

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equicolor.evaluation import ForeignNetwork, GrayInput, load_network
-from equicolor.evaluation.networks import network_facts
 from equicolor.models import CheckpointError, cecnn, foreign, resnet18, save_model, z2cnn
+from equicolor.models.facts import network_facts
+from equicolor.models.foreign import ForeignNetwork
+from equicolor.models.gray import GrayInput
+from equicolor.models.loading import load_network
 
 USER_FILE = """
 import torch

@@ -1,0 +1,69 @@
+"""What result files, tables and figures say about a network."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from equicolor.models.foreign import ForeignNetwork
+from equicolor.models.gray import GrayInput
+from equicolor.models.registry import Network
+
+__all__ = ["network_facts", "network_title"]
+
+_FACTS = ("model", "rotations", "lifting", "ce_stages", "width", "coset_pool")
+
+
+def network_facts(network: nn.Module) -> dict[str, Any]:
+    """What the rows of a result file say about a network.
+
+    Returns:
+        ``model``, ``rotations``, ``lifting``, ``ce_stages``, ``width`` (of the first stage) and
+        ``coset_pool``; None where it has none, and ``"none"`` where hues are not pooled over.
+
+    Example:
+        >>> from equicolor.models import ce_resnet18
+        >>> list(network_facts(ce_resnet18(102, rotations=12, lifting="hsv")).values())
+        ['ce_resnet18', 12, 'hsv', 4, 41, 'max']
+    """
+    if isinstance(network, GrayInput):
+        inner = network_facts(network.network)
+        return inner | {"model": f"{inner['model']}-gray"}
+    facts: dict[str, Any] = dict.fromkeys(_FACTS)
+    if not isinstance(network, Network):
+        name = network.name if isinstance(network, ForeignNetwork) else type(network).__name__
+        return facts | {"model": name}
+    config = network.config
+    rotations, pool = config.get("rotations", 1), config.get("coset_pool", "none")
+    facts["rotations"] = rotations
+    if rotations > 1:
+        facts |= {"lifting": config.get("lifting"), "coset_pool": pool or "none"}
+    if "source" in config:
+        return facts | {"model": f"converted {config['source'].partition(':')[2]}"}
+    width = config.get("width")
+    return facts | {
+        "model": config.get("model", type(network).__name__),
+        "ce_stages": config.get("ce_stages"),
+        "width": width[0] if isinstance(width, (list, tuple)) else width,
+    }
+
+
+def network_title(facts: Mapping[str, Any]) -> str:
+    """Which network on which dataset, for tables, figures and pages.
+
+    Args:
+        facts: of :func:`network_facts`, and the ``run`` and ``dataset`` if there are any.
+
+    Example:
+        >>> facts = {"model": "ce_resnet18", "rotations": 12, "lifting": "hsv"}
+        >>> network_title(facts | {"run": "my-run", "dataset": "flowers102"})
+        'ce_resnet18, n = 12, hsv lifting (my-run) on flowers102'
+        >>> network_title({"model": "z2cnn", "rotations": 1})
+        'z2cnn'
+    """
+    parts = [facts["model"]]
+    if (facts.get("rotations") or 1) > 1:
+        parts += [f"n = {facts['rotations']}", f"{facts['lifting']} lifting"]
+    run = f" ({facts['run']})" if facts.get("run") else ""
+    where = f" on {facts['dataset']}" if facts.get("dataset") else ""
+    return f"{', '.join(parts)}{run}{where}"
