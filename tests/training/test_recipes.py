@@ -10,7 +10,15 @@ import torch
 
 from equicolor.data.datasets import DATASETS
 from equicolor.models.registry import Origin
-from equicolor.training.recipes import TrainingRecipe, default_recipe, find_recipe, recipes
+from equicolor.training.recipes import (
+    COMPARED_KEYS,
+    ROW_KEYS,
+    UNPUBLISHED_KEYS,
+    TrainingRecipe,
+    default_recipe,
+    find_recipe,
+    recipes,
+)
 
 SMALL = ("cifar10", "cifar100")
 ALL = recipes()
@@ -98,12 +106,18 @@ def test_operations_of_augmix() -> None:
     assert TrainingRecipe().augmentation.augmix is None
 
 
-def test_older_recipes_are_read() -> None:
-    for older, now in ((True, "original"), (False, "")):
-        text = json.dumps({"model": "resnet18", "augmix": older})
-        recipe = TrainingRecipe.from_json(text)
-        assert recipe == TrainingRecipe(augmix=now)
-        assert recipe.differences(TrainingRecipe(augmix=now)) == []
+def test_rows_and_their_keys_follow_from_the_fields() -> None:
+    recipe = TrainingRecipe(jitter=0.25, epochs=7, finetune="runs/first/model.safetensors")
+    row = recipe.row()
+    assert set(row) == set(ROW_KEYS)
+    assert (row["augmentation"], row["epochs"], row["finetuned"]) == ("jitter 0.25", 7, "first")
+    assert set(COMPARED_KEYS) == set(ROW_KEYS) - {"augmentation", "resize", "seed"}
+    assert set(UNPUBLISHED_KEYS) == {"split_seed", "precision"}
+    # Every field is told, but for those that decide nothing or that the network tells.
+    silent = {"model", "options", "dataset", "finetune", "finetune_digest", "gray", "compile"}
+    mixed = {"jitter", "augmix", "js"}  # the augmentation
+    fields = {field.name for field in dataclasses.fields(TrainingRecipe)}
+    assert fields - silent - mixed == set(ROW_KEYS) - {"augmentation", "finetuned"}
 
 
 def test_folders_are_stored_by_their_absolute_path(
@@ -195,17 +209,17 @@ def test_networks_of_small_images_get_them() -> None:
         ({"optimizer": "lion"}, "optimizer must be one of 'adam', 'adamw', 'sgd'; got 'lion'"),
         ({"schedule": "step"}, "schedule must be one of 'onecycle', 'cosine'"),
         ({"precision": "16"}, "precision must be one of 'bf16', '32'; got '16'"),
-        ({"lr": float("nan")}, "lr must be positive, got nan"),
-        ({"lr": 0.0}, "lr must be positive"),
+        ({"lr": float("nan")}, "lr must be finite, got nan"),
+        ({"lr": 0.0}, "lr must be greater than 0"),
         ({"clip": -1.0}, "clip must be at least 0, got -1"),
-        ({"ema": 1.0}, r"ema must lie in \[0, 1\), got 1.0"),
-        ({"jitter": 0.7}, r"jitter must lie in \[0, 0.5\]"),
+        ({"ema": 1.0}, "ema must be less than 1, got 1.0"),
+        ({"jitter": 0.7}, "jitter must be at most 0.5"),
         ({"js": True}, "needs augmix"),
         ({"augmix": "colour"}, "augmix must be one of '', 'original', 'full'; got 'colour'"),
-        ({"seed": -1}, r"seed must be a whole number in \[0, 4294967295\], got -1"),
-        ({"seed": 2**32}, "seed must be a whole number"),
-        ({"seed": 1.5}, "seed must be a whole number"),
-        ({"split_seed": -3}, "split_seed must be a whole number"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"seed": 2**32}, "seed must be at most 4,294,967,295"),
+        ({"seed": 1.5}, "seed must be an int, got float"),
+        ({"split_seed": -3}, "split_seed must be at least 0"),
         ({"size": 300}, "resize must be at least size=300"),
         ({"size": 32_000, "resize": 36_571}, "resize must be at most 32,768, got 36571"),
         ({"crop": "centre"}, "crop must be one of 'resized', 'padded'; got 'centre'"),

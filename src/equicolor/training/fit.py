@@ -32,7 +32,7 @@ from equicolor.data.listing import Listing, list_images
 from equicolor.evaluation import evaluate
 from equicolor.evaluation.images import try_images
 from equicolor.models import Network, save_model
-from equicolor.models.checkpoint_files import WEIGHTS, CheckpointError, one_line
+from equicolor.models.checkpoint_files import CheckpointError, one_line
 from equicolor.models.checkpoints import read_config
 from equicolor.models.gray import GrayInput
 from equicolor.reporting.progress import counting, say
@@ -49,11 +49,6 @@ from equicolor.training.task import ClassificationTask
 
 __all__ = ["Fit", "RunOptions", "check_network", "fit"]
 
-# What a row says of the recipe, beside the network and the augmentation.
-_TOLD = (
-    "seed", "split_seed", "size", "resize", "epochs", "batch_size", "optimizer", "lr",
-    "weight_decay", "schedule", "label_smoothing", "clip", "ema", "precision",
-)  # fmt: skip
 _PRECISIONS = {"bf16": "bf16-mixed", "32": "32-true"}
 
 
@@ -467,9 +462,7 @@ def _judge(
     shown = sum(float(row["images_per_second"]) * float(row["seconds"]) for row in epochs)
     facts = {
         "dataset": data.test.name,
-        "augmentation": recipe.augmentation_name,
-        **{name: getattr(recipe, name) for name in _TOLD},
-        **({} if recipe.finetune is None else {"finetuned": _origin_name(recipe.finetune)}),
+        **recipe.row(),
         "train_seconds": round(seconds, 1),
         "images_per_second": round(shown / max(seconds, 1e-9), 1),
         **warned,
@@ -486,9 +479,3 @@ def _judge(
             facts=facts,
         )
     return found.rows()[0]
-
-
-def _origin_name(path: str) -> str:
-    """What a fine-tune began from: the name of the run, or that of a file from elsewhere."""
-    place = Path(path)
-    return place.parent.name if place.name == WEIGHTS else place.name

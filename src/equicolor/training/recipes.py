@@ -9,7 +9,6 @@ import dataclasses
 import difflib
 import functools
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from equicolor import _checks
 from equicolor.data.augment import Augmentation
 from equicolor.data.augmix import AugMix
 from equicolor.data.datasets import DATASETS, canonical_dataset, find_dataset
+from equicolor.models.checkpoint_files import WEIGHTS
 from equicolor.models.registry import (
     Network,
     Origin,
@@ -28,54 +28,33 @@ from equicolor.models.registry import (
     get_builder,
     usual_resize,
 )
+from equicolor.training.fields import check, setting, settings
 from equicolor.training.pretrained import load_pretrained
 
 __all__ = [
-    "TrainingRecipe", "chosen_precision", "default_recipe", "find_recipe", "recipes",
-    "usual_precision",
+    "COMPARED_KEYS", "ROW_KEYS", "UNPUBLISHED_KEYS", "TrainingRecipe", "chosen_precision",
+    "default_recipe", "find_recipe", "recipes", "usual_precision",
 ]  # fmt: skip
 
-OPTIMIZERS = ("adam", "adamw", "sgd")
-SCHEDULES = ("onecycle", "cosine", "constant")
-PRECISIONS = ("bf16", "32")
-AUGMIXES = ("", "original", "full")
 SEEDS = 2**32 - 1  # the largest: random numbers are a function of 32 bits of it
 JITTER = 0.5  # turns: the whole circle, as in the paper
+PRECISIONS = ("bf16", "32")
+
+_image = functools.partial(setting, panel="Images")
+_augmentation = functools.partial(_image, row="augmentation", compared=False)
 
 
 @dataclass(frozen=True)
 class TrainingRecipe:
     """Everything that decides what a training run learns; the defaults are the paper's.
 
+    A field describes itself, see :class:`equicolor.training.fields.Setting`. Its option of
+    ``equicolor train``, its check, its key in result rows and its part of folder names follow.
+
     Attributes:
         model: a name of :func:`equicolor.models.list_models`.
         options: the builder's arguments beside ``num_classes``.
         dataset: a name, or the path of a folder of class folders, which is made absolute.
-        split_seed: of the split, for datasets that come without one.
-        size: height and width of the images.
-        crop: ``"resized"`` (random area and ratio) or ``"padded"`` (shifted, for small images).
-        resize: the short side of test images before their centre is cropped; larger
-            images are made so small in training too.
-        flip: mirror half of the images.
-        jitter: hue jitter in turns, drawn per image from ±jitter.
-        gray: feed the mean of the channels.
-        augmix: AugMix with its authors' settings: ``"original"`` with their operations, ``"full"``
-            also with those that change colour, contrast, brightness and sharpness; or ``""``.
-            True is ``"original"``, as in older recipes.
-        js: with AugMix, the Jensen-Shannon loss over three views.
-        epochs, batch_size: of training; the batch is that of all processes together.
-        optimizer: ``"adam"``, ``"adamw"`` or ``"sgd"`` (Nesterov momentum 0.9). With
-            ``"onecycle"`` torch's default also moves the momentum, and Adam's first beta, from
-            0.95 down to 0.85 while the learning rate rises, and back.
-        lr, weight_decay: of the optimizer; ``lr`` is the highest of the schedule.
-        schedule: ``"onecycle"``, ``"cosine"`` or ``"constant"``, updated every step.
-        label_smoothing: probability spread over all classes.
-        clip: largest norm of the gradient; 0 for none.
-        ema: decay of an exponential average of the weights, which is then what is kept and
-            judged; 0 for none.
-        precision: ``"bf16"`` (mixed) or ``"32"``.
-        compile: use ``torch.compile``.
-        seed: of initialisation, order and augmentation.
         finetune: the checkpoint to begin from, or the folder of a run; its path is made absolute.
             ``model`` is then the checkpoint's, and there are no options. None draws the network.
         finetune_digest: of the network in that checkpoint, so that another one under the same
@@ -90,29 +69,93 @@ class TrainingRecipe:
     model: str = "resnet18"
     options: dict[str, Any] = field(default_factory=dict)
     dataset: str = "flowers102"
-    split_seed: int = 0
-    size: int = 224
-    crop: str = "resized"
-    resize: int = 256
-    flip: bool = True
-    jitter: float = 0.0
-    gray: bool = False
-    augmix: str = ""
-    js: bool = False
-    epochs: int = 200
-    batch_size: int = 256
-    optimizer: str = "adam"
-    lr: float = 1e-3
-    weight_decay: float = 1e-5
-    schedule: str = "onecycle"
-    label_smoothing: float = 0.0
-    clip: float = 0.0
-    ema: float = 0.0
-    precision: str = "bf16"
-    compile: bool = False
-    seed: int = 0
     finetune: str | None = None
     finetune_digest: str = ""
+
+    # "resized" crops have a random area and ratio. "padded" ones are shifted, for small images.
+    crop: str = setting("resized", choices=("resized", "padded"))
+    # The short side of test images before their centre is cropped. Larger training images are
+    # made so small, too.
+    resize: int = setting(256, at_least=1, at_most=_checks.MOST["resize"], compared=False)
+    flip: bool = setting(True)
+    jitter: float = _augmentation(
+        0.0, "Hue jitter in turns; 0.5 is any hue.", at_least=0, at_most=0.5
+    )
+    gray: bool = _image(False, "Train on grey.", row=None, compared=False)
+    # AugMix with the operations of its authors, or in full.
+    augmix: str = _augmentation(
+        "",
+        choices=("", "original", "full"),
+        flags={
+            "augmix": ("original", "Mix in AugMix."),
+            "augmix_full": ("full", "AugMix with operations that change colour, too."),
+        },
+    )
+    js: bool = _augmentation(False, "AugMix's Jensen-Shannon loss.")
+    epochs: int = setting(
+        200, "Times through the images.", at_least=1, at_most=_checks.MOST["epochs"]
+    )
+    size: int = _image(
+        224,
+        "Height and width of the images.",
+        usual="224; 32 for CIFAR; the network's to finetune",
+        at_least=1,
+        at_most=_checks.MOST["size"],
+    )
+    batch_size: int = setting(
+        256,
+        "Of all devices together.",
+        usual="256; the run's to finetune",
+        at_least=1,
+        at_most=_checks.MOST["batch_size"],
+        short="batch",
+    )
+    # With "onecycle" torch also moves the momentum, and Adam's first beta, from 0.95 down to
+    # 0.85 while the learning rate rises, and back.
+    optimizer: str = setting(
+        "adam",
+        "adam, adamw or sgd (Nesterov momentum, of 0.9).",
+        choices=("adam", "adamw", "sgd"),
+    )
+    lr: float = setting(1e-3, "Highest learning rate.", above=0)
+    weight_decay: float = setting(1e-5, "Of all parameters.", at_least=0, short="wd")
+    schedule: str = setting(
+        "onecycle",
+        "onecycle (of the momentum, too), cosine or constant.",
+        choices=("onecycle", "cosine", "constant"),
+    )
+    label_smoothing: float = setting(
+        0.0, "Probability spread over all classes.", at_least=0, at_most=1, short="smooth"
+    )
+    ema: float = setting(
+        0.0, "Keep an average of the weights, of this decay.", usual="none", at_least=0, below=1
+    )
+    clip: float = setting(0.0, "Largest norm of the gradient.", usual="none", at_least=0)
+    split_seed: int = _image(
+        0,
+        "Of the split, where a dataset comes without one.",
+        usual="0; the run's to finetune",
+        at_least=0,
+        at_most=SEEDS,
+        published=False,
+        short="split",
+    )
+    precision: str = setting(
+        "bf16",
+        "bf16 or 32.",
+        usual="bf16 on a GPU, else 32",
+        choices=PRECISIONS,
+        published=False,
+    )
+    compile: bool = setting(False, "Use torch.compile.", decides=False)
+    seed: int = setting(
+        0,
+        "Of everything random.",
+        usual="0; the run's to finetune",
+        at_least=0,
+        at_most=SEEDS,
+        compared=False,
+    )
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained, before anything is loaded."""
@@ -120,8 +163,7 @@ class TrainingRecipe:
         if self.finetune is not None:
             path = Path(self.finetune).expanduser().resolve()
             object.__setattr__(self, "finetune", str(path))
-        older: dict[object, str] = {True: "original", False: ""}
-        object.__setattr__(self, "augmix", older.get(self.augmix, self.augmix))
+        check(self)
         get_builder(self.model)
         if "num_classes" in self.options:
             raise ValueError("num_classes is the dataset's: it does not belong into the options")
@@ -130,31 +172,28 @@ class TrainingRecipe:
                 f"a checkpoint comes with its options: finetune takes none, got "
                 f"{', '.join(self.options)}"
             )
-        for name in ("epochs", "batch_size", "size", "resize"):
-            _checks.positive_int(name, getattr(self, name))
-        for name in ("seed", "split_seed"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= SEEDS:
-                raise ValueError(f"{name} must be a whole number in [0, {SEEDS}], got {value!r}")
-        _checks.one_of("crop", self.crop, ("resized", "padded"))
-        _checks.one_of("augmix", self.augmix, AUGMIXES)
-        _checks.one_of("optimizer", self.optimizer, OPTIMIZERS)
-        _checks.one_of("schedule", self.schedule, SCHEDULES)
-        _checks.one_of("precision", self.precision, PRECISIONS)
-        if not (math.isfinite(self.lr) and self.lr > 0):
-            raise ValueError(f"lr must be positive, got {self.lr}")
-        for name in ("weight_decay", "clip"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must be at least 0, got {value}")
-        _checks.probability("label_smoothing", self.label_smoothing)
-        if not 0 <= self.ema < 1:
-            raise ValueError(f"ema must lie in [0, 1), got {self.ema}")
         if self.js and not self.augmix:
             raise ValueError(
                 "js, the Jensen-Shannon loss, compares views of AugMix: it needs augmix"
             )
-        _ = self.augmentation  # which checks size, resize and jitter
+        _ = self.augmentation  # which checks size and resize together
+
+    def row(self) -> dict[str, Any]:
+        """What a result row says of the recipe, beside the network and the dataset.
+
+        Example:
+            >>> row = TrainingRecipe(jitter=0.5, epochs=30).row()
+            >>> row["augmentation"], row["epochs"], row["lr"]
+            ('jitter 0.5', 30, 0.001)
+        """
+        told = {"augmentation": self.augmentation_name}
+        for name, description in settings(self).items():
+            if description.decides and description.row == name:
+                told[name] = getattr(self, name)
+        if self.finetune is not None:
+            path = Path(self.finetune)
+            told["finetuned"] = path.parent.name if path.name == WEIGHTS else path.name
+        return told
 
     @property
     def augmentation(self) -> Augmentation:
@@ -233,13 +272,6 @@ class TrainingRecipe:
         if not isinstance(contents, dict) or not contents.keys() <= known:
             strange = sorted(set(contents) - known) if isinstance(contents, dict) else contents
             raise ValueError(f"not a training recipe: it holds {strange!r:.100}")
-        for name, default in asdict(cls()).items():
-            value = contents.get(name, default)
-            kinds = {float: (float, int), type(None): (str, type(None))}.get(
-                type(default), (type(default),)
-            )
-            if type(value) not in kinds and (name, type(value)) != ("augmix", bool):
-                raise ValueError(f"not a training recipe: its {name} is {value!r:.100}")
         return cls(**contents)
 
     def differences(self, other: "TrainingRecipe") -> list[str]:
@@ -251,15 +283,28 @@ class TrainingRecipe:
         """
         # Through JSON, which has no tuples.
         mine, theirs = json.loads(self.to_json()), json.loads(other.to_json())
-        if not self.finetune_digest:  # a run from before there were any
-            del mine["finetune_digest"]
-        elif self.finetune_digest == other.finetune_digest:
+        if self.finetune_digest and self.finetune_digest == other.finetune_digest:
             del mine["finetune"]  # the same network, wherever it lies
         return [
             f"{key} {theirs[key]} instead of {mine[key]}"
             for key in mine
             if mine[key] != theirs[key]
         ]
+
+
+_SETTINGS = settings(TrainingRecipe)
+_TOLD = {
+    description.row: description
+    for description in _SETTINGS.values()
+    if description.decides and description.row
+}
+# The keys of a row that a recipe decides, beside the network's and the dataset's. Rows that agree
+# in all of them were trained in the same way. A missing value means the paper's setting.
+ROW_KEYS = (*_TOLD, "finetuned")
+# Those that may differ from the paper's in runs of one network with one augmentation.
+COMPARED_KEYS = (*(key for key, about in _TOLD.items() if about.compared), "finetuned")
+# Those of them that the paper does not give.
+UNPUBLISHED_KEYS = tuple(key for key, about in _TOLD.items() if not about.published)
 
 
 def default_recipe(dataset: str, model: str | None = None) -> TrainingRecipe:

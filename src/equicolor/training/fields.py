@@ -1,0 +1,123 @@
+"""Fields of a dataclass that describe themselves: help text, bounds, names.
+
+The options of a command, the checks of values, the keys of result rows and the parts of folder
+names all follow from these descriptions. A new setting is one field, in one place.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin
+
+from equicolor import _checks
+
+__all__ = ["Setting", "check", "setting", "settings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """The description of one field.
+
+    Attributes:
+        help: the text of its option; a field without one has no option.
+        panel: the group of options that it is shown in.
+        usual: what the help says of the default, where it is not just the value.
+        flags: options without a value: the value that each stands for, and its help.
+        choices: all values there are.
+        renamed: names that values had before, with their names of today.
+        at_least, at_most, above, below: bounds of a number.
+        decides: whether the outcome of a training depends on it, beyond rounding.
+        row: the key that tells it in result rows, by default its name; None where the network
+            tells it.
+        compared: whether rows that differ in it were trained differently: not the seed, nor what
+            a table has a row or a column for.
+        published: whether the paper gives its value.
+        short: what stands before its value in folder names; by default its name, and nothing
+            before one of the choices.
+    """
+
+    help: str = ""
+    panel: str = "Training"
+    usual: str = ""
+    flags: Mapping[str, tuple[Any, str]] = dataclasses.field(default_factory=dict)
+    choices: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    decides: bool = True
+    row: str | None = ""
+    compared: bool = True
+    published: bool = True
+    short: str | None = None
+
+
+def setting(default: Any, help: str = "", **description: Any) -> Any:  # noqa: A002
+    """A field of a dataclass with its description, see :class:`Setting`.
+
+    Example:
+        >>> @dataclass
+        ... class Recipe:
+        ...     epochs: int = setting(200, "Times through the images.", at_least=1)
+        >>> settings(Recipe)["epochs"].at_least
+        1
+    """
+    return dataclasses.field(
+        default=default, metadata={"setting": Setting(help=help, **description)}
+    )
+
+
+def settings(described: Any) -> dict[str, Setting]:
+    """The descriptions of a dataclass, or of an instance, by the names of the fields."""
+    return {
+        field.name: dataclasses.replace(about, row=field.name) if about.row == "" else about
+        for field in dataclasses.fields(described)
+        if (about := field.metadata.get("setting")) is not None
+    }
+
+
+def check(instance: Any) -> None:
+    """Refuse values that do not fit the descriptions of their fields.
+
+    Raises:
+        WrongTypeError: for a value of a wrong type.
+        ValueError: for a value out of bounds, or none of the choices.
+    """
+    for field in dataclasses.fields(instance):
+        value = getattr(instance, field.name)
+        _check_type(field.name, value, field.type)
+        if "setting" in field.metadata and value is not None:
+            _check_value(field.name, value, field.metadata["setting"])
+
+
+def _check_type(name: str, value: object, expected: Any) -> None:
+    kinds = get_args(expected) if isinstance(expected, UnionType) else [expected]
+    types = [get_origin(kind) or kind for kind in kinds]
+    # By type, since bool is an int to isinstance.
+    if type(value) in types or (type(value) is int and float in types):
+        return
+    words = " or ".join("None" if kind is NoneType else kind.__name__ for kind in types)
+    article = "an" if words[0] in "aeiou" else "a"
+    raise _checks.WrongTypeError(
+        f"{name} must be {article} {words}, got {type(value).__name__}: {value!r:.100}"
+    )
+
+
+def _check_value(name: str, value: Any, bounds: Setting) -> None:
+    if value in bounds.renamed:
+        raise ValueError(f"{name} {value!r} is called {bounds.renamed[value]!r} now")
+    if bounds.choices:
+        _checks.one_of(name, value, bounds.choices)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+    if bounds.above is not None and not value > bounds.above:
+        raise ValueError(f"{name} must be greater than {bounds.above}, got {value}")
+    if bounds.at_least is not None and not value >= bounds.at_least:
+        raise ValueError(f"{name} must be at least {bounds.at_least}, got {value}")
+    if bounds.at_most is not None and not value <= bounds.at_most:
+        raise ValueError(f"{name} must be at most {bounds.at_most:,}, got {value}")
+    if bounds.below is not None and not value < bounds.below:
+        raise ValueError(f"{name} must be less than {bounds.below}, got {value}")
