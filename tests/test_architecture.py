@@ -11,7 +11,8 @@ ROOT = Path(equicolor.__file__).parent
 LEVELS = (
     {"_checks", "_files", "_packages", "_random", "_text"},
     {"color", "devices"},
-    {"groups", "testing", "results", "reporting", "data"},
+    {"results", "reporting"},
+    {"groups", "testing", "data"},
     {"nn"},
     {"models"},
     {"training", "evaluation"},

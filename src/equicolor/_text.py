@@ -1,7 +1,8 @@
 """Words for messages, shared by the package."""
 
+import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 # Commands to a terminal, and the bytes of file names that are not UTF-8.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -26,6 +27,19 @@ def enumerated(names: Sequence[str], limit: int = 4) -> str:
     """
     more = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def did_you_mean(name: str, names: Iterable[str], otherwise: str = "") -> str:
+    """The names nearest to an unknown one, as a question; without any, ``otherwise``.
+
+    Example:
+        >>> did_you_mean("resnet19", ["resnet18", "cecnn"])
+        "did you mean 'resnet18'?"
+        >>> did_you_mean("x", ["resnet18"], "see 'equicolor models'")
+        "see 'equicolor models'"
+    """
+    near = difflib.get_close_matches(name, list(names), n=2, cutoff=0.6)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else otherwise
 
 
 def printable(text: str) -> str:

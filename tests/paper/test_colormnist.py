@@ -124,9 +124,9 @@ def test_rows_say_everything(tiny: ColorMNIST, digits: Digits, tmp_path: Path) -
 def test_finished_jobs_are_kept(tiny: ColorMNIST, tmp_path: Path) -> None:
     job = Job("cecnn", TINY, (tiny,))
     calls: list[int] = []
-    first = run([job], tmp_path, seeds=[0], progress=lambda _, done, *rest: calls.append(done))
+    first = run([job], tmp_path, seeds=[0], progress=lambda done, total: calls.append(done))
     assert calls == [1, 2]
-    again = run([job], tmp_path, seeds=[0], progress=lambda _, done, *rest: calls.append(done))
+    again = run([job], tmp_path, seeds=[0], progress=lambda done, total: calls.append(done))
     assert again == first
     assert calls == [1, 2, 2]  # not trained, but reported
     assert [path.name for path in tmp_path.iterdir()] == ["cecnn.json"]

@@ -18,12 +18,12 @@ from equicolor.analysis.layers import Layer, find_layers
 from equicolor.analysis.taps import run, tapped
 from equicolor.data.loaders import ResidentLoader
 from equicolor.evaluation.counting import evaluating
+from equicolor.reporting.progress import Progress
 
 __all__ = ["Batches", "TopActivations", "activations_at", "chosen_images", "top_activations"]
 
 # Images [B, 3, H, W] in [0, 1], or pairs of them and labels; the same ones every time.
 Batches = Iterable[Tensor | tuple[Tensor, Tensor]]
-Progress = Callable[[int, int | None], None]
 
 
 @runtime_checkable

@@ -1,6 +1,5 @@
 """The layers of a network: which there are, what their units see, and their features."""
 
-import difflib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from equicolor import _checks
+from equicolor._text import did_you_mean
 from equicolor.analysis.dependence import Dependence
 from equicolor.analysis.planes import NOMINAL, Planes
 from equicolor.analysis.receptive_field import ReceptiveField, field_from_planes
@@ -275,8 +275,7 @@ def _check_name(name: str, calls: Mapping[str, _Call]) -> str:
         raise ValueError(
             f"layer {name!r} is called {times} times: say {name}{TIMES}1 to {name}{TIMES}{times}"
         )
-    near = difflib.get_close_matches(name, calls, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(calls)}"
+    hint = did_you_mean(name, calls, f"it has {', '.join(calls)}")
     raise ValueError(f"the network has no layer {name!r}; {hint}")
 
 

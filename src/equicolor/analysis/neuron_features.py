@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from equicolor import _checks
 from equicolor.analysis.activations import (
     Batches,
-    Progress,
     TopActivations,
     chosen_images,
     top_activations,
 )
 from equicolor.analysis.receptive_field import ReceptiveField
+from equicolor.reporting.progress import Progress
 from equicolor.testing import ACTIONS
 
 __all__ = ["ROWS", "NeuronFeatures", "neuron_features"]

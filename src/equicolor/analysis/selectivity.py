@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from equicolor import _checks
 from equicolor.analysis.activations import (
     Batches,
-    Progress,
     TopActivations,
     activations_at,
     chosen_images,
     top_activations,
 )
+from equicolor.reporting.progress import Progress
 
 __all__ = ["GREYS", "Selectivity", "grey_projection", "luma", "selectivity", "selectivity_index"]
 

@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from equicolor.analysis.activations import Batches, Progress, TopActivations
+from equicolor.analysis.activations import Batches, TopActivations
 from equicolor.analysis.hue_rows import HueRows, hue_rows, mean_colour
 from equicolor.analysis.neuron_features import NeuronFeatures, neuron_features
+from equicolor.reporting.progress import Progress
 
 __all__ = ["MEASURED", "SELECTIVE", "UnitRows", "by_selectivity", "selective_channels", "unit_rows"]
 

@@ -311,8 +311,6 @@ def get_dataset(
     name: Annotated[str, typer.Argument(help="A name of 'equicolor datasets'.")],
 ) -> None:
     """Download a dataset into the data folder and verify it."""
-    from rich.progress import BarColumn, DownloadColumn, Progress
-
     from equicolor.data.download import (
         KnownFiles,
         download,
@@ -320,18 +318,16 @@ def get_dataset(
         missing_files,
         to_get,
     )
-    from equicolor.reporting.progress import Words
+    from equicolor.reporting.progress import counting
 
     dataset = to_get(name)
     if not isinstance(dataset, KnownFiles):
         typer.echo(f"{dataset.title} is complete in {download_with_torchvision(dataset)}")
         return
     missing = missing_files(dataset)
-    columns = Words("{task.description}"), BarColumn(), DownloadColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bars = {file: progress.add_task(file, total=dataset.files[file][1]) for file in missing}
+    with counting(Console(stderr=True), f"downloading {dataset.title} (MB)") as show:
         folder = download(
-            dataset, progress=lambda file, done, total: progress.update(bars[file], completed=done)
+            dataset, progress=lambda done, total: show(done >> 20, total and total >> 20)
         )
     how = f"downloaded {len(missing)} files of" if missing else "already there:"
     typer.echo(f"{how} {dataset.title}, in {folder}")

@@ -1,12 +1,12 @@
 """What will be replaced in a network, decided before anything is."""
 
-import difflib
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from torch import nn
 
+from equicolor._text import did_you_mean
 from equicolor.conversion.dry_run import DROPOUTS, DryRun
 from equicolor.conversion.supported import ConversionError, Problem, kind_of
 
@@ -136,13 +136,8 @@ def _own(module: nn.Module) -> Iterator[bool]:
 
 def _find_until(modules: dict[str, nn.Module], run: DryRun, until: str) -> Exit:
     if until not in modules or not until:
-        near = difflib.get_close_matches(until, [path for path in modules if path], n=3, cutoff=0.4)
         parts = [path for path in modules if path and "." not in path]
-        hint = (
-            f"did you mean {' or '.join(map(repr, near))}?"
-            if near
-            else (f"it has {', '.join(parts[:8])}")
-        )
+        hint = did_you_mean(until, filter(None, modules), f"it has {', '.join(parts[:8])}")
         raise ConversionError(f"until names no module of the network: {until!r}; {hint}")
     calls = len(run.calls.get(until, []))
     if calls != 1:

@@ -1,6 +1,5 @@
 """The datasets of the paper by name, and any folder of class folders."""
 
-import difflib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from equicolor import _checks
-from equicolor._text import enumerated
+from equicolor._text import did_you_mean, enumerated
 from equicolor.data.batches import Cifar, Stl10
 from equicolor.data.folders import Caltech101, Folder, ImageNet
 from equicolor.data.image_set import SPLITS, Contents, ImageSet
@@ -240,10 +239,8 @@ def unknown_dataset(name: str, known: Iterable[str]) -> ValueError:
             "colormnist-longtailed' and 'colormnist-biased'; it is no set of images"
         )
     plain = name.lower().replace("-", "").replace(" ", "_")
-    near = difflib.get_close_matches(plain, known, n=2, cutoff=0.5)
-    if near:
-        return ValueError(f"unknown dataset {name!r}; did you mean {' or '.join(map(repr, near))}?")
-    return ValueError(f"unknown dataset {name!r}; known are {', '.join(known)}")
+    hint = did_you_mean(plain, known, f"known are {', '.join(known)}")
+    return ValueError(f"unknown dataset {name!r}; {hint}")
 
 
 def load_dataset(

@@ -12,7 +12,6 @@ from equicolor import _checks
 from equicolor.data.crops import resample
 from equicolor.data.decoding import (
     Decoder,
-    Progress,
     buffer_size,
     decode_in_memory,
     decode_on_disk,
@@ -20,6 +19,7 @@ from equicolor.data.decoding import (
 )
 from equicolor.data.image_set import CorruptImageError, ImageSet
 from equicolor.devices import cores, runs_triton
+from equicolor.reporting.progress import Progress
 
 __all__ = ["Decoded", "decode", "default_cache", "estimated_bytes"]
 

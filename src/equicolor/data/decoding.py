@@ -24,6 +24,7 @@ from torch import Tensor
 
 from equicolor._files import short_name, written_aside
 from equicolor.data.image_set import CorruptImageError, ImageSet
+from equicolor.reporting.progress import Progress
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -34,7 +35,6 @@ SHARD = 64  # images
 _FORMAT = 3  # of the files of the cache, and of what is in them
 _PIXELS, _JOURNAL, _INDEX = "pixels.u8", "journal.jsonl", "index.npz"
 
-Progress = Callable[[int, int], None]
 T = TypeVar("T")
 Corrupt = dict[int, str]  # what is wrong with which image
 

@@ -20,6 +20,7 @@ from equicolor.data.datasets import (
     unknown_dataset,
 )
 from equicolor.data.root import MissingDataError, data_root
+from equicolor.reporting.progress import Progress
 
 __all__ = [
     "MNIST",
@@ -35,8 +36,6 @@ __all__ = [
 
 _CHUNK = 1 << 16
 _TIMEOUT = 30.0  # seconds without an answer
-
-Progress = Callable[[str, int, int], None]
 
 
 class DownloadError(OSError):
@@ -180,7 +179,7 @@ def download(
     Args:
         dataset: which.
         root: the data folder (default: :func:`equicolor.data.data_root`).
-        progress: called with (file, bytes so far, bytes in all).
+        progress: called with (bytes so far, bytes to download).
 
     Returns:
         The dataset's folder.
@@ -191,8 +190,16 @@ def download(
     root = Path(data_root() if root is None else root)
     folder = root / dataset.folder
     with _no_empty_folders(folder):
-        for name in missing_files(dataset, root):
-            _fetch_from_any(dataset, name, folder, progress)
+        missing = missing_files(dataset, root)
+        before, total = 0, sum(dataset.files[name][1] for name in missing)
+        for name in missing:
+
+            def report(done: int, before: int = before) -> None:
+                if progress:
+                    progress(before + done, total)
+
+            _fetch_from_any(dataset, name, folder, report)
+            before += dataset.files[name][1]
     return folder
 
 
@@ -209,13 +216,13 @@ def _no_empty_folders(folder: Path) -> Iterator[None]:
 
 
 def _fetch_from_any(
-    dataset: KnownFiles, name: str, folder: Path, progress: Progress | None
+    dataset: KnownFiles, name: str, folder: Path, report: Callable[[int], None]
 ) -> None:
     """One file from the first mirror that has it."""
     answers = []
     for mirror in dataset.mirrors:
         try:
-            _fetch(mirror + name, folder / name, *dataset.files[name], progress)
+            _fetch(mirror + name, folder / name, dataset.files[name][0], report)
             return
         except (urllib.error.URLError, TimeoutError, ConnectionError, DownloadError) as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
@@ -223,7 +230,7 @@ def _fetch_from_any(
     raise DownloadError(f"{name} could not be downloaded from {', '.join(answers)}")
 
 
-def _fetch(url: str, path: Path, md5: str, size: int, progress: Progress | None) -> None:
+def _fetch(url: str, path: Path, md5: str, report: Callable[[int], None]) -> None:
     """One file, kept only if its checksum is right."""
     digest = hashlib.md5(usedforsecurity=False)
     done = 0
@@ -234,8 +241,7 @@ def _fetch(url: str, path: Path, md5: str, size: int, progress: Progress | None)
                 file.write(chunk)
                 digest.update(chunk)
                 done += len(chunk)
-                if progress:
-                    progress(path.name, done, size)
+                report(done)
         if digest.hexdigest() != md5:
             raise DownloadError(f"{done} bytes came with md5 {digest.hexdigest()}, not {md5}")
 

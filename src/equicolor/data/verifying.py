@@ -1,10 +1,10 @@
 """Finding corrupt images before hours of work depend on them."""
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from equicolor import _checks
 from equicolor.data.image_set import CorruptImageError, ImageSet
+from equicolor.reporting.progress import Progress
 
 __all__ = ["find_corrupt"]
 
@@ -14,7 +14,7 @@ def find_corrupt(
     *,
     workers: int = 4,
     on_corrupt: str = "error",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[str, ...]:
     """Read every image once, without keeping it.
 

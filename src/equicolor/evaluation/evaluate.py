@@ -13,11 +13,11 @@ from equicolor.evaluation.hue_sweep import (
     ACTIONS,
     Batches,
     HueSweep,
-    Progress,
     hue_shifts,
     sweep_actions,
 )
 from equicolor.models.facts import network_facts
+from equicolor.reporting.progress import Progress
 
 __all__ = ["ClassChange", "Evaluation", "evaluate"]
 

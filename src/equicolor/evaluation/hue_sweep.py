@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from equicolor import _checks
 from equicolor.color import compose, decompose, rotate_hue
 from equicolor.evaluation.counting import Asker, Tally, evaluating
+from equicolor.reporting.progress import Progress
 
 __all__ = ["ACTIONS", "HueSweep", "hue_shifts", "hue_sweep", "sweep_actions"]
 
 Batches = Iterable[tuple[Tensor, Tensor]]
-Progress = Callable[[int, int | None], None]
 _Shift = Callable[[Tensor], Tensor]  # turns, a tensor of no dimensions, to shifted images
 
 _SAME = 9  # decimals of turns in which equal shifts agree

@@ -1,6 +1,5 @@
 """The images to judge a network on, prepared as it expects them."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from equicolor.models import Network
 from equicolor.models.facts import network_facts
 from equicolor.models.foreign import ForeignNetwork
 from equicolor.models.registry import Origin, usual_resize
+from equicolor.reporting.progress import Progress
 from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.run_folder import recipe_of_run
 
@@ -226,7 +226,7 @@ def load_batches(
     device: torch.device | str = "cpu",
     skip_corrupt: bool = False,
     cache: Path | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Batches:
     """Test images in batches, without any augmentation, on a device.
 

@@ -1,6 +1,5 @@
 """Networks of other libraries: torchvision's and timm's, by name."""
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, cast
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from equicolor._packages import import_vision
+from equicolor._text import did_you_mean
 from equicolor.models.layers import IMAGENET_MEAN, IMAGENET_STD
 from equicolor.models.registry import usual_resize
 
@@ -164,6 +164,5 @@ LIBRARIES: dict[str, Callable[[str, bool, dict[str, Any]], ForeignNetwork]] = {
 
 
 def _unknown(library: str, name: str, known: Iterable[str]) -> ValueError:
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-    return ValueError(f"{library} has no network {name!r}{hint}")
+    hint = did_you_mean(name, known, f"see the list of {library}")
+    return ValueError(f"{library} has no network {name!r}; {hint}")

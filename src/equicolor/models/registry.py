@@ -1,6 +1,5 @@
 """Networks by name, each remembering the call that built it."""
 
-import difflib
 import functools
 import importlib
 import inspect
@@ -8,6 +7,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from torch import nn
+
+from equicolor._text import did_you_mean
 
 
 class OptionError(TypeError, ValueError):
@@ -140,8 +141,7 @@ def get_builder(name: str) -> Callable[..., Network]:
         elsewhere: Callable[..., Network] = getattr(importlib.import_module(_ELSEWHERE[name]), name)
         return elsewhere
     if name not in _BUILDERS:
-        near = difflib.get_close_matches(name.lower().replace("-", "_"), _BUILDERS, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "see 'equicolor models'"
+        hint = did_you_mean(name.lower().replace("-", "_"), _BUILDERS, "see 'equicolor models'")
         raise ValueError(f"unknown model {name!r}; {hint}")
     return _BUILDERS[name]
 
@@ -167,8 +167,8 @@ def create_model(name: str, *, gray: bool = False, **options: Any) -> Network:
     accepted = inspect.signature(builder).parameters
     for option in options:
         if option not in accepted:
-            near = difflib.get_close_matches(option, accepted, n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            hint = did_you_mean(option, accepted)
+            hint = f" ({hint})" if hint else ""
             raise OptionError(
                 f"{name} has no option {option!r}{hint}; it takes {', '.join(accepted)}"
             )

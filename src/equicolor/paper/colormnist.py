@@ -8,7 +8,7 @@ experiment goes on where it stopped.
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from equicolor.data import (
 from equicolor.data.colormnist import BIASED_SEED
 from equicolor.models.checkpoint_files import write_pickle
 from equicolor.models.z2cnn import Z2CNN
+from equicolor.reporting.progress import Progress
 from equicolor.results import read_results, write_results
 from equicolor.training.ensemble.runs import Recipe, Result, Run, check_runs, identity, read_kept
 from equicolor.training.ensemble.train import train_many
@@ -185,9 +186,6 @@ def jobs(
     return [job for job in listed if job.name in models]
 
 
-Progress = Callable[[str, int, int, float], None]
-
-
 def parts(
     listed: Sequence[Job], seeds: Sequence[int], *, side_by_side: bool = True
 ) -> list[tuple[Job, tuple[int, ...]]]:
@@ -232,7 +230,7 @@ def run(
         folder: keeps the rows of finished jobs and the checkpoint of the current one.
         seeds: one network each.
         device: where to train.
-        progress: called after every epoch with (job, epochs done, epochs, mean loss), and
+        progress: called after every epoch with (epochs done, epochs) of a job, and
             once for a job that was finished before.
         checkpoint_every: epochs between checkpoints.
         networks: also keep the trained networks, for :func:`trained`.
@@ -258,8 +256,7 @@ def run(
                 )
             made = kept["rows"]
             if progress:
-                loss = sum(row["loss"] for row in made) / len(made)
-                progress(job.name, job.recipe.epochs, job.recipe.epochs, loss)
+                progress(job.recipe.epochs, job.recipe.epochs)
         else:
             started = time.perf_counter()
             results = _train(job, runs, folder, device, progress, checkpoint_every)
@@ -314,10 +311,6 @@ def _train(
     progress: Progress | None,
     checkpoint_every: int,
 ) -> list[Result]:
-    def report(done: int, total: int, loss: float) -> None:
-        if progress:
-            progress(job.name, done, total, loss)
-
     folder.mkdir(parents=True, exist_ok=True)
     return train_many(
         job.recipe,
@@ -325,7 +318,7 @@ def _train(
         device=device,
         checkpoint=_checkpoint(folder, job),
         checkpoint_every=checkpoint_every,
-        progress=report,
+        progress=progress,
     )
 
 

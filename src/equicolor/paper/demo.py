@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from equicolor._files import output_folder
 from equicolor._text import counted
@@ -30,7 +29,7 @@ from equicolor.paper import colormnist_figures as figures
 from equicolor.paper.colormnist_report import HUE_SHIFTS, best_known, hue_curve
 from equicolor.paper.colormnist_variants import Variant
 from equicolor.reporting.html import Section, write_report
-from equicolor.reporting.progress import Words, say
+from equicolor.reporting.progress import progress_bars, say
 from equicolor.reporting.tables import Table
 from equicolor.results import Row, provenance, write_results
 from equicolor.training.ensemble.runs import Recipe
@@ -154,7 +153,7 @@ def _train(task: _Task, console: Console) -> dict[str, _Found]:
         for model in MODELS
     }
     found: dict[str, _Found] = {}
-    with _progress(console) as progress:
+    with progress_bars(console, transient=False) as progress:
         bars = {
             model: progress.add_task(_name(model), total=task.epochs, start=False, note="starting")
             for model in MODELS
@@ -204,10 +203,10 @@ def _work(model: str, task: _Task, messages: Any) -> None:
     torch.set_num_threads(1)
     parent = multiprocessing.parent_process()
 
-    def report(_: str, done: int, total: int, loss: float) -> None:
+    def report(done: int, total: int | None) -> None:
         if parent is not None and not parent.is_alive():
             os._exit(1)  # killed: nobody waits for the outcome, and a new run may begin
-        messages.put((model, done, f"loss {loss:.3f}"))
+        messages.put((model, done, "training"))
 
     try:
         data = longtailed_colormnist(load_mnist(embedded=True))
@@ -238,18 +237,6 @@ def _recipe(model: str, epochs: int) -> Recipe:
 
 def _name(model: str) -> str:
     return Variant(model, "none", False).name
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        Words("{task.description:<6}"),
-        BarColumn(),
-        Words("{task.completed:>3.0f}/{task.total:.0f} epochs"),
-        Words("{task.fields[note]:<15}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-    )
 
 
 def table(demo: Demo) -> Table:

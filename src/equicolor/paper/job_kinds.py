@@ -4,16 +4,14 @@ Each gets the settings of a job, a folder for its files, where to compute, and t
 the jobs it needs. What is imported within is what its own jobs need, and no others.
 """
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 from torch import nn
 
 from equicolor._files import write_whole
@@ -21,7 +19,7 @@ from equicolor.data import Digits, load_mnist
 from equicolor.devices import choose_device
 from equicolor.paper import colormnist
 from equicolor.paper.jobs import Outcome, Where
-from equicolor.reporting.progress import Words
+from equicolor.reporting.progress import counting
 from equicolor.results import Row
 
 __all__ = [
@@ -55,13 +53,13 @@ def train_colormnist(
     job = colormnist_job(settings)
     cuda = choose_device(where.device).type == "cuda"
     title = f"{job.name} on {where.device}"
-    with _epochs(where.console, title, job.recipe.epochs) as show:
+    with counting(where.console, title) as progress:
         return colormnist.run(
             [job],
             folder,
             seeds=settings["seeds"],
             device=choose_device(where.device),
-            progress=show,
+            progress=progress,
             checkpoint_every=50 if cuda else 5,
             networks=True,
         )
@@ -82,27 +80,6 @@ def colormnist_job(settings: Settings) -> colormnist.Job:
 @functools.cache
 def _digits(embedded: bool) -> Digits:
     return load_mnist(embedded=embedded)
-
-
-@contextlib.contextmanager
-def _epochs(console: Console | None, title: str, epochs: int) -> Iterator[colormnist.Progress]:
-    """A bar over epochs that disappears at the end."""
-    with Progress(
-        Words("{task.description}"),
-        BarColumn(),
-        Words("{task.completed:.0f}/{task.total:.0f} epochs {task.fields[loss]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=console is None or not console.is_terminal,
-    ) as bar:
-        task = bar.add_task(title, total=epochs, loss="")
-
-        def show(name: str, done: int, total: int, loss: float) -> None:
-            bar.update(task, completed=done, loss=f"loss {loss:.3f}")
-
-        yield show
 
 
 def train(settings: Settings, folder: Path, where: Where, before: Before = ()) -> list[Row]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from equicolor._text import did_you_mean
 from equicolor.data.datasets import DATASETS, dataset_state
 from equicolor.data.download import MNIST, missing_files
 
@@ -127,12 +128,9 @@ def find_experiment(name: str) -> Experiment:
             ...
         ValueError: unknown experiment 'clasification'; did you mean 'classification'?
     """
-    import difflib
-
     if name in EXPERIMENTS:
         return EXPERIMENTS[name]
-    near = difflib.get_close_matches(name, EXPERIMENTS, n=2, cutoff=0.6)
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "see 'reproduce list'"
+    hint = did_you_mean(name, EXPERIMENTS, "see 'reproduce list'")
     raise ValueError(f"unknown experiment {name!r}; {hint}")
 
 

@@ -1,80 +1,105 @@
-"""What long jobs say on the terminal: lines and progress bars.
+"""What long jobs show on the terminal: lines and progress bars.
 
 Names of files and classes are shown as they are: none of them is taken for rich's markup, nor for
 a command to the terminal.
 """
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from typing import TYPE_CHECKING, TypeVar
 
 from equicolor._text import printable
 
-__all__ = ["Words", "counting", "say", "tracked"]
+if TYPE_CHECKING:  # the alias is used where rich must not be imported
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+
+__all__ = ["Progress", "counting", "progress_bars", "say", "tracked"]
 
 T = TypeVar("T")
 
-# A column of a progress bar.
-Words = functools.partial(TextColumn, markup=False)
+# Called by long jobs with (done, total); total is None where it is unknown.
+Progress = Callable[[int, int | None], None]
 
 
-def say(console: Console | None, line: str, style: str = "") -> None:
-    """Print a line; the terminal alone breaks it.
+def say(console: "Console | None", line: str, style: str = "") -> None:
+    """Print a line, and let the terminal break it.
 
     Args:
-        console: where to; None says nothing.
-        line: what to say.
+        console: None prints nothing.
+        line: the text.
         style: of the whole line, such as ``"bold"``.
 
     Example:
+        >>> from rich.console import Console
         >>> say(Console(), "reading [red]/[/b]")
         reading [red]/[/b]
     """
+    from rich.text import Text
+
     if console is not None:
         console.print(Text(printable(line), style), soft_wrap=True)
 
 
-@contextlib.contextmanager
-def counting(console: Console | None, title: str) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar that is told (done, in all if known), and disappears at the end.
+def progress_bars(console: "Console | None", *, transient: bool = True) -> "Bars":
+    """Bars with title, count, note, time taken and time left.
+
+    Every task has a note: ``bars.add_task(title, total=10, note="")``.
 
     Args:
-        console: where to; None shows nothing.
+        console: None shows nothing.
+        transient: remove the bars at the end, and show nothing without a terminal. Otherwise
+            the last state stays, and is what a file gets.
+    """
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.progress import Progress as Bars
+
+    return Bars(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=transient,
+        refresh_per_second=4,
+        disable=console is None or (transient and not console.is_terminal),
+    )
+
+
+@contextlib.contextmanager
+def counting(console: "Console | None", title: str) -> Iterator[Progress]:
+    """A bar moved by calls with (done, total).
+
+    Args:
+        console: None shows nothing.
         title: what is being done.
 
     Example:
         >>> with counting(None, "decoding") as progress:
         ...     progress(3, 10)
     """
-    columns = Words("{task.description}"), BarColumn(), MofNCompleteColumn()
-    bar = Progress(
-        *columns,
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=console is None or not console.is_terminal,
-    )
-    with bar:
-        job = bar.add_task(printable(title), total=None)
-        yield lambda done, total: bar.update(job, completed=done, total=total)
+    with progress_bars(console) as bars:
+        task = bars.add_task(printable(title), total=None, note="")
+        yield lambda done, total: bars.update(task, completed=done, total=total)
 
 
 def tracked(items: Sequence[T], title: str) -> Iterator[T]:
     """Items one by one, with a bar on stderr of how many are done.
 
-    Args:
-        items: what to go through.
-        title: what is being done.
-
     Example:
         >>> [item for item in tracked("ab", "reading")]
         ['a', 'b']
     """
+    from rich.console import Console
+
     with counting(Console(stderr=True), title) as progress:
         for done, item in enumerate(items):
             progress(done, len(items))

@@ -17,11 +17,11 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 from torch import Tensor
 
 from equicolor._files import written_aside
-from equicolor.reporting.progress import Words, say
+from equicolor.reporting.progress import progress_bars, say
 from equicolor.training.tally import NEVER, Counts
 from equicolor.training.task import ClassificationTask
 
@@ -131,7 +131,7 @@ class Monitor(Callback):
         self.make_loggers, self.last_good = loggers, last_good
         self._waiting: list[_Epoch] = []
         self._loggers: Sequence[Logger] = ()
-        self._progress: Progress | None = None  # in the first process alone
+        self._progress: Bars | None = None  # in the first process alone
         self._asked = self._drawn = self._printed = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -141,10 +141,12 @@ class Monitor(Callback):
             return
         self.metrics.keep(trainer.current_epoch)
         self._loggers = self.make_loggers(trainer.global_step)
-        self._progress = _progress_bar(self.console)
+        # Without a terminal, lines are printed instead.
+        terminal = self.console if self.console and self.console.is_terminal else None
+        self._progress = progress_bars(terminal, transient=False)
         total = int(trainer.estimated_stepping_batches)
         self._bar = self._progress.add_task(
-            "training", total=total, completed=trainer.global_step, now=""
+            "training", total=total, completed=trainer.global_step, note=""
         )
         self._progress.start()
 
@@ -219,7 +221,7 @@ class Monitor(Callback):
             "another folder or with --force"
         )
 
-    def _publish(self, rows: list[dict[str, Any]], trainer: pl.Trainer, progress: Progress) -> None:
+    def _publish(self, rows: list[dict[str, Any]], trainer: pl.Trainer, progress: Bars) -> None:
         self.metrics.append(rows)
         for row in rows:
             numbers = {key: float(value) for key, value in row.items() if value != ""}
@@ -231,7 +233,7 @@ class Monitor(Callback):
             text += f", test {last['test_accuracy']:.1f} %"
         text += f", {last['images_per_second']:,.0f} images/s"
         label = f"epoch {last['epoch']}/{trainer.max_epochs}"
-        progress.update(self._bar, completed=last["step"], description=label, now=text)
+        progress.update(self._bar, completed=last["step"], description=label, note=text)
         if self.console is None or self.console.is_terminal:
             return
         now, done = time.monotonic(), last["epoch"] == trainer.max_epochs
@@ -252,21 +254,6 @@ class Monitor(Callback):
     ) -> None:
         """The same, when training stops early."""
         self.teardown(trainer, pl_module, "fit")
-
-
-def _progress_bar(console: Console | None) -> Progress:
-    # Where there is no terminal, lines are printed instead.
-    shown = console is not None and console.is_terminal
-    return Progress(
-        Words("{task.description}"),
-        BarColumn(bar_width=20),
-        Words("{task.fields[now]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        refresh_per_second=4,
-        disable=not shown,
-    )
 
 
 def _row(epoch: _Epoch, counts: Counts, seconds: float, rate: float) -> dict[str, Any]:

@@ -6,7 +6,6 @@ the paper's Tables 1 and 3 and for networks beyond the paper.
 """
 
 import dataclasses
-import difflib
 import functools
 import json
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from equicolor import _checks
+from equicolor._text import did_you_mean
 from equicolor.data.augment import Augmentation
 from equicolor.data.augmix import AugMix
 from equicolor.data.datasets import DATASETS, canonical_dataset, find_dataset
@@ -442,6 +442,5 @@ def find_recipe(name: str, dataset: str | None = None) -> TrainingRecipe:
         name = f"{find_dataset(dataset).name}/{name}"
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name.lower(), known, n=2, cutoff=0.6)
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "it is DATASET/NETWORK"
+    hint = did_you_mean(name.lower(), known, "it is DATASET/NETWORK")
     raise ValueError(f"unknown recipe {name!r}; {hint}")

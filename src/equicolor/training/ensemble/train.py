@@ -6,19 +6,18 @@ everything: a killed run resumes where it was.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
 
 from equicolor import _checks
 from equicolor.models.checkpoint_files import write_pickle
+from equicolor.reporting.progress import Progress
 from equicolor.training.ensemble.runs import Recipe, Result, Run, check_runs, read_kept
 from equicolor.training.ensemble.trainer import StackedTrainer
 
 __all__ = ["train_many"]
-
-Progress = Callable[[int, int, float], None]
 
 
 def train_many(
@@ -40,7 +39,7 @@ def train_many(
         checkpoint: a file to resume from and to save to. It stays at the end, for whoever keeps
             the results to remove: until then the same call gives them again without training.
         checkpoint_every: epochs between saves.
-        progress: called after every epoch with (epochs done, epochs, mean loss).
+        progress: called after every epoch with (epochs done, epochs).
 
     Returns:
         The result of each run.
@@ -98,7 +97,7 @@ def _train(
             step()
         _check(trainer, epoch, checkpoint)
         if progress:
-            progress(epoch + 1, recipe.epochs, trainer.mean_loss())
+            progress(epoch + 1, recipe.epochs)
         last = epoch + 1 == recipe.epochs
         if checkpoint and (last or (epoch + 1) % checkpoint_every == 0):
             _save(trainer, checkpoint, epoch + 1)

@@ -179,10 +179,6 @@ class StackedTrainer:
         seeds: list[int] = self.run_seeds[broken].unique().tolist()
         return seeds
 
-    def mean_loss(self) -> float:
-        """The mean loss of this epoch over all runs."""
-        return float(self.losses.mean()) / self.steps_per_epoch
-
     def tensors(self) -> dict[str, Tensor]:
         """Everything that training changes, by name."""
         return {
