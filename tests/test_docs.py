@@ -123,7 +123,7 @@ def test_what_the_page_says_of_the_biased_set_is_in_the_rows() -> None:
     page = " ".join(colormnist_page().split())
     once, redrawn = by_draw("colormnist-biased")
     exact, forty = by_draw("colormnist-biased-24")
-    assert {row["precision"] for row in exact} == {"32"}
+    assert {row["precision"] for row in exact} == {"float32"}
     assert len({row["seed"] for row in forty}) == 40
     new = [row for row in forty if row["seed"] >= 10]
     behind, others = (difference(rows, "cecnn", "cecnn-pooled", 60.0) for rows in (once, redrawn))

@@ -143,7 +143,7 @@ VALUES: dict[str | tuple[str, str], str] = {
     ("evaluate", "network"): "{folder}/second.safetensors", "networks": "baseline",
     "num_nodes": "2", "only": "equivariance", "optimizer": "sgd", "output": "{folder}/elsewhere",
     ("inspect", "output"): "{folder}/elsewhere.html", "pictures": "{folder}/drawn",
-    "precision": "bf16", ("bench", "precision"): "bf16", "recipe": "hsv-12", "repeats": "2",
+    "precision": "bfloat16", ("bench", "precision"): "bf16", "recipe": "hsv-12", "repeats": "2",
     "resize": "99", "rotations": "6", ("convert", "rotations"): "4", "schedule": "cosine",
     "seed": "3", "seeds": "2", "shard": "0/2", "sheets": "a", "shifts": "7", "sigmas": "12",
     "size": "48", "source": "timm:resnet18", "sources": "{folder}/rows.json", "split": "train",

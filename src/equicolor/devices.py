@@ -11,7 +11,13 @@ import torch
 
 from equicolor import _checks
 
-__all__ = ["choose_device", "cores", "device_name", "runs_triton", "usable_threads"]
+__all__ = [
+    "PRECISIONS", "RENAMED_PRECISIONS", "choose_device", "choose_precision", "cores",
+    "device_name", "runs_triton", "usable_threads",
+]  # fmt: skip
+
+PRECISIONS = ("float32", "bfloat16")
+RENAMED_PRECISIONS = {"32": "float32", "fp32": "float32", "bf16": "bfloat16"}
 
 _TRITON = (3, 6)  # the oldest version that our kernels are tested with
 _CAPABILITY = (8, 0)  # the first with bfloat16
@@ -32,6 +38,20 @@ def choose_device(name: str = "auto") -> torch.device:
     if name.startswith("cuda") and not available:
         raise ValueError("device 'cuda' was asked for, but torch sees no CUDA device; use 'cpu'")
     return torch.device(("cuda" if available else "cpu") if name == "auto" else name)
+
+
+def choose_precision(precision: str, *, cuda: bool) -> str:
+    """One of :data:`PRECISIONS`: ``"auto"`` takes bfloat16 on a GPU, else float32.
+
+    Example:
+        >>> choose_precision("auto", cuda=True), choose_precision("float32", cuda=True)
+        ('bfloat16', 'float32')
+    """
+    _checks.not_renamed("precision", precision, RENAMED_PRECISIONS)
+    _checks.one_of("precision", precision, ("auto", *PRECISIONS))
+    if precision != "auto":
+        return precision
+    return "bfloat16" if cuda else "float32"
 
 
 def device_name(device: torch.device | str) -> str:

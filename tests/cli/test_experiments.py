@@ -63,7 +63,7 @@ def test_options_reach_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(reproduce, "reproduce", fake)
     options = ("--seeds", "2", "--epochs", "3", "--models", "cecnn, z2cnn", "--device", "cpu")
-    more = ("--sigmas", "12, 1e6", "--precision", "32", "--redraw")
+    more = ("--sigmas", "12, 1e6", "--precision", "float32", "--redraw")
     result = invoke("reproduce", "colormnist-biased", *options, *more)
     assert result.exit_code == 0
     assert "90.00" in result.stdout
@@ -74,7 +74,7 @@ def test_options_reach_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
         ("colormnist-biased", Path("runs/colormnist-biased")),
         {
             "seeds": 2, "epochs": 3, "models": ["cecnn", "z2cnn"], "quick": False,
-            "sigmas": [12.0, 1e6], "precision": "32", "redraw": True, "device": "cpu",
+            "sigmas": [12.0, 1e6], "precision": "float32", "redraw": True, "device": "cpu",
             "how": Launch(devices=("cpu",)),
         },
     )  # fmt: skip

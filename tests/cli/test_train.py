@@ -114,7 +114,7 @@ def test_options_reach_the_recipe(folder: Path) -> None:
         --model ce_resnet18 --rotations 12 --lifting hsv --ce-stages 3 --width 4,8,16,32
         --coset-pool avg --jitter 0.25 --gray --augmix --js --size 112 --split-seed 4 --epochs 7
         --batch-size 9 --optimizer sgd --lr 0.5 --weight-decay 0.125 --schedule cosine
-        --label-smoothing 0.1 --clip 2 --ema 0.99 --precision bf16 --compile --seed 3 --dry-run
+        --label-smoothing 0.1 --clip 2 --ema 0.99 --precision bfloat16 --compile --seed 3 --dry-run
     """
     recipe = recipe_of(invoke("pets", *options.split()))
     assert recipe == TrainingRecipe(
@@ -126,7 +126,7 @@ def test_options_reach_the_recipe(folder: Path) -> None:
         dataset="pets", split_seed=4, size=112, resize=128, jitter=0.25, gray=True,
         augmix="original", js=True, epochs=7, batch_size=9, optimizer="sgd", lr=0.5,
         weight_decay=0.125, schedule="cosine", label_smoothing=0.1, clip=2.0, ema=0.99,
-        precision="bf16", compile=True, seed=3,
+        precision="bfloat16", compile=True, seed=3,
     )  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def test_recipes_are_listed_and_used(folder: Path) -> None:
     recipe = recipe_of(invoke("./pets", "--recipe", "hsv-6+jitter", *options))
     assert recipe.options == {"rotations": 6, "lifting": "hsv", "width": 2}
     assert (recipe.dataset, recipe.jitter, recipe.epochs) == (str(folder / "pets"), 0.5, 3)
-    assert recipe.precision == "32"
+    assert recipe.precision == "float32"
 
 
 def test_corrupt_images_and_long_names(folder: Path) -> None:
@@ -271,5 +271,5 @@ def test_missing_data_say_how_to_get_them(folder: Path, monkeypatch: pytest.Monk
 def test_help_has_every_option_in_a_panel() -> None:
     result = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "120"})
     assert result.exit_code == 0
-    for word in ("Network", "ImageSet", "Training", "Running", "--ce-stages", "--num-nodes"):
+    for word in ("Network", "Images", "Training", "Running", "--ce-stages", "--num-nodes"):
         assert word in result.stdout

@@ -229,7 +229,7 @@ def test_a_run_knows_its_data(run_folder: Path) -> None:
     assert {key: row[key] for key in ("dataset", "augmentation", "epochs", "seed", "split")} == {
         "dataset": "trees", "augmentation": "jitter 0.5", "epochs": 7, "seed": 3, "split": "test",
     }  # fmt: skip
-    assert (row["size"], row["resize"], row["precision"]) == (24, 28, "32")
+    assert (row["size"], row["resize"], row["precision"]) == (24, 28, "float32")
     assert (row["model"], row["trained_on"], row["skipped"]) == ("resnet44", "trees", 0)
 
 
@@ -364,8 +364,8 @@ def test_corrupt_images(run_folder: Path, folder: Path) -> None:
 
 
 def test_bfloat16_is_said(run_folder: Path) -> None:
-    found = diagnose(run_folder, actions=(), precision="bf16", console=QUIET)
-    assert found.facts["precision"] == "bf16"
+    found = diagnose(run_folder, actions=(), precision="bfloat16", console=QUIET)
+    assert found.facts["precision"] == "bfloat16"
 
 
 @pytest.mark.parametrize(
@@ -377,7 +377,7 @@ def test_bfloat16_is_said(run_folder: Path) -> None:
         (
             {"precision": "half"},
             ValueError,
-            "precision must be one of 'auto', 'bf16', '32'; got 'half",
+            "precision must be one of 'auto', 'float32', 'bfloat16'; got 'half",
         ),
         ({"split": "val"}, ValueError, "split must be one of 'train', 'test'; got 'val'"),
         ({"data": "flowers"}, ValueError, "unknown dataset 'flowers'; did you mean 'flowers102'"),

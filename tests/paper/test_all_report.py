@@ -138,7 +138,7 @@ def test_rows_come_once_and_do_not_contradict(tmp_path: Path) -> None:
 
 
 def test_an_ablation_of_a_reduced_setting_is_in_its_own_section() -> None:
-    reduced = {"epochs": 30, "size": 112, "precision": "32"}
+    reduced = {"epochs": 30, "size": 112, "precision": "float32"}
     own = [trained(**reduced), trained(3, coset_pool="avg", **reduced)]
     tables = [trained(seed=seed) for seed in range(5)] + [trained(3, seed=seed) for seed in (0, 1)]
     same = trained(3, **reduced)
@@ -150,7 +150,7 @@ def test_an_ablation_of_a_reduced_setting_is_in_its_own_section() -> None:
     ]  # fmt: skip
     assert {row[-1] for row in section.table.rows} == {"1"}
     assert section.table.title.endswith(
-        "ours: 30 epochs instead of 200, 112 pixels instead of 224, precision 32"
+        "ours: 30 epochs instead of 200, 112 pixels instead of 224, precision float32"
     )
 
 
@@ -196,11 +196,15 @@ def test_gains_name_their_epochs_and_join_neighbours() -> None:
 
 
 def test_rows_of_two_precisions_have_lines_of_their_own() -> None:
-    rows = [trained(precision="bf16"), trained(precision="32"), trained(3, precision="bf16")]
+    rows = [
+        trained(precision="bfloat16"),
+        trained(precision="float32"),
+        trained(3, precision="bfloat16"),
+    ]
     made = sections(EXPERIMENTS["classification"], Findings({"classification": rows}))
     table = made[1][0].table
     assert table is not None
-    assert any("precision 32" in row[0] for row in table.rows)
+    assert any("precision float32" in row[0] for row in table.rows)
 
 
 def test_the_note_of_a_file_is_on_the_page(tmp_path: Path) -> None:

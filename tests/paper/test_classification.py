@@ -14,7 +14,7 @@ from equicolor.training.run_folder import RunFolder
 from equicolor.training.run_options import RunOptions
 
 CPU = RunOptions(device="cpu", workers=0)
-SMALL = {"size": 32, "resize": 32, "precision": "32", "batch_size": 8}
+SMALL = {"size": 32, "resize": 32, "precision": "float32", "batch_size": 8}
 
 
 @pytest.fixture

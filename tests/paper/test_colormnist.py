@@ -78,9 +78,9 @@ def test_precision_is_of_the_device_or_chosen(digits: Digits) -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     (job,) = jobs("colormnist-longtailed", digits, models=["z2cnn"])
     assert (job.recipe.dtype(cpu), job.recipe.dtype(gpu)) == (torch.float32, torch.bfloat16)
-    (job,) = jobs("colormnist-longtailed", digits, models=["z2cnn"], precision="32")
+    (job,) = jobs("colormnist-longtailed", digits, models=["z2cnn"], precision="float32")
     assert job.recipe.dtype(gpu) == torch.float32
-    with pytest.raises(ValueError, match="precision must be one of 'auto', 'bf16', '32'; got '16'"):
+    with pytest.raises(ValueError, match="precision must be one of 'auto', 'float32', 'bf"):
         jobs("colormnist-longtailed", digits, precision="16")
 
 
@@ -110,14 +110,14 @@ def test_rows_say_everything(tiny: ColorMNIST, digits: Digits, tmp_path: Path) -
     assert len(row["per_class"]) == 30
     assert sum(row["per_class"]) / 30 == pytest.approx(row["original"], abs=0.01)
     assert json.loads(json.dumps(rows)) == rows
-    assert row["precision"] == "32"  # a CPU's
+    assert row["precision"] == "float32"  # a CPU's
 
-    recipe = dataclasses.replace(TINY, epochs=1, jitter=0.5, precision="32")
+    recipe = dataclasses.replace(TINY, epochs=1, jitter=0.5, precision="float32")
     data = tuple(biased_colormnist(s, digits, train_size=20, test_size=10) for s in (0.0, 1e6))
     rows = run([Job("cecnn+jitter", recipe, data)], tmp_path, seeds=[0])
     assert [row["sigma"] for row in rows] == [0, 1e6]
     assert {row["dataset"] for row in rows} == {"colormnist-biased"}
-    assert (rows[0]["augmentation"], rows[0]["precision"]) == ("jitter 0.5", "32")
+    assert (rows[0]["augmentation"], rows[0]["precision"]) == ("jitter 0.5", "float32")
     assert "per_class" not in rows[0]
 
 

@@ -139,7 +139,7 @@ def test_a_single_run_is_not_among_the_gains() -> None:
 
 
 def test_curves_of_two_settings_can_be_told_apart() -> None:
-    rows = [*biased_rows(precision="32"), *biased_rows(precision="bf16")]
+    rows = [*biased_rows(precision="float32"), *biased_rows(precision="bfloat16")]
     looks = [
         (line.get_color(), line.get_alpha())
         for line in (container.lines[0] for container in sigma_figure(rows).axes[0].containers)

@@ -34,7 +34,7 @@ def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_rows_before_after_and_fine_tuned(pictures: Path, tmp_path: Path) -> None:
     recipe = TrainingRecipe(
         "z2cnn", {"width": 8, "dropout": 0.0}, dataset=str(pictures), size=28, resize=32,
-        epochs=12, batch_size=8, lr=3e-3, precision="32",
+        epochs=12, batch_size=8, lr=3e-3, precision="float32",
     )  # fmt: skip
     options = RunOptions(device="cpu", data_path="streaming", workers=0)
     fit(recipe, tmp_path / "run", options)

@@ -197,7 +197,7 @@ def test_the_full_protocol_is_the_papers(tmp_path: Path, monkeypatch) -> None:
     recipes = [part.job.settings["recipe"] for part in plans.parts("ablation-rotations", scope)]
     assert {recipe["epochs"] for recipe in recipes} == {200}
     assert {recipe["size"] for recipe in recipes} == {224}
-    assert {recipe["precision"] for recipe in recipes} == {"bf16"}
+    assert {recipe["precision"] for recipe in recipes} == {"bfloat16"}
     # The same jobs as those of the tables: what they share is trained once.
     tables = {part.job.name: part.job.key for part in plans.parts("classification", scope)}
     own = {part.job.name: part.job.key for part in plans.parts("ablation-rotations", scope)}

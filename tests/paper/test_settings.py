@@ -19,7 +19,7 @@ def test_every_deviation_is_named() -> None:
     paper = paper_settings("cifar10")
     assert in_words(found, instead_of=paper).startswith("1 epoch instead of 200, 224 pixels instea")
     # The paper does not say in which precision it trained.
-    assert in_words({"precision": "32"}, instead_of=paper) == "precision 32"
+    assert in_words({"precision": "float32"}, instead_of=paper) == "precision float32"
 
 
 def test_rows_to_compare_are_the_papers_or_those_of_most() -> None:

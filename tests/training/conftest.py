@@ -68,7 +68,7 @@ def toy_recipe(toy_folder: Path) -> TrainingRecipe:
         resize=18,
         epochs=3,
         batch_size=12,
-        precision="32",
+        precision="float32",
     )
 
 

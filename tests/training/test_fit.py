@@ -154,7 +154,7 @@ def test_imagenet_streams_from_a_tree_of_its_layout(tmp_path: Path) -> None:
                 image.save(folder / f"{synset}_{number}.JPEG")
     recipe = dataclasses.replace(
         find_recipe("imagenet/hsv-3+jitter"), size=28, resize=32, epochs=1, batch_size=4,
-        precision="32", options={"rotations": 3, "lifting": "hsv", "width": 2},
+        precision="float32", options={"rotations": 3, "lifting": "hsv", "width": 2},
     )  # fmt: skip
     options = dataclasses.replace(CPU, root=tmp_path, data_path="streaming", workers=1)
     found = fit(recipe, tmp_path / "run", options)
@@ -162,18 +162,18 @@ def test_imagenet_streams_from_a_tree_of_its_layout(tmp_path: Path) -> None:
     assert (found.row["dataset"], found.row["images"]) == ("imagenet", 4)
 
 
-def test_bf16(toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
+def test_bfloat16(toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
     # Smaller images leave one pixel before the last stride. On CPUs with AVX-512, torch's gradient
     # of a strided bfloat16 convolution of single pixels reads memory that nobody wrote.
     recipe = dataclasses.replace(toy_recipe, size=21, resize=23)
     losses = []
-    for precision in ("bf16", "32"):
+    for precision in ("bfloat16", "float32"):
         fit(dataclasses.replace(recipe, precision=precision), tmp_path / precision, CPU)
         rows = Metrics(tmp_path / precision / "metrics.csv").read()
         losses.append([float(row["loss"]) for row in rows])
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.25)
-    assert all(value.dtype != torch.bfloat16 for value in weights(tmp_path / "bf16").values())
+    assert all(value.dtype != torch.bfloat16 for value in weights(tmp_path / "bfloat16").values())
 
 
 def test_grey_networks_are_judged_on_shifted_colours(
@@ -207,7 +207,7 @@ def test_grey_networks_are_judged_on_shifted_colours(
 def test_grey_networks_are_trained_further(toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
     fit(dataclasses.replace(toy_recipe, gray=True, epochs=1), tmp_path / "grey", CPU)
     recipe = dataclasses.replace(
-        finetune_recipe(toy_recipe.dataset, tmp_path / "grey"), epochs=1, precision="32"
+        finetune_recipe(toy_recipe.dataset, tmp_path / "grey"), epochs=1, precision="float32"
     )
     found = fit(recipe, tmp_path / "more", CPU)
     assert found is not None
@@ -262,7 +262,7 @@ def test_progress_without_a_terminal_is_a_line(toy_recipe: TrainingRecipe, tmp_p
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("change", [{}, {"ema": 0.9, "clip": 1.0, "precision": "bf16"}])
+@pytest.mark.parametrize("change", [{}, {"ema": 0.9, "clip": 1.0, "precision": "bfloat16"}])
 def test_a_gpu_learns_what_a_cpu_learns(
     toy_recipe: TrainingRecipe, change: dict[str, object], tmp_path: Path
 ) -> None:
@@ -288,7 +288,7 @@ def test_a_step_never_waits_for_the_gpu(
 
     monkeypatch.setattr(tasks.ClassificationTask, "on_train_batch_start", on)
     monkeypatch.setattr(tasks.ClassificationTask, "on_train_batch_end", off)
-    recipe = dataclasses.replace(toy_recipe, ema=0.9, clip=1.0, precision="bf16", jitter=0.5)
+    recipe = dataclasses.replace(toy_recipe, ema=0.9, clip=1.0, precision="bfloat16", jitter=0.5)
     try:
         fit(recipe, tmp_path, RunOptions(device="cuda", data_path="resident"))
     finally:

@@ -27,7 +27,7 @@ def pets(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def recipe(pets: Path) -> TrainingRecipe:
-    return TrainingRecipe("z2cnn", {"width": 2}, dataset=str(pets), size=28, precision="32")
+    return TrainingRecipe("z2cnn", {"width": 2}, dataset=str(pets), size=28, precision="float32")
 
 
 @pytest.fixture

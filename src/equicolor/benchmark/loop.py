@@ -85,7 +85,7 @@ def _bare_step(
     recipe: TrainingRecipe, device: torch.device, steps: int, *, recorded: bool
 ) -> float:
     """Milliseconds of a step of a network on one batch."""
-    settings = Settings(device, "bf16" if recipe.precision == "bf16" else "fp32")
+    settings = Settings(device, "bf16" if recipe.precision == "bfloat16" else "fp32")
     classes = 10
     images = torch.rand(recipe.batch_size, 3, recipe.size, recipe.size, device=device)
     images = images.contiguous(memory_format=torch.channels_last)

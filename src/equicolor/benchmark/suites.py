@@ -268,14 +268,15 @@ def loop(
     """Whole training of a recipe against its bare step; see :func:`.loop_rows`."""
     # Imported here: training needs more packages than the other suites.
     from equicolor.benchmark.loop import loop_goals, loop_rows
-    from equicolor.training.recipes import find_recipe, usual_precision
+    from equicolor.devices import choose_precision
+    from equicolor.training.recipes import find_recipe
 
     device = choose_device(options.device)
     results, _ = options.paths("loop")
     given = {"batch_size": options.batch, "size": options.size}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     changes["epochs"] = _checks.positive_int("epochs", epochs)
-    changes["precision"] = usual_precision(cuda=device.type == "cuda")
+    changes["precision"] = choose_precision("auto", cuda=device.type == "cuda")
     wanted = replace(find_recipe(recipe, dataset), **changes)
     rows = loop_rows(
         wanted,

@@ -43,7 +43,9 @@ def evaluate(
     pretrained: Pretrained = True,
     batch_size: Annotated[int, typer.Option(help="Images in a batch.")] = 256,
     device: Device = "auto",
-    precision: Annotated[str, typer.Option(help="32, bf16, or auto: bf16 on a GPU.")] = "auto",
+    precision: Annotated[
+        str, typer.Option(help="float32, bfloat16, or auto: bfloat16 on a GPU.")
+    ] = "auto",
     skip_corrupt: SkipCorrupt = False,
     classes_by_index: Annotated[
         bool,

@@ -42,7 +42,8 @@ Models = Annotated[
     typer.Option(help="Only these, separated by commas.", show_default="all", metavar="A,B"),
 ]
 Precision = Annotated[
-    str, typer.Option(help="What convolutions compute in: bf16, 32, or auto, bf16 on a GPU.")
+    str,
+    typer.Option(help="Of convolutions: float32, bfloat16, or auto: bfloat16 on a GPU."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, or several: cuda:0,cuda:1.")]
 SomeWorkers = Annotated[
@@ -269,13 +270,15 @@ def _train(
 ) -> list[Path]:
     """Train the networks of the tables as far as options say."""
     from equicolor import _checks
+    from equicolor.devices import choose_precision
     from equicolor.models.registry import usual_resize
     from equicolor.paper import classification as experiment
-    from equicolor.training.recipes import usual_precision
     from equicolor.training.run_options import RunOptions
 
     options = RunOptions(device=how.devices[0])
-    changes: dict[str, Any] = {"precision": usual_precision(cuda=options.accelerator == "cuda")}
+    changes: dict[str, Any] = {
+        "precision": choose_precision("auto", cuda=options.accelerator == "cuda")
+    }
     size = given.pop("size")
     if size is not None:
         changes |= {"size": _checks.positive_int("size", size), "resize": usual_resize(size)}

@@ -67,7 +67,7 @@ def inspect(
     pretrained: Pretrained = True,
     batch_size: Annotated[int, typer.Option(help="Images in a batch.")] = 64,
     device: Device = "auto",
-    precision: Annotated[str, typer.Option(help="32, bf16 or auto.")] = "32",
+    precision: Annotated[str, typer.Option(help="float32, bfloat16 or auto.")] = "float32",
     skip_corrupt: SkipCorrupt = False,
     output: Annotated[
         Path | None,

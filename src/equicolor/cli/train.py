@@ -114,7 +114,9 @@ def train(
     ema: Annotated[
         float | None, _training("Keep an average of the weights, of this decay.", "none")
     ] = None,
-    precision: Annotated[str | None, _training("bf16 or 32.", "bf16 on a GPU, else 32")] = None,
+    precision: Annotated[
+        str | None, _training("float32 or bfloat16.", "bfloat16 on a GPU, else float32")
+    ] = None,
     compile_: Annotated[bool | None, _training("Use torch.compile.", False, "--compile")] = None,
     seed: Annotated[
         int | None, _training("Of everything random.", "0; the run's to finetune")
@@ -164,7 +166,7 @@ def train(
 
     On several devices, or computers under torchrun or SLURM: `--devices 8 --num-nodes 4`.
     """
-    from equicolor.training.recipes import usual_precision
+    from equicolor.devices import choose_precision
     from equicolor.training.run_options import RunOptions
 
     if list_recipes:
@@ -190,7 +192,7 @@ def train(
     )  # fmt: skip
     if augmix or augmix_full:
         changes["augmix"] = "full" if augmix_full else "original"
-    changes.setdefault("precision", usual_precision(cuda=options.accelerator == "cuda"))
+    changes.setdefault("precision", choose_precision("auto", cuda=options.accelerator == "cuda"))
     chosen = _choose(dataset, recipe, model, network, changes, finetune)
     folder = Path("runs") / _run_name(chosen) if output is None else output
     if dry_run:

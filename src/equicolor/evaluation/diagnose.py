@@ -14,6 +14,7 @@ from equicolor._text import counted
 from equicolor.data.datasets import DATASETS, find_dataset, load_dataset
 from equicolor.data.decoded import default_cache
 from equicolor.data.image_set import ImageSet
+from equicolor.devices import choose_precision
 from equicolor.evaluation.evaluate import Evaluation, evaluate
 from equicolor.evaluation.hue_sweep import ACTIONS, Batches, hue_shifts
 from equicolor.evaluation.images import (
@@ -29,7 +30,6 @@ from equicolor.models.gray import GrayInput
 from equicolor.models.loading import load_network
 from equicolor.models.registry import Network, Origin
 from equicolor.reporting.progress import counting, say
-from equicolor.training.recipes import chosen_precision
 from equicolor.training.seen import find_seen, seed_of_training
 
 __all__ = ["Subject", "diagnose", "judge", "load_subject"]
@@ -107,7 +107,7 @@ def load_subject(
         pretrained: load the weights that timm or torchvision offer.
         batch_size: images in a batch.
         device: where to compute.
-        precision: ``"32"``, ``"bf16"`` (autocast), or ``"auto"``: bf16 on a GPU.
+        precision: ``"float32"``, ``"bfloat16"`` (autocast), or ``"auto"``: bfloat16 on a GPU.
         skip_corrupt: leave out images that cannot be decoded.
         classes_by_index: do not compare the names of the classes with those the network was
             trained on; see :func:`equicolor.evaluation.images.match_classes`.
@@ -120,7 +120,7 @@ def load_subject(
     if limit is not None:
         _checks.positive_int("limit", limit)
     device = torch.device(device)
-    precision = chosen_precision(precision, cuda=device.type == "cuda")
+    precision = choose_precision(precision, cuda=device.type == "cuda")
     console = Console(stderr=True) if console is None else console
 
     recipe = recipe_of_run(network)
@@ -180,7 +180,9 @@ def load_subject(
     facts |= {"dataset": info.name, "split": split, "split_seed": split_seed or 0}
     facts |= preparation._asdict()
     facts["precision"] = precision
-    return Subject(model, images, batches, facts, torch.bfloat16 if precision == "bf16" else None)
+    return Subject(
+        model, images, batches, facts, torch.bfloat16 if precision == "bfloat16" else None
+    )
 
 
 def diagnose(

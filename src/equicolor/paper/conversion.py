@@ -101,6 +101,6 @@ def _finetune(
     data: str, path: str | Path, trained: TrainingRecipe | None, epochs: int, lr: float, device: str
 ) -> TrainingRecipe:
     recipe = finetune_recipe(data, path, like=trained)
-    half = device == "cuda" and (trained is None or trained.precision == "bf16")
-    precision = "bf16" if half else "32"
+    half = device == "cuda" and (trained is None or trained.precision == "bfloat16")
+    precision = "bfloat16" if half else "float32"
     return dataclasses.replace(recipe, epochs=epochs, lr=lr, precision=precision)

@@ -235,7 +235,7 @@ def _network_and_pictures(
     preparation = choose_preparation(network, recipe=recipe)
     pictures = load_dataset(dataset, "test", seed=recipe.split_seed if recipe else 0)
     batches = load_batches(pictures, preparation, device=device, cache=default_cache())
-    half = run.rows[0].get("precision") == "bf16" and device.type == "cuda"
+    half = run.rows[0].get("precision") == "bfloat16" and device.type == "cuda"
     return network, batches, torch.bfloat16 if half else None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from equicolor.data import load_mnist
 from equicolor.data.datasets import DATASETS, dataset_state, find_dataset, load_dataset
+from equicolor.devices import choose_precision
 from equicolor.evaluation.hue_sweep import ACTIONS
 from equicolor.models.registry import usual_resize
 from equicolor.paper import ablations, colormnist_jobs
@@ -17,7 +18,7 @@ from equicolor.paper.picture_jobs import Part, parts_of, plan, settle
 from equicolor.paper.quick_pictures import PICTURES, write_pictures
 from equicolor.paper.recipe_names import narrow
 from equicolor.paper.registry import find_experiment
-from equicolor.training.recipes import default_recipe, usual_precision
+from equicolor.training.recipes import default_recipe
 from equicolor.training.run_options import RunOptions
 
 __all__ = ["Scope", "options_of", "parts"]
@@ -30,7 +31,7 @@ _QUICK_NETWORKS = ("baseline", "gray", "ce-2", "ce-4", "hsv-6", "baseline+jitter
 # Small networks on small pictures, with large steps: seconds to a minute each.
 _QUICK_RECIPE: dict[str, Any] = {
     "size": 28, "resize": 28, "crop": "padded", "flip": False, "epochs": 10, "batch_size": 50,
-    "lr": 5e-3, "precision": "32",
+    "lr": 5e-3, "precision": "float32",
 }  # fmt: skip
 _QUICK_WIDTH = 8
 _CONVERSION = {"rotations": 6, "lifting": "hsv"}
@@ -195,7 +196,7 @@ def _runs(
     load_dataset(place, "test")  # which says what is missing, before anything is trained
     name = find_dataset(place).name
     runs = plan(place, networks, seeds=scope.seeds or 1)
-    precision = usual_precision(cuda=scope.cuda)
+    precision = choose_precision("auto", cuda=scope.cuda)
     changes: dict[str, Any] = dict(_QUICK_RECIPE) if scope.quick else {"precision": precision}
     if scope.epochs is not None:
         changes["epochs"] = scope.epochs

@@ -62,8 +62,7 @@ def reproduce(
         epochs: the paper's 1000 (long-tailed) or 1500 (biased) by default.
         models: only these, such as ``"cecnn"`` or ``"cecnn+jitter"``.
         sigmas: of the biased experiment, in degrees; the paper's by default.
-        precision: what convolutions compute in, ``"bf16"`` or ``"32"``; ``"auto"`` is bf16 on
-            CUDA.
+        precision: of convolutions, ``"float32"`` or ``"bfloat16"``; ``"auto"`` is bfloat16 on CUDA.
         redraw: of the biased experiment: draw digits, colours and noise anew for every seed,
             instead of once for all.
         quick: few models, seeds and epochs on the embedded digits, unless given.

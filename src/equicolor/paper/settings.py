@@ -121,8 +121,8 @@ def in_words(settings: Mapping[str, Any], *, instead_of: Mapping[str, Any] | Non
     Example:
         >>> in_words({"epochs": 30, "size": 64, "batch_size": 32})
         '30 epochs, 64 pixels, batch size 32'
-        >>> in_words({"size": 64, "precision": "32"}, instead_of=paper_settings("flowers102"))
-        '64 pixels instead of 224, precision 32'
+        >>> in_words({"size": 64, "precision": "float32"}, instead_of=paper_settings("flowers102"))
+        '64 pixels instead of 224, precision float32'
     """
     parts = []
     for name, value in settings.items():

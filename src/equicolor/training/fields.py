@@ -107,8 +107,7 @@ def _check_type(name: str, value: object, expected: Any) -> None:
 
 
 def _check_value(name: str, value: Any, bounds: Setting) -> None:
-    if value in bounds.renamed:
-        raise ValueError(f"{name} {value!r} is called {bounds.renamed[value]!r} now")
+    _checks.not_renamed(name, value, bounds.renamed)
     if bounds.choices:
         _checks.one_of(name, value, bounds.choices)
     if isinstance(value, float) and not math.isfinite(value):

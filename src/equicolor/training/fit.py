@@ -49,7 +49,7 @@ from equicolor.training.task import ClassificationTask
 
 __all__ = ["Fit", "RunOptions", "check_network", "fit"]
 
-_PRECISIONS = {"bf16": "bf16-mixed", "32": "32-true"}
+_PRECISIONS = {"bfloat16": "bf16-mixed", "float32": "32-true"}
 
 
 class Fit(NamedTuple):
@@ -474,7 +474,7 @@ def _judge(
             data.test_images(device),
             class_names=data.test.class_names,
             actions=("hsv",),
-            autocast=torch.bfloat16 if recipe.precision == "bf16" else None,
+            autocast=torch.bfloat16 if recipe.precision == "bfloat16" else None,
             progress=progress,
             facts=facts,
         )

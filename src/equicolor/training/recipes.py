@@ -20,6 +20,7 @@ from equicolor._text import did_you_mean
 from equicolor.data.augment import Augmentation
 from equicolor.data.augmix import AugMix
 from equicolor.data.datasets import DATASETS, canonical_dataset, find_dataset
+from equicolor.devices import PRECISIONS, RENAMED_PRECISIONS
 from equicolor.models.checkpoint_files import WEIGHTS
 from equicolor.models.registry import (
     Network,
@@ -32,13 +33,12 @@ from equicolor.training.fields import check, setting, settings
 from equicolor.training.pretrained import load_pretrained
 
 __all__ = [
-    "COMPARED_KEYS", "ROW_KEYS", "UNPUBLISHED_KEYS", "TrainingRecipe", "chosen_precision",
-    "default_recipe", "find_recipe", "recipes", "usual_precision",
+    "COMPARED_KEYS", "ROW_KEYS", "UNPUBLISHED_KEYS", "TrainingRecipe", "default_recipe",
+    "find_recipe", "recipes",
 ]  # fmt: skip
 
 SEEDS = 2**32 - 1  # the largest: random numbers are a function of 32 bits of it
 JITTER = 0.5  # turns: the whole circle, as in the paper
-PRECISIONS = ("bf16", "32")
 
 _image = functools.partial(setting, panel="Images")
 _augmentation = functools.partial(_image, row="augmentation", compared=False)
@@ -141,10 +141,11 @@ class TrainingRecipe:
         short="split",
     )
     precision: str = setting(
-        "bf16",
-        "bf16 or 32.",
-        usual="bf16 on a GPU, else 32",
+        "bfloat16",
+        "float32 or bfloat16.",
+        usual="bfloat16 on a GPU, else float32",
         choices=PRECISIONS,
+        renamed=RENAMED_PRECISIONS,
         published=False,
     )
     compile: bool = setting(False, "Use torch.compile.", decides=False)
@@ -396,27 +397,6 @@ def _networks(plain: str) -> dict[str, dict[str, Any]]:
 
 
 _STAGES = {"resnet18": 4, "resnet44": 3}
-
-
-def usual_precision(*, cuda: bool) -> str:
-    """The precision to train in where none is asked for.
-
-    Example:
-        >>> usual_precision(cuda=True), usual_precision(cuda=False)
-        ('bf16', '32')
-    """
-    return "bf16" if cuda else "32"
-
-
-def chosen_precision(precision: str, *, cuda: bool) -> str:
-    """One of :data:`PRECISIONS`: that asked for, or of ``"auto"`` the usual one.
-
-    Example:
-        >>> chosen_precision("auto", cuda=True), chosen_precision("32", cuda=True)
-        ('bf16', '32')
-    """
-    _checks.one_of("precision", precision, ("auto", *PRECISIONS))
-    return usual_precision(cuda=cuda) if precision == "auto" else precision
 
 
 def find_recipe(name: str, dataset: str | None = None) -> TrainingRecipe:

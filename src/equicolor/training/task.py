@@ -120,7 +120,7 @@ class ClassificationTask(pl.LightningModule):
     def _logits(self, images: Tensor) -> Tensor:
         """Of the network, recorded when the first batch comes."""
         if self._graphs and self._recorded is None and images.is_cuda:
-            dtype = torch.bfloat16 if self.recipe.precision == "bf16" else None
+            dtype = torch.bfloat16 if self.recipe.precision == "bfloat16" else None
             try:
                 self._recorded = capture(self.network, images, dtype)
             except RuntimeError as error:  # a network that asks the device something

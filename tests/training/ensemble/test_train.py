@@ -454,9 +454,9 @@ def test_a_killed_run_resumes_bit_by_bit(tmp_path: Path) -> None:
 
 
 def test_a_bfloat16_network_trains_alone(data: ColorMNIST) -> None:
-    recipe = dataclasses.replace(EQUIVARIANT, precision="bf16", epochs=1)
+    recipe = dataclasses.replace(EQUIVARIANT, precision="bfloat16", epochs=1)
     (rounded,) = train_many(recipe, [(data, 0)])
-    (exact,) = train_many(dataclasses.replace(recipe, precision="32"), [(data, 0)])
+    (exact,) = train_many(dataclasses.replace(recipe, precision="float32"), [(data, 0)])
     assert rounded.loss != exact.loss
     assert rounded.loss == pytest.approx(exact.loss, rel=0.05)
 

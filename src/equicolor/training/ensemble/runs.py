@@ -12,10 +12,10 @@ from torch import Tensor
 
 from equicolor import _checks
 from equicolor.data.colormnist import ColorMNIST
+from equicolor.devices import choose_precision
 from equicolor.models.checkpoint_files import read_pickle
 from equicolor.models.registry import create_model
 from equicolor.models.z2cnn import DROPPING, Z2CNN
-from equicolor.training.recipes import chosen_precision
 
 __all__ = ["Recipe", "Result", "Run", "check_runs", "identity", "read_kept"]
 
@@ -34,8 +34,8 @@ class Recipe:
         jitter: hue jitter in turns, drawn per image from ±jitter.
         weighted: weigh classes by ``N / (c n_i)`` in the loss.
         epochs, batch_size, lr, weight_decay: of training with Adam and a one-cycle schedule.
-        precision: what convolutions compute in, ``"bf16"`` or ``"32"``; ``"auto"`` is bf16 on
-            CUDA.
+        precision: what convolutions compute in, ``"float32"`` or ``"bfloat16"``; ``"auto"`` is
+            bfloat16 on CUDA.
     """
 
     model: str
@@ -53,7 +53,7 @@ class Recipe:
     def __post_init__(self) -> None:
         """Refuse what cannot be trained."""
         _checks.one_of("network", self.network, ("z2cnn", "cecnn"))
-        chosen_precision(self.precision, cuda=False)  # which refuses what is none
+        choose_precision(self.precision, cuda=False)  # which refuses what is none
         _checks.positive_int("epochs", self.epochs)
         if _checks.positive_int("batch_size", self.batch_size) < 2:
             raise ValueError("batch_size must be at least 2 for batch normalization, got 1")
@@ -63,12 +63,12 @@ class Recipe:
                 raise ValueError(f"{name} must be a number of at least 0, got {value}")
 
     def precision_on(self, device: torch.device) -> str:
-        """What convolutions compute in on a device, ``"bf16"`` or ``"32"``."""
-        return chosen_precision(self.precision, cuda=device.type == "cuda")
+        """What convolutions compute in on a device."""
+        return choose_precision(self.precision, cuda=device.type == "cuda")
 
     def dtype(self, device: torch.device) -> torch.dtype:
         """The same, as torch has it."""
-        return torch.bfloat16 if self.precision_on(device) == "bf16" else torch.float32
+        return torch.bfloat16 if self.precision_on(device) == "bfloat16" else torch.float32
 
     def build(self, num_classes: int, seed: int) -> Z2CNN:
         """The network of one seed, freshly drawn."""
