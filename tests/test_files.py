@@ -105,7 +105,7 @@ FULL = """
 import resource, sys
 from pathlib import Path
 from equicolor.models import save_model, z2cnn
-from equicolor.models.checkpoint_files import write_pickle
+from equicolor.models.tensor_files import write_pickle
 from equicolor.models.export import export
 from equicolor.reporting.html import Section, write_report
 from equicolor.results import write_results

@@ -25,6 +25,7 @@ from equicolor.models.checkpoints import read_origin, weights_digest
 from equicolor.models.gray import GrayInput
 from equicolor.models.heads import with_classes
 from equicolor.models.registry import Origin
+from equicolor.models.tensor_files import write_weights
 
 NETWORKS = {
     "z2cnn": lambda: z2cnn(3, width=2),
@@ -177,9 +178,9 @@ def test_foreign_safetensors(tmp_path):
     ],
 )
 def test_broken_configurations(config, reason, tmp_path):
-    metadata = {"format": "equicolor-1"} | ({} if config is None else {"config": config})
+    metadata = {} if config is None else {"config": config}
     path = tmp_path / "a.safetensors"
-    safetensors.torch.save_file({"weight": torch.zeros(2)}, path, metadata)
+    write_weights(path, {"weight": torch.zeros(2)}, metadata)
     message = refusal(load_model, path)
     assert "no configuration that a network can be built from" in message
     assert reason in message
@@ -187,8 +188,8 @@ def test_broken_configurations(config, reason, tmp_path):
 
 def test_configuration_of_another_network(tmp_path):
     path = tmp_path / "a.safetensors"
-    metadata = {"format": "equicolor-1", "config": json.dumps({"model": "z2cnn", "width": 3})}
-    safetensors.torch.save_file(tiny().state_dict(), path, metadata)
+    metadata = {"config": json.dumps({"model": "z2cnn", "width": 3})}
+    write_weights(path, tiny().state_dict(), metadata)
     message = refusal(load_model, path)
     assert "does not fit z2cnn(num_classes=10, width=3)" in message
     assert "of another shape: blocks.0.0.weight [2, 3, 1, 3, 3] instead of [3, 3, 3, 3]" in message
@@ -354,12 +355,6 @@ def test_saving_below_a_file_keeps_the_reason(tmp_path):
 
 def test_build_from_config():
     assert checkpoints.build_from_config({"model": "z2cnn", "width": 5}).config["width"] == 5
-    # Files from when plain networks took options of equivariant layers.
-    older = {"model": "resnet18", "rotations": 1, "ce_stages": 0, "lifting": "hsv", "width": 4}
-    assert checkpoints.build_from_config(older).config["lifting"] == "rgb"
-    # And from when equivariant names built plain networks.
-    older["model"] = "ce_resnet18"
-    assert checkpoints.build_from_config(older).config["model"] == "resnet18"
 
 
 def test_networks_changed_after_they_were_built_are_refused(tmp_path):
@@ -416,10 +411,9 @@ def test_class_names_travel_with_the_network(tmp_path):
     )
     # Files of others may have something else there.
     for strange in ("{", "3", "null"):
-        tensors = {key: value.contiguous() for key, value in network.state_dict().items()}
-        header = {"format": "equicolor-1", "config": json.dumps(network.config)}
+        header = {"config": json.dumps(network.config), "class_names": strange}
         path = tmp_path / "c.safetensors"
-        safetensors.torch.save_file(tensors, path, header | {"class_names": strange})
+        write_weights(path, network.state_dict(), header)
         assert load_model(path).class_names == ()
 
 
@@ -456,11 +450,10 @@ def test_images_of_the_training_travel_with_the_network(tmp_path):
     assert (loaded.image_size, loaded.resize) == (48, 54)
     assert loaded.config == network.config
     assert GrayInput(loaded).image_size == 48
-    # older files, and headers that somebody else wrote
-    tensors, header = network.state_dict(), {"format": "equicolor-1"}
-    header["config"] = json.dumps(network.config)
+    # headers that somebody else wrote
+    header = {"config": json.dumps(network.config)}
     for strange in ({}, {"image_size": "large"}, {"training_digest": "5", "dataset": "[1]"}):
-        safetensors.torch.save_file(tensors, path, header | strange)
+        write_weights(path, network.state_dict(), header | strange)
         assert load_model(path).origin == tiny().origin
         assert read_origin(path) == Origin()
 

@@ -13,11 +13,11 @@ from equicolor.data.datasets import find_dataset, load_dataset
 from equicolor.evaluation.diagnose import diagnose
 from equicolor.evaluation.evaluate import Evaluation
 from equicolor.evaluation.images import choose_preparation
-from equicolor.models.checkpoint_files import WEIGHTS
 from equicolor.models.checkpoints import load_model, save_model
 from equicolor.models.foreign import LIBRARIES
 from equicolor.models.loading import load_network
 from equicolor.models.registry import Network
+from equicolor.models.tensor_files import WEIGHTS
 from equicolor.nn import fold
 from equicolor.reporting.tables import Table
 

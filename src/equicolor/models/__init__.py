@@ -1,8 +1,9 @@
 """Networks: every architecture of the paper, plain, equivariant and hybrid."""
 
-from equicolor.models.checkpoints import CheckpointError, load_model, load_reference, save_model
+from equicolor.models.checkpoints import CheckpointError, load_model, save_model
 from equicolor.models.ciconv import ciconv_resnet18, ciconv_resnet44
 from equicolor.models.cost import Cost, cost
+from equicolor.models.reference import load_reference
 from equicolor.models.registry import Network, create_model, list_models
 from equicolor.models.resnet import (
     ce_resnet18,

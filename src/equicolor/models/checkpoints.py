@@ -1,39 +1,42 @@
-"""Checkpoints: one safetensors file rebuilds a network; the paper authors' files load strictly.
+"""Checkpoints: one safetensors file, with the configuration in its header, rebuilds a network.
 
-Nothing here executes code from a file. Our own format is safetensors with the network's
-configuration in the header; the authors' ``.pth`` files go through torch's weights-only
-loader. Whatever is wrong with a file is said in one line.
+Nothing here executes code from a file. Every error is one line.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from equicolor import _checks
-from equicolor.groups import HueGroup
-from equicolor.models.checkpoint_files import (
+from equicolor.models.foreign import published_parameters
+from equicolor.models.registry import Network, Origin, create_model
+from equicolor.models.tensor_files import (
     WEIGHTS,
     CheckpointError,
     digest,
     one_line,
-    read_pickle,
     read_weights,
     write_weights,
 )
-from equicolor.models.foreign import published_parameters
-from equicolor.models.registry import Network, Origin, create_model
 
-__all__ = ["CheckpointError", "load_model", "load_reference", "read_config", "save_model"]
+__all__ = [
+    "CheckpointError",
+    "build_from_config",
+    "checkpoint_file",
+    "load_model",
+    "read_class_names",
+    "read_config",
+    "read_origin",
+    "save_model",
+    "weights_digest",
+]
 
-N = TypeVar("N", bound=nn.Module)
-
-_CLASSES = "class_names"  # in the header, where they are known
-_MATRIX = "transformation_matrix"
-_SHOWN = 3  # how many mismatches an error names
+_CLASSES = "class_names"  # key in the header
+SHOWN = 3  # how many mismatches an error names
 # What a file may ask for before its weights say how large the network is.
 _MOST = 10_000  # of anything, or as many as the longest side of its weights
 _LIMITS = {key: _checks.MOST[key] for key in ("image_size", "resize", "rotations")}
@@ -43,8 +46,7 @@ _LIMITS["split_seed"] = 2**32 - 1
 def save_model(model: nn.Module, path: str | Path) -> Path:
     """Save a network with its configuration as one safetensors file.
 
-    What is known of its training goes along: the names of its classes and its
-    :class:`~equicolor.models.registry.Origin`.
+    The names of its classes and its :class:`~equicolor.models.registry.Origin` go along.
 
     Args:
         model: a network made by a builder of :mod:`equicolor.models`, or a converted one of
@@ -89,12 +91,14 @@ def _check_rebuilt(model: Network) -> None:
     rebuilt = (
         build_from_config(model.config) if converted else _empty(model.config, model.state_dict())
     )
-    own = {key: value.shape for key, value in model.state_dict().items()}
-    built = {key: value.shape for key, value in rebuilt.state_dict().items()}
-    changed = sorted(key for key in own | built if own.get(key) != built.get(key))
+    shapes, expected = (
+        {key: value.shape for key, value in network.state_dict().items()}
+        for network in (model, rebuilt)
+    )
+    changed = sorted(k for k in shapes | expected if shapes.get(k) != expected.get(k))
     problem, hint = "", "Build it with the options it should have"
     if changed:
-        problem = "; ".join(_listed("differ", changed))
+        problem = _listed("differ", changed)
     if converted:
         from equicolor.conversion.rebuilding import same_outputs
 
@@ -107,7 +111,7 @@ def _check_rebuilt(model: Network) -> None:
             problem = "with the same weights, the file's network computes something else"
     if problem:
         raise CheckpointError(
-            f"{_describe(model)} was changed after it was built, so its file could not be loaded: "
+            f"{describe(model)} was changed after it was built, so its file could not be loaded: "
             f"{problem}. {hint}"
         )
 
@@ -140,30 +144,25 @@ def _config(header: Mapping[str, str], path: Path) -> dict[str, Any]:
         if not isinstance(config, dict) or not isinstance(config.get("model"), str):
             raise ValueError("expected an object with the name of a model")
     except (KeyError, ValueError, RecursionError) as error:
-        raise _no_configuration(str(path), error) from None
+        raise _no_configuration(path, error) from None
     return config
 
 
-def _no_configuration(source: str, error: BaseException) -> CheckpointError:
+def _no_configuration(source: str | Path, error: BaseException) -> CheckpointError:
     return CheckpointError(
         f"{source} has no configuration that a network can be built from ({one_line(error)})"
     )
 
 
 def _build_for(config: Mapping[str, Any], state: Mapping[str, Tensor], source: str) -> Network:
-    """Build the network that weights are for; memory is taken only if they fit.
-
-    Raises:
-        CheckpointError: if no network can be built, or if it is another one.
-        ImportError: if it needs a library that is not installed.
-    """
+    """Build the network that weights are for; memory is allocated only if they fit."""
     try:
         _check_numbers(config, state)
         check_fit(_empty(config, state), state, source)
         return build_from_config(config)
     except (CheckpointError, ImportError):
         raise
-    except Exception as error:  # a configuration can be wrong in every way there is
+    except Exception as error:  # a wrong configuration makes builders raise anything
         raise _no_configuration(source, error) from None
 
 
@@ -190,23 +189,25 @@ def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
 def _class_names(header: Mapping[str, str]) -> tuple[str, ...]:
     try:
         return tuple(map(str, json.loads(header.get(_CLASSES, "[]"))))
-    except (TypeError, ValueError, RecursionError):  # somebody else's idea of class names
+    except (TypeError, ValueError, RecursionError):  # not written by save_model
         return ()
 
 
 def _origin(header: Mapping[str, str]) -> Origin:
-    """What a header says of the images; older files say nothing, and others something else."""
-    found: dict[str, Any] = {}
+    """What a header says of the training images; values that make no sense are left out."""
+    origin: dict[str, Any] = {}
     for key in Origin._fields:
         try:
             value = json.loads(header[key])
         except (KeyError, ValueError, RecursionError):
             continue
-        words = isinstance(Origin._field_defaults[key], str)
-        number = type(value) is int and 0 <= value <= _LIMITS.get(key, 0)
-        if isinstance(value, str) if words else number:
-            found[key] = value
-    return Origin(**found)
+        if isinstance(Origin._field_defaults[key], str):
+            valid = isinstance(value, str)
+        else:
+            valid = type(value) is int and 0 <= value <= _LIMITS.get(key, 0)
+        if valid:
+            origin[key] = value
+    return Origin(**origin)
 
 
 def checkpoint_file(path: str | Path) -> Path:
@@ -248,11 +249,7 @@ def read_origin(path: str | Path) -> Origin:
         >>> read_origin(path).image_size
         28
     """
-    header, _ = read_weights(Path(path))
-    config = _config(header, Path(path))
-    # Older files of converted networks say it in their configuration.
-    before = {key: str(value) for key, value in config.items() if isinstance(value, int)}
-    return _origin({**before, **header})
+    return _origin(read_weights(Path(path))[0])
 
 
 def weights_digest(path: str | Path) -> str:
@@ -272,41 +269,6 @@ def weights_digest(path: str | Path) -> str:
     return digest(header["config"], tensors)
 
 
-def load_reference(model: N, checkpoint: str | Path | Mapping[str, Any]) -> N:
-    """Load weights of the paper authors' code into the corresponding network, strictly.
-
-    Args:
-        model: a network built like the checkpoint's.
-        checkpoint: a released ``.pth`` file, or its state dict. Only tensors are read from
-            a file: code hidden in it is refused, not run.
-
-    Returns:
-        The network.
-
-    Example:
-        >>> from equicolor.models import resnet44
-        >>> released = resnet44(10, rotations=3, width=4).state_dict()
-        >>> released["conv1.transformation_matrix"] = HueGroup(3).matrix(1)
-        >>> load_reference(resnet44(10, rotations=3, width=4), released).config["width"]
-        [4, 8, 16]
-    """
-    if not isinstance(model, Network):
-        raise TypeError(
-            f"load_reference needs a network built by equicolor.models, got {type(model).__name__}"
-        )
-    if isinstance(checkpoint, Mapping):
-        source, contents = "the state dict", checkpoint
-    else:
-        source, contents = str(checkpoint), read_pickle(Path(checkpoint))
-    state = _state_dict(contents, source)
-    for key in [key for key in state if key.rpartition(".")[2] == _MATRIX]:
-        _check_matrix(model, key, state.pop(key), source)
-    ours = {model.reference_key(key): key for key in model.state_dict()}
-    renamed = {ours.get(key, key): value for key, value in state.items()}
-    load_strict(model, renamed, source)
-    return model
-
-
 def build_from_config(config: Mapping[str, Any]) -> Network:
     """Build the network a configuration describes.
 
@@ -315,10 +277,6 @@ def build_from_config(config: Mapping[str, Any]) -> Network:
         20
     """
     options = dict(config)
-    if options.get("rotations") == 1:  # plain; older files may hold options that are refused now
-        for name in ("separable", "coset_pool", "lifting", "ce_layers"):
-            options.pop(name, None)
-        options["model"] = str(options["model"]).removeprefix("ce_")
     return create_model(options.pop("model"), **options)
 
 
@@ -342,82 +300,41 @@ def load_strict(model: Network, state: Mapping[str, Tensor], source: str) -> Non
     """Load a state dict whose keys and shapes must be the network's own."""
     check_fit(model, state, source)
     if any(value.is_meta for value in model.state_dict().values()):
-        raise CheckpointError(f"{_describe(model)} is on the meta device: call to_empty() first")
+        raise CheckpointError(f"{describe(model)} is on the meta device: call to_empty() first")
     model.load_state_dict(dict(state))
 
 
 def check_fit(model: Network, state: Mapping[str, Tensor], source: str) -> None:
     """Refuse a state dict whose keys, shapes or kinds of numbers are not the network's own."""
-    own = model.state_dict()
-    problems = [
-        *_listed("missing", (key for key in own if key not in state)),
-        *_listed("unexpected", (key for key in state if key not in own)),
-        *_listed(
-            "of another shape",
-            (
-                f"{key} {list(state[key].shape)} instead of {list(own[key].shape)}"
-                for key in own
-                if key in state and state[key].shape != own[key].shape
-            ),
-        ),
-    ]
-    if problems:
-        raise CheckpointError(f"{source} does not fit {_describe(model)}: {'; '.join(problems)}")
-    strangers = [k for k in own if own[k].is_floating_point() and not state[k].is_floating_point()]
-    if strangers:
-        raise CheckpointError(
-            f"{source} does not fit {_describe(model)}: {_listed('of another kind', strangers)[0]}"
-        )
+    expected = model.state_dict()
+    both = [(key, state[key], expected[key]) for key in expected if key in state]
+    problems = {
+        "missing": [key for key in expected if key not in state],
+        "unexpected": [key for key in state if key not in expected],
+        "of another shape": [
+            f"{key} {list(value.shape)} instead of {list(other.shape)}"
+            for key, value, other in both
+            if value.shape != other.shape
+        ],
+        "of another kind": [
+            key
+            for key, value, other in both
+            if other.is_floating_point() and not value.is_floating_point()
+        ],
+    }
+    if any(problems.values()):
+        listed = "; ".join(_listed(what, names) for what, names in problems.items() if names)
+        raise CheckpointError(f"{source} does not fit {describe(model)}: {listed}")
 
 
-def _listed(what: str, items: Iterable[str]) -> list[str]:
-    names = list(items)
-    if not names:
-        return []
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return [f"{len(names)} {what}: {', '.join(names[:_SHOWN])}{more}"]
+def _listed(what: str, names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{len(names)} {what}: {', '.join(names[:SHOWN])}{more}"
 
 
-def _describe(model: Network) -> str:
+def describe(model: Network) -> str:
+    """A network's name and main options, for errors."""
     config = model.config
     name = config.get("source", config.get("model", type(model).__name__))
     shown = ("num_classes", "rotations", "ce_stages", "ce_layers", "width")
     return f"{name}({', '.join(f'{key}={config[key]}' for key in shown if key in config)})"
-
-
-def _state_dict(contents: Any, source: str) -> dict[str, Tensor]:
-    """The tensors of a checkpoint, out of the wrappings trainers put around them."""
-    for wrapper in ("state_dict", "model"):
-        if isinstance(contents, Mapping) and isinstance(contents.get(wrapper), Mapping):
-            contents = contents[wrapper]
-    if not isinstance(contents, Mapping) or not contents:
-        raise CheckpointError(f"{source} holds no state dict, but a {type(contents).__name__}")
-    strangers = [
-        str(key)
-        for key, value in contents.items()
-        if not isinstance(key, str) or not isinstance(value, Tensor)
-    ]
-    if strangers:
-        raise CheckpointError(
-            f"{source} holds no plain state dict: not tensors are {', '.join(strangers[:_SHOWN])}"
-        )
-    for prefix in ("model.", "module.", "model."):
-        if all(key.startswith(prefix) for key in contents):
-            contents = {key[len(prefix) :]: value for key, value in contents.items()}
-    return dict(contents)
-
-
-def _check_matrix(model: Network, key: str, matrix: Tensor, source: str) -> None:
-    """The authors store the hue rotation; it tells how many rotations they trained with."""
-    rotations = model.config.get("rotations", 1)
-    if model.config.get("lifting") == "hsv" and rotations != 3:
-        raise CheckpointError(
-            f"{source} was trained with lifting='rgb', which is another function than "
-            f"lifting='hsv' for {rotations} rotations"
-        )
-    expected = HueGroup(rotations).matrix(1)
-    if matrix.shape != (3, 3) or not torch.allclose(matrix.double(), expected, atol=1e-5):
-        raise CheckpointError(
-            f"{source} does not fit {_describe(model)}: {key} is not the rotation by "
-            f"1/{rotations} of the hue circle"
-        )

@@ -9,9 +9,9 @@ from typing import Any, Self
 from huggingface_hub import ModelHubMixin, hf_hub_download
 from torch import Tensor, nn
 
-from equicolor.models.checkpoint_files import WEIGHTS
 from equicolor.models.checkpoints import load_model, save_model
 from equicolor.models.registry import Network
+from equicolor.models.tensor_files import WEIGHTS
 
 __all__ = ["HubModel"]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from equicolor.models.checkpoint_files import WEIGHTS
 from equicolor.models.checkpoints import checkpoint_file, load_model
 from equicolor.models.foreign import LIBRARIES, ForeignNetwork, load_foreign
 from equicolor.models.gray import GrayInput
 from equicolor.models.registry import Network, create_model, list_models
+from equicolor.models.tensor_files import WEIGHTS
 
 __all__ = ["find_model", "load_network"]
 

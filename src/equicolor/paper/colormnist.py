@@ -23,7 +23,7 @@ from equicolor.data import (
     longtailed_colormnist,
 )
 from equicolor.data.colormnist import BIASED_SEED
-from equicolor.models.checkpoint_files import write_pickle
+from equicolor.models.tensor_files import write_pickle
 from equicolor.models.z2cnn import Z2CNN
 from equicolor.reporting.progress import Progress
 from equicolor.results import read_results, write_results

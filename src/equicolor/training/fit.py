@@ -32,18 +32,18 @@ from equicolor.data.listing import Listing, list_images
 from equicolor.evaluation import evaluate
 from equicolor.evaluation.images import try_images
 from equicolor.models import Network, save_model
-from equicolor.models.checkpoint_files import CheckpointError, one_line
 from equicolor.models.checkpoints import read_config
 from equicolor.models.gray import GrayInput
+from equicolor.models.tensor_files import CheckpointError, one_line
 from equicolor.reporting.progress import counting, say
 from equicolor.results import read_rows, write_results
-from equicolor.training.checkpoint import REMEDY, EpochCheckpoint, SafeCheckpointIO
 from equicolor.training.finetuning import finetune_remarks, finetune_seen
 from equicolor.training.image_data import ImageData
 from equicolor.training.monitor import DivergedError, Metrics, Monitor
 from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.run_folder import RunFolder
 from equicolor.training.run_options import RunOptions
+from equicolor.training.run_state import REMEDY, EpochCheckpoint, SafeCheckpointIO
 from equicolor.training.sync_norm import sync_batch_norm
 from equicolor.training.task import ClassificationTask
 

@@ -21,7 +21,6 @@ from equicolor.data.augment import Augmentation
 from equicolor.data.augmix import AugMix
 from equicolor.data.datasets import DATASETS, canonical_dataset, find_dataset
 from equicolor.devices import PRECISIONS, RENAMED_PRECISIONS
-from equicolor.models.checkpoint_files import WEIGHTS
 from equicolor.models.registry import (
     Network,
     Origin,
@@ -29,6 +28,7 @@ from equicolor.models.registry import (
     get_builder,
     usual_resize,
 )
+from equicolor.models.tensor_files import WEIGHTS
 from equicolor.training.fields import check, setting, settings
 from equicolor.training.pretrained import load_pretrained
 

@@ -20,13 +20,13 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR
 from equicolor._text import counted
 from equicolor.data.loaders import SKIPPED, Batch
 from equicolor.devices import cores
-from equicolor.models.checkpoint_files import CheckpointError
 from equicolor.models.registry import Network
+from equicolor.models.tensor_files import CheckpointError
 from equicolor.nn import capture
 from equicolor.training.average import WeightAverage
-from equicolor.training.checkpoint import REMEDY
 from equicolor.training.losses import cross_entropy, jensen_shannon
 from equicolor.training.recipes import TrainingRecipe
+from equicolor.training.run_state import REMEDY
 from equicolor.training.tally import Counts, Tally
 
 __all__ = ["ClassificationTask"]

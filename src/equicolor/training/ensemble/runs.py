@@ -13,8 +13,8 @@ from torch import Tensor
 from equicolor import _checks
 from equicolor.data.colormnist import ColorMNIST
 from equicolor.devices import choose_precision
-from equicolor.models.checkpoint_files import read_pickle
 from equicolor.models.registry import create_model
+from equicolor.models.tensor_files import read_pickle
 from equicolor.models.z2cnn import DROPPING, Z2CNN
 
 __all__ = ["Recipe", "Result", "Run", "check_runs", "identity", "read_kept"]

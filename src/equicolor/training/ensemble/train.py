@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from equicolor import _checks
-from equicolor.models.checkpoint_files import write_pickle
+from equicolor.models.tensor_files import write_pickle
 from equicolor.reporting.progress import Progress
 from equicolor.training.ensemble.runs import Recipe, Result, Run, check_runs, read_kept
 from equicolor.training.ensemble.trainer import StackedTrainer

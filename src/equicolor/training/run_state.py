@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from equicolor.models.checkpoint_files import CheckpointError, read_pickle, write_pickle
+from equicolor.models.tensor_files import CheckpointError, read_pickle, write_pickle
 
 __all__ = ["REMEDY", "EpochCheckpoint", "SafeCheckpointIO"]
 

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -33,7 +32,7 @@ def test_a_flipped_bit_in_a_weight_is_noticed(tmp_path: Path) -> None:
     contents = bytearray(path.read_bytes())
     contents[contents.index(network.blocks[1][0].weight.detach().numpy().tobytes()) + 2] ^= 1
     path.write_bytes(contents)
-    with pytest.raises(CheckpointError, match="is damaged: it is not what was saved"):
+    with pytest.raises(CheckpointError, match="is damaged: its digest does not fit"):
         load_model(path)
 
 
@@ -46,12 +45,11 @@ def test_a_changed_word_in_the_header_is_noticed(tmp_path: Path) -> None:
         load_model(path)
 
 
-def test_files_without_a_digest_are_read(tmp_path: Path) -> None:
-
+def test_files_without_a_digest_are_refused(tmp_path: Path) -> None:
     network = cecnn(3, width=2).eval()
     path = save_model(network, tmp_path / "network.safetensors")
     with safe_open(path, framework="pt") as file:
         header = {key: value for key, value in file.metadata().items() if key != "digest"}
     save_file(load_file(path), path, header)
-    images = torch.rand(2, 3, 28, 28)
-    assert torch.equal(load_model(path)(images), network(images))
+    with pytest.raises(CheckpointError, match="is damaged: its digest"):
+        load_model(path)

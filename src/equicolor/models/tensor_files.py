@@ -1,6 +1,6 @@
-"""Files of weights, checked: ours in safetensors, others' through torch's weights-only loader.
+"""Files of tensors, checked: ours in safetensors, others' through torch's weights-only loader.
 
-Nothing here executes code from a file, and whatever is wrong with one is said in one line.
+Nothing here executes code from a file. Every error is one line.
 """
 
 import hashlib
@@ -23,6 +23,7 @@ __all__ = [
     "WEIGHTS",
     "CheckpointError",
     "digest",
+    "one_line",
     "read_pickle",
     "read_weights",
     "write_pickle",
@@ -31,7 +32,7 @@ __all__ = [
 
 WEIGHTS = "model.safetensors"  # in the folder of a training run
 _FORMAT = "equicolor-1"
-_DIGEST = "digest"  # in the header; older files have none
+_DIGEST = "digest"  # key in the header
 
 
 class CheckpointError(ValueError):
@@ -39,57 +40,51 @@ class CheckpointError(ValueError):
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
-    """Write tensors with a header, ``config`` among it; the same contents give the same bytes.
-
-    Args:
-        path: the file; its folder is created.
-        tensors: by name.
-        header: words by name.
-    """
+    """Write tensors with a header; equal contents give equal bytes. The folder is created."""
     from safetensors.torch import save
 
-    kept = {key: value.detach().contiguous() for key, value in tensors.items()}
-    words = {**header, "format": _FORMAT}
-    # In memory first: of a full disk safetensors does not raise an OSError.
-    write_whole(path, _sorted(save(kept, {**words, _DIGEST: digest(_joined(words), kept)})))
+    tensors = {key: value.detach().contiguous() for key, value in tensors.items()}
+    header = {**header, "format": _FORMAT}
+    header[_DIGEST] = _digest_of(header, tensors)
+    # In memory first: on a full disk safetensors does not raise an OSError.
+    write_whole(path, _sorted(save(dict(tensors), header)))
 
 
 def _sorted(contents: bytes) -> bytes:
-    """A safetensors file with its header in order, which otherwise is that of a hash table."""
+    """Sort the header of a safetensors file: its keys would otherwise be in random order."""
     (length,) = struct.unpack("<Q", contents[:8])
     header = json.loads(contents[8 : 8 + length])
     text = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     ordered = text.encode().ljust(length)
-    if len(ordered) != length:  # it was spelt otherwise, and stays as it is
+    if len(ordered) != length:  # spelt in another way; it stays as it is
         return contents
     return b"".join((contents[:8], ordered, memoryview(contents)[8 + length :]))
 
 
-def _joined(header: Mapping[str, str]) -> str:
+def _digest_of(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """The digest of a whole file: everything in its header but the digest, and its tensors."""
     words = {key: value for key, value in header.items() if key != _DIGEST}
-    return json.dumps(words, sort_keys=True)
+    return digest(json.dumps(words, sort_keys=True), tensors)
 
 
 def digest(words: str, tensors: Mapping[str, Tensor]) -> str:
-    """A digest of weights, wherever they are, and of some words about them.
+    """A digest of some words and tensors, on whatever device they are.
 
     Example:
         >>> len(digest("{}", {"weight": torch.zeros(2)}))
         16
     """
-    found = hashlib.sha256(words.encode())
+    sha = hashlib.sha256(words.encode())
     for key, value in sorted(tensors.items()):
-        found.update(f"{key} {value.dtype} {list(value.shape)}".encode())
-        found.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()[:16]
+        sha.update(f"{key} {value.dtype} {list(value.shape)}".encode())
+        sha.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return sha.hexdigest()[:16]
 
 
 def read_weights(path: Path, *, weights: bool = False) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The header of a file of :func:`write_weights`, and its tensors if they are wanted.
+    """The header of a file of :func:`write_weights`, and its tensors if ``weights`` is true.
 
-    Args:
-        path: the file.
-        weights: read the tensors, too, and compare them with the digest in the header.
+    With the tensors, the digest in the header is checked.
 
     Raises:
         CheckpointError: if it is another file, or damaged.
@@ -102,27 +97,24 @@ def read_weights(path: Path, *, weights: bool = False) -> tuple[dict[str, str], 
         beside = path.with_name(WEIGHTS)
         where = f"is {beside}" if beside.is_file() else f"will be {beside} when it is finished"
         raise CheckpointError(f"{path} is the state of a training run; its network {where}")
+    remedy = "get it again, or train it again with --force" if path.name == WEIGHTS else ""
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
-            keys = list(file.keys()) if weights else []
-            tensors = {key: file.get_tensor(key) for key in keys}
+            tensors = {key: file.get_tensor(key) for key in file.keys()} if weights else {}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        trained = path.name == WEIGHTS
-        remedy = "get it again, or train it again with --force" if trained else "get it again"
         raise CheckpointError(
             f"{path} is not a complete safetensors file saved by equicolor ({one_line(error)}): "
-            f"{remedy}"
+            f"{remedy or 'get it again'}"
         ) from None
     if header.get("format") != _FORMAT:
         raise CheckpointError(
             f"{path} is a safetensors file without equicolor's configuration "
             f"(expected format {_FORMAT!r} in its header, got {header.get('format')!r})"
         )
-    if weights and header.get(_DIGEST) not in (None, digest(_joined(header), tensors)):
+    if weights and header.get(_DIGEST) != _digest_of(header, tensors):
         raise CheckpointError(
-            f"{path} is damaged: it is not what was saved; get it again, or train it again with "
-            "--force"
+            f"{path} is damaged: its digest does not fit its contents; {remedy or 'get it again'}"
         )
     return header, tensors
 
@@ -137,21 +129,21 @@ def write_pickle(path: Path, contents: Any) -> None:
         >>> read_pickle(path)
         {'epoch': 3}
     """
-    held = io.BytesIO()  # torch ends the process if its own file cannot be written
-    torch.save(contents, held)
-    write_whole(path, held.getvalue())
+    buffer = io.BytesIO()  # torch ends the process if its own file cannot be written
+    torch.save(contents, buffer)
+    write_whole(path, buffer.getvalue())
 
 
 def read_pickle(path: Path, remedy: str = "") -> Any:
-    """The contents of a torch file, tensors and plain containers alone.
+    """The contents of a torch file: tensors and plain containers, never code.
 
     Args:
         path: the file.
         remedy: what errors advise; by default, to get a damaged file again.
 
     Raises:
-        CheckpointError: if it is not a torch file, holds code, or is damaged: also in the
-            middle of a tensor, where the file has checksums.
+        CheckpointError: if it is not a torch file, holds code, or is damaged. Checksums are
+            compared where the file has them.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint at {path}")
@@ -169,7 +161,7 @@ def read_pickle(path: Path, remedy: str = "") -> Any:
         raise CheckpointError(
             f"{path} was refused: {expected}, but it holds more, which was not executed{advice}"
         ) from None
-    except Exception as error:  # on damaged bytes the parser fails in every way there is
+    except Exception as error:  # damaged bytes make the parser raise anything
         raise CheckpointError(
             f"{path} cannot be read: {expected}; the file is damaged ({one_line(error)}): "
             f"{remedy or 'get it again'}"
@@ -185,6 +177,6 @@ def _check_sums(path: Path) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """The beginning of what an error says."""
+    """The first line of an error, cut to 120 characters."""
     lines = str(error).strip().splitlines()
     return lines[0][:120] if lines else type(error).__name__
