@@ -56,7 +56,7 @@ format: $(READY) ## let ruff rewrite
 	$(BIN)/ruff format .
 
 bench: $(READY)  ## speed, as ratios; writes results/bench-*.json
-	$(BIN)/equicolor bench layers --device cpu --output results/bench-layers-cpu.json --force
+	$(BIN)/python benchmarks/layers.py --device cpu --output results/bench-layers-cpu.json --force
 
 # neuron-features.png needs a trained network and photographs, and the samples of ColorMNIST need
 # the full MNIST: what cannot be drawn stays as it is. See docs/experiments.md.

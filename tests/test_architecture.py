@@ -16,7 +16,7 @@ LEVELS = (
     {"nn"},
     {"models"},
     {"training", "evaluation"},
-    {"conversion", "benchmark"},
+    {"conversion"},
     {"analysis"},
     {"paper"},
     {"cli"},

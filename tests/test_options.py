@@ -61,10 +61,6 @@ WORK: dict[str, tuple[str, ...]] = {
     ),
     "export": ("equicolor.models.export.export",),
     "demo": ("equicolor.paper.demo.run",),
-    "bench": tuple(
-        f"equicolor.benchmark.suites.{suite}"
-        for suite in ("layers", "networks", "rotations", "precision", "loop")
-    ),
     "datasets": ("equicolor.data.download.to_get",),
     "reproduce": (
         "equicolor.paper.reproduce_all.launch",
@@ -123,7 +119,7 @@ INSTEAD: dict[tuple[str, str], str] = {
 # A value of every option that is no flag: for one command, or for all.
 VALUES: dict[str | tuple[str, str], str] = {
     "actions": "hsv,rotate", ("evaluate", "actions"): "hsv",
-    "architecture": "resnet44", "batch": "3", "batch_size": "7",
+    "batch_size": "7",
     ("evaluate", "batch_size"): "0",  # refused; another one changes no result
     "cache": "{folder}/kept",
     "ce_stages": "2", ("cost", "ce_stages"): "2", "checkpoint_every": "7", "classes": "7",
@@ -138,17 +134,16 @@ VALUES: dict[str | tuple[str, str], str] = {
     "launcher_option": "timeout_min=3", "layers": "a", "lifting": "hsv",
     ("convert", "lifting"): "rgb", "limit_images": "3", "lr": "0.5",
     "model": "ce_resnet34", ("cost", "model"): "resnet44", ("export", "model"): "z2cnn",
-    "models": "z2cnn", ("bench", "models"): "stage1", ("bench networks", "models"): "n12-fast",
-    "modes": "forward", "name": "cifar10", "network": "timm:resnet18",
+    "models": "z2cnn", "name": "cifar10", "network": "timm:resnet18",
     ("evaluate", "network"): "{folder}/second.safetensors", "networks": "baseline",
     "num_nodes": "2", "only": "equivariance", "optimizer": "sgd", "output": "{folder}/elsewhere",
     ("inspect", "output"): "{folder}/elsewhere.html", "pictures": "{folder}/drawn",
-    "precision": "bfloat16", ("bench", "precision"): "bf16", "recipe": "hsv-12", "repeats": "2",
+    "precision": "bfloat16", "recipe": "hsv-12",
     "resize": "99", "rotations": "6", ("convert", "rotations"): "4", "schedule": "cosine",
     "seed": "3", "seeds": "2", "shard": "0/2", "sheets": "a", "shifts": "7", "sigmas": "12",
     "size": "48", "source": "timm:resnet18", "sources": "{folder}/rows.json", "split": "train",
-    "split_seed": "3", "steps": "3", "strategy": "ddp", "time_limit": "7", "to": "torchscript",
-    "top": "3", "units": "2", "until": "blocks.2", "validate_every": "2", "variants": "dense",
+    "split_seed": "3", "strategy": "ddp", "to": "torchscript",
+    "top": "3", "units": "2", "until": "blocks.2", "validate_every": "2",
     "weight_decay": "0.5", "width": "8", "workers": "2",
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from equicolor import _checks
 
 __all__ = [
     "PRECISIONS", "RENAMED_PRECISIONS", "choose_device", "choose_precision", "cores",
-    "device_name", "runs_triton", "usable_threads",
+    "device_name", "out_of_memory", "runs_triton", "usable_threads",
 ]  # fmt: skip
 
 PRECISIONS = ("float32", "bfloat16")
@@ -70,6 +70,22 @@ def device_name(device: torch.device | str) -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return models[0] if models else platform.processor() or platform.machine()
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that the memory of a device is full.
+
+    Torch's CPU allocator raises a plain RuntimeError, which only its text tells from others.
+
+    Example:
+        >>> out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory")), (
+        ...     out_of_memory(RuntimeError("shapes do not fit")))
+        (True, False)
+    """
+    text = str(error).lower()
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        "out of memory" in text or "can't allocate memory" in text
+    )
 
 
 def cores() -> int:

@@ -23,7 +23,6 @@ except ModuleNotFoundError as missing:
     sys.exit(f"equicolor: {missing.name} is not installed: {how_to_install('typer')}")
 
 from equicolor import __version__
-from equicolor.cli.bench import bench
 from equicolor.cli.convert import convert
 from equicolor.cli.evaluate import evaluate
 from equicolor.cli.experiments import datasets, reproduce
@@ -37,6 +36,11 @@ console = Console()
 
 class _Commands(TyperGroup):
     """Turns expected errors of every command into one line and an exit status."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name == "bench":
+            ctx.fail("No such command 'bench': speed is measured by the scripts in benchmarks/.")
+        return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -57,7 +61,7 @@ class _Commands(TyperGroup):
         except ValueError as error:
             _fail(str(error), 2)
         except (RuntimeError, MemoryError) as error:
-            from equicolor.benchmark.resources import out_of_memory
+            from equicolor.devices import out_of_memory
             from equicolor.models.export import ExportError
 
             if out_of_memory(error):
@@ -86,7 +90,6 @@ app = typer.Typer(
 
 app.add_typer(reproduce, name="reproduce")
 app.add_typer(datasets, name="datasets")
-app.add_typer(bench, name="bench")
 app.command()(train)
 app.command()(evaluate)
 app.command()(convert)

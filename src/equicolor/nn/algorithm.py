@@ -1,4 +1,4 @@
-"""Which algorithm a hidden layer should use: a cost model, justified by ``equicolor bench``.
+"""Which algorithm a hidden layer should use: a cost model, justified by ``benchmarks/layers.py``.
 
 The cyclic algorithm saves multiplications and adds memory traffic, since features are mixed
 before and after its convolutions. Per pixel it wins when
@@ -7,7 +7,7 @@ before and after its convolutions. Per pixel it wins when
 
 Convolution libraries work on blocks of channels, so channel counts are rounded up to a
 block before multiplications are counted. Block and exchange rate are the only measured
-numbers here; ``equicolor bench layers`` shows what the choice costs against the better one.
+numbers here; ``benchmarks/layers.py`` shows what the choice costs against the better one.
 """
 
 import math

@@ -1,0 +1,163 @@
+"""Time whole networks: training step, forward pass and folded inference, plain and equivariant.
+
+The baseline is the fastest plain network of the same run: eager, captured as CUDA graphs,
+compiled, or compiled with CUDA graphs.
+"""
+
+import argparse
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from _timing import Call, Case, Row, Settings, Steps, parser, run, settings_of
+from equicolor.models import create_model
+from equicolor.nn import capture, fold, set_algorithm
+
+MODES = ("training", "forward", "folded")
+FORMS = ("eager", "captured", "compiled", "compiled-graphs")
+NETWORKS = ("n3-fast", "n3-matched", "n3-fast-hsv", "n12-fast", "n12-matched")
+CLASSES = 1000
+COLUMNS = ("name", "variant", "form", "mode", "ms", "images_per_s", "over_plain", "peak_mib",
+           "memory_over_plain", "tflops", "peak_fraction")  # fmt: skip
+
+
+def network_named(name: str) -> Row:
+    """An equivariant network by its name: ``n3-fast``, ``n12-matched-hsv``, ``n6-56``.
+
+    The second part is the width: ``fast`` for tensor cores, ``matched`` for the parameters of
+    the plain network, or channels of the first stage.
+    """
+    parts = re.fullmatch(r"n([1-9]\d*)-(fast|matched|[1-9]\d*)(-hsv)?", name)
+    if parts is None or parts[1] == "1":
+        raise argparse.ArgumentTypeError(
+            f"expected names such as n3-fast, n12-matched-hsv or n6-56, got {name!r}"
+        )
+    number, width, hsv = parts.groups()
+    widths = {"fast": "fast", "matched": None}
+    return {
+        "name": name,
+        "rotations": int(number),
+        "width": widths[width] if width in widths else int(width),
+        "lifting": "hsv" if hsv else "rgb",
+    }
+
+
+def cases(given: argparse.Namespace, mode: str, settings: Settings) -> Iterator[Case]:
+    """Plain networks first, then the equivariant ones."""
+    for form in given.plain_forms:
+        yield _case(given.network, {"name": "plain"}, "plain", form, mode, settings)
+    for variant in given.variants:
+        for form in given.forms:
+            for network in given.networks:
+                yield _case(f"ce_{given.network}", network, variant, form, mode, settings)
+
+
+def _case(model: str, network: Row, variant: str, form: str, mode: str, settings: Settings) -> Case:
+    name, options = network["name"], {key: network[key] for key in network if key != "name"}
+    build = partial(create_model, model, num_classes=CLASSES, **options)
+    with torch.device("meta"):  # shapes are all that is needed
+        width = build().config["width"][0]
+    row: Row = {"name": name, "model": model, "rotations": 1, "lifting": None, **options}
+    row |= {"width": width, "size": settings.size, "variant": variant, "form": form, "mode": mode}
+    return Case(row, partial(network_steps, build, mode, variant, form, settings))
+
+
+def network_steps(
+    build: Callable[[], nn.Module], mode: str, variant: str, form: str, settings: Settings
+) -> Steps:
+    """A network on its device in one of ``FORMS``, with a batch of random images."""
+    torch.manual_seed(0)
+    images = torch.rand(settings.batch, 3, settings.size, settings.size, device=settings.device)
+    images = images.contiguous(memory_format=torch.channels_last)
+    network, compiled = build(), form.startswith("compiled")
+    folding = "dense" if variant == "dense" else "auto"
+    if variant != "plain":
+        set_algorithm(network, variant)
+    if mode == "folded" and compiled:  # on the CPU, where it becomes plain modules to compile
+        network = fold(network, folding)
+    network = settings.place(network).train(mode == "training")
+    if mode == "folded" and not compiled:
+        network = fold(network, folding)
+    if mode == "training":
+        labels = torch.arange(settings.batch, device=settings.device) % 10
+        step = partial(update, adam(network, settings), images, labels, settings)
+    else:
+        step = partial(infer, images, settings)
+    return Steps(
+        partial(step, network), lambda: partial(step, called(network, form, images, settings))
+    )
+
+
+def called(network: nn.Module, form: str, images: Tensor, settings: Settings) -> Call:
+    """What is called instead of a network: itself, a recording, or what torch.compile makes."""
+    if form == "captured":
+        dtype = settings.dtype if settings.dtype is torch.bfloat16 else None
+        return capture(network, images, dtype)
+    if form == "eager":
+        return network
+    from torch import _dynamo as dynamo  # slow to import
+
+    # Every case may be compiled; by default torch stops after 8.
+    dynamo.config.recompile_limit, dynamo.config.accumulated_recompile_limit = 1024, 8192
+    mode = "reduce-overhead" if form == "compiled-graphs" else "default"
+    # dynamic=False: the shapes of one case must not make those of the next symbolic.
+    compiled: Call = torch.compile(network, dynamic=False, mode=mode)
+    return compiled
+
+
+def infer(images: Tensor, settings: Settings, call: Call) -> Tensor:
+    """The forward pass without gradients."""
+    with torch.no_grad(), settings.autocast():
+        return call(images)
+
+
+def adam(network: nn.Module, settings: Settings, lr: float = 1e-3) -> torch.optim.Adam:
+    """Adam; on a GPU with one kernel for all parameters."""
+    fused = True if settings.device.type == "cuda" else None  # None leaves the choice to torch
+    return torch.optim.Adam(network.parameters(), lr=lr, fused=fused)
+
+
+def update(
+    optimizer: torch.optim.Optimizer,
+    images: Tensor,
+    labels: Tensor,
+    settings: Settings,
+    call: Call,
+) -> Tensor:
+    """One training step; returns the loss. Gradients are freed at the end."""
+    with settings.autocast():
+        logits = call(images)
+    loss = F.cross_entropy(logits.float(), labels)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss.detach()
+
+
+def main() -> None:
+    """Run the script."""
+    options = parser(__doc__)
+    options.add_argument("--network", default="resnet18", help="plain network: resnet18, resnet44")
+    options.add_argument("--networks", nargs="+", type=network_named, metavar="NAME",
+                         default=[network_named(name) for name in NETWORKS],
+                         help="equivariant networks: n3-fast, n12-matched-hsv, n6-56")  # fmt: skip
+    options.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    options.add_argument("--variants", nargs="+", choices=("auto", "dense"), default=("auto",))
+    options.add_argument("--forms", nargs="+", choices=FORMS,
+                         help="default: captured and eager on a GPU, else eager")  # fmt: skip
+    options.add_argument("--plain-forms", nargs="+", choices=FORMS,
+                         help="default: all on a GPU, else eager")  # fmt: skip
+    given = options.parse_args()
+    settings = settings_of(given, batch={"cpu": 4, "cuda": 256})
+    on_gpu = settings.device.type == "cuda"
+    given.forms = given.forms or (("captured", "eager") if on_gpu else ("eager",))
+    given.plain_forms = given.plain_forms or (FORMS if on_gpu else ("eager",))
+    run((cases(given, mode, settings) for mode in given.modes), COLUMNS, settings)
+
+
+if __name__ == "__main__":
+    main()

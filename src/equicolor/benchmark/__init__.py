@@ -1,1 +1,0 @@
-"""Speed, memory and precision, always as ratios within one run (``equicolor bench``)."""

@@ -1,0 +1,122 @@
+"""The scripts in benchmarks/ run on a CPU and write rows with ratios; no time is asserted."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from equicolor.cli.app import app
+
+SCRIPTS = Path(__file__).parents[1] / "benchmarks"
+TINY = ("--device", "cpu", "--batch", "2", "--size", "32", "--rounds", "2", "--min-ms", "0")
+
+Row = dict[str, Any]
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs a script with tiny settings, and reads the rows it wrote."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(SCRIPTS)
+
+    def run(script: str, *options: str) -> list[Row]:
+        monkeypatch.setattr(sys, "argv", [f"{script}.py", *TINY, *options])
+        runpy.run_path(str(SCRIPTS / f"{script}.py"), run_name="__main__")
+        results = json.loads(Path(f"runs/bench/bench-{script}-cpu.json").read_text())
+        assert results["command"].startswith(f"python benchmarks/{script}.py --device cpu")
+        rows: list[Row] = results["rows"]
+        return rows
+
+    return run
+
+
+def ratio_of_rounds(row: Row, base: Row) -> Any:
+    first, second = (a / b for a, b in zip(row["times_ms"], base["times_ms"], strict=True))
+    return pytest.approx((first + second) / 2, abs=1e-3)
+
+
+def test_layers(bench: Any) -> None:
+    rows = bench("layers", "--shapes", "colormnist", "--rotations", "3", "--width", "8")
+    assert [(row["variant"], row["mode"]) for row in rows] == [
+        (variant, mode)
+        for mode in ("training", "forward")
+        for variant in ("plain", "auto", "dense", "cyclic")
+    ]
+    plain, auto, dense, cyclic = rows[:4]
+    assert [row["rotations"] for row in rows[:4]] == [1, 3, 3, 3]
+    assert plain["over_plain"] == 1
+    for row in (auto, dense, cyclic):
+        assert row["over_plain"] == ratio_of_rounds(row, plain)
+        assert row["dense_over"] == ratio_of_rounds(dense, row)
+    assert auto["algorithm"] in ("dense", "cyclic")
+    # Nine products and four; the plain layer has one.
+    assert plain["gflop"] == pytest.approx(dense["gflop"] / 9, rel=1e-3)
+    assert cyclic["gflop"] < dense["gflop"]
+    with pytest.raises(SystemExit, match="--force"):
+        bench("layers", "--shapes", "colormnist")
+
+
+def test_networks(bench: Any) -> None:
+    rows = bench("networks", "--networks", "n3-4", "n4-4-hsv", "--modes", "training", "folded")
+    assert [(row["name"], row["mode"], row["rotations"]) for row in rows] == [
+        (name, mode, n)
+        for mode in ("training", "folded")
+        for name, n in (("plain", 1), ("n3-4", 3), ("n4-4-hsv", 4))
+    ]
+    plain, small, _ = rows[:3]
+    assert small["over_plain"] == ratio_of_rounds(small, plain)
+    assert (plain["width"], small["width"], small["form"]) == (64, 4, "eager")
+    assert rows[2]["lifting"] == "hsv"
+
+
+def test_the_fastest_plain_network_is_the_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    with_ratios = runpy.run_path(str(SCRIPTS / "_timing.py"))["with_ratios"]
+    rows = [
+        {"variant": "plain", "form": "eager", "ms": 4.0, "times_ms": [4.0, 4.0], "peak_mib": 10.0},
+        {"variant": "plain", "form": "compiled", "ms": 2.0, "times_ms": [1.0, 3.0]},
+        {"variant": "auto", "form": "eager", "ms": 6.0, "times_ms": [3.0, 9.0], "peak_mib": 20.0},
+        {"variant": "dense", "form": "eager", "problem": "RuntimeError: kernel image is missing"},
+    ]
+    found = with_ratios(rows)
+    assert [row["over_plain"] for row in found] == [2.667, 1.0, 3.0, None]
+    assert found[2]["memory_over_plain"] == 2.0
+    assert found[2]["dense_over"] is None
+
+
+def test_loop(bench: Any, tmp_path: Path) -> None:
+    for colour in ("red", "green"):
+        (tmp_path / "images" / colour).mkdir(parents=True)
+        for number in range(5):
+            Image.new("RGB", (36, 36), colour).save(tmp_path / f"images/{colour}/{number}.png")
+    loop, bare, sweep = bench("loop", str(tmp_path / "images"), "--epochs", "2")
+    assert [row["name"] for row in (loop, bare, sweep)] == [
+        "training loop", "bare step", "hue sweep",
+    ]  # fmt: skip
+    assert loop["over_bare"] == pytest.approx(loop["images_per_s"] / bare["images_per_s"], abs=1e-3)
+    assert (sweep["shifts"], loop["batch"], loop["size"]) == (37, 2, 32)
+
+
+def test_precision(bench: Any) -> None:
+    options = ("--equivariant", "n3-4", "--classes", "5", "--steps", "3", "--seeds", "2")
+    rows = bench("precision", *options, "--precision", "float32")
+    assert [(row["variant"], row["seed"]) for row in rows] == [
+        (variant, seed) for seed in (0, 1) for variant in ("auto", "dense")
+    ]
+    for row in rows:
+        assert row["gradient_error"] < 1e-3
+        assert len(row["losses"]) == 3
+    assert rows[0]["losses"] == pytest.approx(rows[1]["losses"], rel=1e-2)
+    assert rows[1]["error_over_dense"] == 1
+
+
+def test_the_command_names_the_scripts() -> None:
+    result = CliRunner().invoke(app, ["bench", "layers"], prog_name="equicolor")
+    assert result.exit_code == 2
+    assert "benchmarks/" in result.stderr
