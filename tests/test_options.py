@@ -118,7 +118,7 @@ INSTEAD: dict[tuple[str, str], str] = {
 }
 # A value of every option that is no flag: for one command, or for all.
 VALUES: dict[str | tuple[str, str], str] = {
-    "actions": "hsv,rotate", ("evaluate", "actions"): "hsv",
+    "actions": "hsv,rgb", ("evaluate", "actions"): "hsv",
     "batch_size": "7",
     ("evaluate", "batch_size"): "0",  # refused; another one changes no result
     "cache": "{folder}/kept",

@@ -30,10 +30,21 @@ def positive_int(name: str, value: object) -> int:
     return value
 
 
+# Old names of values, and what they are called now.
+_RENAMED = {
+    ("action", "rotate"): "rgb",
+    ("action", "rotate-clip"): "rgb-clip",
+}
+
+
 def one_of(name: str, value: str, allowed: Sequence[str]) -> str:
     """Return ``value`` if it is among ``allowed``."""
     if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
+        new = _RENAMED.get((name, value))
+        hint = f", which is called {new!r} now" if new else ""
+        raise ValueError(
+            f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}{hint}"
+        )
     return value
 
 

@@ -54,7 +54,7 @@ def test_evaluation_from_start_to_files(place: Path) -> None:
     assert f"wrote {folder.relative_to(place)}/evaluation.json" in result.stdout
     (row,) = json.loads((folder / "evaluation.json").read_text())["rows"]
     assert (row["model"], row["dataset"], row["images"]) == ("cecnn", "fruit", 8)
-    assert len(row["hue_curve"]) == len(row["rotate_curve"]) == len(row["rotate_clip_curve"]) == 4
+    assert len(row["hue_curve"]) == len(row["rgb_curve"]) == len(row["rgb_clip_curve"]) == 4
     assert (folder / "hue-curve.png").is_file()
     # a second time needs permission, and it is asked for before any work
     result = invoke("net.safetensors", *options)
@@ -70,13 +70,13 @@ def test_a_users_own_network(place: Path) -> None:
         "    def forward(self, images):\n"
         "        return images.mean((2, 3))[:, :2]\n"
     )
-    options = ("--data", "fruit", "--size", "28", "--actions", "rotate-clip", "--output", "out")
+    options = ("--data", "fruit", "--size", "28", "--actions", "rgb-clip", "--output", "out")
     result = invoke("mine.py:Net", *options)
     assert result.exit_code == 0, result.stderr
     (row,) = json.loads((place / "out" / "evaluation.json").read_text())["rows"]
     assert row["model"] == "mine.py:Net"
     assert "hue_mean" not in row
-    assert len(row["rotate_clip_curve"]) == 37
+    assert len(row["rgb_clip_curve"]) == 37
 
 
 def test_nothing_is_computed_for_an_output_that_cannot_be(

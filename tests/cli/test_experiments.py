@@ -156,13 +156,13 @@ def test_options_reach_the_networks_of_the_tables(
         return []
 
     monkeypatch.setattr(classification, "reproduce", fake)
-    options = ("--size", "64", "--seeds", "2", "--epochs", "3", "--actions", "hsv, rotate")
+    options = ("--size", "64", "--seeds", "2", "--epochs", "3", "--actions", "hsv, rgb")
     networks = ("--networks", "ce-4", "--device", "cpu", "-o", str(tmp_path))
     result = invoke("reproduce", "classification", "flowers102", *options, *networks)
     assert result.exit_code == 0
     ((recipes, actions),) = planned
     assert [(recipe.size, recipe.resize, recipe.epochs) for recipe in recipes] == [(64, 73, 3)] * 2
-    assert actions == ["hsv", "rotate"]
+    assert actions == ["hsv", "rgb"]
 
 
 def test_missing_file_of_results_is_one_line(tmp_path: Path) -> None:

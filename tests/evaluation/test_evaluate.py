@@ -50,7 +50,7 @@ def test_numbers_fit_together(found: Evaluation, batches) -> None:
     assert found.original == 90
     assert found.per_class[[0, 1, 3]].tolist() == pytest.approx([90, 100, 500 / 6])
     assert found.per_class[2].isnan()
-    assert list(found.sweeps) == ["hsv", "rotate", "rotate-clip"]
+    assert list(found.sweeps) == ["hsv", "rgb", "rgb-clip"]
     for action, sweep in found.sweeps.items():
         assert sweep.original == found.original
         alone = hue_sweep(Colours(), batches, action=action)
@@ -81,17 +81,17 @@ def test_rows_are_flat_and_complete(found: Evaluation) -> None:
     assert row["hue_mean"] == pytest.approx(sweep.mean, abs=1e-3)
     assert row["hue_mean_distinct"] == pytest.approx(sweep.mean_distinct, abs=1e-3)
     assert row["hue_curve"] == pytest.approx(sweep.accuracy.tolist(), abs=1e-3)
-    assert len(row["rotate_curve"]) == len(row["rotate_clip_curve"]) == 37
+    assert len(row["rgb_curve"]) == len(row["rgb_clip_curve"]) == 37
     assert row["ece"] == pytest.approx(found.reliability.expected_error, abs=1e-3)
     assert "shifts" not in row  # the paper's need not be said
     assert json.loads(json.dumps(row)) == row
 
 
 def test_other_shifts_are_said(batches) -> None:
-    (row,) = evaluate(Colours(), batches, actions=["rotate"], shifts=[0.0, 0.25]).rows()
+    (row,) = evaluate(Colours(), batches, actions=["rgb"], shifts=[0.0, 0.25]).rows()
     assert row["shifts"] == [0.0, 0.25]
     assert "hue_mean" not in row
-    assert len(row["rotate_curve"]) == 2
+    assert len(row["rgb_curve"]) == 2
 
 
 def test_without_actions_only_the_original_images_count(batches, tmp_path: Path) -> None:
@@ -135,8 +135,8 @@ def test_files(found: Evaluation, tmp_path: Path) -> None:
     assert row["hue_per_class"][2] is None
     changes = {change.name: change for change in found.class_changes()}
     assert row["hue_per_class"][1] == pytest.approx(changes["green"].shifted, abs=1e-3)
-    changes = {change.name: change for change in found.class_changes("rotate")}
-    assert row["rotate_changed_per_class"][0] == pytest.approx(changes["red"].changed, abs=1e-3)
+    changes = {change.name: change for change in found.class_changes("rgb")}
+    assert row["rgb_changed_per_class"][0] == pytest.approx(changes["red"].changed, abs=1e-3)
     assert sum(row["reliability_counts"]) == 20
     for count, confidence in zip(
         row["reliability_counts"], row["reliability_confidence"], strict=True

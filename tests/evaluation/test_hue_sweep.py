@@ -14,8 +14,8 @@ from equicolor.models import ce_resnet18, cecnn, z2cnn
 
 SHIFT = {
     "hsv": shift_hue,
-    "rotate": rotate_hue,
-    "rotate-clip": lambda image, turns: rotate_hue(image, turns, clip=True),
+    "rgb": rotate_hue,
+    "rgb-clip": lambda image, turns: rotate_hue(image, turns, clip=True),
 }
 
 
@@ -192,7 +192,7 @@ def test_autocast_is_for_the_network_alone() -> None:
 
     images = torch.rand(4, 3, 8, 8)
     batches = [(images, torch.zeros(4).long())]
-    hue_sweep(Network(), batches, [0.3], "rotate", autocast=torch.bfloat16)
+    hue_sweep(Network(), batches, [0.3], "rgb", autocast=torch.bfloat16)
     assert {dtype for _, dtype in seen} == {torch.bfloat16}
     assert torch.equal(seen[1][0], rotate_hue(images, 0.3))  # not rounded to bfloat16
     seen.clear()
@@ -344,7 +344,8 @@ def test_bad_batches_and_networks(answer, batches, message: str) -> None:
 @pytest.mark.parametrize(
     ("shifts", "action", "message"),
     [
-        (37, "hue", "action must be one of 'hsv', 'rotate', 'rotate-clip'; got 'hue'"),
+        (37, "hue", "action must be one of 'hsv', 'rgb', 'rgb-clip'; got 'hue'"),
+        (37, "rotate", "got 'rotate', which is called 'rgb' now"),
         (0, "hsv", "shifts must be at least 1, got 0"),
         (1, "hsv", "shifts must be at least 2"),
         (True, "hsv", "shifts must be an int, got bool"),

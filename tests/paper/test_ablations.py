@@ -25,8 +25,8 @@ def row(rotations: int = 1, lifting: str = "rgb", **facts: Any) -> dict[str, Any
         "model": "ce_resnet18" if ce else "resnet18", "rotations": rotations,
         "lifting": lifting if ce else None, "ce_stages": 4 if ce else 0, "dataset": FLOWERS,
         "augmentation": "none", "seed": 0, "epochs": 200, "original": 60.0 + rotations,
-        "hue_mean": 50.0, "hue_curve": curve, "rotate_mean": 51.0, "rotate_curve": curve,
-        "rotate_clip_mean": 52.0, "rotate_clip_curve": curve, **facts,
+        "hue_mean": 50.0, "hue_curve": curve, "rgb_mean": 51.0, "rgb_curve": curve,
+        "rgb_clip_mean": 52.0, "rgb_clip_curve": curve, **facts,
     }  # fmt: skip
 
 

@@ -85,7 +85,7 @@ def test_rows_that_experiments_share_count_once(found: Findings) -> None:
 
 
 def test_sweeps_of_one_experiment_serve_another() -> None:
-    swept = trained(3, rotate_curve=[40.0] * 37, rotate_mean=40.0)
+    swept = trained(3, rgb_curve=[40.0] * 37, rgb_mean=40.0)
     both = Findings({"ablation-rotations": [swept], "classification": [trained(3)]})
     assert both.trained == [swept]
 

@@ -75,14 +75,14 @@ def test_other_actions_are_swept_without_training_again(pictures: str, tmp_path:
     runs = small(pictures, ["rgb-3+avg"])
     results, *_ = classification.reproduce(runs, tmp_path / "out", CPU)
     (row,) = read_results(results)["rows"]
-    assert "rotate_curve" not in row
+    assert "rgb_curve" not in row
     weights = tmp_path / "out" / "runs" / "ce-4+avg-seed0" / "model.safetensors"
     before = weights.stat().st_mtime_ns
-    actions = ["hsv", "rotate", "rotate-clip"]
+    actions = ["hsv", "rgb", "rgb-clip"]
     results, *_ = classification.reproduce(runs, tmp_path / "out", CPU, actions=actions)
     (swept,) = read_results(results)["rows"]
     assert weights.stat().st_mtime_ns == before
-    assert len(swept["rotate_curve"]) == len(swept["rotate_clip_curve"]) == 37
+    assert len(swept["rgb_curve"]) == len(swept["rgb_clip_curve"]) == 37
     assert swept["coset_pool"] == "avg"
     assert {key: swept[key] for key in row} == row
 
@@ -93,12 +93,12 @@ def test_other_pictures_in_the_same_place_are_trained_on_anew(
     runs = small(pictures, ["baseline"])
     classification.reproduce(runs, tmp_path / "out", CPU)
     (Path(pictures) / "train" / "cat" / "0.png").unlink()
-    results, *_ = classification.reproduce(runs, tmp_path / "out", CPU, actions=["rotate"])
+    results, *_ = classification.reproduce(runs, tmp_path / "out", CPU, actions=["rgb"])
     trained = sorted(path.parent.name for path in (tmp_path / "out").glob("runs/*/result.json"))
     assert len(trained) == 2
     assert trained[1].startswith("baseline-seed0-")
     (row,) = read_results(results)["rows"]  # of the new pictures alone
-    assert len(row["rotate_curve"]) == 37
+    assert len(row["rgb_curve"]) == 37
 
 
 def test_another_recipe_of_the_same_name_gets_a_folder_of_its_own(tmp_path: Path) -> None:

@@ -101,11 +101,11 @@ def _check_rotations(path: Path) -> None:
         (1, None), (3, "rgb"), (3, "hsv"),
     ]  # fmt: skip
     for row in rows:
-        for name in ("hue_curve", "rotate_curve", "rotate_clip_curve"):
+        for name in ("hue_curve", "rgb_curve", "rgb_clip_curve"):
             assert len(row[name]) == 37
     # At the network's own hue shifts the accuracy is that of the original pictures.
     rgb, hsv = rows[1], rows[2]
-    for curve in (rgb["rotate_curve"], hsv["hue_curve"]):
+    for curve in (rgb["rgb_curve"], hsv["hue_curve"]):
         assert curve[6] == curve[18] == curve[30]
 
 

@@ -35,7 +35,7 @@ def evaluate(
     split_seed: SplitSeed = None,
     actions: Annotated[
         str, typer.Option(help="Which hue shifts, separated by commas.", metavar="A,B")
-    ] = "hsv,rotate,rotate-clip",
+    ] = "hsv,rgb,rgb-clip",
     shifts: Annotated[int, typer.Option(help="How many, over the whole circle.")] = 37,
     size: Size = None,
     resize: Resize = None,

@@ -208,7 +208,7 @@ def classification(
     actions: Annotated[
         str | None,
         typer.Option(
-            help="Hue shifts to judge by: hsv, rotate, rotate-clip.",
+            help="Hue shifts to judge by: hsv, rgb, rgb-clip.",
             show_default="hsv",
             metavar="A,B",
         ),

@@ -61,8 +61,8 @@ def names(text: str | None) -> list[str] | None:
     """Names that are separated by commas.
 
     Example:
-        >>> names("hsv, rotate,"), names(None)
-        (['hsv', 'rotate'], None)
+        >>> names("hsv, rgb,"), names(None)
+        (['hsv', 'rgb'], None)
     """
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 

@@ -23,7 +23,7 @@ __all__ = ["ClassChange", "Evaluation", "evaluate"]
 
 _DEFAULT_SHIFTS = 37
 # How the keys of a row begin: the HSV shift is the paper's.
-PREFIX = {"hsv": "hue", "rotate": "rotate", "rotate-clip": "rotate_clip"}
+PREFIX = {"hsv": "hue", "rgb": "rgb", "rgb-clip": "rgb_clip"}
 
 
 class ClassChange(NamedTuple):
@@ -98,7 +98,7 @@ class Evaluation:
         Returns:
             A list of one row: the facts; ``original`` accuracy; ``hue_mean``,
             ``hue_mean_distinct`` and ``hue_curve`` of the HSV shift, and the same of the other
-            actions under ``rotate_…`` and ``rotate_clip_…``; ``nll`` and ``ece``; how many
+            actions under ``rgb_…`` and ``rgb_clip_…``; ``nll`` and ``ece``; how many
             ``images`` and seconds it took. ``shifts`` are there if they are not the paper's.
         """
         row = {**self.facts, "original": round(self.original, 3)}
@@ -147,10 +147,10 @@ def evaluate(
         >>> from equicolor.models import cecnn
         >>> batches = [(torch.rand(8, 3, 28, 28), torch.arange(8) % 4)]
         >>> network = cecnn(4, coset_pool="max")
-        >>> found = evaluate(network, batches, shifts=[0.0, 1 / 3], actions=["rotate"])
-        >>> found.sweeps["rotate"].accuracy.tolist() == [found.original] * 2
+        >>> found = evaluate(network, batches, shifts=[0.0, 1 / 3], actions=["rgb"])
+        >>> found.sweeps["rgb"].accuracy.tolist() == [found.original] * 2
         True
-        >>> found.rows()[0]["model"], found.images, len(found.class_changes("rotate"))
+        >>> found.rows()[0]["model"], found.images, len(found.class_changes("rgb"))
         ('cecnn', 8, 4)
     """
     start = time.perf_counter()

@@ -21,13 +21,13 @@ __all__ = ["ACTION_NAMES", "Curve", "evaluation_figure", "hue_panels", "spread"]
 
 ACTION_NAMES = {
     "hsv": "HSV shift",
-    "rotate": "RGB rotation",
-    "rotate-clip": "RGB rotation, clipped",
+    "rgb": "RGB rotation",
+    "rgb-clip": "RGB rotation, clipped",
 }
 _ACTION_STYLES = {
     "hsv": {"color": "#0072b2", "marker": "o"},
-    "rotate": {"color": "#d55e00", "marker": "s"},
-    "rotate-clip": {"color": "#009e73", "marker": "D"},
+    "rgb": {"color": "#d55e00", "marker": "s"},
+    "rgb-clip": {"color": "#009e73", "marker": "D"},
 }
 _FONT = 9  # points
 _TICKS = range(-180, 181, 60)

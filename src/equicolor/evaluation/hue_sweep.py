@@ -31,8 +31,8 @@ def _hsv(images: Tensor) -> _Shift:
 # What a hue shift does to images; see equicolor.color for the difference.
 _MAKE_SHIFT: dict[str, Callable[[Tensor], _Shift]] = {
     "hsv": _hsv,
-    "rotate": lambda images: lambda turns: rotate_hue(images, turns),
-    "rotate-clip": lambda images: lambda turns: rotate_hue(images, turns, clip=True),
+    "rgb": lambda images: lambda turns: rotate_hue(images, turns),
+    "rgb-clip": lambda images: lambda turns: rotate_hue(images, turns, clip=True),
 }
 ACTIONS = tuple(_MAKE_SHIFT)
 
@@ -42,7 +42,7 @@ class HueSweep:
     """What a network answers when the hue of the images is shifted, counted per class.
 
     Attributes:
-        action: ``"hsv"``, ``"rotate"`` or ``"rotate-clip"``.
+        action: ``"hsv"``, ``"rgb"`` or ``"rgb-clip"``.
         shifts: turns, float64 :math:`[K]`.
         counts: images of every class, int64 :math:`[C]`.
         correct_original: how many of them are recognised as they are, int64 :math:`[C]`.
@@ -160,8 +160,8 @@ def hue_sweep(
         batches: pairs of images and labels :math:`[B]`, gone through once. They are moved
             to the model's device; channels-last images stay so.
         shifts: a number of shifts from -0.5 to 0.5 turns, or the shifts themselves.
-        action: ``"hsv"`` (:func:`equicolor.color.shift_hue`), ``"rotate"``
-            (:func:`equicolor.color.rotate_hue`, which may leave [0, 1]) or ``"rotate-clip"``.
+        action: ``"hsv"`` (:func:`equicolor.color.shift_hue`), ``"rgb"``
+            (:func:`equicolor.color.rotate_hue`, which may leave [0, 1]) or ``"rgb-clip"``.
         autocast: compute with torch's autocast to this dtype; hues are shifted outside it.
         progress: called with (passes through the network done, passes in all if known).
 
@@ -171,7 +171,7 @@ def hue_sweep(
     Example:
         >>> from equicolor.models import z2cnn
         >>> batches = [(torch.rand(4, 3, 28, 28), torch.arange(4))]
-        >>> sweep = hue_sweep(z2cnn(), batches, action="rotate")
+        >>> sweep = hue_sweep(z2cnn(), batches, action="rgb")
         >>> len(sweep.shifts), len(sweep.distinct), sweep.per_class.shape
         (37, 36, torch.Size([37, 10]))
     """
@@ -206,7 +206,7 @@ def sweep_actions(
         >>> from equicolor.models import z2cnn
         >>> batches = [(torch.rand(4, 3, 28, 28), torch.arange(4))]
         >>> {name: sweep.action for name, sweep in sweep_actions(z2cnn(), batches, 3).items()}
-        {'hsv': 'hsv', 'rotate': 'rotate', 'rotate-clip': 'rotate-clip'}
+        {'hsv': 'hsv', 'rgb': 'rgb', 'rgb-clip': 'rgb-clip'}
     """
     for action in actions:
         _checks.one_of("action", action, ACTIONS)

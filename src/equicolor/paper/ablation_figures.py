@@ -109,7 +109,7 @@ def _rotations(ways: Mapping[str, Groups]) -> Figure:
             label = f"n = {variant.rotations}"
             curve = _curve(group, action, label, _shade(place, len(orders)))
             curves += [] if curve is None else [curve]
-        exact = " (exact)" if (lifting, action) in (("hsv", "hsv"), ("rgb", "rotate")) else ""
+        exact = " (exact)" if (lifting, action) in (("hsv", "hsv"), ("rgb", "rgb")) else ""
         title = f"{lifting.upper()} lifting, {ACTION_NAMES[action]}{exact}"
         if curves:
             curves.sort(key=lambda curve: int(curve.label.split()[-1]))

@@ -225,7 +225,7 @@ def peak_table(rows: Sequence[Row], dataset: str) -> Table:
     Example:
         >>> row = {"model": "ce_resnet18", "rotations": 3, "lifting": "hsv", "ce_stages": 4,
         ...        "augmentation": "none", "dataset": "flowers102", "seed": 0,
-        ...        "hue_curve": [60.0] * 37, "rotate_curve": [50.0] * 12 + [60.0] * 25}
+        ...        "hue_curve": [60.0] * 37, "rgb_curve": [50.0] * 12 + [60.0] * 25}
         >>> peak_table([row], "flowers102").rows
         [('HSV', '3', '60.0 to 60.0', '50.0 to 60.0', '–')]
     """

@@ -147,7 +147,7 @@ def parts_of(
         prefix: of the jobs' names, such as ``"flowers102/"``.
 
     Example:
-        >>> part, = parts_of(plan("flowers102", ["hsv-6"]), actions=["rotate"])
+        >>> part, = parts_of(plan("flowers102", ["hsv-6"]), actions=["rgb"])
         >>> [job.name for job in part.jobs], part.sweeps[0].after == (part.job,)
         (['hsv-6-seed0', 'hsv-6-seed0.sweep'], True)
     """
