@@ -1,26 +1,24 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, locks, and folders."""
 
-import errno
 import hashlib
 import os
 import platform
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 
 class LockedError(OSError):
-    """A lock that another process holds: which, and who."""
+    """A lock that another process holds: which process, and what it does."""
 
 
 @contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
     """A path to write to, renamed to ``path`` at the end, so that a crash never leaves half a file.
 
-    The folder is created. If the writing fails, what was at ``path`` stays. Two processes that
-    write the same file do so apart; the last one's stays. It may be read by whoever may read new
-    files, whatever the writer thinks of that: safetensors keeps its files to their owner.
+    The folder is created. If the writing fails, the old file at ``path`` stays. Two processes can
+    write the same file at once; the last one's stays. The file has default permissions;
+    safetensors would make it readable by its owner alone.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
@@ -30,7 +28,7 @@ def written_aside(path: Path) -> Iterator[Path]:
     try:
         yield partial
         partial.chmod(mode)
-        # On the disk before it has its name, or a power cut could leave an empty file.
+        # On disk before it has its name, or a power cut could leave an empty file.
         with partial.open("rb+") as file:
             os.fsync(file.fileno())
         partial.replace(path)
@@ -43,55 +41,40 @@ def written_aside(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, contents: bytes | str) -> Path:
-    """Write a file that appears whole or not at all, as :func:`written_aside`; its path.
-
-    Example:
-        >>> import tempfile
-        >>> write_whole(Path(tempfile.mkdtemp()) / "new folder" / "a.txt", "text").read_text()
-        'text'
-    """
+    """Write a file that appears whole or not at all, as :func:`written_aside`; returns its path."""
     with written_aside(path) as partial:
         partial.write_bytes(contents.encode() if isinstance(contents, str) else contents)
     return path
 
 
 @contextmanager
-def locked(path: Path, doing: str) -> Iterator[None]:
-    """Holds a lock, which the system lets go of when the process ends, however it does.
+def locked(path: Path, activity: str) -> Iterator[None]:
+    """Hold a lock against other processes until the end of the block or of this process.
 
-    Where a file system knows no locks, nothing is held. Processes forked within do not hold
-    it: workers that outlive a killed parent for a moment are in nobody's way.
+    Forked processes do not hold it, so workers that outlive a killed parent block nobody.
 
     Args:
-        path: the file of the lock; created, and left behind.
-        doing: what a second process is told that the first one does.
+        path: the lock file, which is created and stays.
+        activity: what this process does, for the error that others get.
 
     Raises:
-        LockedError: at once, if another process holds it.
+        LockedError: at once, if another process holds the lock.
     """
-    with path.open("a+") as file:
-        if sys.platform != "win32":
-            import fcntl
+    from filelock import FileLock, Timeout  # needed by training only
 
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno in (errno.EACCES, errno.EAGAIN):
-                    file.seek(0)
-                    raise LockedError(f"{file.read().strip()} is {doing}") from None
-        file.seek(0)
-        file.truncate()
-        file.write(f"process {os.getpid()} on {platform.node()}\n")
-        file.flush()
+    try:
+        lock = FileLock(path).acquire(timeout=0)
+    except Timeout:
+        raise LockedError(f"{path.read_text().strip()} is {activity}") from None
+    with lock:
+        path.write_text(f"process {os.getpid()} on {platform.node()}\n")
         yield
 
 
 def short_name(name: str, longest: int = 150) -> str:
-    """A name that a file system takes, with room for a suffix: most take 255 bytes.
+    """Cut the name of a file to ``longest`` bytes, with a digest of the whole name at the end.
 
-    Args:
-        name: of a file or a folder.
-        longest: bytes; what is longer is cut, and a digest of the whole name is added.
+    Most file systems take 255 bytes; this leaves room for a suffix.
 
     Example:
         >>> short_name("pets"), short_name("a long name", 10)
@@ -105,21 +88,10 @@ def short_name(name: str, longest: int = 150) -> str:
 
 
 def output_folder(path: Path | str) -> Path:
-    """Create a folder for results, parents included, unless it exists.
-
-    Args:
-        path: the folder.
-
-    Returns:
-        The path.
+    """Create a folder for results, with its parents, unless it exists; returns its path.
 
     Raises:
         NotADirectoryError: if the path, or a parent of it, is a file.
-
-    Example:
-        >>> import tempfile
-        >>> output_folder(Path(tempfile.mkdtemp()) / "figures" / "new").is_dir()
-        True
     """
     path = Path(path)
     refuse_files(path)
@@ -132,3 +104,8 @@ def refuse_files(path: Path) -> None:
     for place in (path, *path.parents):
         if place.exists() and not place.is_dir():
             raise NotADirectoryError(f"results go to a folder, but {place} is a file")
+
+
+def user_cache() -> Path:
+    """The package's folder in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "equicolor"

@@ -16,8 +16,8 @@ from equicolor.analysis.selectivity import grey_projection, luma
 from equicolor.analysis.taps import tapped
 from equicolor.color import shift_hue
 from equicolor.data.augment import Augmentation
-from equicolor.data.decoded import decode
-from equicolor.data.image_set import ImageSet
+from equicolor.data.decoding import decode
+from equicolor.data.images import ImageSet
 from equicolor.data.loaders import ResidentLoader
 
 

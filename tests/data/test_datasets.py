@@ -13,7 +13,7 @@ import torch
 from tests.data import trees
 from tests.data.trees import TREES, Expected
 
-from equicolor.data import MissingDataError, batches, data_root
+from equicolor.data import MissingDataError, data_root
 from equicolor.data.datasets import (
     DATASETS,
     canonical_dataset,
@@ -21,7 +21,7 @@ from equicolor.data.datasets import (
     find_dataset,
     load_dataset,
 )
-from equicolor.data.image_set import ImageSet
+from equicolor.data.images import ImageSet
 
 
 def contents(images: ImageSet) -> list[bytes]:
@@ -117,7 +117,7 @@ def test_state_of_a_complete_dataset(name: str, tmp_path: Path) -> None:
     state = dataset_state(info, tmp_path)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert state.size == sum(path.stat().st_size for path in files)
-    assert state.found
+    assert state.exists
     # Three class folders, or four images a batch, can be trained on, but are not the dataset.
     if name in ("caltech101", "imagenet"):
         lacking = info.num_classes - 3
@@ -136,7 +136,7 @@ def test_truncated_batches_are_not_complete(
     if name == "stl10":
         folder, record = tmp_path / "stl10_binary", 3 * 96 * 96
         folder.mkdir()
-        layout = batches.Stl10()
+        layout = DATASETS["stl10"].layout
         sizes = {"train_X.bin": 5000 * record, "test_X.bin": 8000 * record}
         for part, size in (sizes | {"train_y.bin": 5000, "test_y.bin": 8000}).items():
             with (folder / part).open("wb") as file:
@@ -412,7 +412,7 @@ def test_hidden_files_do_not_count(tmp_path: Path) -> None:
 
 def test_importing_needs_neither_pillow_nor_scipy() -> None:
     code = (
-        "import sys, equicolor.data.datasets, equicolor.data.decoded, equicolor.data.download; "
+        "import sys, equicolor.data.datasets, equicolor.data.decoding, equicolor.data.download; "
         "assert not {'PIL', 'scipy', 'torchvision'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

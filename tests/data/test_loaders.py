@@ -14,9 +14,9 @@ from torch import Tensor
 from equicolor.data import loaders
 from equicolor.data.augment import Augmentation
 from equicolor.data.augmix import AugMix
-from equicolor.data.decoded import decode
+from equicolor.data.decoding import decode
 from equicolor.data.epochs import Epochs
-from equicolor.data.image_set import CorruptImageError, ImageFile, ImageSet
+from equicolor.data.images import CorruptImageError, ImageFile, ImageSet
 from equicolor.data.loaders import ResidentLoader, StreamingLoader, choose_data_path
 
 SIZES = ((40, 60), (75, 50), (33, 33), (48, 90), (64, 64), (30, 45), (50, 36))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from equicolor.data.crops import resample
-from equicolor.data.decoded import Decoded
+from equicolor.data.decoding import Decoded
 
 pytest.importorskip("triton")
 from equicolor.data import resample_kernels

@@ -11,9 +11,8 @@ from PIL import Image
 from rich.console import Console
 from torch import nn
 
-from equicolor.data.datasets import load_dataset
-from equicolor.data.image_set import CorruptImageError
-from equicolor.data.root import MissingDataError
+from equicolor.data.datasets import MissingDataError, load_dataset
+from equicolor.data.images import CorruptImageError
 from equicolor.evaluation import hue_sweep
 from equicolor.evaluation.diagnose import diagnose, load_subject
 from equicolor.evaluation.images import (

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from equicolor.data.root import MissingDataError
+from equicolor.data.datasets import MissingDataError
 from equicolor.paper import (
     ablations,
     configurations,

@@ -9,7 +9,7 @@ import pytest
 from tests.data import trees
 
 from equicolor.data.datasets import load_dataset
-from equicolor.data.listing import list_images
+from equicolor.data.images import list_images
 from equicolor.evaluation.diagnose import load_subject
 from equicolor.models import save_model
 from equicolor.training.finetuning import finetune_recipe, finetune_remarks, finetune_seen

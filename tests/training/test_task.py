@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from equicolor.data.datasets import load_dataset
-from equicolor.data.decoded import decode
+from equicolor.data.decoding import decode
 from equicolor.data.loaders import ResidentLoader
 from equicolor.models import CheckpointError, load_model
 from equicolor.training.average import WeightAverage

@@ -104,7 +104,7 @@ def slug(network: str, data: str | None) -> str:
 @contextmanager
 def told_to_skip(skip_corrupt: bool) -> Iterator[None]:
     """Add to the error of a corrupt image that there is an option, unless it was given."""
-    from equicolor.data.image_set import CorruptImageError
+    from equicolor.data.images import CorruptImageError
 
     try:
         yield

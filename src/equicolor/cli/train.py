@@ -289,7 +289,7 @@ def _describe(recipe: "TrainingRecipe", folder: Path, options: "RunOptions", for
     """What a run would do, checked as the run would check it."""
     from equicolor.data.datasets import load_dataset
     from equicolor.data.epochs import Epochs
-    from equicolor.data.listing import list_images
+    from equicolor.data.images import list_images
     from equicolor.data.loaders import choose_data_path
     from equicolor.training.finetuning import finetune_remarks
     from equicolor.training.fit import check_network

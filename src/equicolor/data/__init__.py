@@ -3,11 +3,17 @@
 from equicolor.data.augment import Augmentation
 from equicolor.data.augmix import AugMix
 from equicolor.data.colormnist import ColorMNIST, Split, biased_colormnist, longtailed_colormnist
-from equicolor.data.datasets import DATASETS, DatasetInfo, find_dataset, load_dataset
-from equicolor.data.decoded import Decoded, decode, default_cache
-from equicolor.data.image_set import CorruptImageError, ImageFile, ImageSet
+from equicolor.data.datasets import (
+    DATASETS,
+    DatasetInfo,
+    MissingDataError,
+    data_root,
+    find_dataset,
+    load_dataset,
+)
+from equicolor.data.decoding import Decoded, decode, default_cache
+from equicolor.data.images import CorruptImageError, ImageFile, ImageSet
 from equicolor.data.mnist import Digits, load_mnist
-from equicolor.data.root import MissingDataError, data_root
 
 __all__ = [
     "DATASETS",

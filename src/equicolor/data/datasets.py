@@ -1,4 +1,4 @@
-"""The datasets of the paper by name, and any folder of class folders."""
+"""Datasets by name or by folder: find one, load a split of it, see whether it is complete."""
 
 import os
 from collections.abc import Iterable
@@ -7,51 +7,68 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from equicolor import _checks
+from equicolor._files import user_cache
 from equicolor._text import did_you_mean, enumerated
-from equicolor.data.batches import Cifar, Stl10
-from equicolor.data.folders import Caltech101, Folder, ImageNet
-from equicolor.data.image_set import SPLITS, Contents, ImageSet
-from equicolor.data.layouts import Flowers102, OxfordPet, StanfordCars
-from equicolor.data.root import MissingDataError, data_root
+from equicolor.data.folder_datasets import Caltech101, Folder, ImageNet
+from equicolor.data.images import SPLITS, Contents, ImageSet
+from equicolor.data.listed_datasets import Flowers102, OxfordPet, StanfordCars
+from equicolor.data.pixel_datasets import CIFAR10, CIFAR100, Cifar, Stl10
 
 __all__ = [
     "DATASETS",
     "DatasetInfo",
     "DatasetState",
+    "MissingDataError",
     "canonical_dataset",
+    "data_root",
     "dataset_state",
     "find_dataset",
     "load_dataset",
 ]
 
 
+class MissingDataError(FileNotFoundError):
+    """A dataset that is not there: what was looked for, where, and how to get it."""
+
+
+def data_root() -> Path:
+    """The folder of datasets: ``EQUICOLOR_DATA``, else the user's cache folder.
+
+    Example:
+        >>> isinstance(data_root(), Path)
+        True
+    """
+    folder = os.environ.get("EQUICOLOR_DATA")
+    return Path(folder).expanduser() if folder else user_cache()
+
+
 class Layout(Protocol):
-    """How a dataset lies on disk."""
+    """How a dataset is stored on disk."""
 
     def missing(self, root: Path) -> list[str]:
-        """What is not there, below the data root; empty if the dataset can be read."""
+        """Names of missing files and folders, from lists and names alone; no image is opened."""
 
     def read(self, root: Path, split: str, seed: int) -> Contents:
-        """One part of a dataset of which nothing is missing."""
+        """One split of a dataset of which nothing is missing."""
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What is known of a dataset before it is read.
+    """Facts about a dataset that are known before it is read.
 
     Attributes:
-        name: what it is called on the command line.
-        title: what it is called in print.
-        num_classes: how many classes it has.
-        kind: ``"small"`` for CIFAR's 32 pixels, ``"large"`` for images that are cropped to 224
-            (STL-10, of 96 pixels, among them, as in the paper).
-        images: how many have labels, training and test together; 0 if unknown, as of a folder.
-        folders: below the data root, any of which may hold it.
-        size: bytes to download; 0 where there is nothing to.
+        name: its name on the command line.
+        title: its name in print.
+        num_classes: the number of classes.
+        kind: ``"small"`` for CIFAR's 32 pixels; ``"large"`` for images that are cropped to 224,
+            which in the paper include STL-10's 96 pixels.
+        images: the number of labelled images, training and test together; 0 if unknown.
+        folders: below the data root; any of them may hold the dataset.
+        size: bytes to download; 0 for a folder.
         page: where it comes from.
-        torchvision: the class of ``torchvision.datasets`` that downloads it, if one does.
+        torchvision: the class of ``torchvision.datasets`` that downloads it, if there is one.
         by_hand: what to do without torchvision.
-        layout: how it lies on disk.
+        layout: how it is stored on disk.
     """
 
     name: str
@@ -68,23 +85,18 @@ class DatasetInfo:
 
     @property
     def split_by_seed(self) -> bool:
-        """Whether the dataset comes without a split of its own.
+        """Whether a seed splits the dataset, because it has no split of its own.
 
         Example:
             >>> find_dataset("caltech101").split_by_seed, find_dataset("cifar10").split_by_seed
             (True, False)
         """
         if isinstance(self.layout, Folder):
-            return self.layout.split_by_seed()
+            return self.layout.parts() is None
         return isinstance(self.layout, Caltech101)
 
     def how_to_get(self) -> str:
-        """How to get it, in one sentence.
-
-        Example:
-            >>> find_dataset("flowers102").how_to_get()[:56]
-            "get it with 'equicolor datasets get flowers102', which n"
-        """
+        """How to get it, in one sentence."""
         if not self.page:
             return self.by_hand
         by_hand = f"{self.by_hand} (see {self.page})"
@@ -106,14 +118,14 @@ DATASETS = {
             ("cifar-10-batches-py", "cifar-10-batches-bin"), 170_498_071,
             "https://www.cs.toronto.edu/~kriz/cifar.html", "CIFAR10",
             "unpack cifar-10-python.tar.gz or cifar-10-binary.tar.gz in the data folder",
-            Cifar.ten(),
+            CIFAR10,
         ),
         DatasetInfo(
             "cifar100", "CIFAR-100", 100, "small", 60_000,
             ("cifar-100-python", "cifar-100-binary"), 169_001_437,
             "https://www.cs.toronto.edu/~kriz/cifar.html", "CIFAR100",
             "unpack cifar-100-python.tar.gz or cifar-100-binary.tar.gz in the data folder",
-            Cifar.hundred(),
+            CIFAR100,
         ),
         DatasetInfo(
             "flowers102", "Flowers-102", 102, "large", 8_189,
@@ -170,13 +182,13 @@ def find_dataset(name: str | Path) -> DatasetInfo:
     """A dataset by name, or a folder of class folders by its path.
 
     Args:
-        name: one of :data:`DATASETS`, or a path. A folder of the same name as a dataset is
-            meant by ``./name``, and is called ``folder:name``: its numbers are not to be
-            compared with the dataset's.
+        name: one of :data:`DATASETS`, or a path. ``./name`` is a folder of the same name as a
+            dataset. It is called ``folder:name``, so that its results are not taken for the
+            dataset's.
 
     Raises:
-        MissingDataError: if a path is no folder.
-        ValueError: if a name is unknown.
+        MissingDataError: if a path is not a folder.
+        ValueError: if the name is unknown.
 
     Example:
         >>> find_dataset("flowers102").num_classes
@@ -189,9 +201,9 @@ def find_dataset(name: str | Path) -> DatasetInfo:
         folder = Folder(path)
         title = f"the images in {path}"
         by_hand = "give the path of a folder with a folder of images for every class"
-        called = path.resolve().name
+        last = path.resolve().name
         return DatasetInfo(
-            f"folder:{called}" if called in DATASETS else called, title, len(folder.classes()),
+            f"folder:{last}" if last in DATASETS else last, title, len(folder.classes()),
             "large", 0, (), 0, "", None, by_hand, folder,
         )  # fmt: skip
     if _is_path(name):
@@ -200,13 +212,7 @@ def find_dataset(name: str | Path) -> DatasetInfo:
 
 
 def canonical_dataset(name: str | Path) -> str:
-    """The one spelling of a dataset, the same in every working directory.
-
-    Args:
-        name: of a dataset, or a path.
-
-    Returns:
-        The name; or the path, absolute and without links.
+    """One spelling for a dataset: its name, or the absolute path of a folder without links.
 
     Example:
         >>> canonical_dataset("cifar10")
@@ -217,7 +223,7 @@ def canonical_dataset(name: str | Path) -> str:
     if str(name) in DATASETS and not isinstance(name, Path):
         return str(name)
     path = Path(name).expanduser()
-    # A word that is neither: whoever reads the data says so.
+    # A word that is neither is refused when the data are read.
     return str(path.resolve()) if _is_path(name) or path.is_dir() else str(name)
 
 
@@ -226,12 +232,7 @@ def _is_path(name: str | Path) -> bool:
 
 
 def unknown_dataset(name: str, known: Iterable[str]) -> ValueError:
-    """The error for a name that no dataset has: the nearest known ones.
-
-    Example:
-        >>> unknown_dataset("flower", ["flowers102", "cifar10"])
-        ValueError("unknown dataset 'flower'; did you mean 'flowers102'?")
-    """
+    """The error for an unknown name, with the nearest known ones."""
     known = list(known)
     if name.lower() == "mnist" and "mnist" not in known:
         return ValueError(
@@ -246,22 +247,19 @@ def unknown_dataset(name: str, known: Iterable[str]) -> ValueError:
 def load_dataset(
     name: str | Path, split: str, *, root: Path | str | None = None, seed: int = 0
 ) -> ImageSet:
-    """Load one part of a dataset; files are listed, not decoded.
+    """Load one split of a dataset; files are listed, not decoded.
 
     Args:
         name: one of :data:`DATASETS` (CIFAR-10, CIFAR-100, Flowers-102, STL-10, Oxford-IIIT Pet,
             Caltech-101, Stanford Cars, ImageNet), in torchvision's layout; or the path of a
             folder that holds ``train/`` and ``test/`` (or ``val/``) with the same class folders,
             or class folders that are split about 80 to 20 by the names of the files
-            (:func:`equicolor.data.folders.split_classes`).
-        split: ``"train"`` or ``"test"``. The validation part of Flowers-102 and of Oxford-IIIT
-            Pet is for training, that of ImageNet for testing.
+            (:func:`equicolor.data.folder_datasets.split_classes`).
+        split: ``"train"`` or ``"test"``. The validation images of Flowers-102 and of Oxford-IIIT
+            Pet are for training, those of ImageNet for testing.
         root: the data folder (default: :func:`equicolor.data.data_root`).
         seed: of the split, where the dataset has none of its own (Caltech-101, about 67 to 33,
             and plain folders); 0 elsewhere.
-
-    Returns:
-        The images.
 
     Raises:
         MissingDataError: if the dataset is not there: what was looked for, where, and how to
@@ -292,9 +290,9 @@ def load_dataset(
 
 
 def missing_data(info: DatasetInfo, root: Path, absent: list[str]) -> MissingDataError:
-    """The error for a dataset that is not there, or not whole."""
-    begun = any((root / folder).exists() for folder in info.folders)
-    where = f"incomplete in {root}" if begun else f"not in {root}"
+    """The error for a dataset that is not there, or not complete."""
+    partly = any((root / folder).exists() for folder in info.folders)
+    where = f"incomplete in {root}" if partly else f"not in {root}"
     if not info.folders:
         return MissingDataError(f"{info.title}: no {enumerated(absent)}; {info.how_to_get()}")
     return MissingDataError(
@@ -305,18 +303,18 @@ def missing_data(info: DatasetInfo, root: Path, absent: list[str]) -> MissingDat
 
 
 class DatasetState(NamedTuple):
-    """What is there of a dataset.
+    """Whether a dataset is complete.
 
     Attributes:
-        missing: what is not there; empty if it is complete.
-        size: bytes on disk; None where there are too many files to count.
-        found: whether anything is there at all.
-        damage: what is wrong with what is there, if it cannot be read.
+        missing: what is missing; empty if it is complete.
+        size: bytes on disk; None if there are too many files to count.
+        exists: whether any of it is there.
+        damage: why it cannot be read, if it cannot.
     """
 
     missing: tuple[str, ...]
     size: int | None
-    found: bool
+    exists: bool
     damage: str = ""
 
     def __str__(self) -> str:
@@ -324,15 +322,11 @@ class DatasetState(NamedTuple):
             return f"damaged: {self.damage}"
         if not self.missing:
             return "complete"
-        return f"incomplete: no {enumerated(self.missing, 2)}" if self.found else "missing"
+        return f"incomplete: no {enumerated(self.missing, 2)}" if self.exists else "missing"
 
 
 def dataset_state(info: DatasetInfo, root: Path | str | None = None) -> DatasetState:
-    """What is there of a dataset; no image is opened.
-
-    Args:
-        info: which.
-        root: the data folder (default: :func:`equicolor.data.data_root`).
+    """Whether a dataset is complete below a data folder; no image is opened.
 
     Example:
         >>> str(dataset_state(find_dataset("cifar10"), "/nowhere"))
@@ -348,25 +342,20 @@ def dataset_state(info: DatasetInfo, root: Path | str | None = None) -> DatasetS
     if not absent and isinstance(info.layout, (Cifar, Stl10)):
         absent = [f"whole {name}" for name in info.layout.truncated(place)]
     if not absent and isinstance(info.layout, (Caltech101, ImageNet)):
-        # A part of the classes can be trained on, but is not the dataset.
-        found = len(info.layout.classes(place))
-        if found < info.num_classes:
-            absent = [f"{info.num_classes - found} of {info.num_classes} class folders"]
+        # Fewer classes can be trained on, but are not the dataset.
+        lacking = info.num_classes - len(info.layout.classes(place))
+        if lacking > 0:
+            absent = [f"{lacking} of {info.num_classes} class folders"]
     return DatasetState(tuple(absent), size, bool(folders))
 
 
 def _bytes_below(folders: Iterable[Path], limit: int = 100_000) -> int | None:
-    """The bytes of all files in some folders, unless they are more than ``limit`` files."""
+    """The bytes of all files in some folders; None for more than ``limit`` files."""
     size = 0
-    waiting = [str(folder) for folder in folders]
-    while waiting:
-        with os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir():
-                    waiting.append(entry.path)
-                else:
-                    size += entry.stat().st_size
-                    limit -= 1
-        if limit < 0:
-            return None
+    for folder in folders:
+        for place, _, names in os.walk(folder, followlinks=True):
+            size += sum(Path(place, name).stat().st_size for name in names)
+            limit -= len(names)
+            if limit < 0:
+                return None
     return size

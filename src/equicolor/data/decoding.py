@@ -1,398 +1,252 @@
-"""How images are decoded: planned from their headers, in threads, shard by shard, resumably.
+"""Images decoded once into one buffer, cached on disk, and gathered on the device."""
 
-The headers tell every image's place in the buffer before any is decoded. A shard is a run of
-images whose places adjoin; it is written and recorded as done as a whole, so that a process
-that is killed loses no more than the shards it was working on.
-"""
-
-import hashlib
-import json
-import os
-import sys
-import warnings
-import zlib
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from equicolor._files import short_name, written_aside
-from equicolor.data.image_set import CorruptImageError, ImageSet
+from equicolor import _checks
+from equicolor._files import user_cache
+from equicolor.data.crops import resample
+from equicolor.data.images import CorruptImageError, ImageSet
+from equicolor.data.packing import Decoder, buffer_size, final_size
+from equicolor.devices import cores, runs_triton
 from equicolor.reporting.progress import Progress
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
+__all__ = ["Decoded", "decode", "default_cache", "estimated_bytes"]
 
-__all__ = ["Decoder", "Packed", "decode_in_memory", "decode_on_disk", "final_size"]
-
-SHARD = 64  # images
-_FORMAT = 3  # of the files of the cache, and of what is in them
-_PIXELS, _JOURNAL, _INDEX = "pixels.u8", "journal.jsonl", "index.npz"
-
-T = TypeVar("T")
-Corrupt = dict[int, str]  # what is wrong with which image
-
-
-class Packed(NamedTuple):
-    """Images in one buffer.
-
-    Attributes:
-        pixels: uint8 ``[bytes]``.
-        offsets, sizes: int64 ``[N]`` and ``[N, 2]`` (height, width) of every image, corrupt
-            ones included.
-        corrupt: the images that could not be decoded.
-    """
-
-    pixels: Tensor
-    offsets: np.ndarray
-    sizes: np.ndarray
-    corrupt: Corrupt
-
-
-class Plan(NamedTuple):
-    """Where each image will be, from the headers; a corrupt header gets no place."""
-
-    offsets: np.ndarray
-    sizes: np.ndarray
-    corrupt: Corrupt
-
-    @classmethod
-    def of_sizes(cls, sizes: np.ndarray, corrupt: Corrupt) -> "Plan":
-        """One image after the other."""
-        ends = np.cumsum(3 * sizes.prod(1))
-        return cls(np.concatenate([[0], ends[:-1]]), sizes, corrupt)
-
-    def place(self, shard: int) -> tuple[int, int]:
-        """The first byte of a shard, and the first after it."""
-        first = shard * SHARD
-        last = min(first + SHARD, len(self.offsets)) - 1
-        return int(self.offsets[first]), int(self.offsets[last] + 3 * self.sizes[last].prod())
-
-    @property
-    def shards(self) -> range:
-        """All shards."""
-        return range(-(-len(self.offsets) // SHARD))
-
-    @property
-    def total(self) -> int:
-        """Bytes of the buffer: the images, and room to gather a longest row from anywhere."""
-        return buffer_size(torch.from_numpy(self.offsets), torch.from_numpy(self.sizes))
-
-
-def buffer_size(offsets: Tensor, sizes: Tensor) -> int:
-    """The bytes touched by gathering rows of the largest width from every image.
-
-    Example:
-        >>> buffer_size(torch.tensor([0, 12]), torch.tensor([[1, 4], [2, 2]]))  # 12 + 6 + 12
-        30
-    """
-    last_rows = offsets + 3 * (sizes[:, 0] - 1) * sizes[:, 1]
-    return int(last_rows.max()) + 3 * int(sizes[:, 1].max())
+# On a CPU, larger images than this many pixels are cut one by one: faster than padding all to the
+# largest height and width, and one high and one wide image do not fill the memory.
+_SMALL = 256**2
 
 
 @dataclass(frozen=True)
-class Decoder:
-    """What to decode, and how."""
+class Decoded:
+    """Decoded images of different sizes, packed into one buffer on one device.
 
-    images: ImageSet
-    short_side: int | None
-    workers: int
-    progress: Progress | None
-    skip: bool
+    Attributes:
+        pixels: uint8 ``[bytes]``, each image as ``H × W × 3``, row by row; then room for the
+            longest row, so that gathering never leaves the buffer.
+        offsets: int64 ``[N]``, where each image begins.
+        sizes: int64 ``[N, 2]``, height and width of each.
+        labels: int64 ``[N]``.
+        class_names: one a class.
+        skipped: the corrupt images that were left out.
+        height, width: the largest height and the largest width.
 
-    def plan(self) -> Plan:
-        """Read the headers.
+    Example:
+        >>> pixels = torch.arange(2 * 3 * 4 * 5, dtype=torch.uint8).view(2, 3, 4, 5)
+        >>> images = ImageSet("toy", "train", torch.tensor([0, 1]), ("a", "b"), pixels=pixels)
+        >>> decoded = Decoded.from_pixels(images)
+        >>> batch, sizes = decoded.batch(torch.tensor([1, 0, 1]))
+        >>> torch.equal(batch, pixels[[1, 0, 1]]), sizes.tolist()
+        (True, [[4, 5], [4, 5], [4, 5]])
+    """
 
-        Raises:
-            CorruptImageError: for the first corrupt one, unless they are skipped.
-        """
-        corrupt: Corrupt = {}
+    pixels: Tensor
+    offsets: Tensor
+    sizes: Tensor
+    labels: Tensor
+    class_names: tuple[str, ...]
+    skipped: tuple[str, ...] = ()
+    height: int = 0
+    width: int = 0
 
-        def size(index: int) -> tuple[int, int]:
-            try:
-                return final_size(self.images, index, self.short_side)
-            except CorruptImageError as error:
-                if not self.skip:
-                    raise
-                corrupt[index] = str(error)
-                return 0, 0
+    def __post_init__(self) -> None:
+        # Computed once on the host, so that batch() never waits for the device.
+        if not self.height:
+            height, width = self.sizes.amax(0).tolist()
+            object.__setattr__(self, "height", height)
+            object.__setattr__(self, "width", width)
+        needed = buffer_size(self.offsets, self.sizes)
+        if len(self.pixels) < needed:
+            room = self.pixels.new_zeros(needed - len(self.pixels))
+            object.__setattr__(self, "pixels", torch.cat([self.pixels, room]))
 
-        with ThreadPoolExecutor(self.workers) as pool:
-            try:
-                sizes = np.array(list(pool.map(size, range(len(self.images)))), np.int64)
-            finally:
-                pool.shutdown(cancel_futures=True)
-        return Plan.of_sizes(sizes, corrupt)
+    @staticmethod
+    def from_pixels(images: ImageSet) -> "Decoded":
+        """Pack images that are pixels already, such as CIFAR's."""
+        if images.pixels is None:
+            raise ValueError(f"from_pixels expects pixels, got the files of {images.name!r}")
+        count, _, height, width = images.pixels.shape
+        return Decoded(
+            images.pixels.permute(0, 2, 3, 1).reshape(-1),
+            torch.arange(count) * (3 * height * width),
+            torch.tensor([height, width]).repeat(count, 1),
+            images.labels,
+            images.class_names,
+        )
 
-    def shard(self, plan: Plan, shard: int, out: np.ndarray) -> Corrupt:
-        """Decode the images of one shard into its place.
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def to(self, device: torch.device | str) -> "Decoded":
+        """The same images on another device."""
+        return replace(
+            self,
+            pixels=self.pixels.to(device),
+            offsets=self.offsets.to(device),
+            sizes=self.sizes.to(device),
+            labels=self.labels.to(device),
+        )
+
+    def image(self, index: int) -> Tensor:
+        """One image at its own size, uint8 ``[3, h, w]``."""
+        height, width = self.sizes[index].tolist()
+        start = int(self.offsets[index])
+        return self.pixels[start : start + 3 * height * width].view(height, width, 3).movedim(2, 0)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Gather images, without waiting for the device.
 
         Args:
-            plan: where they go.
-            shard: which.
-            out: uint8, as long as the shard.
+            indices: int64 ``[B]``, on the device of the images.
 
         Returns:
-            Those that are corrupt, if they are skipped.
+            Images, uint8 ``[B, 3, height, width]`` in channels_last memory, padded with zeros at
+            the right and the bottom; and their sizes, int64 ``[B, 2]``.
         """
-        start = plan.place(shard)[0]
-        corrupt: Corrupt = {}
-        for index in range(shard * SHARD, min((shard + 1) * SHARD, len(self.images))):
-            if index in plan.corrupt:
-                continue
-            height, width = plan.sizes[index]
-            offset = plan.offsets[index] - start
-            try:
-                image = decode_image(self.images, index, self.short_side)
-                if image.size != (width, height):
-                    raise CorruptImageError(
-                        f"{self.images.files[index].describe()} has {image.size} pixels, but "
-                        f"its header said {(width, height)}"
-                    )
-            except CorruptImageError as error:
-                if not self.skip:
-                    raise
-                corrupt[index] = str(error)
-            else:
-                out[offset : offset + 3 * height * width] = np.asarray(image).reshape(-1)
-        return corrupt
+        sizes, offsets = self.sizes[indices], self.offsets[indices]
+        row_bytes = 3 * sizes[:, 1:]
+        rows = torch.arange(self.height, device=offsets.device)
+        columns = torch.arange(3 * self.width, device=offsets.device)
+        inside = rows < sizes[:, :1]
+        starts = offsets[:, None] + torch.where(inside, rows * row_bytes, 0)
+        # An overlapping view with every run of 3W bytes as a row: gathering takes one index a row
+        # of an image instead of one index a byte.
+        count = len(self.pixels) - 3 * self.width + 1
+        runs = self.pixels.as_strided((count, 3 * self.width), (1, 1))
+        keep = inside[:, :, None] & (columns < row_bytes)[:, None, :]
+        gathered = torch.where(keep, runs[starts], 0)
+        return gathered.unflatten(2, (self.width, 3)).permute(0, 3, 1, 2), sizes
 
-    def run(self, plan: Plan, done: set[int], work: Callable[[int], T]) -> Iterator[tuple[int, T]]:
-        """Do the shards that are not done, in threads; yields each as it is finished."""
-        total = len(self.images)
-        count = sum(min(SHARD, total - shard * SHARD) for shard in done)
-        if self.progress:
-            self.progress(count, total)
-        with ThreadPoolExecutor(self.workers) as pool:
-            try:
-                waiting = {
-                    pool.submit(work, shard): shard for shard in plan.shards if shard not in done
-                }
-                for future in as_completed(waiting):
-                    shard = waiting[future]
-                    yield shard, future.result()
-                    count += min(SHARD, total - shard * SHARD)
-                    if self.progress:
-                        self.progress(count, total)
-            finally:  # an error, an interrupt: do not begin what is still waiting
-                pool.shutdown(cancel_futures=True)
+    def crops(
+        self, indices: Tensor, boxes: Tensor, size: int, *, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """Cut boxes out of images and resize them, without waiting for the device.
 
+        With Triton, a kernel reads only the pixels that the boxes need. Elsewhere whole images go
+        to :func:`equicolor.data.crops.resample`: gathered, or on a CPU one by one unless all are
+        small.
 
-def decode_in_memory(decoder: Decoder) -> Packed:
-    """Decode into memory."""
-    plan = decoder.plan()
-    buffer = np.zeros(plan.total, np.uint8)
+        Args:
+            indices: int64 ``[B]``, on the device of the images.
+            boxes: left, top, right and bottom ``[B, 4]``, see :func:`.crops.resample`.
+            size: height and width of the result.
+            dtype: of the matrix products, where there are any.
 
-    def work(shard: int) -> Corrupt:
-        start, stop = plan.place(shard)
-        return decoder.shard(plan, shard, buffer[start:stop])
+        Returns:
+            float32 ``[B, 3, size, size]`` in [0, 1].
 
-    corrupt = dict(plan.corrupt)
-    for _, found in decoder.run(plan, set(), work):
-        corrupt |= found
-    return Packed(torch.from_numpy(buffer), plan.offsets, plan.sizes, corrupt)
+        Example:
+            >>> images = torch.full((1, 3, 4, 4), 51, dtype=torch.uint8)
+            >>> toy = ImageSet("toy", "train", torch.tensor([0]), ("a",), pixels=images)
+            >>> box = torch.tensor([[1.0, 1, 3, 3]])
+            >>> (10 * Decoded.from_pixels(toy).crops(torch.tensor([0]), box, 2)[0, 0]).tolist()
+            [[2.0, 2.0], [2.0, 2.0]]
+        """
+        if self.pixels.is_cuda and runs_triton(self.pixels.device):
+            # Imported here: Triton is slow to import and not installed everywhere.
+            from equicolor.data import resample_kernels
 
-
-class _DamagedError(Exception):
-    """A cache that is not what was written."""
+            packed = self.pixels, self.offsets, self.sizes
+            with torch.cuda.device(self.pixels.device):
+                return resample_kernels.crops(*packed, indices, boxes, size)
+        if self.pixels.is_cpu and self.height * self.width > _SMALL:
+            alone = zip(indices.tolist(), self.sizes[indices].split(1), boxes.split(1), strict=True)
+            crops = [
+                resample(self.image(index)[None], shape, box, size, dtype=dtype)
+                for index, shape, box in alone
+            ]
+            return torch.cat(crops)
+        images, sizes = self.batch(indices)
+        return resample(images, sizes, boxes, size, dtype=dtype)
 
 
-def decode_on_disk(decoder: Decoder, cache: Path) -> Packed:
-    """Decode into a file of the cache, continue one, or map one that is complete.
+def default_cache() -> Path:
+    """The default folder of decoded images, in the user's cache folder.
 
-    Every shard has a checksum. A cache that does not agree with them is made again.
+    Example:
+        >>> default_cache().name
+        'decoded'
     """
-    folder = cache / _folder_name(decoder.images, decoder.short_side)
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        packed = _open_cache(decoder, folder)
-    except (FileNotFoundError, _DamagedError):
-        with _alone(folder / "lock"):
-            try:
-                packed = _open_cache(decoder, folder)  # another process may have been first
-            except FileNotFoundError:
-                _fill_cache(decoder, folder)
-                packed = _open_cache(decoder, folder)
-            except _DamagedError as error:
-                warnings.warn(
-                    f"the decoded images in {folder} are damaged ({error}) and made again",
-                    stacklevel=2,
-                )
-                for name in (_INDEX, _JOURNAL, _PIXELS):  # others may still have it mapped
-                    (folder / name).unlink(missing_ok=True)
-                _fill_cache(decoder, folder)
-                packed = _open_cache(decoder, folder)
-    if decoder.progress:
-        decoder.progress(len(decoder.images), len(decoder.images))
-    return packed
+    return user_cache() / "decoded"
 
 
-def _open_cache(decoder: Decoder, folder: Path) -> Packed:
-    """Map a complete cache.
+def decode(
+    images: ImageSet,
+    *,
+    short_side: int | None = 256,
+    cache: Path | str | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    on_corrupt: str = "error",
+) -> Decoded:
+    """Decode images once, to RGB.
+
+    With a cache, the next call maps the decoded images into memory at once, and a call after an
+    interrupted one continues it. Processes that need the same images wait for the first.
+
+    Args:
+        images: files, or pixels.
+        short_side: larger images are resized to this (Pillow's antialiased bilinear), smaller
+            ones stay as they are; None resizes none.
+        cache: the folder of the cache, such as :func:`default_cache`; None stores nothing.
+        workers: threads (default: one a core, at most 32).
+        progress: called with (images done, images in all).
+        on_corrupt: ``"error"``, or ``"skip"`` to leave corrupt images out; they are listed
+            in ``skipped``.
+
+    Returns:
+        The decoded images, in the same order, on the CPU.
 
     Raises:
-        FileNotFoundError: if it is not complete.
-        _DamagedError: if it is not what was written.
-    """
-    try:
-        with np.load(folder / _INDEX) as index:
-            sizes, checksums = index["sizes"], index["checksums"]
-            corrupt = dict(zip(index["corrupt"].tolist(), index["reasons"].tolist(), strict=True))
-        plan = Plan.of_sizes(sizes, corrupt)
-        if sizes.shape != (len(decoder.images), 2) or sizes.dtype != np.int64 or sizes.min() < 0:
-            raise ValueError(f"sizes {list(sizes.shape)} of {len(decoder.images)} images")
-        total = plan.total
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # damaged files raise anything
-        raise _DamagedError(f"{_INDEX}: {str(error) or type(error).__name__}") from None
-    path = folder / _PIXELS
-    size = path.stat().st_size if path.is_file() else 0
-    if size != total:
-        raise _DamagedError(f"{_PIXELS} has {size} bytes instead of {total}")
-    # Mapped, not read; private, so that nothing written to the tensor reaches the file.
-    pixels = torch.from_file(str(path), shared=False, size=total, dtype=torch.uint8)
-    with ThreadPoolExecutor(decoder.workers) as pool:  # zlib lets other threads run
-        found = list(pool.map(lambda shard: _checksum(plan, pixels, shard), plan.shards))
-    if found != checksums.tolist():
-        raise _DamagedError(f"{_PIXELS} does not agree with its checksums")
-    return Packed(pixels, plan.offsets, sizes, corrupt)
-
-
-def _checksum(plan: Plan, pixels: Tensor, shard: int) -> int:
-    start, stop = plan.place(shard)
-    return zlib.crc32(pixels[start:stop].numpy().data)
-
-
-def _fill_cache(decoder: Decoder, folder: Path) -> None:
-    plan = decoder.plan()
-    path, journal = folder / _PIXELS, folder / _JOURNAL
-    done = _read_journal(journal, plan)
-    if not path.is_file() or path.stat().st_size != plan.total:
-        journal.unlink(missing_ok=True)
-        done = {}
-        path.unlink(missing_ok=True)  # others may still have it mapped
-        with path.open("wb") as file:
-            file.truncate(plan.total)
-    before = torch.from_file(str(path), shared=False, size=plan.total, dtype=torch.uint8)
-    done = {key: each for key, each in done.items() if each[1] == _checksum(plan, before, key)}
-
-    def work(shard: int) -> tuple[Corrupt, int]:
-        start, stop = plan.place(shard)
-        out = np.zeros(stop - start, np.uint8)
-        corrupt = decoder.shard(plan, shard, out)
-        with path.open("r+b") as file:
-            file.seek(start)
-            file.write(out.data)
-            file.flush()
-            os.fsync(file.fileno())  # on disk before the journal says so
-        return corrupt, zlib.crc32(out.data)
-
-    with journal.open("a") as lines:
-        for shard, (found, checksum) in decoder.run(plan, set(done), work):
-            done[shard] = found, checksum
-            lines.write(json.dumps([shard, list(found.items()), checksum]) + "\n")
-            lines.flush()
-    corrupt = dict(plan.corrupt)
-    for found, _ in done.values():
-        corrupt |= found
-    with written_aside(folder / _INDEX) as partial, partial.open("wb") as file:
-        np.savez(
-            file,
-            sizes=plan.sizes,
-            checksums=np.array([done[shard][1] for shard in plan.shards], np.int64),
-            corrupt=np.array(sorted(corrupt), np.int64),
-            reasons=np.array([corrupt[index] for index in sorted(corrupt)], np.str_),
-        )
-    journal.unlink()
-
-
-def _read_journal(path: Path, plan: Plan) -> dict[int, tuple[Corrupt, int]]:
-    """The shards that are done; a line that a crash cut short does not count."""
-    done = {}
-    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
-    for line in lines:
-        try:
-            shard, found, checksum = json.loads(line)
-            if shard in plan.shards:
-                done[shard] = {int(index): str(why) for index, why in found}, checksum
-        except (TypeError, ValueError):
-            continue
-    return done
-
-
-def _folder_name(images: ImageSet, short_side: int | None) -> str:
-    """Names what decides the decoded pixels: the files, when they were changed, and the size."""
-    digest = hashlib.sha256(repr((_FORMAT, short_side)).encode())
-    known: dict[Path, tuple[int, int]] = {}
-    for file in images.files:
-        if file.path not in known:
-            stat = file.path.stat()
-            known[file.path] = stat.st_size, stat.st_mtime_ns
-        facts = str(file.path.absolute()), file.offset, file.size, *known[file.path]
-        digest.update(repr(facts).encode())
-    side = "full" if short_side is None else short_side
-    name = short_name(images.name.replace(":", "-"))
-    return f"{name}-{images.split}-{side}-{digest.hexdigest()[:16]}"
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Waits until no other process is inside; the system lets go when a process is killed."""
-    with path.open("a") as file:
-        if sys.platform != "win32":
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def final_size(images: ImageSet, index: int, short_side: int | None) -> tuple[int, int]:
-    """Height and width of an image once decoded, from its header."""
-    if images.pixels is not None:
-        height, width = images.pixels.shape[2:]
-    else:
-        width, height = images.files[index].open().size
-    return _final(height, short_side, width), _final(width, short_side, height)
-
-
-def _final(side: int, short_side: int | None, other: int) -> int:
-    """One side after resizing; the long one is rounded down, as torchvision does."""
-    short = min(side, other)
-    if short_side is None or short <= short_side:
-        return side
-    return short_side if side == short else int(short_side * side / short)
-
-
-def decode_image(images: ImageSet, index: int, short_side: int | None) -> "Image":
-    """One image in RGB, made small to a short side if it is larger.
+        CorruptImageError: with the path of an image that cannot be decoded.
 
     Example:
         >>> images = torch.zeros(2, 3, 40, 20, dtype=torch.uint8)
         >>> images = ImageSet("toy", "train", torch.tensor([0, 1]), ("a", "b"), pixels=images)
-        >>> decode_image(images, 1, 10).size  # Pillow says the width first
-        (10, 20)
+        >>> decode(images, short_side=10).sizes.tolist()
+        [[20, 10], [20, 10]]
     """
-    return _resized(_image(images, index), short_side)
+    _checks.one_of("on_corrupt", on_corrupt, ("error", "skip"))
+    if short_side is not None:
+        _checks.positive_int("short_side", short_side)
+    if workers is None:
+        workers = min(cores(), 32)
+    _checks.positive_int("workers", workers)
+    if images.pixels is not None:
+        if short_side is None or min(images.pixels.shape[2:]) <= short_side:
+            return Decoded.from_pixels(images)
+        cache = None  # pixels are in memory already
+    decoder = Decoder(images, short_side, workers, progress, on_corrupt == "skip")
+    pixels, plan = decoder.in_memory() if cache is None else decoder.on_disk(Path(cache))
+    corrupt = plan.corrupt
+    if corrupt and on_corrupt == "error":  # cached by a call that skipped them
+        raise CorruptImageError(corrupt[min(corrupt)])
+    whole = [index for index in range(len(images)) if index not in corrupt]
+    if not whole:
+        raise CorruptImageError(f"every image is corrupt, beginning with {corrupt[0]}")
+    return Decoded(
+        pixels,
+        torch.from_numpy(plan.offsets[whole]),
+        torch.from_numpy(plan.sizes[whole]),
+        images.labels[whole],
+        images.class_names,
+        tuple(corrupt[index] for index in sorted(corrupt)),
+    )
 
 
-def _image(images: ImageSet, index: int) -> "Image":
-    if images.pixels is None:
-        return images.files[index].decode()
-    from PIL import Image
-
-    return Image.fromarray(images.pixels[index].movedim(0, 2).contiguous().numpy())
-
-
-def _resized(image: "Image", short_side: int | None) -> "Image":
-    from PIL.Image import Resampling
-
-    width, height = image.size
-    size = _final(width, short_side, height), _final(height, short_side, width)
-    return image if size == image.size else image.resize(size, Resampling.BILINEAR)
+def estimated_bytes(images: ImageSet, *, short_side: int | None = 256, sample: int = 256) -> int:
+    """How much memory :func:`decode` will need, estimated from the headers of some images."""
+    places = np.linspace(0, len(images) - 1, min(sample, len(images))).astype(int)
+    sizes = []
+    for place in places.tolist():
+        try:
+            height, width = final_size(images, place, short_side)
+        except CorruptImageError:
+            continue
+        sizes.append(3 * height * width)
+    return round(len(images) * sum(sizes) / max(len(sizes), 1))

@@ -16,10 +16,11 @@ from equicolor.data.datasets import (
     DATASETS,
     DatasetInfo,
     DatasetState,
+    MissingDataError,
+    data_root,
     dataset_state,
     unknown_dataset,
 )
-from equicolor.data.root import MissingDataError, data_root
 from equicolor.reporting.progress import Progress
 
 __all__ = [
@@ -134,7 +135,7 @@ def listing(root: Path | str | None = None) -> list[Listed]:
 def _listed(
     name: str, images: int, classes: int, state: DatasetState, size: int, *, by_hand: bool
 ) -> Listed:
-    shown = size if not state.found or state.size is None else state.size
+    shown = size if not state.exists or state.size is None else state.size
     how = "" if not state.missing else "by hand" if by_hand else "download"
     return Listed(name, f"{images:,}", f"{classes:,}", str(state), _amount(shown), how)
 

@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from equicolor import _checks
 from equicolor.data.augment import Augmentation
-from equicolor.data.decoded import Decoded, estimated_bytes
-from equicolor.data.decoding import decode_image
+from equicolor.data.decoding import Decoded, estimated_bytes
 from equicolor.data.epochs import Epochs
-from equicolor.data.image_set import CorruptImageError, ImageSet
+from equicolor.data.images import CorruptImageError, ImageSet
+from equicolor.data.packing import decode_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -207,7 +207,7 @@ class ResidentLoader(Loader):
         device: where to.
 
     Example:
-        >>> from equicolor.data.decoded import decode
+        >>> from equicolor.data.decoding import decode
         >>> images = torch.randint(256, (10, 3, 8, 8)).byte()
         >>> toy = ImageSet("toy", "train", torch.arange(10), tuple("abcdefghij"), pixels=images)
         >>> crop = Augmentation(size=8, crop="padded")
@@ -255,7 +255,7 @@ class StreamingLoader(Loader):
     Args:
         images: files, or pixels.
         augmentation: what happens to them.
-        short_side: larger images are first resized to this, as :func:`equicolor.data.decoded.
+        short_side: larger images are first resized to this, as :func:`equicolor.data.decoding.
             decode` does; None keeps them.
         workers: processes; 0 decodes in this one.
         skip_corrupt: leave corrupt images out. In training, where batches keep their size,

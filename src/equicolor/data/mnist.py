@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equicolor.data.root import MissingDataError, data_root
+from equicolor.data.datasets import MissingDataError, data_root
 
 __all__ = ["Digits", "load_mnist"]
 

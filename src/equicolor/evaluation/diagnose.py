@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from equicolor import _checks
 from equicolor._text import counted
 from equicolor.data.datasets import DATASETS, find_dataset, load_dataset
-from equicolor.data.decoded import default_cache
-from equicolor.data.image_set import ImageSet
+from equicolor.data.decoding import default_cache
+from equicolor.data.images import ImageSet
 from equicolor.devices import choose_precision
 from equicolor.evaluation.evaluate import Evaluation, evaluate
 from equicolor.evaluation.hue_sweep import ACTIONS, Batches, hue_shifts

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from equicolor import _checks
 from equicolor.data.augment import Augmentation
-from equicolor.data.decoded import decode
-from equicolor.data.image_set import ImageSet
+from equicolor.data.decoding import decode
+from equicolor.data.images import ImageSet
 from equicolor.data.loaders import ResidentLoader, StreamingLoader, choose_data_path
 from equicolor.evaluation.hue_sweep import Batches
 from equicolor.models import Network
@@ -247,7 +247,7 @@ def load_batches(
         and labels ``[B]``; to go through as often as needed.
 
     Example:
-        >>> from equicolor.data.image_set import ImageSet
+        >>> from equicolor.data.images import ImageSet
         >>> pixels = torch.zeros(3, 3, 40, 30, dtype=torch.uint8)
         >>> toy = ImageSet("toy", "test", torch.tensor([0, 1, 1]), ("a", "b"), pixels=pixels)
         >>> batches = load_batches(toy, Preparation(28, 32), batch_size=2)

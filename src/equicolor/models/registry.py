@@ -23,7 +23,7 @@ class Origin(NamedTuple):
         resize: the short side of a test image before its centre is cropped.
         dataset: the name of the dataset or of the folder, without its path; empty if unknown.
         split_seed: of the split, for datasets that come without one.
-        training_digest: of the training images, see :class:`equicolor.data.listing.Listing`.
+        training_digest: of the training images, see :class:`equicolor.data.images.Listing`.
     """
 
     image_size: int | None = None

@@ -225,7 +225,7 @@ def _network_and_pictures(
 ) -> tuple[nn.Module, Any, torch.dtype | None]:
     """The network of a run and its test pictures, on the device, and what to compute in."""
     from equicolor.data.datasets import load_dataset
-    from equicolor.data.decoded import default_cache
+    from equicolor.data.decoding import default_cache
     from equicolor.evaluation.images import choose_preparation, load_batches, recipe_of_run
     from equicolor.models.loading import load_network
 

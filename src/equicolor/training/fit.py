@@ -28,7 +28,7 @@ from torch import nn
 from equicolor._packages import how_to_install
 from equicolor._text import counted, enumerated
 from equicolor.data.epochs import Epochs
-from equicolor.data.listing import Listing, list_images
+from equicolor.data.images import Listing, list_images
 from equicolor.evaluation import evaluate
 from equicolor.evaluation.images import try_images
 from equicolor.models import Network, save_model

@@ -14,8 +14,8 @@ from rich.console import Console
 from equicolor._text import counted
 from equicolor.data.augment import Augmentation
 from equicolor.data.datasets import load_dataset
-from equicolor.data.decoded import Decoded, decode, default_cache
-from equicolor.data.image_set import ImageSet
+from equicolor.data.decoding import Decoded, decode, default_cache
+from equicolor.data.images import ImageSet, find_corrupt
 from equicolor.data.loaders import (
     Loader,
     ResidentLoader,
@@ -23,7 +23,6 @@ from equicolor.data.loaders import (
     check_sizes,
     choose_data_path,
 )
-from equicolor.data.verifying import find_corrupt
 from equicolor.reporting.progress import counting, say
 from equicolor.training.recipes import TrainingRecipe
 

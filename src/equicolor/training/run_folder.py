@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equicolor._files import locked, write_whole
-from equicolor.data.image_set import ImageSet
-from equicolor.data.listing import changes
+from equicolor.data.images import ImageSet, changes
 from equicolor.models.checkpoints import checkpoint_file, read_origin
 from equicolor.models.registry import Origin
 from equicolor.training.recipes import TrainingRecipe
@@ -118,7 +117,7 @@ class RunFolder:
         """Refuse to continue a run on other training images.
 
         Args:
-            files: of :func:`equicolor.data.listing.list_images`.
+            files: of :func:`equicolor.data.images.list_images`.
 
         Raises:
             ValueError: with what changed.

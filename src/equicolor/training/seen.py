@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 from equicolor._text import enumerated
 from equicolor.data.datasets import DatasetInfo, find_dataset, load_dataset
-from equicolor.data.folders import Caltech101, Folder
-from equicolor.data.image_set import ImageSet
-from equicolor.data.listing import list_images
+from equicolor.data.folder_datasets import Caltech101, Folder
+from equicolor.data.images import ImageSet, list_images
 from equicolor.models.registry import Origin
 from equicolor.training.run_folder import RunFolder, origin_of, recipe_of_run
 

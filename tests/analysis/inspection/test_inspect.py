@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from equicolor.analysis import layers_left_out
 from equicolor.analysis.inspection import page
 from equicolor.analysis.inspection.inspect import inspect
-from equicolor.data.image_set import ImageSet
+from equicolor.data.images import ImageSet
 from equicolor.evaluation.diagnose import Subject
 from equicolor.nn import CEConv2d, CELiftConv2d, CosetMaxPool
 from equicolor.paper.feature_sheet import measure_and_draw

@@ -12,10 +12,9 @@ from PIL import Image
 from tests.data import trees
 from tests.data.trees import Expected
 
-from equicolor.data.datasets import find_dataset, load_dataset
-from equicolor.data.folders import SUFFIXES, Caltech101
-from equicolor.data.image_set import CorruptImageError, ImageFile
-from equicolor.data.root import MissingDataError
+from equicolor.data.datasets import MissingDataError, find_dataset, load_dataset
+from equicolor.data.folder_datasets import SUFFIXES, Caltech101
+from equicolor.data.images import CorruptImageError, ImageFile
 
 
 @pytest.mark.parametrize(

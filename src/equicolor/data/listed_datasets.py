@@ -1,51 +1,37 @@
-"""Datasets that come as image files and lists: Flowers-102, Oxford-IIIT Pet, Stanford Cars.
-
-Every layout has two methods. ``missing(root)`` names what is not there; it looks at lists and
-folders, never at pixels, so it also serves to tell a dataset's state. ``read(root, split, seed)``
-reads a dataset of which nothing is missing.
-"""
+"""Datasets of image files with lists of labels: Flowers-102, Oxford-IIIT Pet, Stanford Cars."""
 
 import json
 import tarfile
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from equicolor.data.image_set import Contents, ImageFile
+from equicolor.data.images import SPLITS, Contents, ImageFile
+from equicolor.data.pixel_datasets import absent_files
 
 __all__ = ["Flowers102", "OxfordPet", "StanfordCars"]
 
-_PARTS = ("train", "test")
 
-
-@dataclass(frozen=True)
 class Flowers102:
     """Flowers-102: the paper trains on the official training and validation parts.
 
-    The images lie in ``jpg/``, or still in uncompressed tars ``jpg*.tar``.
-
-    Example:
-        >>> Flowers102().missing(Path("/nowhere"))
-        ['flowers-102/imagelabels.mat', 'flowers-102/setid.mat']
+    The images are in ``jpg/``, or in uncompressed tars ``jpg*.tar``.
     """
 
-    folder: str = "flowers-102"
+    folder = "flowers-102"
 
     def missing(self, root: Path) -> list[str]:
-        """What is not there, below the data root."""
-        absent = _absent(root, self.folder, ["imagelabels.mat", "setid.mat"])
+        """Names of missing files, below the data root."""
+        absent = absent_files(root, self.folder, ["imagelabels.mat", "setid.mat"])
         if absent:
             return absent
-        found = self._found(root)
-        names = {_flower(number) for split in _PARTS for number in self._ids(root, split)}
-        return [f"{self.folder}/{name}" for name in sorted(names - set(found))]
+        names = {_flower(number) for split in SPLITS for number in self._ids(root, split)}
+        return [f"{self.folder}/{name}" for name in sorted(names - set(self._files(root)))]
 
     def read(self, root: Path, split: str, seed: int) -> Contents:
-        """Read one part; the split is the dataset's own, whatever the seed."""
+        """Read one split; Flowers-102 has its own, so the seed is not used."""
         folder = root / self.folder
         labels = _mat(folder / "imagelabels.mat", "labels")
         ids = self._ids(root, split)
@@ -54,14 +40,14 @@ class Flowers102:
                 f"{folder / 'setid.mat'} has images {ids.min()} to {ids.max()}, but "
                 f"imagelabels.mat labels {len(labels)}"
             )
-        found = self._found(root)
+        files = self._files(root)
         names = folder / "cat_to_name.json"  # often distributed with the images
         classes = range(1, int(labels.max()) + 1)
         table = json.loads(names.read_text()) if names.is_file() else {}
         return Contents(
             torch.from_numpy(labels[ids - 1].astype(np.int64) - 1),
             tuple(table.get(str(number), str(number)) for number in classes),
-            tuple(found[_flower(number)] for number in ids),
+            tuple(files[_flower(number)] for number in ids),
         )
 
     def _ids(self, root: Path, split: str) -> np.ndarray:
@@ -69,47 +55,42 @@ class Flowers102:
         path = root / self.folder / "setid.mat"
         return np.concatenate([_mat(path, key).astype(np.int64) for key in keys])
 
-    def _found(self, root: Path) -> dict[str, ImageFile]:
+    def _files(self, root: Path) -> dict[str, ImageFile]:
+        """The images by name, those in tars included."""
         folder = root / self.folder
-        found: dict[str, ImageFile] = {}
+        files: dict[str, ImageFile] = {}
         for tar in sorted(folder.glob("jpg*.tar")):
-            found |= _members(tar, tar.stat().st_mtime_ns)
-        here = _names(folder / "jpg")
-        return found | {f"jpg/{name}": ImageFile(folder / "jpg" / name) for name in here}
+            files |= _tar_members(tar, tar.stat().st_mtime_ns)
+        names = _names(folder / "jpg")
+        return files | {f"jpg/{name}": ImageFile(folder / "jpg" / name) for name in names}
 
 
 def _flower(number: int) -> str:
     return f"jpg/image_{number:05d}.jpg"
 
 
-@dataclass(frozen=True)
 class OxfordPet:
-    """Oxford-IIIT Pet, 37 breeds of cats and dogs.
+    """Oxford-IIIT Pet, 37 breeds of cats and dogs."""
 
-    Example:
-        >>> OxfordPet().missing(Path("/nowhere"))[0]
-        'oxford-iiit-pet/annotations/trainval.txt'
-    """
-
-    folder: str = "oxford-iiit-pet"
+    folder = "oxford-iiit-pet"
 
     def missing(self, root: Path) -> list[str]:
-        """What is not there, below the data root."""
-        lists = [f"annotations/{name}.txt" for name in ("trainval", "test")]
-        absent = _absent(root, self.folder, lists)
+        """Names of missing files, below the data root."""
+        lists = ["annotations/trainval.txt", "annotations/test.txt"]
+        absent = absent_files(root, self.folder, lists)
         if absent:
             return absent
-        found = _names(root / self.folder / "images")
-        names = [f"{name}.jpg" for split in _PARTS for name, _ in self._list(root, split)]
-        return [f"{self.folder}/images/{name}" for name in names if name not in found]
+        here = _names(root / self.folder / "images")
+        names = [f"{name}.jpg" for split in SPLITS for name, _ in self._list(root, split)]
+        return [f"{self.folder}/images/{name}" for name in names if name not in here]
 
     def read(self, root: Path, split: str, seed: int) -> Contents:
-        """Read one part; the split is the dataset's own, whatever the seed."""
-        parts = {part: self._list(root, part) for part in _PARTS}
+        """Read one split; the dataset has its own, so the seed is not used."""
+        parts = {part: self._list(root, part) for part in SPLITS}
         rows = parts[split]
-        # Breeds are named by the images: "american_bulldog_17" is an American Bulldog.
-        named = {label: name.rpartition("_")[0] for part in parts.values() for name, label in part}
-        names = (named.get(label, str(label + 1)) for label in range(max(named) + 1))
+        # The names of images begin with the breed: "american_bulldog_17".
+        breeds = {label: name.rpartition("_")[0] for part in parts.values() for name, label in part}
+        names = (breeds.get(label, str(label + 1)) for label in range(max(breeds) + 1))
         folder = root / self.folder / "images"
         return Contents(
             torch.tensor([label for _, label in rows]),
@@ -118,7 +99,7 @@ class OxfordPet:
         )
 
     def _list(self, root: Path, split: str) -> list[tuple[str, int]]:
-        """The names and labels, from 0, of one part."""
+        """The names and labels, from 0, of one split."""
         name = "trainval" if split == "train" else "test"
         path = root / self.folder / "annotations" / f"{name}.txt"
         rows = []
@@ -132,42 +113,35 @@ class OxfordPet:
         return rows
 
 
-@dataclass(frozen=True)
 class StanfordCars:
-    """Stanford Cars, 196 models of cars.
+    """Stanford Cars, 196 models of cars."""
 
-    Example:
-        >>> StanfordCars().missing(Path("/nowhere"))[0]
-        'stanford_cars/devkit/cars_meta.mat'
-    """
-
-    folder: str = "stanford_cars"
+    folder = "stanford_cars"
 
     def missing(self, root: Path) -> list[str]:
-        """What is not there, below the data root."""
-        lists = ["cars_meta.mat", "cars_train_annos.mat"]
-        absent = _absent(root, self.folder, [f"devkit/{name}" for name in lists])
+        """Names of missing files, below the data root."""
+        lists = ["devkit/cars_meta.mat", "devkit/cars_train_annos.mat"]
+        absent = absent_files(root, self.folder, lists)
         if not self._annotations(root, "test").is_file():
             absent.append(f"{self.folder}/cars_test_annos_withlabels.mat")
         if absent:
             return absent
-        for split in _PARTS:
-            found = _names(root / self.folder / f"cars_{split}")
+        for split in SPLITS:
+            here = _names(root / self.folder / f"cars_{split}")
             absent += [
                 f"{self.folder}/cars_{split}/{name}"
                 for name, _ in self._list(root, split)
-                if name not in found
+                if name not in here
             ]
         return absent
 
     def read(self, root: Path, split: str, seed: int) -> Contents:
-        """Read one part; the split is the dataset's own, whatever the seed."""
+        """Read one split; the dataset has its own, so the seed is not used."""
         rows = self._list(root, split)
         folder = root / self.folder
-        names = _mat(folder / "devkit" / "cars_meta.mat", "class_names")
         return Contents(
             torch.tensor([label for _, label in rows]),
-            tuple(map(str, names)),
+            tuple(map(str, _mat(folder / "devkit" / "cars_meta.mat", "class_names"))),
             tuple(ImageFile(folder / f"cars_{split}" / name) for name, _ in rows),
         )
 
@@ -175,13 +149,13 @@ class StanfordCars:
         folder = root / self.folder
         if split == "train":
             return folder / "devkit" / "cars_train_annos.mat"
-        # torchvision keeps it beside the development kit, other copies inside.
+        # Torchvision stores it beside the development kit, other copies inside.
         name = "cars_test_annos_withlabels.mat"
-        places = folder / name, folder / "devkit" / name
-        return next((place for place in places if place.is_file()), places[0])
+        inside = folder / "devkit" / name
+        return inside if inside.is_file() and not (folder / name).is_file() else folder / name
 
     def _list(self, root: Path, split: str) -> list[tuple[str, int]]:
-        """The names and labels, from 0, of one part."""
+        """The names and labels, from 0, of one split."""
         path = self._annotations(root, split)
         table = _mat(path, "annotations")
         if not {"class", "fname"} <= set(table.dtype.names or ()):
@@ -189,16 +163,12 @@ class StanfordCars:
         return [(str(row["fname"]), int(row["class"]) - 1) for row in table]
 
 
-def _absent(root: Path, folder: str, names: Sequence[str]) -> list[str]:
-    return [f"{folder}/{name}" for name in names if not (root / folder / name).is_file()]
-
-
 def _names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
 @lru_cache(maxsize=16)
-def _members(path: Path, modified: int) -> dict[str, ImageFile]:
+def _tar_members(path: Path, modified: int) -> dict[str, ImageFile]:
     """Where the files of an uncompressed tar are; read once, unless the tar is modified."""
     try:
         with tarfile.open(path, "r:") as tar:
@@ -217,7 +187,7 @@ def _mat(path: Path, key: str) -> np.ndarray:
 
     try:
         table = scipy.io.loadmat(path, squeeze_me=True)
-    except Exception as error:  # damaged files raise anything
+    except Exception as error:  # damaged files raise errors of any type
         raise ValueError(f"{path} cannot be read as a MATLAB file: {error}") from None
     if key not in table:
         raise ValueError(f"{path} has no {key!r}")

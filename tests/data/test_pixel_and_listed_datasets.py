@@ -10,8 +10,8 @@ import torch
 from tests.data import trees
 from tests.data.trees import TREES
 
-from equicolor.data.batches import restricted_unpickle
 from equicolor.data.datasets import load_dataset
+from equicolor.data.pixel_datasets import restricted_unpickle
 
 # CIFAR
 

@@ -11,7 +11,13 @@ import torch
 from PIL import Image
 from tests.data import trees
 
-from equicolor.data.image_set import CorruptImageError, ImageFile, ImageFiles, ImageSet
+from equicolor.data.images import (
+    CorruptImageError,
+    ImageFile,
+    ImageFiles,
+    ImageSet,
+    find_corrupt,
+)
 
 
 def member(folder: Path, contents: bytes) -> ImageFile:
@@ -153,22 +159,18 @@ class TestFiles:
         assert files == expected
         assert files[-1] == expected[-1]
         assert list(files[1:4]) == expected[1:4]
-        assert list(files.select([4, 0])) == [expected[4], expected[0]]
         assert files != expected[:4]
         assert files != [*expected[:4], expected[0]]
         with pytest.raises(IndexError):
             files[5]
         assert not ImageFiles()
 
-    def test_they_are_joined_and_pickled(self) -> None:
+    def test_they_are_pickled(self) -> None:
         expected = self.files()
-        parts = [ImageFiles(expected[:1]), ImageFiles(), ImageFiles(expected[1:])]
-        files = ImageFiles.joined(parts)
-        assert files == expected
+        files = ImageFiles(expected)
         again = pickle.loads(pickle.dumps(files))
         assert again == expected
         assert hash(again) == hash(files)
-        assert len(ImageFiles.joined([])) == 0
 
     def test_a_million_need_little_memory(self) -> None:
         paths = [
@@ -176,7 +178,7 @@ class TestFiles:
             for s in range(100)
             for i in range(50)
         ]
-        files = ImageFiles.from_paths(paths)
+        files = ImageFiles(paths)
         assert [str(file.path) for file in files[::999]] == paths[::999]
         assert len(pickle.dumps(files)) < 60 * len(paths)
         labels = torch.zeros(len(paths), dtype=torch.int64)
@@ -211,3 +213,46 @@ def test_unfit_images_are_refused(changes: dict[str, object], message: str) -> N
     assert len(ImageSet(**arguments)) == 2
     with pytest.raises(ValueError, match=message):
         ImageSet(**(arguments | changes))
+
+
+@pytest.fixture
+def partly_corrupt(tmp_path: Path) -> ImageSet:
+    """Twelve images, two of which end too early."""
+    files = []
+    for number in range(12):
+        path = tmp_path / f"{number}{'.png' if number % 2 else '.jpg'}"
+        trees.write(path, number)
+        if number in (4, 9):
+            path.write_bytes(path.read_bytes()[:-40])
+        files.append(ImageFile(path))
+    return ImageSet("toy", "test", torch.zeros(12, dtype=torch.int64), ("a",), files)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_corrupt_images_are_found(partly_corrupt: ImageSet, workers: int) -> None:
+    calls: list[tuple[int, int]] = []
+    found = find_corrupt(
+        partly_corrupt,
+        workers=workers,
+        on_corrupt="skip",
+        progress=lambda *call: calls.append(call),
+    )
+    assert [Path(reason.partition(" ")[0]).name for reason in found] == ["4.jpg", "9.png"]
+    assert calls == [(done, 12) for done in range(1, 13)]
+    with pytest.raises(CorruptImageError, match=r"/4\.jpg cannot be decoded"):
+        find_corrupt(partly_corrupt, workers=workers)
+
+
+def test_whole_images_and_pixels_pass(partly_corrupt: ImageSet) -> None:
+    whole = ImageSet("toy", "test", partly_corrupt.labels[:4], ("a",), partly_corrupt.files[:4])
+    assert find_corrupt(whole) == ()
+    pixels = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
+    assert find_corrupt(ImageSet("toy", "test", whole.labels[:2], ("a",), pixels=pixels)) == ()
+
+
+def test_nothing_but_corrupt_images(partly_corrupt: ImageSet) -> None:
+    broken = ImageSet("toy", "test", partly_corrupt.labels[:1], ("a",), [partly_corrupt.files[4]])
+    with pytest.raises(CorruptImageError, match=r"every image is corrupt, .*4\.jpg"):
+        find_corrupt(broken, on_corrupt="skip")
+    with pytest.raises(ValueError, match="on_corrupt must be one of 'error', 'skip'"):
+        find_corrupt(partly_corrupt, on_corrupt="ignore")

@@ -14,10 +14,10 @@ import torch
 from PIL import Image
 from tests.data import trees
 
-from equicolor.data import data_root, decoding
+from equicolor.data import data_root, packing
 from equicolor.data.datasets import DATASETS, dataset_state, load_dataset
-from equicolor.data.decoded import Decoded, decode, default_cache, estimated_bytes
-from equicolor.data.image_set import CorruptImageError, ImageFile, ImageSet
+from equicolor.data.decoding import Decoded, decode, default_cache, estimated_bytes
+from equicolor.data.images import CorruptImageError, ImageFile, ImageSet
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_large_images_are_cut_one_by_one(image_set: ImageSet, monkeypatch) -> No
     decoded, indices = decode(image_set), torch.tensor([3, 19, 0, 3])
     boxes = torch.tensor([[1.0, 2, 17, 18], [20, 0, 0, 20], [-4, -4, 12, 12], [3, 3, 9, 9]])
     expected = decoded.crops(indices, boxes, 16)
-    monkeypatch.setattr("equicolor.data.decoded._SMALL", 0)
+    monkeypatch.setattr("equicolor.data.decoding._SMALL", 0)
     monkeypatch.setattr(Decoded, "batch", None)
     torch.testing.assert_close(decoded.crops(indices, boxes, 16), expected, rtol=0, atol=1e-6)
 
@@ -200,7 +200,7 @@ def test_other_sizes_and_changed_files_are_decoded_anew(
 
 
 def test_progress_counts_images(image_set: ImageSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "SHARD", 6)
+    monkeypatch.setattr(packing, "SHARD", 6)
     calls: list[tuple[int, int]] = []
     decode(image_set, workers=3, progress=lambda *call: calls.append(call))
     assert {total for _, total in calls} == {20}
@@ -214,10 +214,10 @@ def test_killed_decoding_is_continued(
 ) -> None:
     code = f"""
         import os, signal
-        from equicolor.data import decoding
+        from equicolor.data import packing
         from equicolor.data.datasets import load_dataset
-        from equicolor.data.decoded import decode
-        decoding.SHARD = 3
+        from equicolor.data.decoding import decode
+        packing.SHARD = 3
 
         def kill(done, total):
             if done >= 9:
@@ -228,7 +228,7 @@ def test_killed_decoding_is_continued(
     """
     killed = subprocess.run([sys.executable, "-c", textwrap.dedent(code)])
     assert killed.returncode == -signal.SIGKILL
-    monkeypatch.setattr(decoding, "SHARD", 3)
+    monkeypatch.setattr(packing, "SHARD", 3)
     # The line that was being written when the power went does not count.
     (journal,) = (tmp_path / "cache").rglob("*.jsonl")
     with journal.open("a") as file:
@@ -244,7 +244,7 @@ def test_killed_decoding_is_continued(
 def test_interrupted_decoding_is_continued(
     image_set: ImageSet, tmp_path: Path, decodes: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoding, "SHARD", 2)
+    monkeypatch.setattr(packing, "SHARD", 2)
 
     def interrupt(done: int, total: int) -> None:
         if done >= 4:

@@ -1,0 +1,287 @@
+"""Datasets that are folders of class folders: Caltech-101, ImageNet, and any other folder."""
+
+import hashlib
+import os
+import unicodedata
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+
+import torch
+
+from equicolor._text import counted, enumerated
+from equicolor.data.images import Contents, ImageFiles
+
+__all__ = ["Caltech101", "Folder", "ImageNet"]
+
+# Torchvision's suffixes, and the others of image formats that Pillow reads. Pillow also opens
+# documents, icons and films (.pdf, .ico, .mpg), which are rarely images of a class. The list is
+# fixed, so that a folder is the same dataset with every version of Pillow.
+SUFFIXES = (
+    ".apng", ".avif", ".bmp", ".dib", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm",
+    ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp",
+)  # fmt: skip
+# Names of the folders of a split, in any case.
+TRAIN = ("train", "training")
+TEST = ("test", "testing")
+VALIDATION = ("val", "valid", "validation", "dev", "eval", "evaluation")
+_NOT_FILES = "broken links, pipes and the like"
+
+
+class Caltech101:
+    """Caltech-101 without its background class, split about 67 to 33 by :func:`split_classes`."""
+
+    folder = "caltech101/101_ObjectCategories"
+
+    def missing(self, root: Path) -> list[str]:
+        """Names of missing files and folders, below the data root."""
+        return [] if self.classes(root) else [f"{self.folder}/"]
+
+    def read(self, root: Path, split: str, seed: int) -> Contents:
+        """Read one split."""
+        paths = class_images(root / self.folder, self.classes(root))
+        return split_classes(root / self.folder, paths, split, share=0.33, seed=seed)
+
+    def classes(self, root: Path) -> list[str]:
+        """The names of the class folders."""
+        return [name for name in subfolders(root / self.folder) if name != "BACKGROUND_Google"]
+
+
+class ImageNet:
+    """ImageNet (ILSVRC 2012): one folder for each synset in ``train/`` and in ``val/``."""
+
+    def missing(self, root: Path) -> list[str]:
+        """Names of missing files and folders, below the data root."""
+        parts = ["imagenet/train", "imagenet/val"]
+        absent = [f"{part}/" for part in parts if not (root / part).is_dir()]
+        empty = [part for part in parts if not absent and not subfolders(root / part)]
+        return absent + [f"{part}/<synset>/" for part in empty]
+
+    def read(self, root: Path, split: str, seed: int) -> Contents:
+        """Read one split; ImageNet has its own, so the seed is not used."""
+        return read_parts(root / "imagenet" / "train", root / "imagenet" / "val", split)
+
+    def classes(self, root: Path) -> list[str]:
+        """The names of the synset folders."""
+        return subfolders(root / "imagenet" / "train")
+
+
+class Folder:
+    """Any folder of class folders.
+
+    It holds ``train/`` and ``test/``, each with the same class folders; or class folders, which
+    are split about 80 to 20 by :func:`split_classes`. The two parts may also have the names of
+    :data:`TRAIN`, :data:`TEST` and :data:`VALIDATION`, in any case. Folders that hold no folders
+    are classes, whatever their names. A validation part is the test part where there is no other,
+    and is left out where there is one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def missing(self, root: Path) -> list[str]:
+        """Names of missing folders; the data root is not used."""
+        if not self.path.is_dir():
+            return [f"{self.path}/"]
+        # Beside other folders "train" may be a class: trains, cars, ships.
+        names = subfolders(self.path)
+        if len(names) == 1 and names[0].lower() in TRAIN:
+            return [f"{self.path / 'test'}/ (or val/)"]
+        lone = self._hold_folders(names) and {n.lower() for n in names} <= {*TEST, *VALIDATION}
+        return [f"{self.path / 'train'}/"] if lone else []
+
+    def classes(self) -> list[str]:
+        """The names of the class folders."""
+        parts = self.parts()
+        return subfolders(parts[0] if parts else self.path)
+
+    def read(self, root: Path, split: str, seed: int) -> Contents:
+        """Read one split."""
+        parts = self.parts()
+        if parts:
+            self._warn_of_parts(*parts)
+            return read_parts(*parts, split)
+        paths = class_images(self.path, checked_classes(self.path))
+        return split_classes(self.path, paths, split, share=0.2, seed=seed)
+
+    def parts(self) -> tuple[Path, Path] | None:
+        """The folders of the training and of the test part, if there are both."""
+        train, test, validation = (
+            [name for name in subfolders(self.path) if name.lower() in names]
+            for names in (TRAIN, TEST, VALIDATION)
+        )
+        test = test or validation
+        # Folders that hold only images are classes, such as training, evaluation and support.
+        if not train or not test or not self._hold_folders(train + test):
+            return None
+        for names in (train, test):
+            if len(names) > 1:
+                raise ValueError(
+                    f"{self.path} holds {enumerated(names)}, which could each be the same part of "
+                    "the dataset: rename all but one, such as to train and test"
+                )
+        return self.path / train[0], self.path / test[0]
+
+    def _hold_folders(self, names: Sequence[str]) -> bool:
+        return any(subfolders(self.path / name) for name in names)
+
+    def _warn_of_parts(self, train: Path, test: Path) -> None:
+        """Warn which part is which and what is left out, unless both are obvious."""
+        left_out = [n for n in subfolders(self.path) if n not in (train.name, test.name)]
+        if left_out or (train.name, test.name) != ("train", "test"):
+            others = f"; left out: {enumerated(left_out)}" if left_out else ""
+            warnings.warn(
+                f"{self.path}: {train.name} is trained on and {test.name} tested on{others}",
+                stacklevel=2,
+            )
+
+
+def subfolders(folder: Path) -> list[str]:
+    """The sorted names of the folders in a folder; none if there is no such folder."""
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        names = [e.name for e in entries if not e.name.startswith(".")]
+    # DirEntry.is_dir would raise for links that lead in a circle.
+    return sorted(name for name in names if (folder / name).is_dir())
+
+
+def checked_classes(folder: Path) -> list[str]:
+    """The names of the class folders; there must be two or more."""
+    names = subfolders(folder)
+    if len(names) >= 2:
+        return names
+    if names:
+        raise ValueError(
+            f"{folder} holds one class folder, {names[0]!r}; a classifier needs two or more"
+        )
+    loose = sum(path.name.lower().endswith(SUFFIXES) for path in folder.iterdir())
+    held = f"{loose} images outside any" if loose else "none"
+    raise ValueError(f"{folder} should hold a folder of images for every class, but holds {held}")
+
+
+def class_images(folder: Path, names: Sequence[str]) -> dict[str, list[str]]:
+    """The sorted paths of the images of every class, in its folder and below.
+
+    Files are images by their suffix, one of :data:`SUFFIXES` in any case. Hidden files are
+    ignored. A warning counts all other files, and broken links, pipes and the like.
+
+    Raises:
+        ValueError: for a class without an image, and for one that holds several folders and no
+            image of its own: those folders are more likely the classes.
+    """
+    paths, others = {}, list[str]()
+    for name in names:
+        place = folder / name
+        paths[name] = sorted(_images_below(str(place), others))
+        if not paths[name]:
+            raise ValueError(
+                f"the class folder {place} holds no images ({', '.join(SUFFIXES)}); "
+                "remove it or fill it"
+            )
+        below = subfolders(place)
+        if len(below) > 1 and not any(Path(path).parent == place for path in paths[name]):
+            raise ValueError(
+                f"{place} should hold the images of one class, but holds only folders "
+                f"({enumerated(below)}). If those are the classes, give the folder that holds them "
+                "(or call the parts of a split train and test); else move the images up"
+            )
+    if others:
+        kinds = Counter(
+            Path(path).suffix.lower() or "no suffix" if Path(path).is_file() else _NOT_FILES
+            for path in others
+        )
+        shown = enumerated([f"{kind} ({count:,})" for kind, count in kinds.most_common()])
+        warnings.warn(
+            f"the class folders of {folder} also hold {counted(len(others), 'file')} such as "
+            f"{min(others)}: {shown}. They are left out"
+            + f": images end in {', '.join(SUFFIXES)}"
+            * bool(set(kinds) - {_NOT_FILES}),
+            stacklevel=2,
+        )
+    return paths
+
+
+def _images_below(folder: str, others: list[str], above: tuple[Path, ...] = ()) -> Iterator[str]:
+    """The images in a folder and below; adds other files to ``others``.
+
+    A link to a folder above it would lead in a circle, and is ignored.
+    """
+    above = (*above, Path(folder).resolve())
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            # The entry knows this without a system call, unless it is a link.
+            is_file = entry.is_file(follow_symlinks=False) or Path(entry).is_file()
+            if is_file and entry.name.lower().endswith(SUFFIXES):
+                yield entry.path
+            elif not is_file and Path(entry).is_dir():
+                target = Path(entry).resolve()
+                if not any(place.is_relative_to(target) for place in above):
+                    yield from _images_below(entry.path, others, above)
+            else:
+                others.append(entry.path)
+
+
+def read_parts(train: Path, test: Path, split: str) -> Contents:
+    """One split of a dataset whose parts are two folders with the same class folders."""
+    names, test_names = checked_classes(train), checked_classes(test)
+    for one, other, place, second in (
+        (names, test_names, train, test),
+        (test_names, names, test, train),
+    ):
+        lacking = sorted(set(one) - set(other))
+        if lacking:
+            raise ValueError(
+                f"class folders of {place} that {second} lacks: {enumerated(lacking)}; both must "
+                "have the same"
+            )
+    return _contents(class_images(train if split == "train" else test, names))
+
+
+def split_classes(
+    folder: Path, paths: Mapping[str, Sequence[str]], split: str, *, share: float, seed: int
+) -> Contents:
+    """Split every class by the names of its files.
+
+    A hash of the seed and of the path below ``folder`` gives every image a number in [0, 1).
+    Images whose number is below ``share`` are for testing. So an added image moves no other one
+    between training and testing, with one exception: in a class of two or more images each split
+    gets at least one, and a single image is for training.
+
+    Args:
+        folder: the folder of class folders.
+        paths: the images of every class, from :func:`class_images`.
+        split: ``"train"`` or ``"test"``.
+        share: the approximate share of images for testing.
+        seed: another seed gives another split.
+    """
+    selected = {}
+    for name, members in paths.items():
+        numbers = [_hashed(Path(path).relative_to(folder).as_posix(), seed) for path in members]
+        order = sorted(range(len(numbers)), key=numbers.__getitem__)
+        count = sum(number < share for number in numbers)
+        test = set(order[: min(max(count, 1), len(order) - 1)])
+        selected[name] = [
+            path for place, path in enumerate(members) if (place in test) == (split == "test")
+        ]
+    if not any(selected.values()):
+        raise ValueError(f"no class of {folder} has a second image: nothing is left to test on")
+    return _contents(selected)
+
+
+def _hashed(name: str, seed: int) -> float:
+    """A number in [0, 1) that depends on the seed and the name alone."""
+    # Some file systems store an accent as a separate character: normalize the spelling.
+    spelling = os.fsencode(unicodedata.normalize("NFC", name))
+    digest = hashlib.sha256(b"%d %b" % (seed, spelling)).digest()
+    return int.from_bytes(digest[:6], "big") / 2**48
+
+
+def _contents(paths: Mapping[str, Sequence[str]]) -> Contents:
+    sizes = torch.tensor([len(members) for members in paths.values()])
+    labels = torch.repeat_interleave(torch.arange(len(paths)), sizes)
+    return Contents(labels, tuple(paths), ImageFiles(chain.from_iterable(paths.values())))

@@ -1,0 +1,411 @@
+"""Images with labels: single files, many files in little memory, and a split of a dataset."""
+
+import hashlib
+import io
+import os
+import tarfile
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equicolor import _checks
+from equicolor._text import counted, enumerated
+from equicolor.reporting.progress import Progress
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = [
+    "Contents",
+    "CorruptImageError",
+    "ImageFile",
+    "ImageFiles",
+    "ImageSet",
+    "Listing",
+    "changes",
+    "find_corrupt",
+    "list_images",
+]
+
+SPLITS = ("train", "test")
+LONGEST = 100_000  # files whose sizes are read and whose names a listing holds
+_WHOLE = -1  # the size of an image that is a whole file
+_SIXTEEN_BITS = 0xFFFF
+_SHOWN = 3  # names in a message
+
+
+class CorruptImageError(ValueError):
+    """A file that is not a whole image: which one, and why."""
+
+
+class ImageFile(NamedTuple):
+    """Where one undecoded image is: a file, or a part of one, such as a member of a tar.
+
+    Attributes:
+        path: the file.
+        offset: where the image begins.
+        size: its bytes; -1 for the whole file.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder) / "bytes"
+        ...     _ = path.write_bytes(b"abcdef")
+        ...     ImageFile(path).read(), ImageFile(path, 2, 3).read()
+        (b'abcdef', b'cde')
+    """
+
+    path: Path
+    offset: int = 0
+    size: int = _WHOLE
+
+    def read(self) -> bytes:
+        """The image's bytes.
+
+        Raises:
+            CorruptImageError: if the path is a pipe, a folder, or anything else but a file.
+            OSError: if the file cannot be read.
+        """
+        if not self.path.is_file() and self.path.exists():  # opening a pipe would block
+            raise CorruptImageError(f"{self.path} cannot be decoded: it is not a file")
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            return file.read(self.size)
+
+    def open(self) -> "Image":
+        """The image with its header read and its pixels not decoded yet.
+
+        Raises:
+            CorruptImageError: if it is not an image, or has floating-point pixels, whose range
+                is unknown.
+            OSError: if the file cannot be read.
+        """
+        from PIL import Image, UnidentifiedImageError
+
+        contents = self.read()
+        if not contents:
+            raise self._corrupt("it is empty")
+        try:
+            image = Image.open(io.BytesIO(contents))
+        except UnidentifiedImageError:
+            raise self._corrupt("it is in no format that Pillow knows") from None
+        except Exception as error:  # Pillow's readers raise errors of any type
+            raise self._corrupt(error) from None
+        if image.mode == "F":
+            raise self._corrupt("its pixels are fractions; save it with 8 or 16 bits a channel")
+        return image
+
+    def decode(self) -> "Image":
+        """The image in RGB of 8 bits, as Pillow decodes it.
+
+        Of 16 bits the upper eight are used, in grey and in colour. An orientation in the
+        metadata (EXIF) is ignored, as in torchvision.
+
+        Raises:
+            CorruptImageError: if it is not a whole image, or has grey values of more than
+                16 bits.
+            OSError: if the file cannot be read.
+        """
+        image = self.open()
+        try:
+            if image.mode == "I" or image.mode.startswith("I;16"):
+                image = self._upper_bits(image)
+            return image.convert("RGB")
+        except CorruptImageError:
+            raise
+        except Exception as error:
+            raise self._corrupt(error) from None
+
+    def verify(self) -> None:
+        """Check that the image is whole; faster than decoding it at its full size.
+
+        Raises:
+            CorruptImageError: if it is not.
+            OSError: if the file cannot be read.
+        """
+        image = self.open()
+        if image.format != "JPEG":
+            self.decode()
+            return
+        try:
+            image.draft("RGB", (1, 1))  # reads all bytes, but computes few pixels
+            image.load()
+        except Exception as error:
+            raise self._corrupt(error) from None
+
+    def describe(self) -> str:
+        """The path; for a member of a tar, also the member's name."""
+        if self.size < 0:
+            return str(self.path)
+        # Read from the tar only when needed: a million images need no second name in memory.
+        header = ImageFile(self.path, max(self.offset - tarfile.BLOCKSIZE, 0), tarfile.BLOCKSIZE)
+        try:
+            name = tarfile.TarInfo.frombuf(header.read(), "utf-8", "replace").name
+        except (OSError, tarfile.TarError):
+            name = f"{self.size} bytes at {self.offset}"
+        return f"{self.path} ({name})"
+
+    def _upper_bits(self, image: "Image") -> "Image":
+        """A grey image of 16 bits in 8; Pillow would clip all values above 255."""
+        from PIL import Image
+
+        values = np.asarray(image).astype(np.int64)
+        low, high = int(values.min()), int(values.max())
+        if low < 0 or high > _SIXTEEN_BITS:
+            raise self._corrupt(f"its grey values, {low} to {high}, do not fit into 16 bits")
+        return Image.fromarray((values >> 8).astype(np.uint8))
+
+    def _corrupt(self, reason: object) -> CorruptImageError:
+        return CorruptImageError(f"{self.describe()} cannot be decoded: {reason}")
+
+
+class ImageFiles(Sequence[ImageFile]):
+    """Many image files in little memory: every folder once, and all names in one string.
+
+    A million :class:`ImageFile` would take half a gigabyte, in every worker that gets a copy.
+
+    Args:
+        files: image files, or paths of whole files.
+
+    Example:
+        >>> files = ImageFiles(["a/1.png", "a/2.png"])
+        >>> len(files), files[1].path, len(files[:1])
+        (2, PosixPath('a/2.png'), 1)
+    """
+
+    __slots__ = ("_ends", "_folder", "_folders", "_names", "_offsets", "_sizes")
+
+    def __init__(self, files: Iterable[ImageFile | str] = ()) -> None:
+        if isinstance(files, ImageFiles):
+            for slot in self.__slots__:
+                setattr(self, slot, getattr(files, slot))
+            return
+        numbers: dict[str, int] = {}
+        folders, ends, offsets, sizes = [], [], [], []
+        names = bytearray()
+        for file in files:
+            path, offset, size = (file, 0, _WHOLE) if isinstance(file, str) else file
+            folder, name = os.path.split(path)
+            folders.append(numbers.setdefault(folder, len(numbers)))
+            names += os.fsencode(name)
+            ends.append(len(names))
+            offsets.append(offset)
+            sizes.append(size)
+        self._folders: tuple[str, ...] = tuple(numbers)
+        self._folder = np.array(folders, np.int32)
+        self._names = bytes(names)
+        self._ends, self._offsets, self._sizes = (
+            np.array(values, np.int64) for values in (ends, offsets, sizes)
+        )
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> ImageFile: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "ImageFiles": ...
+
+    def __getitem__(self, index: int | slice) -> "ImageFile | ImageFiles":
+        if isinstance(index, slice):
+            return ImageFiles(self[place] for place in range(len(self))[index])
+        place = range(len(self))[index]  # raises IndexError
+        start = int(self._ends[place - 1]) if place else 0
+        name = os.fsdecode(self._names[start : int(self._ends[place])])
+        path = Path(self._folders[self._folder[place]], name)
+        return ImageFile(path, int(self._offsets[place]), int(self._sizes[place]))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    def __hash__(self) -> int:
+        return hash((self._names, len(self)))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(str(file.path) for file in self[:2])
+        return f"ImageFiles({shown}{', …' if len(self) > 2 else ''}: {len(self)})"
+
+
+class Contents(NamedTuple):
+    """What the reader of a dataset returns: the fields of :class:`ImageSet` that it decides."""
+
+    labels: Tensor
+    class_names: tuple[str, ...]
+    files: Sequence[ImageFile] = ()
+    pixels: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """One split of a dataset.
+
+    Attributes:
+        name: of the dataset.
+        split: ``"train"`` or ``"test"``.
+        labels: int64 :math:`[N]`.
+        class_names: one a class.
+        files: the undecoded images, stored as :class:`ImageFiles`; empty if there are pixels.
+        pixels: the decoded images, uint8 :math:`[N, 3, H, W]`; None if there are files.
+        root: the folder that the names of files are relative to, if there is one.
+
+    Example:
+        >>> pixels = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
+        >>> len(ImageSet("toy", "train", torch.tensor([0, 1]), ("cat", "dog"), pixels=pixels))
+        2
+    """
+
+    name: str
+    split: str
+    labels: Tensor
+    class_names: tuple[str, ...]
+    files: Sequence[ImageFile] = ()
+    pixels: Tensor | None = None
+    root: Path | None = None
+
+    def __post_init__(self) -> None:
+        _checks.one_of("split", self.split, SPLITS)
+        object.__setattr__(self, "files", ImageFiles(self.files))
+        what = f"ImageSet({self.name!r})"
+        if self.labels.dtype != torch.int64 or self.labels.ndim != 1 or not len(self.labels):
+            raise ValueError(
+                f"{what} expects int64 labels [N], got {self.labels.dtype} "
+                f"{list(self.labels.shape)}"
+            )
+        if self.pixels is not None:
+            shape = list(self.pixels.shape)
+            if self.pixels.dtype != torch.uint8 or len(shape) != 4 or shape[1] != 3:
+                raise ValueError(
+                    f"{what} expects uint8 pixels [N, 3, H, W], got {self.pixels.dtype} {shape}"
+                )
+            if self.files:
+                raise ValueError(f"{what} expects files or pixels, got both")
+        count = len(self.files) if self.pixels is None else len(self.pixels)
+        if count != len(self.labels):
+            raise ValueError(f"{what} got {count} images and {len(self.labels)} labels")
+        low, high = int(self.labels.min()), int(self.labels.max())
+        if low < 0 or high >= len(self.class_names):
+            raise ValueError(
+                f"{what} got labels from {low} to {high} for {len(self.class_names)} class names"
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def find_corrupt(
+    images: ImageSet,
+    *,
+    workers: int = 4,
+    on_corrupt: str = "error",
+    progress: Progress | None = None,
+) -> tuple[str, ...]:
+    """Read every file once to find corrupt images before hours of work depend on them.
+
+    Args:
+        images: files; pixels cannot be corrupt.
+        workers: threads.
+        on_corrupt: ``"error"``, or ``"skip"`` to go on.
+        progress: called with (images read, images in all).
+
+    Returns:
+        What is wrong with each corrupt image, in order.
+
+    Raises:
+        CorruptImageError: for the first corrupt image unless they are skipped, and if all are
+            corrupt.
+    """
+    _checks.one_of("on_corrupt", on_corrupt, ("error", "skip"))
+    total = len(images.files)
+
+    def problem(index: int) -> str:
+        try:
+            images.files[index].verify()
+        except CorruptImageError as error:
+            if on_corrupt == "error":
+                raise
+            return str(error)
+        return ""
+
+    problems = []
+    with ThreadPoolExecutor(_checks.positive_int("workers", workers)) as pool:
+        try:
+            for done, reason in enumerate(pool.map(problem, range(total)), 1):
+                problems += [reason] * bool(reason)
+                if progress is not None:
+                    progress(done, total)
+        finally:  # after an error or an interrupt, do not start the waiting ones
+            pool.shutdown(cancel_futures=True)
+    if problems and len(problems) == total:
+        raise CorruptImageError(f"every image is corrupt, beginning with {problems[0]}")
+    return tuple(problems)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The images of a split by name, to find out later whether they have changed.
+
+    Attributes:
+        files: the size in bytes of every file by its name below the dataset's folder; empty for
+            pixels, and for more than :data:`LONGEST` files.
+        digest: of names, sizes and labels, but not of the contents of files. It leaves out the
+            sizes of more than :data:`LONGEST` files. For pixels it covers all their values.
+    """
+
+    files: dict[str, int]
+    digest: str
+
+
+def list_images(images: ImageSet) -> Listing:
+    """List the images of a split without opening any file.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> _ = (folder / "1.png").write_bytes(b"four")
+        >>> files = [ImageFile(folder / "1.png")]
+        >>> labels = torch.tensor([0])
+        >>> list_images(ImageSet("toy", "train", labels, ("cat",), files, root=folder)).files
+        {'1.png': 4}
+    """
+    short = len(images.files) <= LONGEST
+    files = {}
+    for file in images.files:
+        path = file.path if images.root is None else file.path.relative_to(images.root)
+        whole = file.size < 0
+        name = path.as_posix() if whole else f"{path.as_posix()}@{file.offset}"
+        files[name] = 0 if not short else file.path.stat().st_size if whole else file.size
+    digest = hashlib.sha256(images.labels.numpy().tobytes())
+    digest.update(repr(list(files.items())).encode())
+    if images.pixels is not None:
+        digest.update(images.pixels.contiguous().numpy().data)
+    return Listing(files if short else {}, digest.hexdigest()[:16])
+
+
+def changes(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
+    """How two listings of files differ, in words.
+
+    Example:
+        >>> changes({"a.png": 5, "b.png": 6}, {"b.png": 7})
+        ['1 file is gone (a.png)', '1 file has another size (b.png)']
+    """
+    kinds = {
+        ("is new", "are new"): [name for name in now if name not in before],
+        ("is gone", "are gone"): [name for name in before if name not in now],
+        ("has another size", "have another size"): [
+            name for name in before if name in now and before[name] != now[name]
+        ],
+    }
+    return [
+        f"{counted(len(names), 'file')} {verbs[len(names) > 1]} ({enumerated(names, _SHOWN)})"
+        for verbs, names in kinds.items()
+        if names
+    ]
