@@ -55,7 +55,9 @@ def recipe_of(result: Result) -> TrainingRecipe:
 def test_train_ends_with_files_and_the_headline(folder: Path) -> None:
     result = invoke("pets", *TINY, "--jitter", "0.5")
     assert result.exit_code == 0, result.stderr
-    run = Path("runs/pets-ce_resnet18-n2-jitter0.5-seed0")
+    (run,) = Path("runs").iterdir()
+    name = "pets-ce_resnet18-n2-width2-jitter0.5-epochs2-size16-batch6-float32-seed0-"
+    assert run.name.startswith(name)
     wrote, headline = result.stdout.splitlines()
     names = ("model.safetensors", "result.json", "metrics.csv", "last.ckpt")
     assert wrote == "wrote " + ", ".join(str(run / name) for name in names)
@@ -70,12 +72,13 @@ def test_train_ends_with_files_and_the_headline(folder: Path) -> None:
         f"{run} holds this run already, finished; --force trains it again",
         headline,
     ]
-    other = invoke("pets", *TINY, "--jitter", "0.5", "--lr", "0.1")
+    changed = ("pets", *TINY, "--jitter", "0.5", "--lr", "0.1", "-o", str(run))
+    other = invoke(*changed)
     assert (other.exit_code, other.stdout) == (2, "")
     assert "another recipe: lr 0.1 instead of 0.001" in other.stderr
-    dry = invoke("pets", *TINY, "--jitter", "0.5", "--lr", "0.1", "--force", "--dry-run")
+    dry = invoke(*changed, "--force", "--dry-run")
     assert (dry.exit_code, dry.stderr.splitlines()[0]) == (0, f"would delete the run in {run}")
-    dry = invoke("pets", *TINY, "--jitter", "0.5", "--lr", "0.1", "--dry-run")
+    dry = invoke(*changed, "--dry-run")
     assert recipe_of(dry).lr == 0.1
     assert dry.stderr.startswith(f"would not begin: {run} holds a run of another recipe: lr 0.1")
     dry = invoke("pets", *TINY, "--jitter", "0.5", "--dry-run")
@@ -84,7 +87,7 @@ def test_train_ends_with_files_and_the_headline(folder: Path) -> None:
         bad = invoke("pets", *TINY, "--jitter", "0.5", "--width", "abc", *arguments)
         assert (bad.exit_code, bad.stdout) == (2, "")
         assert "width must be None, 'fast', an int or one int a stage; got 'abc'" in bad.stderr
-    forced = invoke("pets", *TINY, "--jitter", "0.5", "--lr", "0.1", "--force")
+    forced = invoke(*changed, "--force")
     assert forced.exit_code == 0
     assert TrainingRecipe.from_json((run / "recipe.json").read_text()).lr == 0.1
 
@@ -95,7 +98,7 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(folder: Path) -> Non
     assert result.exit_code == 0
     last = result.stdout.splitlines()[-1]
     assert "on 17 images of 2 classes, resident, for 2 epochs of 3 steps on 1 cpu device" in last
-    assert last.endswith("in runs/pets-ce_resnet18-n2-seed0")
+    assert "in runs/pets-ce_resnet18-n2-width2-epochs2-size16-batch6-float32-seed0-" in last
     assert sorted(folder.rglob("*")) == before
 
 
@@ -140,7 +143,7 @@ def test_a_folder_called_like_a_dataset(folder: Path) -> None:
     (folder / "pets").rename(folder / "cifar10")
     result = invoke("./cifar10", *TINY, "--epochs", "1")
     assert result.exit_code == 0, result.stderr
-    run = folder / "runs" / "folder-cifar10-ce_resnet18-n2-seed0"
+    (run,) = (folder / "runs").glob("folder-cifar10-ce_resnet18-n2-*")
     (row,) = json.loads((run / "result.json").read_text())["rows"]
     assert row["dataset"] == "folder:cifar10"
 

@@ -10,6 +10,7 @@ import torch
 
 from equicolor.data.datasets import DATASETS
 from equicolor.models.registry import Origin
+from equicolor.training.fields import settings
 from equicolor.training.recipes import (
     COMPARED_KEYS,
     ROW_KEYS,
@@ -118,6 +119,38 @@ def test_rows_and_their_keys_follow_from_the_fields() -> None:
     mixed = {"jitter", "augmix", "js"}  # the augmentation
     fields = {field.name for field in dataclasses.fields(TrainingRecipe)}
     assert fields - silent - mixed == set(ROW_KEYS) - {"augmentation", "finetuned"}
+
+
+def other_value(name: str) -> object:
+    """A value of a setting that is not the default."""
+    about, default = settings(TrainingRecipe)[name], getattr(TrainingRecipe(), name)
+    if about.choices:
+        return next(choice for choice in about.choices if choice != default)
+    if isinstance(default, bool):
+        return not default
+    return default + 1 if isinstance(default, int) else default / 2 or 0.25
+
+
+def test_different_recipes_have_different_folders(tmp_path: Path) -> None:
+    base = TrainingRecipe(augmix="full")
+    changed = [dataclasses.replace(base, **{name: other_value(name)}) for name in settings(base)]
+    for name in ("a", "b"):
+        (tmp_path / name / "pets" / "class").mkdir(parents=True)
+    changed += [
+        dataclasses.replace(base, **change)
+        for change in (
+            {"model": "resnet34"}, {"dataset": "stl10"}, {"options": {"width": [4, 8, 16, 32]}},
+            {"options": {"width": 4}}, {"model": "ce_resnet18", "options": {"rotations": 3}},
+            {"dataset": str(tmp_path / "a" / "pets")}, {"dataset": str(tmp_path / "b" / "pets")},
+            {"finetune": "a/net"}, {"finetune": "a/net", "finetune_digest": "ab"},
+        )
+    ]  # fmt: skip
+    names = [recipe.folder_name for recipe in [base, *changed]]
+    assert len(set(names)) == len(names), names
+    assert all(len(name) < 80 for name in names)
+    assert default_recipe("cifar10").folder_name == "cifar10-resnet44-seed0"
+    small = TrainingRecipe(size=112, resize=128, optimizer="sgd", weight_decay=0.0, seed=3)
+    assert small.folder_name == "flowers102-resnet18-size112-sgd-wd0-seed3"
 
 
 def test_folders_are_stored_by_their_absolute_path(

@@ -1,20 +1,26 @@
 """Options that several commands have in common, and how their texts are read."""
 
+import dataclasses
+import inspect
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from equicolor._files import short_name
+from equicolor.training.fields import settings
 
 __all__ = [
     "Data", "Device", "Gray", "NetworkName", "Pretrained", "Resize", "Size", "SkipCorrupt",
-    "Split", "SplitSeed", "names", "settle_threads", "slug", "told_to_skip",
+    "Split", "SplitSeed", "field_options", "field_values", "names", "settle_threads", "slug",
+    "told_to_skip", "with_options",
 ]  # fmt: skip
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 # A network and images to judge it on, as equicolor.evaluation.diagnose.load_subject takes them.
 NetworkName = Annotated[
@@ -55,6 +61,86 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 SkipCorrupt = Annotated[
     bool, typer.Option("--skip-corrupt", help="Leave out images that cannot be decoded.")
 ]
+
+
+_PANELS = (None, "Network", "Images", "Training", "Running")  # as the help shows them
+
+
+def field_options(described: type, *, unset: bool = False) -> list[inspect.Parameter]:
+    """The options of a command that set the fields of a dataclass.
+
+    Args:
+        described: a dataclass of fields of :func:`equicolor.training.fields.setting`; those
+            without a help text have no option.
+        unset: the options are None unless they are given.
+
+    Example:
+        >>> from equicolor.training.recipes import TrainingRecipe
+        >>> [option.name for option in field_options(TrainingRecipe)][:4]
+        ['jitter', 'gray', 'augmix', 'augmix_full']
+    """
+    fields = {field.name: field for field in dataclasses.fields(described)}
+    options = []
+    for name, about in settings(described).items():
+        for flag, (_, text) in about.flags.items():
+            options.append(_option(flag, bool, text, about.panel, default=False))
+        if about.help:
+            kind, default = fields[name].type, fields[name].default
+            text = about.usual or f"{default}".removesuffix(".0")
+            shown = default is not False and (text if unset or about.usual else True)
+            value = None if unset else default
+            options.append(_option(name, kind, about.help, about.panel, default=value, shown=shown))
+    return options
+
+
+def _option(
+    name: str, kind: Any, text: str, panel: str, *, default: Any, shown: str | bool = False
+) -> inspect.Parameter:
+    names = [f"--{name.replace('_', '-')}"] if kind is bool and not shown else []
+    option = typer.Option(*names, help=text, show_default=shown, rich_help_panel=panel)
+    annotation: Any = Annotated[kind | None, option]
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+
+
+def with_options(options: Sequence[inspect.Parameter]) -> Callable[[Command], Command]:
+    """Add options to a command, which gets them as keyword arguments."""
+
+    def decorate(command: Command) -> Command:
+        signature = inspect.signature(command)
+        named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        parameters = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in sorted([*options, *named], key=_panel)
+        ]
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def _panel(parameter: inspect.Parameter) -> int:
+    (option,) = parameter.annotation.__metadata__
+    return _PANELS.index(option.rich_help_panel)
+
+
+def field_values(described: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the fields of a dataclass that the options of a command were given for.
+
+    Example:
+        >>> from equicolor.training.recipes import TrainingRecipe
+        >>> field_values(TrainingRecipe, {"epochs": 3, "lr": None, "augmix_full": True})
+        {'augmix': 'full', 'epochs': 3}
+    """
+    values = {}
+    for name, about in settings(described).items():
+        for flag, (value, _) in about.flags.items():
+            if options.get(flag):
+                values[name] = value
+        if about.help and options.get(name) is not None:
+            values[name] = options[name]
+    return values
 
 
 def names(text: str | None) -> list[str] | None:

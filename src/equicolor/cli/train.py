@@ -3,18 +3,23 @@
 import dataclasses
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from equicolor._files import short_name
 from equicolor._text import counted
-from equicolor.cli.options import settle_threads, told_to_skip
-
-if TYPE_CHECKING:
-    from equicolor.training.recipes import TrainingRecipe
-    from equicolor.training.run_options import RunOptions
+from equicolor.cli.options import (
+    field_options,
+    field_values,
+    settle_threads,
+    told_to_skip,
+    with_options,
+)
+from equicolor.devices import choose_precision
+from equicolor.models.registry import usual_resize
+from equicolor.training.recipes import TrainingRecipe, default_recipe, find_recipe, recipes
+from equicolor.training.run_options import RunOptions
 
 __all__ = ["parse_width", "train"]
 
@@ -39,11 +44,10 @@ def _option(panel: str, help: str, default: str | bool = True, *names: str) -> A
 
 
 _network = functools.partial(_option, "Network")
-_data = functools.partial(_option, "Images")
-_training = functools.partial(_option, "Training")
 _running = functools.partial(_option, "Running")
 
 
+@with_options([*field_options(TrainingRecipe, unset=True), *field_options(RunOptions)])
 def train(
     dataset: Annotated[
         str | None,
@@ -76,81 +80,13 @@ def train(
     coset_pool: Annotated[
         str | None, _network("What ends the equivariant part: max, avg or none.", "max")
     ] = None,
-    # the images
-    jitter: Annotated[float | None, _data("Hue jitter in turns; 0.5 is any hue.", "0")] = None,
-    gray: Annotated[bool | None, _data("Train on grey.", False, "--gray")] = None,
-    augmix: Annotated[bool | None, _data("Mix in AugMix.", False, "--augmix")] = None,
-    augmix_full: Annotated[
-        bool | None,
-        _data("AugMix with operations that change colour, too.", False, "--augmix-full"),
-    ] = None,
-    js: Annotated[bool | None, _data("AugMix's Jensen-Shannon loss.", False, "--js")] = None,
-    size: Annotated[
-        int | None,
-        _data("Height and width of the images.", "224; 32 for CIFAR; the network's to finetune"),
-    ] = None,
-    split_seed: Annotated[
-        int | None,
-        _data("Of the split, where a dataset comes without one.", "0; the run's to finetune"),
-    ] = None,
-    # how it learns
-    epochs: Annotated[int | None, _training("Times through the images.", "200")] = None,
-    batch_size: Annotated[
-        int | None, _training("Of all devices together.", "256; the run's to finetune")
-    ] = None,
-    optimizer: Annotated[
-        str | None, _training("adam, adamw or sgd (Nesterov momentum, of 0.9).", "adam")
-    ] = None,
-    lr: Annotated[float | None, _training("Highest learning rate.", "0.001")] = None,
-    weight_decay: Annotated[float | None, _training("Of all parameters.", "1e-05")] = None,
-    schedule: Annotated[
-        str | None,
-        _training("onecycle (of the momentum, too), cosine or constant.", "onecycle"),
-    ] = None,
-    label_smoothing: Annotated[
-        float | None, _training("Probability spread over all classes.", "0")
-    ] = None,
-    clip: Annotated[float | None, _training("Largest norm of the gradient.", "none")] = None,
-    ema: Annotated[
-        float | None, _training("Keep an average of the weights, of this decay.", "none")
-    ] = None,
-    precision: Annotated[
-        str | None, _training("float32 or bfloat16.", "bfloat16 on a GPU, else float32")
-    ] = None,
-    compile_: Annotated[bool | None, _training("Use torch.compile.", False, "--compile")] = None,
-    seed: Annotated[
-        int | None, _training("Of everything random.", "0; the run's to finetune")
-    ] = None,
-    # where it runs
-    device: Annotated[str, _running("auto, cpu or cuda.")] = "auto",
-    devices: Annotated[int, _running("Processes on each computer.")] = 1,
-    num_nodes: Annotated[int, _running("Computers, under torchrun or SLURM.")] = 1,
-    strategy: Annotated[str, _running("auto or ddp.")] = "auto",
-    sync_norm: Annotated[bool, _running("Batch norms see the batch of all processes.")] = True,
-    data_path: Annotated[
-        str, _running("resident (decoded on the device), streaming (from workers) or auto.")
-    ] = "auto",
-    workers: Annotated[
-        int | None, _running("Processes that decode for a device.", "one a core")
-    ] = None,
-    skip_corrupt: Annotated[
-        bool, _running("Leave corrupt images out.", False, "--skip-corrupt")
-    ] = False,
-    cache: Annotated[
-        Path | None, _running("Keeps decoded images.", "equicolor/decoded in the user's cache")
-    ] = None,
-    validate_every: Annotated[int, _running("Epochs between tests; 0: at the end.")] = 0,
-    checkpoint_every: Annotated[
-        float, _running("Seconds between checkpoints; 0: every epoch.")
-    ] = 30,
-    graphs: Annotated[bool, _running("Record the network as CUDA graphs, on one GPU.")] = True,
-    wandb: Annotated[bool, _running("Also log to Weights & Biases.", False, "--wandb")] = False,
     output: Annotated[
         Path | None,
         _running("The folder of the run.", "runs/DATASET-NETWORK-…", "--output", "-o"),
     ] = None,
     force: Annotated[bool, _running("Delete a run in that folder.", False, "--force")] = False,
     dry_run: Annotated[bool, _running("Say what would be done.", False, "--dry-run")] = False,
+    **settings: Any,
 ) -> None:
     """Train a network on real images, and judge it under hue shifts.
 
@@ -166,44 +102,24 @@ def train(
 
     On several devices, or computers under torchrun or SLURM: `--devices 8 --num-nodes 4`.
     """
-    from equicolor.devices import choose_precision
-    from equicolor.training.run_options import RunOptions
-
     if list_recipes:
-        _print_recipes(dataset)
+        for name in recipes(dataset):
+            typer.echo(name)
         return
-    options = RunOptions(
-        device=device, devices=devices, num_nodes=num_nodes, strategy=strategy,
-        sync_norm=sync_norm, data_path=data_path, workers=workers, skip_corrupt=skip_corrupt,
-        validate_every=validate_every, checkpoint_every=checkpoint_every, graphs=graphs,
-        wandb=wandb, cache=cache,
-    )  # fmt: skip
-    network = _given(
-        rotations=rotations, lifting=lifting, ce_stages=ce_stages,
-        width=None if width is None else parse_width(width),
-    )  # fmt: skip
-    if coset_pool is not None:
-        network["coset_pool"] = None if coset_pool == "none" else coset_pool
-    changes = _given(
-        jitter=jitter, gray=gray, js=js, size=size, split_seed=split_seed,
-        epochs=epochs, batch_size=batch_size, optimizer=optimizer, lr=lr,
-        weight_decay=weight_decay, schedule=schedule, label_smoothing=label_smoothing,
-        clip=clip, ema=ema, precision=precision, compile=compile_, seed=seed,
-    )  # fmt: skip
-    if augmix or augmix_full:
-        changes["augmix"] = "full" if augmix_full else "original"
-    changes.setdefault("precision", choose_precision("auto", cuda=options.accelerator == "cuda"))
+    options = RunOptions(**field_values(RunOptions, settings))
+    network: dict[str, Any] = {"rotations": rotations, "lifting": lifting, "ce_stages": ce_stages}
+    network |= {"width": None if width is None else parse_width(width), "coset_pool": coset_pool}
+    network = {name: value for name, value in network.items() if value is not None}
+    if coset_pool == "none":
+        network["coset_pool"] = None
+    usual = {"precision": choose_precision("auto", cuda=options.accelerator == "cuda")}
+    changes = usual | field_values(TrainingRecipe, settings)
     chosen = _choose(dataset, recipe, model, network, changes, finetune)
-    folder = Path("runs") / _run_name(chosen) if output is None else output
+    folder = Path("runs") / chosen.folder_name if output is None else output
     if dry_run:
         _describe(chosen, folder, options, force)
     else:
         _run(chosen, folder, options, force)
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    """The options that were given."""
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _choose(
@@ -213,13 +129,11 @@ def _choose(
     network: dict[str, Any],
     changes: dict[str, Any],
     finetune: str | None = None,
-) -> "TrainingRecipe":
+) -> TrainingRecipe:
     """The recipe that the options describe."""
     import torch
 
-    from equicolor.models.registry import usual_resize
     from equicolor.training.finetuning import finetune_recipe
-    from equicolor.training.recipes import default_recipe, find_recipe
 
     if finetune is not None:
         given = [*["model"] * bool(model), *["recipe"] * bool(recipe), *network]
@@ -247,25 +161,7 @@ def _choose(
     return chosen
 
 
-def _run_name(recipe: "TrainingRecipe") -> str:
-    """What a run's folder is called."""
-    from equicolor.data.datasets import find_dataset
-
-    parts = [find_dataset(recipe.dataset).name.replace(":", "-"), recipe.model]
-    if recipe.finetune is not None:
-        path = Path(recipe.finetune)
-        parts = [parts[0], "finetune", path.name if path.is_dir() else path.stem]
-    forms = {"rotations": "n{}", "lifting": "{}", "ce_stages": "{}stages"}
-    for name, form in forms.items():
-        if name in recipe.options:
-            parts.append(form.format(recipe.options[name]))
-    parts += ["gray"] * recipe.gray
-    if recipe.augmentation_name != "none":
-        parts.append(recipe.augmentation_name.replace(" + ", "-").replace(" ", ""))
-    return f"{short_name('-'.join(parts))}-seed{recipe.seed}"
-
-
-def _run(recipe: "TrainingRecipe", folder: Path, options: "RunOptions", force: bool) -> None:
+def _run(recipe: TrainingRecipe, folder: Path, options: RunOptions, force: bool) -> None:
     from equicolor.training.fit import fit
     from equicolor.training.run_folder import RunFolder
 
@@ -285,7 +181,7 @@ def _run(recipe: "TrainingRecipe", folder: Path, options: "RunOptions", force: b
     typer.echo(found.headline)
 
 
-def _describe(recipe: "TrainingRecipe", folder: Path, options: "RunOptions", force: bool) -> None:
+def _describe(recipe: TrainingRecipe, folder: Path, options: RunOptions, force: bool) -> None:
     """What a run would do, checked as the run would check it."""
     from equicolor.data.datasets import load_dataset
     from equicolor.data.epochs import Epochs
@@ -329,10 +225,3 @@ def _describe(recipe: "TrainingRecipe", folder: Path, options: "RunOptions", for
     else:
         if run.result.is_file():
             typer.echo(f"would not begin: {folder} holds this run already, finished", err=True)
-
-
-def _print_recipes(dataset: str | None) -> None:
-    from equicolor.training.recipes import recipes
-
-    for name in recipes(dataset):
-        typer.echo(name)

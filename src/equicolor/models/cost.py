@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from equicolor import _checks
 
@@ -41,6 +40,8 @@ def cost(model: nn.Module, input_size: int | Sequence[int] = 224) -> Cost:
         >>> parameters, round(macs / 1e9, 2)
         (11689512, 1.79)
     """
+    from torch.utils.flop_counter import FlopCounterMode  # slow: it imports triton
+
     shape = _shape(input_size)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     ghost = copy.deepcopy(model).to("meta").eval()

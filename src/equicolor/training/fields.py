@@ -96,8 +96,9 @@ def check(instance: Any) -> None:
 def _check_type(name: str, value: object, expected: Any) -> None:
     kinds = get_args(expected) if isinstance(expected, UnionType) else [expected]
     types = [get_origin(kind) or kind for kind in kinds]
-    # By type, since bool is an int to isinstance.
-    if type(value) in types or (type(value) is int and float in types):
+    number = isinstance(value, int) and float in types
+    # True is an int to Python.
+    if (isinstance(value, tuple(types)) or number) and (bool in types or type(value) is not bool):
         return
     words = " or ".join("None" if kind is NoneType else kind.__name__ for kind in types)
     article = "an" if words[0] in "aeiou" else "a"

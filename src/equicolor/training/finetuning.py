@@ -14,7 +14,7 @@ from equicolor.models.checkpoints import (
 )
 from equicolor.models.registry import Origin, usual_resize
 from equicolor.training.pretrained import new_head
-from equicolor.training.recipes import TrainingRecipe, default_recipe
+from equicolor.training.recipes import FINETUNING, TrainingRecipe, default_recipe
 from equicolor.training.run_folder import origin_of, recipe_of_run
 from equicolor.training.seen import Seen, find_seen, seed_of_training
 
@@ -66,7 +66,7 @@ def finetune_recipe(
         changes |= {name: getattr(like, name) for name in ("crop", "size", "resize")}
     elif same or plain.crop == "resized":  # others are as small as they are
         changes |= _size(trained, plain.size)
-    return dataclasses.replace(plain, epochs=20, lr=1e-4, **changes)
+    return dataclasses.replace(plain, **FINETUNING | changes)
 
 
 def _size(trained: Origin, default: int) -> dict[str, int]:

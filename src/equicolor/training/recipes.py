@@ -7,6 +7,7 @@ the paper's Tables 1 and 3 and for networks beyond the paper.
 
 import dataclasses
 import functools
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from equicolor import _checks
+from equicolor._files import short_name
 from equicolor._text import did_you_mean
 from equicolor.data.augment import Augmentation
 from equicolor.data.augmix import AugMix
@@ -39,6 +41,7 @@ __all__ = [
 
 SEEDS = 2**32 - 1  # the largest: random numbers are a function of 32 bits of it
 JITTER = 0.5  # turns: the whole circle, as in the paper
+FINETUNING = {"epochs": 20, "lr": 1e-4}  # a tenth of the paper's
 
 _image = functools.partial(setting, panel="Images")
 _augmentation = functools.partial(_image, row="augmentation", compared=False)
@@ -86,6 +89,7 @@ class TrainingRecipe:
     augmix: str = _augmentation(
         "",
         choices=("", "original", "full"),
+        short="augmix-",
         flags={
             "augmix": ("original", "Mix in AugMix."),
             "augmix_full": ("full", "AugMix with operations that change colour, too."),
@@ -230,6 +234,43 @@ class TrainingRecipe:
         return " + ".join(parts) or "none"
 
     @property
+    def folder_name(self) -> str:
+        """A name for the folder of a run, which tells all that differs from the default.
+
+        No two recipes have the same name. A digest at the end stands for what a name cannot tell:
+        where a folder of images lies, and which network is fine-tuned.
+
+        Example:
+            >>> TrainingRecipe("ce_resnet18", {"rotations": 12}, jitter=0.5, lr=0.1).folder_name
+            'flowers102-ce_resnet18-n12-jitter0.5-lr0.1-seed0'
+        """
+        parts = [find_dataset(self.dataset).name.replace(":", "-")]
+        digested = [self.dataset] if self.dataset not in DATASETS else []
+        if self.finetune is None:
+            usual = asdict(default_recipe(self.dataset, self.model))
+            parts.append(self.model)
+        else:
+            path = Path(self.finetune)
+            usual = asdict(default_recipe(self.dataset)) | FINETUNING
+            parts += ["finetune", path.name if path.is_dir() else path.stem]
+            digested.append(self.finetune_digest or self.finetune)
+        if self.crop == "resized":
+            usual["resize"] = usual_resize(self.size)
+        parts += [
+            _OPTION_NAMES.get(name, name + "{}").format(_in_names(value))
+            for name, value in self.options.items()
+        ]
+        for name, about in settings(self).items():
+            value = getattr(self, name)
+            if value != usual[name] and name != "seed":
+                before = about.short if about.short is not None else name * (not about.choices)
+                parts.append(_in_names(value, before))
+        name = f"{short_name('-'.join(parts))}-seed{self.seed}"
+        if not digested:
+            return name
+        return f"{name}-{hashlib.sha256(json.dumps(digested).encode()).hexdigest()[:6]}"
+
+    @property
     def origin(self) -> Origin:
         """What the trained network will know of its images."""
         test = self.augmentation.evaluation()
@@ -291,6 +332,21 @@ class TrainingRecipe:
             for key in mine
             if mine[key] != theirs[key]
         ]
+
+
+# How options of networks are told in folder names; others are told as NAME and VALUE.
+_OPTION_NAMES = {
+    "rotations": "n{}", "lifting": "{}", "ce_stages": "{}stages", "coset_pool": "pool-{}",
+}  # fmt: skip
+
+
+def _in_names(value: Any, name: str = "") -> str:
+    """A value, after its name, in the name of a folder."""
+    if isinstance(value, bool):
+        return name if value else f"no{name}"
+    if isinstance(value, (list, tuple)):
+        return name + ".".join(map(str, value))
+    return name + str(value).removesuffix(".0")
 
 
 _SETTINGS = settings(TrainingRecipe)

@@ -1,7 +1,7 @@
 """Where and how a recipe runs."""
 
+import functools
 import importlib.util
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ import torch
 from equicolor import _checks
 from equicolor.data.loaders import DATA_PATHS
 from equicolor.devices import choose_device
+from equicolor.training.fields import check, setting
 
 __all__ = ["RunOptions"]
 
@@ -33,61 +34,59 @@ def _started() -> _Started | None:
     return None
 
 
+_running = functools.partial(setting, panel="Running")
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """Where and how a recipe runs; nothing here changes what it learns, up to rounding.
 
+    A field describes itself, see :class:`equicolor.training.fields.Setting`.
+
     Attributes:
-        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
-        devices: processes on each computer, one a device.
-        num_nodes: computers.
-        strategy: ``"auto"`` or ``"ddp"``; several processes always run DistributedDataParallel.
-        sync_norm: compute the statistics of batch norms over the batch of all processes, as
-            one process would. Without, each normalises its slice, which is faster.
-        data_path: ``"auto"``, ``"resident"`` or ``"streaming"``.
-        workers: processes that decode streamed images, for each device; None for all cores.
-        skip_corrupt: leave corrupt images out instead of stopping at them.
-        validate_every: epochs between two tests on the test set; 0 tests only at the end.
-        checkpoint_every: seconds between two checkpoints; 0 writes one every epoch.
-        graphs: record the network as CUDA graphs, where one process trains on a GPU and does
-            not compile.
-        wandb: also log to Weights & Biases.
+        strategy: several processes always run DistributedDataParallel.
+        sync_norm: without, each process normalises its slice of a batch, which is faster.
+        graphs: only where one process trains on a GPU and does not compile.
         root: the data folder; None for :func:`equicolor.data.data_root`.
-        cache: where decoded images are kept; None for :func:`equicolor.data.default_cache`.
 
     Example:
         >>> RunOptions(device="cpu", devices=8, num_nodes=4).processes
         32
     """
 
-    device: str = "auto"
-    devices: int = 1
-    num_nodes: int = 1
-    strategy: str = "auto"
-    sync_norm: bool = True
-    data_path: str = "auto"
-    workers: int | None = None
-    skip_corrupt: bool = False
-    validate_every: int = 0
-    checkpoint_every: float = 30.0
-    graphs: bool = True
-    wandb: bool = False
+    device: str = _running("auto", "auto, cpu or cuda.")
+    devices: int = _running(1, "Processes on each computer.", at_least=1)
+    num_nodes: int = _running(1, "Computers, under torchrun or SLURM.", at_least=1)
+    strategy: str = _running("auto", "auto or ddp.", choices=("auto", "ddp"))
+    sync_norm: bool = _running(True, "Batch norms see the batch of all processes.")
+    data_path: str = _running(
+        "auto",
+        "resident (decoded on the device), streaming (from workers) or auto.",
+        choices=DATA_PATHS,
+    )
+    workers: int | None = _running(
+        None,
+        "Processes that decode for a device.",
+        usual="one a core",
+        at_least=0,
+        at_most=_checks.MOST["workers"],
+    )
+    skip_corrupt: bool = _running(False, "Leave corrupt images out.")
+    cache: Path | None = _running(  # noqa: RUF009
+        None, "Keeps decoded images.", usual="equicolor/decoded in the user's cache"
+    )
+    validate_every: int = _running(0, "Epochs between tests; 0: at the end.", at_least=0)
+    checkpoint_every: float = _running(
+        30, "Seconds between checkpoints; 0: every epoch.", at_least=0
+    )
+    graphs: bool = _running(True, "Record the network as CUDA graphs, on one GPU.")
+    wandb: bool = _running(False, "Also log to Weights & Biases.")
     root: Path | None = None
-    cache: Path | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot run here."""
         accelerator = self.accelerator
-        _checks.one_of("data_path", self.data_path, DATA_PATHS)
-        _checks.one_of("strategy", self.strategy, ("auto", "ddp"))
-        _checks.positive_int("devices", self.devices)
-        _checks.positive_int("num_nodes", self.num_nodes)
-        for name in ("workers", "validate_every", "checkpoint_every"):
-            value = getattr(self, name)
-            if value is not None and not (0 <= value < math.inf):
-                raise ValueError(f"{name} must be a number of at least 0, got {value}")
-        if self.workers:
-            _checks.positive_int("workers", self.workers)
+        check(self)
         if accelerator == "cuda" and self.devices > torch.cuda.device_count():
             count = torch.cuda.device_count()
             raise ValueError(f"{self.devices} devices were asked for, but torch sees {count}")
