@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -28,6 +32,24 @@ each_option = pytest.mark.parametrize(
 )
 each_algorithm = pytest.mark.parametrize("algorithm", ["dense", "cyclic"])
 both_kinds = pytest.mark.parametrize("separable", [True, False], ids=["separable", "full"])
+
+# Few channels, a stride and filters of one pixel. Of a plain conv2d of these shapes in
+# channels_last memory, oneDNN's gradient writes past a buffer: with AVX2, and with AVX-512 for the
+# large images.
+FEW_CHANNELS = """
+import torch
+from equicolor.nn.functional import ce_conv2d
+
+torch.manual_seed(0)
+for channels, size, algorithm in [(2, 32, "dense"), (4, 32, "cyclic"), (8, 112, "cyclic")]:
+    x, weight = torch.randn(32, channels, 3, size, size), torch.randn(16, channels, 3, 1, 1)
+    found, expected = (
+        torch.autograd.grad(ce_conv2d(x.to(dtype), w, stride=2, algorithm=algorithm).sum(), w)[0]
+        for dtype in (torch.float32, torch.float64)
+        for w in [weight.to(dtype).requires_grad_()]
+    )
+    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+"""
 
 
 def rand(*shape):
@@ -111,6 +133,12 @@ class TestConv:
             torch.set_num_threads(threads)
         for others in gradients[1:]:
             assert all(map(torch.equal, others, gradients[0]))
+
+    @pytest.mark.parametrize("instructions", ["AVX2", "DEFAULT"])
+    def test_few_channels_on_any_cpu(self, instructions):
+        # In a process of its own: oneDNN reads the variable once, and a crash ends the process.
+        environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": instructions}
+        subprocess.run([sys.executable, "-c", FEW_CHANNELS], env=environment, check=True)
 
     def test_tables_can_be_kept_by_the_caller(self):
         x, weight = rand(1, 2, 5, 4, 4), rand(2, 2, 5, 3, 3)

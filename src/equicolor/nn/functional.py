@@ -26,6 +26,8 @@ __all__ = [
 
 Padding = str | int | tuple[int, int]
 LIFTINGS = ("rgb", "hsv")
+# Channels of a block of oneDNN: AVX-512 has 16 float32 numbers in a register, AVX2 has 8.
+_ONEDNN_BLOCK = 16
 
 
 def hue_orbit(
@@ -104,7 +106,7 @@ def ce_lift_conv2d(
             f"ce_lift_conv2d expects filters [O, 3, 1, kh, kw], got {list(weight.shape)}"
         )
     orbit = hue_orbit(images, rotations, lifting, matrices=matrices).flatten(0, 1)
-    y = F.conv2d(channels_last(orbit), weight.squeeze(2), bias, stride, padding, dilation)
+    y = _conv2d(channels_last(orbit), weight.squeeze(2), bias, stride, padding, dilation)
     return from_pixels(y, rotations)
 
 
@@ -244,6 +246,36 @@ def _computed_in(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
+def _conv2d(
+    images: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: int | tuple[int, int],
+    padding: Padding,
+    dilation: int | tuple[int, int],
+    groups: int = 1,
+) -> Tensor:
+    """:func:`torch.nn.functional.conv2d` without a bug of oneDNN 3.12, torch's library on CPUs.
+
+    For 1 x 1 filters with a stride and fewer channels than a block, in channels_last memory, its
+    gradient of the filters writes past the end of a buffer: wrong gradients or a crash, see
+    https://github.com/uxlfoundation/oneDNN/issues/6035. Taking the pixels that the stride leaves
+    first gives the same result.
+    """
+    rows, columns = (stride, stride) if isinstance(stride, int) else stride
+    if (
+        (rows > 1 or columns > 1)
+        and weight.shape[2:] == (1, 1)
+        and weight.shape[1] < _ONEDNN_BLOCK
+        and padding in (0, (0, 0), "valid")
+        and images.device.type == "cpu"
+        and torch.is_grad_enabled()
+        and not torch.compiler.is_exporting()
+    ):
+        images, stride = channels_last(images[..., ::rows, ::columns]), 1
+    return F.conv2d(images, weight, bias, stride, padding, dilation, groups)
+
+
 def _dense_conv2d(
     x: Tensor,
     weight: Tensor,
@@ -258,7 +290,7 @@ def _dense_conv2d(
     filters = dense_filters(weight, pointwise_weight, n)  # [k, O, C/g, r, kh, kw]
     bank = filters.unflatten(1, (groups, -1)).permute(1, 0, 2, 4, 3, 5, 6)
     channels = x.unflatten(1, (groups, -1)).permute(0, 1, 3, 2, 4, 5)  # [B, g, r, C/g, H, W]
-    y = F.conv2d(
+    y = _conv2d(
         channels_last(channels.flatten(1, 3)),
         bank.flatten(0, 2).flatten(1, 2),
         None,
@@ -289,7 +321,7 @@ def _cyclic_conv2d(
     if torch.compiler.is_compiling():  # they are in channels_last memory, but as products have it
         parts = tuple(map(channels_last, parts))
     products = [
-        F.conv2d(part, kernel, None, stride, padding, dilation, groups)
+        _conv2d(part, kernel, None, stride, padding, dilation, groups)
         for part, kernel in zip(parts, filters, strict=True)
     ]
     return mix_together(tables.synthesis.T, products).permute(1, 2, 0, 3, 4)
