@@ -13,7 +13,7 @@ import equicolor
 from equicolor._packages import how_to_install
 from equicolor.cli.app import app
 from equicolor.data import load_mnist, longtailed_colormnist
-from equicolor.models import cecnn, list_models, save_model
+from equicolor.models import cecnn, facts, list_models, save_model
 from equicolor.models.export import ExportError
 from equicolor.paper import configurations, demo
 
@@ -143,7 +143,19 @@ def test_models_lists_every_network() -> None:
 def test_models_as_json() -> None:
     rows = json.loads(invoke("models", "--json").stdout)
     assert [row["model"] for row in rows] == list_models()
-    assert all(row["parameters"] > 1000 for row in rows)
+    by_name = {row["model"]: row for row in rows}
+    assert by_name["ce_resnet18"]["parameters"] == 11_788_360
+    assert by_name["ce_resnet18"]["rotations"] == 3
+    assert by_name["z2cnn"]["image_size"] == 28
+    assert all(row["summary"].endswith(".") for row in rows)
+
+
+def test_models_needs_no_experiments() -> None:
+    code = (
+        "import sys; from equicolor.cli.app import app; app(['models'], standalone_mode=False); "
+        "assert 'equicolor.paper.configurations' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
 def test_cost_of_one_network(tmp_path: Path) -> None:
@@ -291,7 +303,7 @@ def models_failing_with(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Re
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr(configurations, "catalogue", fail)
+    monkeypatch.setattr(facts, "catalogue", fail)
     return invoke("models")
 
 

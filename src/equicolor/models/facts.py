@@ -1,15 +1,17 @@
 """What result files, tables and figures say about a network."""
 
 from collections.abc import Mapping
+from inspect import getdoc
 from typing import Any
 
+import torch
 from torch import nn
 
 from equicolor.models.foreign import ForeignNetwork
 from equicolor.models.gray import GrayInput
-from equicolor.models.registry import Network
+from equicolor.models.registry import Network, create_model, get_builder, list_models
 
-__all__ = ["network_facts", "network_title"]
+__all__ = ["catalogue", "network_facts", "network_title"]
 
 _FACTS = ("model", "rotations", "lifting", "ce_stages", "width", "coset_pool")
 
@@ -67,3 +69,26 @@ def network_title(facts: Mapping[str, Any]) -> str:
     run = f" ({facts['run']})" if facts.get("run") else ""
     where = f" on {facts['dataset']}" if facts.get("dataset") else ""
     return f"{', '.join(parts)}{run}{where}"
+
+
+def catalogue() -> list[dict[str, Any]]:
+    """The registered networks with their parameters at default options.
+
+    Example:
+        >>> next(row["parameters"] for row in catalogue() if row["model"] == "resnet18")
+        11689512
+    """
+    rows = []
+    for name in list_models():
+        with torch.device("meta"):
+            network = create_model(name)
+        rows.append(
+            {
+                "model": name,
+                "parameters": sum(parameter.numel() for parameter in network.parameters()),
+                "rotations": network.config.get("rotations", 1),
+                "image_size": network.image_size,
+                "summary": (getdoc(get_builder(name)) or "").partition("\n")[0],
+            }
+        )
+    return rows

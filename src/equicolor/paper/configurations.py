@@ -8,7 +8,6 @@ counts as if it had no spatial extent (:func:`paper_macs` reproduces every numbe
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from inspect import getdoc
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +16,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from torch import Tensor, nn
 
-from equicolor.models import cost, create_model, list_models
-from equicolor.models.registry import get_builder
+from equicolor.models import cost, create_model
 from equicolor.nn import set_algorithm
 from equicolor.reporting import tables as reporting
 from equicolor.reporting.progress import tracked
@@ -28,8 +26,6 @@ __all__ = [
     "BEYOND",
     "PAPER",
     "PaperRow",
-    "catalogue",
-    "catalogue_table",
     "headline",
     "measure",
     "paper_macs",
@@ -302,39 +298,3 @@ def summary(row: Row) -> str:
         f"parameters: {row['parameters']:,}\n"
         f"multiply-accumulates executed for one {size}×{size} image{lifted}: {macs}"
     )
-
-
-def catalogue() -> list[Row]:
-    """The registered networks with their parameters at default options.
-
-    Example:
-        >>> next(row["parameters"] for row in catalogue() if row["model"] == "resnet18")
-        11689512
-    """
-    rows = []
-    for name in list_models():
-        with torch.device("meta"):
-            network = create_model(name)
-        rows.append(
-            {
-                "model": name,
-                "parameters": sum(parameter.numel() for parameter in network.parameters()),
-                "rotations": network.config.get("rotations", 1),
-                "image_size": network.image_size,
-                "summary": (getdoc(get_builder(name)) or "").partition("\n")[0],
-            }
-        )
-    return rows
-
-
-def catalogue_table(rows: Iterable[Row]) -> Table:
-    """The rows of :func:`catalogue` for the terminal."""
-    result = Table(box=None, pad_edge=False)
-    result.add_column("model")
-    for name in ("parameters", "hues", "images"):
-        result.add_column(name, justify="right")
-    for row in rows:
-        size = f"{row['image_size']}×{row['image_size']}"
-        cells = row["model"], f"{row['parameters']:,}", row["rotations"], size
-        result.add_row(*map(str, cells))
-    return result

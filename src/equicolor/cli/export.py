@@ -1,0 +1,44 @@
+"""The command ``equicolor export``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["export"]
+
+
+def export(
+    model: Annotated[
+        str,
+        typer.Argument(help="A checkpoint, the folder of a run, or a name of 'equicolor models'."),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            help="onnx, torchscript or exported-program.",
+            show_default="by the suffix: .onnx, .pt, .pt2",
+        ),
+    ] = None,
+    input_size: Annotated[
+        int | None, typer.Option(help="Height and width of the images; the network's by default.")
+    ] = None,
+    form: Annotated[
+        str, typer.Option(help="How equivariant layers are written: auto, dense or cyclic.")
+    ] = "auto",
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Export a network to plain convolutions, and verify the file before keeping it."""
+    from equicolor.models.export import export as export_model
+    from equicolor.models.loading import find_model
+
+    network, trained = find_model(model)
+    size = network.image_size if input_size is None else input_size
+    report = export_model(network, output, to, input_size=size, form=form, overwrite=force)
+    typer.echo(
+        f"wrote {report.path}: {report.format}, {report.operations} nodes, "
+        f"relative error {report.relative_error:.1e}"
+    )
+    if not trained:
+        typer.echo(f"{model} is a name, not a checkpoint: the exported weights are random")

@@ -1,0 +1,88 @@
+"""The commands ``equicolor models`` and ``equicolor cost``."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from equicolor.cli.train import parse_width
+
+__all__ = ["cost", "models"]
+
+console = Console()
+
+
+def models(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List the networks and their parameters at default options."""
+    from rich.table import Table
+
+    from equicolor.models import facts
+
+    rows = facts.catalogue()
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("model")
+    for name in ("parameters", "hues", "images"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        size = f"{row['image_size']}×{row['image_size']}"
+        table.add_row(row["model"], f"{row['parameters']:,}", str(row["rotations"]), size)
+    console.print(table)
+
+
+def cost(
+    model: Annotated[
+        str | None, typer.Argument(help="A name of 'equicolor models'; none: the paper's Table 4.")
+    ] = None,
+    rotations: Annotated[int | None, typer.Option(help="Hues of the equivariant layers.")] = None,
+    ce_stages: Annotated[
+        int | None, typer.Option(help="Equivariant stages of a ResNet; all by default.")
+    ] = None,
+    lifting: Annotated[str | None, typer.Option(help="rgb or hsv.")] = None,
+    width: Annotated[
+        str | None,
+        typer.Option(help="A number, one per stage (27,55,110), or 'fast'; matched by default."),
+    ] = None,
+    classes: Annotated[int | None, typer.Option(help="Outputs.")] = None,
+    input_size: Annotated[
+        int | None, typer.Option(help="Height and width of the image; the network's by default.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Also write the rows to this JSON file.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Count parameters and executed multiply-accumulates, dense and cyclic.
+
+    Of one network, or of the paper's Table 4 beside its own columns.
+    """
+    from equicolor.paper import configurations
+
+    given = {
+        "num_classes": classes,
+        "rotations": rotations,
+        "ce_stages": ce_stages,
+        "lifting": lifting,
+        "width": None if width is None else parse_width(width),
+        "input_size": input_size,
+    }
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if model is None and options:
+        raise ValueError(f"options of a network need its name, got {', '.join(options)} without")
+    if output is not None and output.exists() and not force:
+        raise FileExistsError(f"{output} exists; --force replaces it")
+    if model is None:
+        rows = configurations.run()
+        console.print(configurations.table(rows))
+        typer.echo(configurations.headline(rows))
+    else:
+        rows = [configurations.measure(model, **options)]
+        typer.echo(configurations.summary(rows[0]))
+    if output is not None:
+        typer.echo(f"wrote {configurations.save(rows, output, overwrite=force)}")
