@@ -158,7 +158,7 @@ def _colormnist(
     output: Path | None,
     sources: list[Path] | None,
 ) -> None:
-    from equicolor.paper import all_report, colormnist_tables
+    from equicolor.paper import colormnist_results, report
     from equicolor.paper import reproduce as experiments
     from equicolor.paper.launching import Launch
 
@@ -169,20 +169,20 @@ def _colormnist(
     if sources:
         if how != Launch() or any(value not in (None, False, "auto") for value in chosen.values()):
             raise ValueError("--from draws the rows that are there: it takes --output alone")
-        files = all_report.files_of(experiment, sources)
+        files = report.files_of(experiment, sources)
         made = experiments.from_results(experiment, files, output)
-        tables = colormnist_tables.tables(experiment, made.rows)
+        tables = colormnist_results.tables(experiment, made.rows)
         typer.echo("\n\n".join(table.markdown() for table in tables))
     else:
         made = experiments.reproduce(experiment, output, device=how.devices[0], how=how, **chosen)
         if not made.written:  # a shard: the others are not done
             return
-        for table in colormnist_tables.tables(experiment, made.rows):
+        for table in colormnist_results.tables(experiment, made.rows):
             console.print(table.rich())
     sources_of_digits = ", ".join(sorted({row["digits"] for row in made.rows}))
     typer.echo(f"digits: {sources_of_digits}", err=bool(sources))
     typer.echo(f"wrote {', '.join(map(str, made.written))}", err=bool(sources))
-    typer.echo(colormnist_tables.headline(experiment, made.rows), err=bool(sources))
+    typer.echo(colormnist_results.headline(made.rows), err=bool(sources))
 
 
 @reproduce.command("classification")
@@ -228,10 +228,10 @@ def classification(
     Trains every network in a run folder of its own; an interrupted run is continued by the
     same command. All networks of a dataset are for a GPU.
     """
-    from equicolor.paper import all_report
+    from equicolor.paper import report
     from equicolor.paper import classification as experiment
-    from equicolor.paper.classification_report import headline
-    from equicolor.paper.classification_variants import datasets_of
+    from equicolor.paper.classification_results import headline
+    from equicolor.paper.variants import datasets_of
     from equicolor.paper.launching import Launch
 
     how = launch_options(device, workers, shard, launcher, launcher_option)
@@ -251,7 +251,7 @@ def classification(
     if output is None:  # a run keeps its figures
         output = Path("runs") / ("classification-from" if sources else "classification")
     if sources:
-        sources = all_report.files_of("classification", sources)
+        sources = report.files_of("classification", sources)
         written = experiment.from_results(sources, output)
     else:
         if dataset is None:

@@ -256,7 +256,7 @@ def run_experiments(
     **given: int | None,
 ) -> None:
     """Run experiments, or show what files hold of them, and say what was written."""
-    from equicolor.paper import all_report
+    from equicolor.paper import report
     from equicolor.paper.launching import Launch
     from equicolor.paper.registry import find_experiment
 
@@ -298,7 +298,7 @@ def run_experiments(
         typer.echo(f"{name}: {why}", err=True)
     for path in found.results:
         typer.echo(f"wrote {path}")
-    typer.echo(f"wrote {found.report}, with figures in {output / all_report.FIGURES}")
+    typer.echo(f"wrote {found.report}, with figures in {output / report.FIGURES}")
     if found.broken or (found.failed and how.shard is None):
         raise typer.Exit(1)
 
@@ -307,19 +307,19 @@ def _show(
     sources: list[Path], names: list[str] | None, output: Path, pictures: Path | None
 ) -> None:
     from equicolor._files import output_folder, write_whole
-    from equicolor.paper import all_report
+    from equicolor.paper import report
     from equicolor.paper.jobs import refuse_run
 
     if pictures is None:
         refuse_run(output)
-    found = all_report.read(sources)
+    found = report.read(sources)
     if pictures is not None:
         folder = output_folder(pictures)
-        for name, picture in all_report.pictures(found, names).items():
+        for name, picture in report.pictures(found, names).items():
             write_whole(folder / f"{name}.png", picture)
             typer.echo(f"wrote {folder / name}.png")
         return
-    written = all_report.write(found, output, names)
+    written = report.write(found, output, names)
     for section in written.sections:  # to paste into the documentation
         if section.table is not None and names is not None:
             typer.echo(f"{section.title}: {section.table.title}\n\n{section.table.markdown()}\n")

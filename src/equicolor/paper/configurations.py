@@ -7,35 +7,27 @@ counts as if it had no spatial extent (:func:`paper_macs` reproduces every numbe
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from matplotlib.figure import Figure
-from rich.table import Table
+from rich.table import Table as RichTable
 from torch import Tensor, nn
 
 from equicolor.models import cost, create_model
 from equicolor.nn import set_algorithm
-from equicolor.reporting import tables as reporting
+from equicolor.paper.rows import Findings
+from equicolor.reporting.html import Section
 from equicolor.reporting.progress import tracked
+from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import Row, write_results
 
 __all__ = [
-    "BEYOND",
-    "PAPER",
-    "PaperRow",
-    "headline",
-    "measure",
-    "paper_macs",
-    "plot",
-    "report_table",
-    "run",
-    "save",
-    "summary",
-    "table",
-]
+    "BEYOND", "PAPER", "PaperRow", "headline", "measure", "paper_macs", "plot", "report_table",
+    "run", "save", "show", "summary", "table",
+]  # fmt: skip
 
 
 class PaperRow(NamedTuple):
@@ -167,6 +159,16 @@ def _beside(row: Row, paper: PaperRow | None) -> Row:
     }
 
 
+def show(findings: Findings) -> list[Section]:
+    """Table 4, and the executed multiply-accumulates as bars."""
+    rows = findings.of("configurations")
+    if not rows:
+        return []
+    caption = "Multiply-accumulates executed for one image, against the plain network's."
+    table = report_table(rows)
+    return [Section("", headline(rows), table, plot(rows), caption, "configurations")]
+
+
 def save(rows: Sequence[Row], path: Path | str, *, overwrite: bool = False) -> Path:
     """Write rows with what it takes to count them again.
 
@@ -181,7 +183,7 @@ def save(rows: Sequence[Row], path: Path | str, *, overwrite: bool = False) -> P
     return write_results(path, rows, experiment="configurations", batch=1)
 
 
-def table(rows: Iterable[Row]) -> Table:
+def table(rows: Iterable[Row]) -> RichTable:
     """The rows of :func:`run` for the terminal; × is in multiples of the plain network above.
 
     Example:
@@ -189,7 +191,7 @@ def table(rows: Iterable[Row]) -> Table:
         1
     """
     title = "Parameters, and GMACs executed for one image (paper's GMACs: batch of two)"
-    result = Table(title=title, box=None, pad_edge=False)
+    result = RichTable(title=title, box=None, pad_edge=False)
     names = ("network", "CE", "n", "width", "params", "paper", "dense", "×", "cyclic", "×", "paper")
     for name in names:
         result.add_column(name, justify="left" if name == "network" else "right", no_wrap=True)
@@ -210,7 +212,7 @@ def table(rows: Iterable[Row]) -> Table:
     return result
 
 
-def report_table(rows: Iterable[Mapping[str, Any]]) -> reporting.Table:
+def report_table(rows: Iterable[Row]) -> Table:
     """The rows of :func:`run` for reports, the paper's columns beside ours.
 
     Example:
@@ -220,8 +222,8 @@ def report_table(rows: Iterable[Mapping[str, Any]]) -> reporting.Table:
     lines = [
         (
             row["model"], str(row["ce_stages"]), _rotations(row), str(row["width"]),
-            _optional(row["paper_parameters_m"]) or reporting.MISSING,
-            f"{row['parameters'] / 1e6:.2f}", _optional(row["paper_macs_g"]) or reporting.MISSING,
+            _optional(row["paper_parameters_m"]) or MISSING,
+            f"{row['parameters'] / 1e6:.2f}", _optional(row["paper_macs_g"]) or MISSING,
             f"{row['macs_dense'] / 1e9:.2f}", f"{row['macs_cyclic'] / 1e9:.2f}",
         )
         for row in rows
@@ -230,10 +232,10 @@ def report_table(rows: Iterable[Mapping[str, Any]]) -> reporting.Table:
         "network", "CE stages", "rotations", "width", "M parameters, paper", "ours",
         "GMACs, paper (batch of two)", "executed, dense", "executed, cyclic",
     )  # fmt: skip
-    return reporting.Table(columns, lines, "Parameters and multiply-accumulates for one image")
+    return Table(columns, lines, "Parameters and multiply-accumulates for one image")
 
 
-def _rotations(row: Mapping[str, Any]) -> str:
+def _rotations(row: Row) -> str:
     return f"{row['rotations']} hsv" if row["lifting"] == "hsv" else str(row["rotations"])
 
 
@@ -277,7 +279,7 @@ def headline(rows: Sequence[Row]) -> str:
     }
     plain, three, twelve = (networks[key] for key in ((0, 1), (4, 3), (4, 12)))
 
-    def times(row: Mapping[str, Any], algorithm: str) -> str:
+    def times(row: Row, algorithm: str) -> str:
         return f"{row[f'macs_{algorithm}'] / plain['macs_dense']:.1f}"
 
     return (

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from equicolor._files import output_folder
@@ -13,7 +14,14 @@ from equicolor.conversion import convert
 from equicolor.data.datasets import DATASETS
 from equicolor.devices import choose_device
 from equicolor.evaluation.diagnose import diagnose
+from equicolor.evaluation.figures import Curve, hue_panels
+from equicolor.evaluation.hue_sweep import hue_shifts
 from equicolor.models.checkpoints import checkpoint_file, load_model, save_model
+from equicolor.paper.quick_pictures import quick_note
+from equicolor.paper.rows import Findings
+from equicolor.paper.variants import dataset_title, datasets_of
+from equicolor.reporting.html import Section
+from equicolor.reporting.tables import Table
 from equicolor.results import Row
 from equicolor.training.finetuning import finetune_recipe
 from equicolor.training.fit import fit
@@ -21,7 +29,13 @@ from equicolor.training.recipes import JITTER, TrainingRecipe
 from equicolor.training.run_folder import origin_of, recipe_of_run
 from equicolor.training.run_options import RunOptions
 
-__all__ = ["rows"]
+__all__ = ["hue_figure", "rows", "show", "table"]
+
+# Seven colours and four kinds of dashes: 28 curves before one looks like another.
+_COLORS = ("#d55e00", "#0072b2", "#56b4e9", "#009e73", "#cc79a7", "#000000", "#e69f00")
+_DASHES = ("-", "--", "-.", ":")
+_MARKERS = "osD^vPX"
+_EVERY = 7  # points of a curve from marker to marker
 
 
 def rows(
@@ -104,3 +118,87 @@ def _finetune(
     half = device == "cuda" and (trained is None or trained.precision == "bfloat16")
     precision = "bfloat16" if half else "float32"
     return dataclasses.replace(recipe, epochs=epochs, lr=lr, precision=precision)
+
+
+def show(findings: Findings) -> list[Section]:
+    """Accuracies and hue curves before conversion and after, for every dataset."""
+    rows = [row for row in findings.of("conversion") if "original" in row]
+    shown = []
+    for dataset in datasets_of(rows):
+        figure = hue_figure(rows, dataset)
+        shown.append(
+            Section(
+                dataset_title(dataset),
+                quick_note([dataset]),
+                table(rows, dataset),
+                figure,
+                "Accuracy over the hue shift, before conversion and after.",
+                "" if figure is None else f"conversion-{dataset}",
+            )
+        )
+    return shown
+
+
+def table(rows: Sequence[Row], dataset: str) -> Table:
+    """Accuracies before conversion, after it, and after a fine-tune.
+
+    Args:
+        rows: of :func:`rows`.
+        dataset: which.
+
+    Example:
+        >>> row = {"dataset": "mine", "stage": "converted", "original": 61.0, "hue_mean": 60.0}
+        >>> table([row], "mine").rows
+        [('converted', '61.00', '60.00')]
+    """
+    lines = [
+        (_stage(row), f"{row['original']:.2f}", f"{row['hue_mean']:.2f}")
+        for row in rows
+        if row["dataset"] == dataset
+    ]
+    title = f"{dataset_title(dataset)}: accuracy in percent (ours; the paper has none)"
+    return Table(("network", "original", "hue-shifted"), lines, title)
+
+
+def hue_figure(rows: Sequence[Row], dataset: str) -> Figure | None:
+    """Accuracy over the hue shift, before conversion and after.
+
+    Args:
+        rows: as for :func:`table`; those without hue curves are left out.
+        dataset: which.
+
+    Returns:
+        None if no row has a hue curve.
+
+    Example:
+        >>> row = {"dataset": "mine", "stage": "converted", "hue_curve": [60.0] * 37}
+        >>> len(hue_figure([row] * 8, "mine").axes[0].get_lines())
+        8
+    """
+    swept = [row for row in rows if row["dataset"] == dataset and row.get("hue_curve")]
+    if not swept:
+        return None
+    curves = [
+        Curve(
+            _stage(row),
+            hue_shifts(len(row["hue_curve"])).tolist(),
+            row["hue_curve"],
+            style=_style(index),
+        )
+        for index, row in enumerate(swept)
+    ]
+    return hue_panels({dataset_title(dataset): curves}, width=8.0)
+
+
+def _style(index: int) -> dict[str, Any]:
+    """Colour, dashes and marker of a curve; markers of equal curves do not coincide."""
+    return {
+        "color": _COLORS[index % len(_COLORS)],
+        "linestyle": _DASHES[index % len(_DASHES)],
+        "marker": _MARKERS[index % len(_MARKERS)],
+        "markevery": (index % _EVERY, _EVERY),
+    }
+
+
+def _stage(row: Row) -> str:
+    return str(row.get("stage") or row.get("state") or row.get("model"))

@@ -26,7 +26,7 @@ from equicolor._text import counted
 from equicolor.data import ColorMNIST, load_mnist, longtailed_colormnist
 from equicolor.paper import colormnist
 from equicolor.paper import colormnist_figures as figures
-from equicolor.paper.colormnist_report import HUE_SHIFTS, best_known, hue_curve
+from equicolor.paper.colormnist_hues import HUE_SHIFTS, best_known, hue_curve
 from equicolor.paper.colormnist_variants import Variant
 from equicolor.reporting.html import Section, write_report
 from equicolor.reporting.progress import progress_bars, say

@@ -1,50 +1,36 @@
 """What a hue shift does to the output of small random networks, over the whole hue circle.
 
 No training: equivariance is a property of the layers, so random weights show it. A plain
-network and colour-equivariant ones of the same shape look at one photo while its hue goes
-round the circle; the curve is how far the pooled output moves. An equivariant network must
-not move at all at the angles of its group, and little between them when the group is fine.
+network and colour-equivariant ones of the same shape see one photo in all hues; the curve is
+how far the pooled output moves. The output of an equivariant network must not move at all at
+the angles of its group, and only a little between them if the group is fine.
 """
 
-import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich.table import Table
 from torch import Tensor, nn
 
-from equicolor._files import output_folder, written_aside
 from equicolor.color import shift_hue
 from equicolor.nn import CEBatchNorm2d, CEConv2d, CELiftConv2d, CEMaxPool2d, CosetMaxPool
-from equicolor.reporting.progress import tracked
-from equicolor.results import write_results
+from equicolor.paper.rows import Findings
+from equicolor.reporting.html import Section
+from equicolor.reporting.tables import MISSING, Table
+from equicolor.results import Row
 
 __all__ = [
-    "DEMO",
-    "HueResponse",
-    "Spec",
-    "build",
-    "headline",
-    "measure",
-    "plot",
-    "relative_change",
-    "response",
-    "run",
-    "sample_photo",
-    "table",
-]
+    "DEMO", "HueResponse", "Spec", "build", "measure", "plot", "relative_change", "response", "rows",
+    "sample_photo", "show",
+]  # fmt: skip
 
 WIDTHS = (16, 32, 64)
 SHIFTS = 72  # every 5 degrees, so that the angles of n = 3, 6 and 12 are among them
 SEEDS = 3
 COLOURS = ("#555555", "#d1700f", "#b7a1d8", "#1f77b4")
-PICTURE, SUMMARY = "equivariance.png", "summary.json"
 
 
 @dataclass(frozen=True)
@@ -96,8 +82,8 @@ class HueResponse:
         steps = self.turns * self.spec.rotations
         return float(self.change[:, (steps - steps.round()).abs() < 1e-4].amax(1).mean())
 
-    def row(self) -> dict[str, Any]:
-        """The numbers as a flat JSON object."""
+    def row(self) -> Row:
+        """The numbers, with the mean over the draws at every shift under ``change``."""
         return {
             "network": self.spec.name,
             "rotations": self.spec.rotations,
@@ -105,7 +91,42 @@ class HueResponse:
             "worst": self.worst,
             "mean": self.mean,
             "at_group_angles": self.at_group,
+            "change": [round(value, 9) for value in self.change.mean(0).tolist()],
         }
+
+
+def rows() -> list[Row]:
+    """Measure the networks of :data:`DEMO`."""
+    photo = sample_photo()
+    return [measure(spec, photo).row() for spec in DEMO]
+
+
+def show(findings: Findings) -> list[Section]:
+    """The change of the output over the hue circle."""
+    rows = findings.of("equivariance")
+    if not rows or any("change" not in row for row in rows):
+        return []
+    lines = [
+        (
+            row["network"], f"{row['worst']:.1%}", f"{row['mean']:.1%}",
+            MISSING if row["at_group_angles"] is None else f"{row['at_group_angles']:.0e}",
+        )
+        for row in rows
+    ]  # fmt: skip
+    columns = ("network", "worst shift", "mean over the circle", "at the group's angles")
+    first, last = rows[0], rows[-1]
+    return [
+        Section(
+            "",
+            f"A hue shift changes the output by up to {first['worst']:.0%} ({first['network']}), "
+            f"against {last['worst']:.1%} ({last['network']}), and "
+            f"{last['at_group_angles'] or 0:.0e} at the group's own angles.",
+            Table(columns, lines, "Ours: relative change of a random network's output"),
+            plot([response(row) for row in rows], sample_photo()),
+            "Change of the pooled output of small random networks while a photo's hue shifts.",
+            "equivariance",
+        )
+    ]
 
 
 def sample_photo(height: int = 64) -> Tensor:
@@ -219,11 +240,8 @@ def measure(spec: Spec, photo: Tensor, *, shifts: int = SHIFTS, seeds: int = SEE
     return HueResponse(spec, turns, torch.stack(draws))
 
 
-def response(row: Mapping[str, Any]) -> HueResponse:
-    """What a row with the whole curve says, as one draw: the mean over all draws.
-
-    Args:
-        row: of :meth:`HueResponse.row`, and the mean change at every shift under ``change``.
+def response(row: Row) -> HueResponse:
+    """The response of a row of :meth:`HueResponse.row`; the mean over all draws is its one draw.
 
     Example:
         >>> row = {"network": "plain", "rotations": 1, "lifting": None, "change": [0.0, 0.5]}
@@ -282,68 +300,3 @@ def _draw_strip(axes: Axes, photo: Tensor, copies: int = 12) -> None:
     strip = torch.cat(tuple(shifted.permute(0, 2, 3, 1)), dim=1)
     axes.imshow(strip.numpy(), aspect="auto")
     axes.axis("off")
-
-
-def table(responses: Sequence[HueResponse]) -> Table:
-    """The numbers as a table for the terminal."""
-    result = Table(title="Change of a network's output under a hue shift of its input")
-    result.add_column("network")
-    for name in ("worst shift", "mean over the circle", "at the group's angles"):
-        result.add_column(name, justify="right")
-    for response in responses:
-        exact = "" if response.at_group is None else f"{response.at_group:.1e}"
-        result.add_row(response.spec.name, f"{response.worst:.1%}", f"{response.mean:.1%}", exact)
-    return result
-
-
-def headline(responses: Sequence[HueResponse]) -> str:
-    """One sentence: the first network against the last."""
-    first, last = responses[0], responses[-1]
-    return (
-        f"A hue shift changes the output by up to {first.worst:.0%} ({first.spec.name}) "
-        f"against {last.worst:.1%} ({last.spec.name}), "
-        f"and {last.at_group:.0e} at the group's own angles."
-    )
-
-
-def run(output: Path | str) -> list[HueResponse]:
-    """Measure :data:`DEMO`, then write ``equivariance.png`` and ``summary.json`` to a folder.
-
-    Args:
-        output: the folder; created if missing. Other files in it are left alone.
-
-    Returns:
-        What was measured.
-    """
-    output = output_folder(output)
-    responses = _measure_and_draw(output / PICTURE)
-    write_results(
-        output / SUMMARY,
-        [response.row() for response in responses],
-        experiment="equivariance",
-        photo="flower.jpg",
-        seeds=list(range(SEEDS)),
-        shifts=SHIFTS,
-    )
-    return responses
-
-
-def _measure_and_draw(path: Path) -> list[HueResponse]:
-    photo = sample_photo()
-    responses = [measure(spec, photo) for spec in tracked(DEMO, "measuring")]
-    with written_aside(path) as partial:
-        plot(responses, photo).savefig(partial, dpi=100, format=path.suffix[1:] or None)
-    return responses
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the picture alone, for the documentation."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--output", type=Path, required=True, help=f"folder for {PICTURE}")
-    path = output_folder(parser.parse_args(arguments).output) / PICTURE
-    _measure_and_draw(path)
-    print(path)
-
-
-if __name__ == "__main__":
-    main()

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.console import Console
 
 from equicolor.reporting.html import Section
+from equicolor.results import Row
 
 if TYPE_CHECKING:
-    from equicolor.paper.sections import Findings
+    from equicolor.paper.rows import Findings
 
 __all__ = ["Context", "Experiment", "Job", "Outcome", "Scope", "Section", "digest"]
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -145,15 +145,7 @@ def measure_equivariance(
     """Measure what hue shifts do to small random networks; rows hold the whole curve."""
     from equicolor.paper import equivariance
 
-    photo = equivariance.sample_photo()
-    found = [equivariance.measure(spec, photo) for spec in equivariance.DEMO]
-    return [
-        {
-            **response.row(),
-            "change": [round(value, 9) for value in response.change.mean(0).tolist()],
-        }
-        for response in found
-    ]
+    return equivariance.rows()
 
 
 def measure_selectivity(
@@ -207,7 +199,7 @@ def draw_features(settings: Settings, folder: Path, where: Where, before: Before
     Returns:
         A row for each stage: how far the hues of rows differ from what they should be.
     """
-    from equicolor.paper.feature_sheet import measure_and_draw
+    from equicolor.paper.neuron_features import measure_and_draw
 
     (run,) = before
     network, pictures, half = _network_and_pictures(run, settings["dataset"], where)

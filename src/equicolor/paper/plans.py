@@ -12,7 +12,7 @@ from equicolor.devices import choose_precision
 from equicolor.evaluation.hue_sweep import ACTIONS
 from equicolor.models.registry import usual_resize
 from equicolor.paper import ablations, colormnist_jobs
-from equicolor.paper.classification_variants import all_stages
+from equicolor.paper.variants import all_stages
 from equicolor.paper.jobs import JOBS, Job
 from equicolor.paper.picture_jobs import Part, parts_of, plan, settle
 from equicolor.paper.quick_pictures import PICTURES, write_pictures

@@ -8,6 +8,7 @@ go through the very same code as photographs: files, decoding, augmentation, tra
 
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from PIL import Image
 from equicolor.data import biased_colormnist, load_mnist
 from equicolor.data.colormnist import Split
 
-__all__ = ["PICTURES", "QuickPictures", "write_pictures"]
+__all__ = ["PICTURES", "QuickPictures", "quick_note", "write_pictures"]
 
 
 class QuickPictures(NamedTuple):
@@ -42,6 +43,23 @@ PICTURES = {
     "coloured-digits": QuickPictures("digits, each with its own hue (σ = 24°)", 24.0),
     "any-hue-digits": QuickPictures("digits of any hue", 1e6),
 }
+
+
+def quick_note(datasets: Sequence[str]) -> str:
+    """A sentence for the report if datasets are made up; empty if none is.
+
+    Example:
+        >>> quick_note(["flowers102"]), quick_note(["any-hue-digits"])[:35]
+        ('', 'A quick run, on made-up images: dig')
+    """
+    quick = [PICTURES[dataset] for dataset in datasets if dataset in PICTURES]
+    if not quick:
+        return ""
+    return (
+        f"A quick run, on made-up images: {', and '.join(each.title for each in quick)}; "
+        f"{quick[0].train} for training, with narrow networks and few epochs. It shows that "
+        "everything runs; differences of ten points mean nothing."
+    )
 
 
 def write_pictures(name: str, folder: Path | str) -> Path:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from equicolor.data.datasets import find_dataset
 from equicolor.models import widths
-from equicolor.paper.classification_variants import all_stages
+from equicolor.paper.variants import all_stages
 from equicolor.training.recipes import JITTER, TrainingRecipe, find_recipe, recipes
 
 __all__ = ["NamedRecipe", "named_recipe", "narrow"]

@@ -10,11 +10,13 @@ from equicolor import _checks
 from equicolor._files import output_folder
 from equicolor.data import Digits, load_mnist, longtailed_colormnist
 from equicolor.devices import choose_device
-from equicolor.paper import colormnist, colormnist_jobs, colormnist_report, demo
+from equicolor.paper import colormnist, colormnist_jobs, colormnist_report, demo, report
+from equicolor.paper.colormnist_hues import HUE_IMAGES, best_known, hue_curve
 from equicolor.paper.colormnist_variants import by_variant
 from equicolor.paper.jobs import JOBS, RESULTS, Job, Store, refuse_run
 from equicolor.paper.launching import Launch, launch
-from equicolor.paper.rows import distinct
+from equicolor.paper.registry import EXPERIMENTS
+from equicolor.paper.rows import Findings, distinct
 from equicolor.reporting.progress import say
 from equicolor.results import read_results, read_rows, write_results
 
@@ -118,7 +120,6 @@ def reproduce(
     written = colormnist_report.write(
         experiment,
         rows,
-        digits,
         output,
         curves=_curves(jobs, store, digits) if experiment == "colormnist-longtailed" else None,
         provenance=_facts(read_results(results)),
@@ -156,11 +157,11 @@ def from_results(
         seen = [(row.get("sigma"), row["seed"]) for row in group]
         if len(set(seen)) < len(seen):
             raise ValueError(f"different networks of one seed are called {variant.name}: give one")
-    digits = colormnist_report.digits_of(rows)
-    if digits is None:
-        _, why = colormnist_report.captions(experiment, rows, None)[f"{experiment}-samples"]
-        say(Console(stderr=True), f"{experiment}-samples.png: {why}")
-    written = colormnist_report.write(experiment, rows, digits, output, report=False)
+    findings = Findings({experiment: rows})
+    for section in report.sections(EXPERIMENTS[experiment], findings):
+        if section.file and section.figure is None:
+            say(Console(stderr=True), f"{section.file}.png: {section.text}")
+    written = colormnist_report.write(experiment, rows, output, report=False)
     return Reproduction(rows, written)
 
 
@@ -182,11 +183,9 @@ def _curves(
 ) -> dict[str, list[float]]:
     """Hue curves of the plain and the equivariant network of the first seed."""
     networks, data = colormnist_jobs.networks(jobs, store), longtailed_colormnist(digits)
-    known, count = colormnist_report.best_known(data), colormnist_report.HUE_IMAGES
+    known = best_known(data)
     return {
-        name: colormnist_report.hue_curve(
-            networks[name], data, classes=known, per_class=count
-        ).tolist()
+        name: hue_curve(networks[name], data, classes=known, per_class=HUE_IMAGES).tolist()
         for name in demo.MODELS
         if name in networks
     }

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from equicolor._files import output_folder, write_whole
 from equicolor._text import counted
-from equicolor.paper import all_report
+from equicolor.paper import report
 from equicolor.paper.ablations import ABLATIONS
 from equicolor.paper.jobs import JOBS, Job, Store
 from equicolor.paper.launching import JobsFailedError, Launch, launch
@@ -22,7 +22,7 @@ from equicolor.paper.picture_jobs import Part
 from equicolor.paper.plans import Scope, parts
 from equicolor.paper.registry import EXPERIMENTS, find_experiment
 from equicolor.paper.rows import merged
-from equicolor.paper.sections import Findings
+from equicolor.paper.rows import Findings
 from equicolor.reporting.progress import say
 from equicolor.results import Row, provenance, read_results, write_results
 
@@ -144,10 +144,10 @@ def _write(
     if any("resumed" in job for job in made):
         facts["computed for"] += ", not counting what went before interruptions"
     # Also what earlier calls found of other experiments.
-    known = any((output / all_report.RESULTS).glob("*.json"))
+    known = any((output / report.RESULTS).glob("*.json"))
     nothing = Findings({}, quick=scope.quick)
-    found = all_report.read([output / all_report.RESULTS]) if known else nothing
-    written = all_report.write(found, output, quick=scope.quick, failed=failed, provenance=facts)
+    found = report.read([output / report.RESULTS]) if known else nothing
+    written = report.write(found, output, quick=scope.quick, failed=failed, provenance=facts)
     said = {
         name: "; ".join(why for why in (failed.get(name), written.failed.get(name)) if why)
         for name in (*failed, *written.failed)
@@ -174,7 +174,7 @@ def _write_results(
     Rows that a file has of other seeds or settings stay.
     """
     written = []
-    folder = output / all_report.RESULTS
+    folder = output / report.RESULTS
     for name, listed in planned.items():
         rows: list[Row] = [row for part in listed for row in part.rows(store) or []]
         if not rows:

@@ -1,10 +1,10 @@
-"""Rows of results from several files or calls: which are the same, and which contradict."""
+"""Rows of results from several files, runs and experiments: which are about the same thing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from equicolor.results import Row
 
-__all__ = ["distinct", "identity", "merged"]
+__all__ = ["TRAINED", "Findings", "distinct", "identity", "merged"]
 
 # What a row is about, of any experiment; the rest of it was measured.
 _IDENTITY = (
@@ -14,10 +14,57 @@ _IDENTITY = (
     "schedule", "label_smoothing", "ema", "clip", "size", "precision", "split_seed", "finetuned",
     "finetune_epochs",
 )  # fmt: skip
+# Experiments whose rows are networks trained on images, which they share.
+TRAINED = (
+    "classification", "ablation-rotations", "ablation-jitter", "ablation-cosetpool", "selectivity",
+)  # fmt: skip
+
+
+class Findings:
+    """The rows of all experiments, and the figures that rows cannot hold.
+
+    Args:
+        rows: by the id of the experiment.
+        pictures: PNG files by name, such as ``"neuron-features-flowers102"``.
+        quick: whether any are of a quick run.
+        notes: for the reader of the report, by the id of the experiment.
+
+    Example:
+        >>> row = {"dataset": "flowers102", "model": "resnet18", "seed": 0, "original": 66.0}
+        >>> both = Findings({"classification": [row], "ablation-jitter": [row]})
+        >>> len(both.trained)
+        1
+    """
+
+    def __init__(
+        self,
+        rows: Mapping[str, Sequence[Row]],
+        pictures: Mapping[str, bytes] | None = None,
+        *,
+        quick: bool = False,
+        notes: Mapping[str, str] | None = None,
+    ) -> None:
+        self.rows = {experiment: list(its_rows) for experiment, its_rows in rows.items()}
+        self.pictures = dict(pictures or {})
+        self.quick, self.notes = quick, dict(notes or {})
+
+    def of(self, experiment: str) -> list[Row]:
+        """The rows of one experiment."""
+        return self.rows.get(experiment, [])
+
+    @property
+    def trained(self) -> list[Row]:
+        """The rows of networks trained on images, each once, with all that was measured."""
+        networks: dict[tuple[str, ...], Row] = {}
+        for row in (row for experiment in TRAINED for row in self.of(experiment)):
+            if "original" in row:
+                key = identity(row)
+                networks[key] = {**networks.get(key, {}), **row}
+        return list(networks.values())
 
 
 def identity(row: Row) -> tuple[str, ...]:
-    """What a row is about, beside what was measured.
+    """What a row is about, without what was measured.
 
     Example:
         >>> row = {"model": "resnet18", "seed": 0, "original": 66.0}
@@ -28,10 +75,7 @@ def identity(row: Row) -> tuple[str, ...]:
 
 
 def distinct(rows: Sequence[Row]) -> list[Row]:
-    """Rows without those that come again.
-
-    Args:
-        rows: of one experiment.
+    """The rows of one experiment, each once.
 
     Raises:
         ValueError: if two are about the same and do not agree.
@@ -41,20 +85,20 @@ def distinct(rows: Sequence[Row]) -> list[Row]:
         >>> len(distinct([row, dict(row), row | {"seed": 1}]))
         2
     """
-    found: dict[tuple[str, ...], Row] = {}
+    unique: dict[tuple[str, ...], Row] = {}
     for row in rows:
-        known = found.setdefault(identity(row), {})
-        for name in known.keys() & row.keys():
-            # Where the network is and how long it took may differ.
-            if known[name] != row[name] and name != "run" and "second" not in name:
+        earlier = unique.setdefault(identity(row), {})
+        for name in earlier.keys() & row.keys():
+            # The folder of the network and the time it took may differ.
+            if earlier[name] != row[name] and name != "run" and "second" not in name:
                 about = ", ".join(
                     f"{key} {row[key]}" for key in _IDENTITY if row.get(key) is not None
                 )
                 raise ValueError(
                     f"two rows of {about} have different values of {name}: give one of them"
                 )
-        known |= row
-    return list(found.values())
+        earlier |= row
+    return list(unique.values())
 
 
 def merged(new: Sequence[Row], old: Sequence[Row]) -> list[Row]:
@@ -64,5 +108,5 @@ def merged(new: Sequence[Row], old: Sequence[Row]) -> list[Row]:
         >>> merged([{"seed": 0, "loss": 1.0}], [{"seed": 0, "loss": 2.0}, {"seed": 1}])
         [{'seed': 0, 'loss': 1.0}, {'seed': 1}]
     """
-    known = {identity(row) for row in new}
-    return [*new, *(row for row in old if identity(row) not in known)]
+    replaced = {identity(row) for row in new}
+    return [*new, *(row for row in old if identity(row) not in replaced)]

@@ -1,4 +1,4 @@
-"""Rows of the classification experiments grouped by network and training, with their names."""
+"""Rows of networks trained on images, grouped by network and training, with their names."""
 
 import re
 from collections import Counter
@@ -18,10 +18,11 @@ from equicolor.paper.settings import (
 from equicolor.results import Row
 
 __all__ = [
-    "AUGMENTATIONS", "Variant", "by_variant", "dataset_title", "datasets_of", "shared_setting",
-    "variant_of",
+    "AUGMENTATIONS", "PAPER_DATASET", "Variant", "all_stages", "by_variant", "dataset_title",
+    "datasets_of", "figure_file", "shared_setting", "variant_of",
 ]  # fmt: skip
 
+PAPER_DATASET = "flowers102"  # of the paper's figures and ablations
 AUGMENTATIONS = ("none", "jitter 0.5", "augmix")  # the paper's, in its order
 _POOL_NAMES = {"max": [], "avg": ["average pooling"], "none": ["flattened"]}
 _KINDS = ("baseline", "ciconv", "ce", "other")  # in the order of the tables
@@ -250,3 +251,13 @@ def dataset_title(dataset: str) -> str:
         ('Flowers-102', 'mine')
     """
     return DATASETS[dataset].title if dataset in DATASETS else dataset
+
+
+def figure_file(name: str, dataset: str) -> str:
+    """The name of a figure's file; the paper's dataset goes without saying.
+
+    Example:
+        >>> figure_file("selectivity", "flowers102"), figure_file("selectivity", "mine")
+        ('selectivity', 'selectivity-mine')
+    """
+    return name if dataset == PAPER_DATASET else f"{name}-{dataset}"

@@ -1,4 +1,4 @@
-"""Colour selectivity and what equivariance gains: the paper's Figure 4, from rows."""
+"""Colour selectivity of units, and what equivariance gains: the paper's Figure 4."""
 
 import math
 import statistics
@@ -6,26 +6,67 @@ from collections.abc import Sequence
 
 import matplotlib
 import numpy as np
+import torch
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 
-from equicolor.paper.classification_variants import (
+from equicolor.analysis.inspection.figures import selectivity_figure
+from equicolor.paper.quick_pictures import quick_note
+from equicolor.paper.rows import Findings
+from equicolor.paper.settings import alike, setting
+from equicolor.paper.variants import (
     by_variant,
     dataset_title,
     datasets_of,
+    figure_file,
     shared_setting,
 )
-from equicolor.paper.settings import alike, setting
 from equicolor.reporting.figures import as_it_is
+from equicolor.reporting.html import Section
 from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import Row
 
-__all__ = ["gain_figure", "gains", "score", "table"]
+__all__ = ["gain_figure", "gains", "score", "show", "table"]
 
 _MARKERS = "osD^vPX"
 # About what the literature quotes for a plain ResNet's units on each dataset.
 _QUOTED = {"flowers102": "about 0.70"}
+
+
+def show(findings: Findings) -> list[Section]:
+    """Gains over equivariant stages (Figure 4), and the selectivity of units, layer by layer."""
+    rows = [row for row in findings.of("selectivity") if "selectivity" in row]
+    if not rows:
+        return []
+    shown = [
+        Section(
+            "",
+            quick_note(datasets_of(rows)),
+            table(rows, findings.trained).without_empty(["selectivity, literature"]),
+            gain_figure(rows, findings.trained),
+            "Accuracy gained over the plain network by equivariance up to a stage. Colours: mean "
+            "colour selectivity of the plain network's units.",
+            "selectivity",
+        )
+    ]
+    for dataset in datasets_of(rows):
+        layers = {
+            row["layer"]: torch.tensor(row["values"])
+            for row in rows
+            if row["dataset"] == dataset and row["layer"] != "all"
+        }
+        if layers:
+            shown.append(
+                Section(
+                    f"Selectivity by layer, {dataset_title(dataset)}",
+                    figure=selectivity_figure(layers, list(layers)),
+                    caption="Colour selectivity of every unit of the plain network, layer by "
+                    "layer. A point is a unit, the line in a box the median, the diamond the mean.",
+                    file=figure_file("selectivity-layers", dataset),
+                )
+            )
+    return shown
 
 
 def gains(rows: Sequence[Row], dataset: str) -> dict[int, float]:
@@ -45,31 +86,31 @@ def gains(rows: Sequence[Row], dataset: str) -> dict[int, float]:
         >>> gains([row | {"model": "resnet18"}, row | hybrid], "mine")
         {0: 0.0, 1: 2.0}
     """
-    found: dict[int, float] = {}
+    means: dict[int, float] = {}
     for variant, group in by_variant(_compared(rows, dataset)).items():
-        usual = variant.augmentation == "none" and not variant.setting
-        if usual and variant.in_paper and variant.kind in ("baseline", "ce"):
-            found[variant.ce_stages] = statistics.fmean(row["original"] for row in group)
-    if 0 not in found:
+        if not variant.setting and variant.in_paper and variant.kind in ("baseline", "ce"):
+            means[variant.ce_stages] = statistics.fmean(row["original"] for row in group)
+    if 0 not in means:
         return {}
-    return {stages: found[stages] - found[0] for stages in sorted(found)}
+    return {stages: means[stages] - means[0] for stages in sorted(means)}
 
 
 def _compared(rows: Sequence[Row], dataset: str) -> list[Row]:
+    """Networks of a dataset that were trained the same way, without augmentation."""
     own = [row for row in rows if row["dataset"] == dataset]
     return alike([row for row in own if (row.get("augmentation") or "none") == "none"])
 
 
 def _titles(rows: Sequence[Row], trained: Sequence[Row]) -> dict[str, str]:
-    """Datasets in print, with the training that is not the paper's; all epochs if they differ."""
-    shown = {
+    """Names of datasets with training that is not the paper's; all epochs if they differ."""
+    compared = {
         dataset: _compared(trained, dataset) or [row for row in rows if row["dataset"] == dataset]
         for dataset in datasets_of(rows)
     }
-    epochs = {dataset: setting(own[0], "epochs") for dataset, own in shown.items()}
+    epochs = {dataset: setting(own[0], "epochs") for dataset, own in compared.items()}
     also = ("epochs",) if len(set(epochs.values())) > 1 else ()
     titles = {}
-    for dataset, own in shown.items():
+    for dataset, own in compared.items():
         words = shared_setting(own, also=also)
         titles[dataset] = dataset_title(dataset) + (f" ({words})" if words else "")
     return titles
@@ -99,16 +140,15 @@ def table(rows: Sequence[Row], trained: Sequence[Row]) -> Table:
         >>> table([units | {"dataset": "mine"}], []).rows
         [('mine', '–', '0.700', '9')]
     """
-    datasets = datasets_of(rows)
-    found = {dataset: gains(trained, dataset) for dataset in datasets}
+    gained = {dataset: gains(trained, dataset) for dataset in datasets_of(rows)}
     titles = _titles(rows, trained)
-    stages = sorted({count for gain in found.values() for count in gain if count})
+    stages = sorted({count for gain in gained.values() for count in gain if count})
     lines = []
-    for dataset in sorted(datasets, key=lambda name: -score(rows, name)):
+    for dataset in sorted(gained, key=lambda name: -score(rows, name)):
         units = sum(r["units"] for r in rows if r["dataset"] == dataset and r["layer"] == "all")
         cells = [titles[dataset], _QUOTED.get(dataset, MISSING)]
         cells += [f"{score(rows, dataset):.3f}", str(units)]
-        gain = found[dataset]
+        gain = gained[dataset]
         cells += [f"{gain[count]:+z.2f}" if count in gain else MISSING for count in stages]
         lines.append(tuple(cells))
     columns = ("dataset", "selectivity, literature", "selectivity, ours", "units")

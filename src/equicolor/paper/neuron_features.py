@@ -1,0 +1,189 @@
+"""Neuron features of a trained network as one figure (paper, Figure 5), and their hues."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from equicolor.analysis import (
+    NeuronFeatures,
+    RandomHues,
+    find_layers,
+    selectivity,
+    stage_ends,
+    top_activations,
+)
+from equicolor.analysis.activations import Batches, images_of
+from equicolor.analysis.hue_rows import HueRows
+from equicolor.analysis.inspection.figures import photo_png, tiles
+from equicolor.analysis.unit_rows import MEASURED, by_selectivity, selective_channels, unit_rows
+from equicolor.paper.quick_pictures import quick_note
+from equicolor.paper.rows import Findings
+from equicolor.paper.variants import dataset_title, datasets_of, figure_file, variant_of
+from equicolor.reporting.html import Section
+from equicolor.reporting.tables import MISSING, Table
+from equicolor.results import Row
+
+__all__ = ["measure_and_draw", "sheet", "show"]
+
+
+def show(findings: Findings) -> list[Section]:
+    """The hues of the features in numbers and, where its file is there, the figure."""
+    rows = findings.of("neuron-features")
+    shown = []
+    for dataset in datasets_of(rows):
+        own = [row for row in rows if row["dataset"] == dataset]
+        file = figure_file("neuron-features", dataset)
+        figure = findings.pictures.get(file)
+        text = [quick_note([dataset]), _hue_sentence(own)]
+        if figure is None:
+            text.append("The figure needs the network and its images, which are not here.")
+        caption = (
+            "Neuron features of the most colour-selective units at the end of every stage that "
+            "keeps more than one position, and the three images that excite each most; a row for "
+            "each rotation. Left: among the images as they are. Right: among the same images in "
+            "random hues."
+        )
+        words = " ".join(filter(None, text))
+        named = "" if figure is None else file
+        title = dataset_title(dataset)
+        shown.append(Section(title, words, _hue_table(own), figure, caption, named))
+    return shown
+
+
+def _hue_sentence(rows: Sequence[Row]) -> str:
+    deviations = [row["hue_deviation"] for row in rows if row.get("hue_deviation") is not None]
+    if not deviations:
+        return ""
+    several = len({variant_of(row) for row in rows}) > 1
+    return (
+        "From row to row the hue of a feature moves by 360°/n, give or take "
+        f"{statistics.median(deviations):.0f}° (median over {'networks and ' if several else ''}"
+        "stages of the median over units) where images come in all hues."
+    )
+
+
+def _hue_table(rows: Sequence[Row]) -> Table:
+    def degrees(value: float | None) -> str:
+        return MISSING if value is None else f"{value:.1f}°"
+
+    lines = [
+        (
+            variant_of(row).name, row["layer"], str(row["units"]), str(row["selective"]),
+            degrees(row.get("hue_deviation")), degrees(row.get("hue_deviation_data")),
+        )
+        for row in rows
+    ]  # fmt: skip
+    title = "Hue of row k minus row 0, deviation from 360° k / n: median over selective units"
+    columns = "network", "layer", "units", "selective", "in random hues", "in the data's hues"
+    return Table(columns, lines, title, text_columns=2)
+
+
+def measure_and_draw(
+    network: nn.Module,
+    images: Batches,
+    *,
+    top: int = 50,
+    units: int = 2,
+    measured_units: int = MEASURED,
+    autocast: torch.dtype | None = None,
+) -> tuple[list[Row], bytes]:
+    """Draw the most colour-selective units of every stage, and measure the hues of their rows.
+
+    Args:
+        network: an equivariant network, on the device of the images.
+        images: batches of one size, which are gone through several times.
+        top: how many images to average.
+        units: how many of a stage to draw.
+        measured_units: how many of a stage, the most selective ones, to measure the hues of.
+        autocast: compute with torch's autocast to this dtype.
+
+    Returns:
+        A row for each stage, and the sheet as PNG. A row has how many channels are ``selective``,
+        and by how many degrees the hue of row k minus row 0 differs from 360 k / n, the median
+        over selective channels and rows (None if there are none): ``hue_deviation`` among images
+        in random hues, ``hue_deviation_data`` among the images as they are.
+    """
+    first = images_of(next(iter(images)))
+    size = first.shape[-2], first.shape[-1]
+    layers = find_layers(network, size)
+    ends = [name for name in stage_ends(layers) if layers[name].rotations > 1]
+    if not ends:
+        raise ValueError("the network has no equivariant layers: rows need rotations")
+    sources: dict[str, Batches] = {"": images, "random hues": RandomHues(images)}
+    tops = {
+        which: top_activations(network, source, ends, top=top, autocast=autocast)
+        for which, source in sources.items()
+    }
+    index = selectivity(network, images, found=tops[""], autocast=autocast)
+    rows, drawn, scores = [], {}, {}
+    for name in ends:
+        alive = tops[""][name].alive
+        order = (by_selectivity(index.layers[name], alive) or list(range(len(alive))))[:units]
+        selective = selective_channels(index.layers[name], alive)
+        measured = selective[:measured_units]
+        units_of = {
+            which: unit_rows(network, source, tops[which][name], measured, order, size=size)
+            for which, source in sources.items()
+        }
+        score = scores[name] = index.layers[name].mean(1)  # over the rotations
+        rows.append(
+            {
+                "layer": name,
+                "units": len(score),
+                "selective": len(selective),
+                "selectivity": round(float(score.mean()), 4),
+                "hue_deviation": _deviation(units_of["random hues"].hues),
+                "hue_deviation_data": _deviation(units_of[""].hues),
+                "hue_channels": len(measured),
+                "top": top,
+            }
+        )
+        drawn[name] = {which: one.drawn.only(order) for which, one in units_of.items()}
+    return rows, photo_png(sheet(drawn, scores))
+
+
+def _deviation(hues: HueRows | None) -> float | None:
+    return None if hues is None else round(hues.median_deviation(), 2)
+
+
+def sheet(
+    drawn: Mapping[str, Mapping[str, NeuronFeatures]], scores: Mapping[str, Tensor]
+) -> Figure:
+    """Neuron features with the crops that excite each unit most, a row for each rotation.
+
+    Args:
+        drawn: the same channels of each layer among some images, by a word for these images
+            (empty for the data as they are).
+        scores: colour selectivity of all channels of each layer.
+
+    Returns:
+        A line of blocks for each layer, a channel's next to each other; in a block, a row is a
+        rotation: the feature, and beside it the crops.
+
+    Example:
+        >>> features, crops = torch.rand(1, 3, 3, 8, 8), torch.rand(1, 3, 3, 3, 8, 8)
+        >>> unit = NeuronFeatures("relu", (4,), features, crops, torch.ones(1, 3, 3))
+        >>> len(sheet({"relu": {"": unit, "random hues": unit}}, {"relu": torch.rand(8)}).axes)
+        2
+    """
+    everything = [features for sources in drawn.values() for features in sources.values()]
+    columns = max(len(s) * len(next(iter(s.values())).channels) for s in drawn.values())
+    rotations = max(features.features.shape[1] for features in everything)
+    figure = Figure(
+        figsize=(3.4 * columns, (0.66 * rotations + 0.4) * len(drawn)), layout="constrained"
+    )
+    grid = figure.subplots(len(drawn), columns, squeeze=False)
+    for axes in grid.flat:
+        axes.axis("off")
+    for line, (name, sources) in zip(grid, drawn.items(), strict=True):
+        for number, (which, features) in enumerate(sources.items()):
+            for place, channel in enumerate(features.channels):
+                axes = line[place * len(sources) + number]
+                block = torch.cat((features.features[place, :, None], features.crops[place]), 1)
+                axes.imshow(tiles(block), interpolation="nearest")
+                about = which or f"selectivity {scores[name][channel]:z.2f}"
+                axes.set_title(f"{name}, channel {channel}, {about}", fontsize=8)
+    return figure

