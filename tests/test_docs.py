@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from equicolor.paper.classification_tables import table1, table3
+from equicolor.paper.classification_results import table1, table3
 from equicolor.paper.colormnist import EXPERIMENTS
-from equicolor.paper.colormnist_tables import tables
+from equicolor.paper.colormnist_results import tables
 from equicolor.paper.colormnist_variants import standard_error
 from equicolor.results import Row, read_results
 

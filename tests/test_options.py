@@ -67,9 +67,9 @@ WORK: dict[str, tuple[str, ...]] = {
         "equicolor.paper.reproduce.launch",
         "equicolor.paper.classification.launch",
         "equicolor.paper.reproduce_all.state",
-        "equicolor.paper.all_report.read",
-        "equicolor.paper.all_report.write",
-        "equicolor.paper.all_report.pictures",
+        "equicolor.paper.report.read",
+        "equicolor.paper.report.write",
+        "equicolor.paper.report.pictures",
     ),
 }
 GO_ON: dict[str, Any] = {
@@ -77,7 +77,7 @@ GO_ON: dict[str, Any] = {
     "equicolor.evaluation.diagnose.load_subject": None,
     "equicolor.conversion.command.convert_source": [],
     "equicolor.paper.reproduce_all.state": "new",
-    "equicolor.paper.all_report.read": None,
+    "equicolor.paper.report.read": None,
 }
 
 # The call that an option is added to; {folder} holds class folders, network and results.

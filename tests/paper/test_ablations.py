@@ -5,15 +5,8 @@ from typing import Any
 import pytest
 
 from equicolor.evaluation.hue_sweep import hue_shifts
-from equicolor.paper.ablation_figures import figures
-from equicolor.paper.ablations import (
-    ABLATIONS,
-    networks,
-    of_ablation,
-    peak_table,
-    peaks,
-    table,
-)
+from equicolor.paper.ablation_results import figures, of_ablation, peak_table, peaks, table
+from equicolor.paper.ablations import ABLATIONS, networks
 
 FLOWERS = "flowers102"
 
@@ -124,7 +117,7 @@ def test_two_settings_have_lines_and_panels_of_their_own(mixed) -> None:
         assert [axes.get_title() for axes in drawn.axes if axes.get_title()] == titles
     curves, accuracy = figures("ablation-rotations", mixed, FLOWERS).values()
     assert len([axes for axes in curves.axes if "64 pixels" in axes.get_title()]) == 6
-    assert accuracy.axes[4].get_title() == "original pictures, 64 pixels"
+    assert accuracy.axes[4].get_title() == "original images, 64 pixels"
     assert [line[0] for line in peak_table(mixed, FLOWERS).rows] == ["RGB", "RGB (64 pixels)"]
 
 

@@ -1,14 +1,12 @@
 """Hue curves from made-up rows: which curves are drawn, and with which numbers."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from equicolor.paper.classification_figures import figure_1b, hue_figure, style
-from equicolor.paper.classification_report import write
-from equicolor.paper.classification_variants import by_variant
+from equicolor.paper.classification_results import figure_1b, hue_figure, style
+from equicolor.paper.variants import by_variant
 
 
 def row(model: str, seed: int = 0, level: float = 50.0, **facts: Any) -> dict[str, Any]:
@@ -114,18 +112,3 @@ def test_rows_with_their_own_shifts() -> None:
     figure = hue_figure(mixed, "flowers102")
     assert figure is not None
     assert len(figure.axes[0].get_lines()[0].get_xdata()) == 37
-
-
-def test_files(rows, tmp_path: Path) -> None:
-    rows = [*rows, row("resnet44", dataset="cifar10"), row("resnet18", dataset="a/b c")]
-    rows.append({"model": "resnet18", "dataset": "stl10", "seed": 0, "original": 80.0})
-    written = write(rows, tmp_path / "figures")
-    assert [path.name for path in written] == [
-        "classification.md",
-        "classification-fig1b.png",
-        "classification-cifar10.png",
-        "classification-flowers102.png",
-        "classification-a_b_c.png",
-    ]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written[1:])
-    assert "## STL-10" in written[0].read_text()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from tests.paper.colormnist_rows import Row, biased_rows, longtailed_rows
 
 from equicolor.data import (
@@ -15,13 +16,25 @@ from equicolor.data import (
     load_mnist,
     longtailed_colormnist,
 )
-from equicolor.paper import colormnist_report
+from equicolor.paper import colormnist_results
 from equicolor.paper.colormnist import MODELS, SIGMAS
 from equicolor.paper.colormnist_figures import per_class_figure, sample_sheet, sigma_figure
 from equicolor.paper.colormnist_variants import Variant, sigma_label
+from equicolor.paper.rows import Findings
 from equicolor.reporting.figures import png
+from equicolor.reporting.html import Section
 
 BIASED, LONGTAILED = "colormnist-biased", "colormnist-longtailed"
+
+
+def shown(rows: list[Row]) -> dict[str, Section]:
+    """The sections of an experiment by the files of their figures."""
+    experiment = rows[0]["dataset"]
+    show = {
+        LONGTAILED: colormnist_results.show_longtailed,
+        BIASED: colormnist_results.show_biased,
+    }[experiment]
+    return {section.file: section for section in show(Findings({experiment: rows}))}
 
 
 @pytest.fixture
@@ -31,15 +44,15 @@ def without_mnist(digits: Digits, monkeypatch: pytest.MonkeyPatch) -> None:
             raise MissingDataError("no MNIST")
         return digits
 
-    monkeypatch.setattr(colormnist_report, "load_mnist", load)
+    monkeypatch.setattr(colormnist_results, "load_mnist", load)
 
 
 def test_the_digits_are_those_of_the_rows(digits: Digits, without_mnist: None) -> None:
     quick = biased_rows(digits=digits.source)
-    assert colormnist_report.digits_of(quick) is digits
-    assert colormnist_report.digits_of([*biased_rows(), *quick]) is digits
-    assert colormnist_report.digits_of(biased_rows()) is None
-    assert colormnist_report.digits_of(biased_rows(digits="others")) is None
+    assert colormnist_results.digits_of(quick) is digits
+    assert colormnist_results.digits_of([*biased_rows(), *quick]) is digits
+    assert colormnist_results.digits_of(biased_rows()) is None
+    assert colormnist_results.digits_of(biased_rows(digits="others")) is None
 
 
 def test_damaged_digits_are_as_good_as_none(
@@ -52,17 +65,22 @@ def test_damaged_digits_are_as_good_as_none(
             (tmp_path / "MNIST" / "raw" / f"{split}-{kind}-ubyte").write_bytes(b"no idx")
     with pytest.raises(ValueError, match="is damaged"):
         load_mnist(embedded=False)
-    assert colormnist_report.digits_of(biased_rows()) is None
+    assert colormnist_results.digits_of(biased_rows()) is None
 
 
 def test_samples_of_digits_that_are_not_there_are_not_drawn(without_mnist: None) -> None:
-    assert list(colormnist_report.draw(BIASED, biased_rows(), None)) == [BIASED]
-    _, why = colormnist_report.captions(BIASED, biased_rows(), None)[f"{BIASED}-samples"]
-    assert why.startswith("Not drawn: what was trained on, MNIST, full, is missing or damaged in ")
+    sections = shown(biased_rows())
+    assert list(sections) == [BIASED, "", f"{BIASED}-samples"]
+    samples = sections[f"{BIASED}-samples"]
+    assert samples.figure is None
+    assert samples.text.startswith(
+        "Not drawn: what was trained on, MNIST, full, is missing or damaged in "
+    )
 
 
 def test_sizes_of_classes_are_known_without_the_digits(digits: Digits, without_mnist: None) -> None:
-    drawn = colormnist_report.draw(LONGTAILED, longtailed_rows(), None)
+    sections = shown(longtailed_rows())
+    drawn = {file: section.figure for file, section in sections.items() if section.figure}
     assert list(drawn) == [LONGTAILED, f"{LONGTAILED}-variants"]
     counts = longtailed_colormnist(digits, test_per_class=1).class_counts()
     heights = [bar.get_height() for bar in drawn[LONGTAILED].axes[1].patches]
@@ -124,8 +142,22 @@ def without_gains() -> list[list[Row]]:
 @pytest.mark.parametrize("rows", without_gains(), ids=["alone", "jitter", "one", "other seeds"])
 def test_there_are_no_gains_without_seeds_of_the_plain_network(rows: list[Row]) -> None:
     assert len(sigma_figure(rows).axes) == 1
-    assert "Below" not in colormnist_report.captions(BIASED, rows, None)[BIASED][1]
-    assert "Below" in colormnist_report.captions(BIASED, biased_rows(), None)[BIASED][1]
+    sections = shown(rows)
+    assert "Below" not in sections[BIASED].caption
+    assert "" not in sections  # the table of gains
+
+
+def test_hue_curves_of_rows_are_shown(without_mnist: None) -> None:
+    first, *others = longtailed_rows()
+    swept = [first | {"hue_curve": [50.0] * 37}, *others]
+    (line,) = shown(swept)[f"{LONGTAILED}-hue"].figure.axes[0].get_lines()
+    assert set(line.get_ydata()) == {50.0}
+
+
+def test_gains_have_a_caption_and_a_table(without_mnist: None) -> None:
+    sections = shown(biased_rows())
+    assert "Below" in sections[BIASED].caption
+    assert sections[""].table is not None
 
 
 def test_a_single_run_is_not_among_the_gains() -> None:
@@ -148,15 +180,16 @@ def test_curves_of_two_settings_can_be_told_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sigmas", "shown"),
+    ("sigmas", "sheets"),
     [(SIGMAS, [0.0, 36.0, 1e6]), ((24.0,), [24.0]), ((24.0, 0.0), [0.0, 24.0])],
 )
 def test_samples_are_of_the_spreads_that_rows_have(
-    digits: Digits, sigmas: tuple[float, ...], shown: list[float]
+    digits: Digits, without_mnist: None, sigmas: tuple[float, ...], sheets: list[float]
 ) -> None:
-    rows = [row for row in biased_rows() if row["sigma"] in sigmas]
-    sheet = colormnist_report.draw(BIASED, rows, digits)[f"{BIASED}-samples"]
-    assert [axes.get_title() for axes in sheet.axes] == [f"σ = {sigma_label(s)}°" for s in shown]
+    rows = [row for row in biased_rows(digits=digits.source) if row["sigma"] in sigmas]
+    figure = shown(rows)[f"{BIASED}-samples"].figure
+    assert isinstance(figure, Figure)
+    assert [axes.get_title() for axes in figure.axes] == [f"σ = {sigma_label(s)}°" for s in sheets]
 
 
 def test_data_drawn_for_every_seed_have_their_own_column() -> None:

