@@ -10,7 +10,6 @@ from equicolor.data import load_mnist, longtailed_colormnist
 from equicolor.paper import (
     colormnist,
     colormnist_jobs,
-    colormnist_report,
     demo,
     reproduce,
 )
@@ -32,7 +31,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         return biased(sigma, digits, train_size=30, test_size=20, **seed)
 
     monkeypatch.setattr(colormnist, "biased_colormnist", tiny_biased)
-    monkeypatch.setattr(colormnist_report, "HUE_IMAGES", 2)  # of a class, swept over all hues
+    monkeypatch.setattr(reproduce, "HUE_IMAGES", 2)  # of a class, swept over all hues
 
 
 @pytest.mark.usefixtures("small")
