@@ -7,12 +7,7 @@ from typing import Any
 import pytest
 
 from equicolor.data import load_mnist, longtailed_colormnist
-from equicolor.paper import (
-    colormnist,
-    colormnist_jobs,
-    demo,
-    reproduce,
-)
+from equicolor.paper import colormnist, colormnist_jobs, demo, reproduce
 from equicolor.results import read_results
 from equicolor.training.ensemble import train
 
