@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 
+from equicolor.paper.rows import identity
 from equicolor.paper.settings import alike, deviations, in_words, paper_settings
 from equicolor.training.recipes import recipes
 
@@ -27,3 +28,18 @@ def test_rows_to_compare_are_the_papers_or_those_of_most() -> None:
     assert alike([small, small, full, short]) == [full]
     assert alike([short, small, small]) == [small, small]
     assert alike([]) == []
+
+
+def test_a_setting_is_known_by_its_field_alone() -> None:
+    assert deviations({"dataset": "cifar10", "crop": "padded", "flip": True}) == {}
+    other = deviations({"dataset": "cifar10", "crop": "resized", "flip": False})
+    assert in_words(other, instead_of=paper_settings("cifar10")) == (
+        "crop resized instead of padded, no flip"
+    )
+
+
+def test_a_missing_value_is_the_papers() -> None:
+    row = {"dataset": "flowers102", "model": "resnet18", "seed": 0}
+    assert identity(row) == identity(row | {"epochs": 200, "crop": "resized", "finetuned": None})
+    for change in ({"epochs": 30}, {"seed": 1}, {"flip": False}, {"augmentation": "augmix"}):
+        assert identity(row) != identity(row | change)

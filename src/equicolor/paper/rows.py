@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 
+from equicolor.paper.settings import setting
 from equicolor.results import Row
+from equicolor.training.recipes import ROW_KEYS
 
 __all__ = ["TRAINED", "Findings", "distinct", "identity", "merged"]
 
-# What a row is about, of any experiment; the rest of it was measured.
-_IDENTITY = (
+# What a row is about, beside the training (the fields of the recipe); the rest of it was measured.
+_SUBJECT = (
     "dataset", "model", "network", "rotations", "lifting", "ce_stages", "ce_layers", "width",
-    "input_size", "augmentation", "weighted", "sigma", "coset_pool", "layer", "stage", "state",
-    "digits", "data_seed", "seed", "epochs", "batch_size", "optimizer", "lr", "weight_decay",
-    "schedule", "label_smoothing", "ema", "clip", "size", "precision", "split_seed", "finetuned",
-    "finetune_epochs",
+    "coset_pool", "input_size", "weighted", "sigma", "digits", "data_seed", "layer", "stage",
+    "state", "finetune_epochs",
 )  # fmt: skip
 # Experiments whose rows are networks trained on images, which they share.
 TRAINED = (
@@ -64,14 +64,15 @@ class Findings:
 
 
 def identity(row: Row) -> tuple[str, ...]:
-    """What a row is about, without what was measured.
+    """What a row is about, without what was measured: equal for rows that should agree.
 
     Example:
         >>> row = {"model": "resnet18", "seed": 0, "original": 66.0}
         >>> identity(row) == identity(row | {"original": 67.0}), identity(row) == identity({})
         (True, False)
     """
-    return tuple(repr(row.get(name)) for name in _IDENTITY)
+    subject = tuple(repr(row.get(name)) for name in _SUBJECT)
+    return (*subject, *(repr(setting(row, name)) for name in ROW_KEYS))
 
 
 def distinct(rows: Sequence[Row]) -> list[Row]:
@@ -92,7 +93,9 @@ def distinct(rows: Sequence[Row]) -> list[Row]:
             # The folder of the network and the time it took may differ.
             if earlier[name] != row[name] and name != "run" and "second" not in name:
                 about = ", ".join(
-                    f"{key} {row[key]}" for key in _IDENTITY if row.get(key) is not None
+                    f"{key} {row[key]}"
+                    for key in (*_SUBJECT, *ROW_KEYS)
+                    if row.get(key) is not None
                 )
                 raise ValueError(
                     f"two rows of {about} have different values of {name}: give one of them"

@@ -1,6 +1,8 @@
-"""How rows were trained, against the paper's way: what differs, and how it is said.
+"""How the training of rows differs from the paper's, and how that is said.
 
-The paper's way is that of the recipes of its tables. Rows that do not say follow it.
+The paper's settings are those of the recipes of its tables. Which settings there are follows from
+the fields of :class:`equicolor.training.recipes.TrainingRecipe`. A value that a row does not have
+is the paper's.
 """
 
 import functools
@@ -12,7 +14,12 @@ from typing import Any
 from equicolor._text import counted
 from equicolor.data.datasets import DATASETS
 from equicolor.results import Row
-from equicolor.training.recipes import TrainingRecipe, default_recipe
+from equicolor.training.recipes import (
+    COMPARED_KEYS,
+    UNPUBLISHED_KEYS,
+    TrainingRecipe,
+    default_recipe,
+)
 
 __all__ = [
     "alike",
@@ -25,27 +32,17 @@ __all__ = [
     "titled",
 ]
 
-# What may differ between runs of one network with one augmentation, beside the seed.
-_OF_RECIPES = (
-    "epochs", "size", "batch_size", "optimizer", "lr", "weight_decay", "schedule",
-    "label_smoothing", "ema", "clip", "split_seed", "precision",
-)  # fmt: skip
-_NOT_GIVEN = ("split_seed", "precision")  # by the paper: ours are named without a "paper's"
-
 
 @functools.cache
 def paper_settings(dataset: str) -> Mapping[str, Any]:
-    """How the paper trains on a dataset; on one it does not have, the same.
-
-    Args:
-        dataset: as rows name it.
+    """How the paper trains on a dataset; one that the paper does not have is trained the same way.
 
     Example:
         >>> paper_settings("cifar10")["size"], paper_settings("mine")["epochs"]
         (32, 200)
     """
     recipe = default_recipe(dataset) if dataset in DATASETS else TrainingRecipe()
-    return {**{name: getattr(recipe, name) for name in _OF_RECIPES}, "finetuned": None}
+    return {name: getattr(recipe, name, None) for name in COMPARED_KEYS}
 
 
 def setting(row: Row, name: str) -> Any:
@@ -55,8 +52,8 @@ def setting(row: Row, name: str) -> Any:
         >>> setting({"dataset": "cifar10"}, "size"), setting({"size": 64}, "size")
         (32, 64)
     """
-    own = row.get(name)
-    return paper_settings(row.get("dataset", ""))[name] if own is None else own
+    value = row.get(name)
+    return paper_settings(row.get("dataset", "")).get(name) if value is None else value
 
 
 def deviations(row: Row) -> dict[str, Any]:
@@ -66,8 +63,8 @@ def deviations(row: Row) -> dict[str, Any]:
         >>> deviations({"dataset": "flowers102", "epochs": 200, "size": 64})
         {'size': 64}
     """
-    usual = paper_settings(row.get("dataset", ""))
-    return {name: own for name in usual if (own := setting(row, name)) != usual[name]}
+    paper = paper_settings(row.get("dataset", ""))
+    return {name: value for name in paper if (value := setting(row, name)) != paper[name]}
 
 
 def common(rows: Sequence[Row]) -> dict[str, Any]:
@@ -93,7 +90,7 @@ def alike(rows: Sequence[Row]) -> list[Row]:
         ([{'size': 224}], 2)
     """
     ways = [deviations(row) for row in rows]
-    way = {} if {} in ways or not ways else most_common([{"way": way} for way in ways], "way")
+    way = {} if {} in ways else most_common([{"way": way} for way in ways], "way")
     return [row for row, own in zip(rows, ways, strict=True) if own == way]
 
 
@@ -104,19 +101,17 @@ def most_common(rows: Sequence[Row], key: str) -> Any:
         >>> most_common([{"width": 55}, {"width": 64}, {"width": 64}], "width")
         64
     """
-    counted = Counter(repr(row[key]) for row in rows if row.get(key) is not None)
-    if not counted:
-        return None
-    commonest = counted.most_common(1)[0][0]
-    return next(row[key] for row in rows if repr(row.get(key)) == commonest)
+    values = {repr(row[key]): row[key] for row in rows if row.get(key) is not None}
+    counts = Counter(repr(row.get(key)) for row in rows if row.get(key) is not None)
+    return values[counts.most_common(1)[0][0]] if counts else None
 
 
 def in_words(settings: Mapping[str, Any], *, instead_of: Mapping[str, Any] | None = None) -> str:
-    """Settings for titles and lines.
+    """Settings in words, for titles and lines.
 
     Args:
         settings: values by their names in rows.
-        instead_of: the paper's, to be named beside them.
+        instead_of: the paper's, which are then named beside them.
 
     Example:
         >>> in_words({"epochs": 30, "size": 64, "batch_size": 32})
@@ -126,29 +121,27 @@ def in_words(settings: Mapping[str, Any], *, instead_of: Mapping[str, Any] | Non
     """
     parts = []
     for name, value in settings.items():
-        usual = None if instead_of is None or name in _NOT_GIVEN else instead_of.get(name)
-        other = "" if usual in (None, value) else f" instead of {usual}"
-        parts.append(_word(name, value) + other)
+        paper = None if instead_of is None or name in UNPUBLISHED_KEYS else instead_of.get(name)
+        beside = "" if isinstance(value, bool) or paper in (None, value) else f" instead of {paper}"
+        parts.append(_words(name, value) + beside)
     return ", ".join(parts)
 
 
-def _word(name: str, value: Any) -> str:
+def _words(name: str, value: Any) -> str:
     if name == "epochs":
         return counted(value, "epoch")
     if name == "size":
         return f"{value} pixels"
     if name == "finetuned":
         return f"fine-tuned from {value}"
-    return f"{name.replace('_', ' ')} {value}"
+    words = name.replace("_", " ")
+    if isinstance(value, bool):
+        return words if value else f"no {words}"
+    return f"{words} {value}"
 
 
 def titled(title: str, *words: str, width: int = 64) -> str:
-    r"""The title of a panel with what else there is to say, in lines that end with commas.
-
-    Args:
-        title: of the panel.
-        words: left out where empty.
-        width: characters in a line.
+    r"""A title and further words with commas between, in lines of some characters.
 
     Example:
         >>> titled("CE-ResNet-18", "64 pixels"), titled("ResNet-18", "")
@@ -157,6 +150,6 @@ def titled(title: str, *words: str, width: int = 64) -> str:
         'ResNet-18, 64 pixels,\nbatch size 32'
     """
     parts = ", ".join(filter(None, (title, *words))).split(", ")
-    joined = ", ".join(part.replace(" ", "\u00a0") for part in parts)  # where lines do not end
+    joined = ", ".join(part.replace(" ", "\u00a0") for part in parts)  # so that lines end at commas
     lines = textwrap.wrap(joined, width, break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines).replace("\u00a0", " ")
