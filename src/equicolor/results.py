@@ -1,7 +1,6 @@
-"""Result files: flat rows, and the command, versions, device and date that made them."""
+"""Files of results: flat rows, and the command, versions, device and date that made them."""
 
 import json
-import math
 import platform
 import shlex
 import sys
@@ -20,24 +19,14 @@ __all__ = ["Row", "provenance", "read_results", "read_rows", "write_results"]
 
 Row = dict[str, Any]  # one result: a flat JSON object
 
-# Columns of one kind in the rows of every experiment; most may also be null.
-_WORDS = {
-    "augmentation", "coset_pool", "dataset", "digits", "finetuned", "layer", "lifting", "model",
-    "network", "optimizer", "schedule", "stage", "state",
-}  # fmt: skip
-_NUMBERS = {
-    "batch_size", "ce_layers", "ce_stages", "clip", "data_seed", "ema", "epochs", "hue_mean",
-    "label_smoothing", "lr", "original", "parameters", "rotations", "seed", "sigma", "size",
-    "split_seed", "weight_decay", "weighted",
-}  # fmt: skip
 _VERSIONS = ("equicolor", "torch", "numpy", "lightning", "torchvision", "timm", "triton")
 
 
 def provenance(device: torch.device | str = "cpu") -> dict[str, Any]:
-    """What it takes to run a measurement again.
+    """The command, versions, device and date of a measurement, to run it again.
 
     Args:
-        device: the device the measurement ran on.
+        device: what the measurement ran on.
 
     Example:
         >>> sorted(provenance())
@@ -67,8 +56,8 @@ def write_results(
     Args:
         path: the file; its folder is created.
         rows: flat JSON objects.
-        device: the device they were measured on.
-        facts: whatever else belongs to all rows.
+        device: what they were measured on.
+        facts: further entries of the file, which concern all rows.
 
     Returns:
         The path.
@@ -98,26 +87,7 @@ def read_results(path: Path | str) -> dict[str, Any]:
     rows = contents.get("rows") if isinstance(contents, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f'{path} is not a file of results: expected rows under "rows"')
-    for name, value in (item for row in rows for item in row.items()):
-        if (kind := _not(name, value)) is not None:
-            raise ValueError(f"{path} has a row whose {name} is not {kind}: {value!r:.100}")
     return contents
-
-
-def _not(name: str, value: Any) -> str | None:
-    """What a value of a row should be and is not; None if it is."""
-    if value is None:
-        return "text" if name in ("dataset", "digits", "model") else None
-    if name in _WORDS:
-        return None if isinstance(value, str) else "text"
-    if name in _NUMBERS:
-        return None if _finite(value) else "a number"
-    numbers = isinstance(value, list) and all(map(_finite, value))
-    return "a list of numbers" if name.endswith("_curve") and not numbers else None
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def read_rows(
@@ -127,8 +97,8 @@ def read_rows(
 
     Args:
         path: the file.
-        needed: what every row must have.
-        numbers: which of that must be numbers.
+        needed: keys that every row must have.
+        numbers: further such keys, whose values must be numbers.
 
     Raises:
         ValueError: with the path and what is wrong.

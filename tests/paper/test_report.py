@@ -112,6 +112,24 @@ def test_files_of_other_things_are_passed_over(tmp_path: Path) -> None:
         report.read([tmp_path / "missing.json"])
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"original": "70"}, "original is not a number: '70'"),
+        ({"original": math.nan}, "original is not a number: nan"),
+        ({"lr": "high"}, "lr is not a number"),
+        ({"schedule": 1}, "schedule is not text: 1"),
+        ({"dataset": None}, "dataset is not text: None"),
+        ({"hue_curve": [1.0, "2"]}, "hue_curve is not a list of numbers"),
+    ],
+)
+def test_wrong_values_are_named(changed: dict, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    write_results(path, [trained(**changed)], experiment="classification")
+    with pytest.raises(ValueError, match=rf"rows\.json has a row whose {message}"):
+        report.read([path])
+
+
 @pytest.mark.parametrize("name", list(EXPERIMENTS))
 def test_what_was_not_run_says_how_to_run_it(name: str) -> None:
     (section,) = sections(EXPERIMENTS[name], Findings({}))

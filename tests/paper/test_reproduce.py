@@ -146,7 +146,7 @@ def test_figures_from_rows_alone(results: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"original": "70"}, "original is not a number: '70'"),
+        ({"original": "70"}, "original '70', not a number"),
         ({"per_class": [70.0]}, "has 1 classes in a row, not 30"),
     ],
 )

@@ -22,7 +22,7 @@ from equicolor.paper import (
     selectivity,
 )
 from equicolor.paper.registry import EXPERIMENTS, Experiment
-from equicolor.paper.rows import Findings, distinct
+from equicolor.paper.rows import Findings, check, distinct
 from equicolor.reporting.figures import png
 from equicolor.reporting.html import Section, write_report
 from equicolor.reporting.progress import say
@@ -103,6 +103,7 @@ def read(sources: Sequence[Path | str]) -> Findings:
         contents = read_results(path)
         experiment = contents.get("experiment")
         if isinstance(experiment, str) and experiment in EXPERIMENTS:
+            check(contents["rows"], path)
             rows.setdefault(experiment, []).extend(contents["rows"])
             quick = quick or bool(contents.get("quick"))
             if "note" in contents:

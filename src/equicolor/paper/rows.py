@@ -1,12 +1,15 @@
 """Rows of results from several files, runs and experiments: which are about the same thing."""
 
+import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from equicolor.paper.settings import setting
 from equicolor.results import Row
-from equicolor.training.recipes import ROW_KEYS
+from equicolor.training.recipes import ROW_KEYS, TrainingRecipe
 
-__all__ = ["TRAINED", "Findings", "distinct", "identity", "merged"]
+__all__ = ["TRAINED", "Findings", "check", "distinct", "identity", "merged"]
 
 # What a row is about, beside the training (the fields of the recipe); the rest of it was measured.
 _SUBJECT = (
@@ -14,6 +17,12 @@ _SUBJECT = (
     "coset_pool", "input_size", "weighted", "sigma", "digits", "data_seed", "layer", "stage",
     "state", "finetune_epochs",
 )  # fmt: skip
+# The values that tables and figures compute with; those of the recipe's fields are as its defaults.
+_TEXT = {
+    "dataset", "model", "network", "lifting", "coset_pool", "augmentation", "finetuned", "layer",
+    "stage", "digits",
+}  # fmt: skip
+_NUMBERS = {"rotations", "ce_stages", "width", "sigma", "parameters", "original", "hue_mean"}
 # Experiments whose rows are networks trained on images, which they share.
 TRAINED = (
     "classification", "ablation-rotations", "ablation-jitter", "ablation-cosetpool", "selectivity",
@@ -61,6 +70,40 @@ class Findings:
                 key = identity(row)
                 networks[key] = {**networks.get(key, {}), **row}
         return list(networks.values())
+
+
+def check(rows: Sequence[Row], source: Path | str) -> None:
+    """Refuse values that tables and figures cannot compute with.
+
+    Raises:
+        ValueError: with the file and the value.
+
+    Example:
+        >>> check([{"epochs": "many"}], "rows.json")
+        Traceback (most recent call last):
+            ...
+        ValueError: rows.json has a row whose epochs is not a number: 'many'
+    """
+    for name, value in (item for row in rows for item in row.items()):
+        if (kind := _expected(name, value)) is not None:
+            raise ValueError(f"{source} has a row whose {name} is not {kind}: {value!r:.100}")
+
+
+def _expected(name: str, value: Any) -> str | None:
+    """What a value should be; None if it is that."""
+    if value is None:
+        return "text" if name in ("dataset", "digits", "model") else None
+    default = getattr(TrainingRecipe, name, None) if name in ROW_KEYS else None
+    if name in _TEXT or isinstance(default, str):
+        return None if isinstance(value, str) else "text"
+    if name in _NUMBERS or default is not None:
+        return None if _is_number(value) else "a number"
+    numbers = isinstance(value, list) and all(map(_is_number, value))
+    return "a list of numbers" if name.endswith("_curve") and not numbers else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def identity(row: Row) -> tuple[str, ...]:
