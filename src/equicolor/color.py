@@ -145,6 +145,16 @@ def rotate_hue(images: Tensor, turns: float | Tensor, clip: bool = False) -> Ten
     return (rotated.clamp(0, 1) if clip else rotated).to(images.dtype)
 
 
+def to_gray(images: Tensor) -> Tensor:
+    """Images ``[..., 3, H, W]`` whose channels are all the mean of the three; not copied.
+
+    Example:
+        >>> to_gray(torch.tensor([1.0, 0.5, 0.0]).view(3, 1, 1)).flatten().tolist()
+        [0.5, 0.5, 0.5]
+    """
+    return images.mean(-3, keepdim=True).expand_as(images)
+
+
 def rotation_matrix(turns: Tensor) -> Tensor:
     r"""The rotation of RGB space by ``turns`` about the grey axis (the paper's :math:`H_n(k)`).
 

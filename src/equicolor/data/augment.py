@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from equicolor import _checks
-from equicolor.color import shift_hue
+from equicolor.color import shift_hue, to_gray
 from equicolor.data.augmix import AugMix
 from equicolor.data.crops import (
     LEFT,
@@ -198,7 +198,7 @@ class Augmentation:
     def _tint(self, images: Tensor, numbers: Tensor) -> Tensor:
         if self.jitter:
             images = shift_hue(images, (2 * numbers[:, JITTER] - 1) * self.jitter)
-        return images.mean(1, keepdim=True).repeat(1, 3, 1, 1) if self.gray else images
+        return to_gray(images).contiguous() if self.gray else images
 
     def _check_numbers(self, numbers: Tensor, batch: int) -> None:
         check_shape("numbers", numbers, (batch, self.numbers))

@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from equicolor.color import to_gray
 from equicolor.models.registry import Network
 
 __all__ = ["GrayInput"]
@@ -36,7 +37,7 @@ class GrayInput(Network):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images ``[B, 3, H, W]`` in [0, 1] to logits ``[B, C]``."""
-        logits: Tensor = self.network(images.mean(1, keepdim=True).expand_as(images))
+        logits: Tensor = self.network(to_gray(images))
         return logits
 
     def reference_key(self, key: str) -> str:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equicolor._random import permutation, uniform
-from equicolor.color import shift_hue
+from equicolor.color import shift_hue, to_gray
 from equicolor.models.z2cnn import DROPPING, Z2CNN
 from equicolor.training.ensemble.network import StackedZ2CNN, stack_states
 from equicolor.training.ensemble.runs import Recipe, Result, Run, identity
@@ -124,7 +124,7 @@ class StackedTrainer:
             images = shift_hue(images, self.recipe.jitter * (2 * turns - 1))
         logits = self.stacked.logits(
             self._state(),
-            _gray(images) if self.recipe.gray else images,
+            to_gray(images) if self.recipe.gray else images,
             training=True,
             dropout=self._dropout_factors() if self.dropout else None,
         )
@@ -206,7 +206,7 @@ class StackedTrainer:
             chosen = slice(start, start + _TEST_BATCH)
             part = torch.stack([data.test.images[chosen] for data in self.datasets])
             batch = part.to(self.device)[self.run_data]
-            batch = _gray(batch) if self.recipe.gray else batch
+            batch = to_gray(batch) if self.recipe.gray else batch
             predicted.append(stacked.logits(state, batch).argmax(-1))
         correct = (torch.cat(predicted, 1) == labels[self.run_data]).float()
         hits = F.one_hot(labels, self.datasets[0].num_classes).float()[self.run_data]
@@ -222,11 +222,6 @@ class StackedTrainer:
             )
             for run, (data, seed) in enumerate(self.runs)
         ]
-
-
-def _gray(images: Tensor) -> Tensor:
-    """The mean of the channels, repeated."""
-    return images.mean(-3, keepdim=True).expand_as(images)
 
 
 def _one_cycle(lr: float, steps: int) -> Tensor:
