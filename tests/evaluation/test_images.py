@@ -22,13 +22,13 @@ from equicolor.evaluation.images import (
     count_outputs,
     load_batches,
     match_classes,
-    recipe_of_run,
 )
 from equicolor.models import load_model, resnet18, resnet44, save_model
 from equicolor.models.foreign import ForeignNetwork
 from equicolor.models.gray import GrayInput
 from equicolor.models.registry import Origin
 from equicolor.training.recipes import TrainingRecipe, default_recipe
+from equicolor.training.run_folder import recipe_of_run
 
 QUIET = Console(quiet=True)
 
@@ -85,10 +85,6 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"resize": 230}, (224, 230)),
         ({"size": 100, "resize": 100}, (100, 100)),
         ({"kind": "small"}, (224, 224)),  # a large network on CIFAR: nothing is cut off
-        ({"recipe": TrainingRecipe(size=64, resize=80)}, (64, 80)),
-        ({"recipe": TrainingRecipe(size=64, resize=80), "resize": 70}, (64, 70)),
-        ({"recipe": TrainingRecipe(size=64, resize=80), "size": 112}, (112, 128)),
-        ({"recipe": TrainingRecipe(size=32, resize=32, crop="padded")}, (32, 32)),
     ],
 )
 def test_preparation(options: dict, expected: tuple[int, int]) -> None:
@@ -108,10 +104,12 @@ def test_preparation_of_other_networks() -> None:
 def test_preparation_of_trained_networks() -> None:
     network = resnet18(10, width=4)
     network.origin = Origin(32, 36, "pets", 0)
-    for kind in ("large", "small"):  # as with the recipe of its run
+    for kind in ("large", "small"):
         assert choose_preparation(network, kind) == (32, 36)
     assert choose_preparation(network, resize=40) == (32, 40)
     assert choose_preparation(network, size=64) == (64, 73)
+    network.origin = TrainingRecipe("pets", size=32, resize=32, crop="padded").origin
+    assert choose_preparation(network) == (32, 32)
 
 
 def test_training_and_testing_resize_alike() -> None:

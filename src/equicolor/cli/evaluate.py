@@ -1,52 +1,33 @@
 """The command ``equicolor evaluate``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from equicolor.cli.options import (
-    Data,
-    Device,
-    Gray,
-    NetworkName,
-    Pretrained,
-    Resize,
-    Size,
-    SkipCorrupt,
-    Split,
-    SplitSeed,
+    SUBJECT,
     names,
     settle_threads,
     slug,
     told_to_skip,
+    with_options,
 )
 
 __all__ = ["evaluate"]
 
-console = Console()
 
-
+@with_options(SUBJECT)
 def evaluate(
-    network: NetworkName,
-    data: Data = None,
-    split: Split = "test",
-    split_seed: SplitSeed = None,
     actions: Annotated[
         str, typer.Option(help="Which hue shifts, separated by commas.", metavar="A,B")
     ] = "hsv,rgb,rgb-clip",
     shifts: Annotated[int, typer.Option(help="How many, over the whole circle.")] = 37,
-    size: Size = None,
-    resize: Resize = None,
-    gray: Gray = False,
-    pretrained: Pretrained = True,
     batch_size: Annotated[int, typer.Option(help="Images in a batch.")] = 256,
-    device: Device = "auto",
     precision: Annotated[
         str, typer.Option(help="float32, bfloat16, or auto: bfloat16 on a GPU.")
     ] = "auto",
-    skip_corrupt: SkipCorrupt = False,
     classes_by_index: Annotated[
         bool,
         typer.Option(
@@ -65,6 +46,7 @@ def evaluate(
         typer.Option("--output", "-o", help="The folder.", show_default="runs/evaluate/NETWORK"),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier evaluation.")] = False,
+    **subject: Any,
 ) -> None:
     """Judge a network: accuracy, what hue shifts do to it, class by class, and calibration.
 
@@ -75,30 +57,22 @@ def evaluate(
     from equicolor.evaluation import report
     from equicolor.evaluation.diagnose import diagnose
 
-    output = Path("runs") / "evaluate" / slug(network, data) if output is None else output
+    if output is None:
+        output = Path("runs") / "evaluate" / slug(subject["network"], subject["data"])
     report.refuse_existing(output, force)
-    where = choose_device(device)
-    settle_threads(where.type)
-    with told_to_skip(skip_corrupt):
+    subject["device"] = choose_device(subject["device"])
+    settle_threads(subject["device"].type)
+    with told_to_skip(subject["skip_corrupt"]):
         found = diagnose(
-            network,
-            data,
-            split=split,
-            split_seed=split_seed,
+            **subject,
             actions=names(actions) or [],
             shifts=shifts,
-            size=size,
-            resize=resize,
-            gray=gray,
-            pretrained=pretrained,
             batch_size=batch_size,
-            device=where,
             precision=precision,
-            skip_corrupt=skip_corrupt,
             classes_by_index=classes_by_index,
             cache=cache,
         )
-    report.show(found, console)
-    written = report.write(found, output, device=where, overwrite=force)
+    report.show(found, Console())
+    written = report.write(found, output, device=subject["device"], overwrite=force)
     typer.echo(f"wrote {', '.join(map(str, written))} in {found.seconds:.1f} s")
     typer.echo(report.headline(found))

@@ -1,36 +1,25 @@
 """The command ``equicolor inspect``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from equicolor.cli.options import (
-    Data,
-    Device,
-    Gray,
-    NetworkName,
-    Pretrained,
-    Resize,
-    Size,
-    SkipCorrupt,
-    Split,
-    SplitSeed,
+    SUBJECT,
     names,
     settle_threads,
     slug,
     told_to_skip,
+    with_options,
 )
 
 __all__ = ["inspect"]
 
 
+@with_options(SUBJECT)
 def inspect(
-    network: NetworkName,
-    data: Data = None,
-    split: Split = "test",
-    split_seed: SplitSeed = None,
     limit_images: Annotated[
         int | None,
         typer.Option(
@@ -61,19 +50,14 @@ def inspect(
         str, typer.Option(help="What grey is: luma, or opponent (first principal component).")
     ] = "luma",
     shifts: Annotated[int, typer.Option(help="Hue shifts over the whole circle.")] = 37,
-    size: Size = None,
-    resize: Resize = None,
-    gray: Gray = False,
-    pretrained: Pretrained = True,
     batch_size: Annotated[int, typer.Option(help="Images in a batch.")] = 64,
-    device: Device = "auto",
     precision: Annotated[str, typer.Option(help="float32, bfloat16 or auto.")] = "float32",
-    skip_corrupt: SkipCorrupt = False,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="The page.", show_default="runs/inspect/NETWORK.html"),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier page.")] = False,
+    **subject: Any,
 ) -> None:
     """Look into a network: what its units see, which need colour, and how equivariant they are.
 
@@ -87,32 +71,24 @@ def inspect(
     from equicolor.evaluation.diagnose import load_subject
 
     if output is None:
-        output = Path("runs") / "inspect" / f"{slug(network, data)}.html"
+        name = slug(subject["network"], subject["data"])
+        output = Path("runs") / "inspect" / f"{name}.html"
     if output.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"--output must be an HTML file, such as page.html; got {output}")
     page.refuse_existing(output, force)
-    where, console = choose_device(device), Console(stderr=True)
-    settle_threads(where.type)
-    with told_to_skip(skip_corrupt):
-        subject = load_subject(
-            network,
-            data,
-            split=split,
-            split_seed=split_seed,
-            limit=limit_images,
-            size=size,
-            resize=resize,
-            gray=gray,
-            pretrained=pretrained,
-            batch_size=batch_size,
-            device=where,
-            precision=precision,
-            skip_corrupt=skip_corrupt,
-            any_classes=True,
-            console=console,
-        )
+    subject["device"] = choose_device(subject["device"])
+    settle_threads(subject["device"].type)
+    console = Console(stderr=True)
+    with told_to_skip(subject["skip_corrupt"]):
         found = look(
-            subject,
+            load_subject(
+                **subject,
+                limit=limit_images,
+                batch_size=batch_size,
+                precision=precision,
+                any_classes=True,
+                console=console,
+            ),
             layers=names(layers),
             sheet_layers=names(sheets),
             top=top,
@@ -121,7 +97,7 @@ def inspect(
             shifts=shifts,
             console=console,
         )
-    written = page.write(found, output, device=where, overwrite=force)
+    written = page.write(found, output, device=subject["device"], overwrite=force)
     Console().print(page.layer_table(found, page.BRIEF).rich())
     typer.echo(f"wrote {' and '.join(map(str, written))} in {found.seconds:.1f} s")
     typer.echo(page.headline(found))

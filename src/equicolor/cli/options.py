@@ -15,53 +15,61 @@ from equicolor._files import short_name
 from equicolor.training.fields import settings
 
 __all__ = [
-    "Data", "Device", "Gray", "NetworkName", "Pretrained", "Resize", "Size", "SkipCorrupt",
-    "Split", "SplitSeed", "field_options", "field_values", "names", "settle_threads", "slug",
-    "told_to_skip", "with_options",
+    "SUBJECT", "Device", "Pretrained", "Size", "field_options", "field_values", "names",
+    "settle_threads", "slug", "told_to_skip", "with_options",
 ]  # fmt: skip
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-# A network and images to judge it on, as equicolor.evaluation.diagnose.load_subject takes them.
-NetworkName = Annotated[
-    str,
-    typer.Argument(
-        help="A checkpoint, the folder of a training run, timm:NAME, torchvision:NAME, or "
-        "path/to/file.py:function.",
-    ),
-]
-Data = Annotated[
-    str | None,
-    typer.Option(
-        help="A name of 'equicolor datasets', or a folder of class folders.",
-        show_default="what the run was trained on",
-    ),
-]
-Split = Annotated[str, typer.Option(help="test or train.")]
-SplitSeed = Annotated[
-    int | None,
-    typer.Option(help="Of datasets without a split.", show_default="the run's, or 0"),
-]
 Size = Annotated[
     int | None,
     typer.Option(help="Height and width of the images.", show_default="the network's"),
 ]
-Resize = Annotated[
-    int | None,
-    typer.Option(
-        help="The short side of an image before its centre is cropped.",
-        show_default="the network's",
-    ),
-]
-Gray = Annotated[
-    bool, typer.Option("--gray", help="Feed the mean of the channels; a run knows it itself.")
-]
 Pretrained = Annotated[bool, typer.Option(help="Load the weights that timm or torchvision offer.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-SkipCorrupt = Annotated[
-    bool, typer.Option("--skip-corrupt", help="Leave out images that cannot be decoded.")
-]
 
+
+def _subject(
+    network: Annotated[
+        str,
+        typer.Argument(
+            help="A checkpoint, the folder of a training run, timm:NAME, torchvision:NAME, or "
+            "path/to/file.py:function.",
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="A name of 'equicolor datasets', or a folder of class folders.",
+            show_default="what the run was trained on",
+        ),
+    ] = None,
+    split: Annotated[str, typer.Option(help="test or train.")] = "test",
+    split_seed: Annotated[
+        int | None,
+        typer.Option(help="Of datasets without a split.", show_default="the run's, or 0"),
+    ] = None,
+    size: Size = None,
+    resize: Annotated[
+        int | None,
+        typer.Option(
+            help="The short side of an image before its centre is cropped.",
+            show_default="the network's",
+        ),
+    ] = None,
+    gray: Annotated[
+        bool, typer.Option("--gray", help="Feed the mean of the channels; a run knows it itself.")
+    ] = False,
+    pretrained: Pretrained = True,
+    device: Device = "auto",
+    skip_corrupt: Annotated[
+        bool, typer.Option("--skip-corrupt", help="Leave out images that cannot be decoded.")
+    ] = False,
+) -> None:
+    """Options of a network and images, as equicolor.evaluation.diagnose.load_subject takes them."""
+
+
+SUBJECT = tuple(inspect.signature(_subject).parameters.values())
 
 _PANELS = (None, "Network", "Images", "Training", "Running")  # as the help shows them
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -22,7 +22,6 @@ from equicolor.evaluation.images import (
     choose_preparation,
     load_batches,
     match_classes,
-    recipe_of_run,
     some_images,
     try_images,
 )
@@ -30,6 +29,7 @@ from equicolor.models.gray import GrayInput
 from equicolor.models.loading import load_network
 from equicolor.models.registry import Network, Origin
 from equicolor.reporting.progress import counting, say
+from equicolor.training.run_folder import recipe_of_run
 from equicolor.training.seen import find_seen, seed_of_training
 
 __all__ = ["Subject", "diagnose", "judge", "load_subject"]
@@ -54,23 +54,6 @@ class Subject:
     autocast: torch.dtype | None
 
 
-class _Loading(TypedDict, total=False):
-    """What :func:`load_subject` and :func:`diagnose` may be told besides network and data."""
-
-    split: str
-    split_seed: int | None
-    size: int | None
-    resize: int | None
-    gray: bool
-    pretrained: bool
-    batch_size: int
-    device: torch.device | str
-    precision: str
-    skip_corrupt: bool
-    classes_by_index: bool
-    cache: Path | None
-
-
 def load_subject(
     network: str | Path,
     data: str | Path | None = None,
@@ -93,7 +76,7 @@ def load_subject(
 ) -> Subject:
     """Load a network and images by their names.
 
-    What can be known to be wrong is found out before images are decoded.
+    Wrong names, sizes and classes are refused before images are decoded.
 
     Args:
         network: see :func:`equicolor.models.loading.load_network`.
@@ -126,8 +109,11 @@ def load_subject(
     recipe = recipe_of_run(network)
     facts: dict[str, Any] = {}
     if recipe is not None:
-        facts |= {"augmentation": recipe.augmentation_name, "epochs": recipe.epochs}
-        facts |= {"seed": recipe.seed}
+        facts = {
+            "augmentation": recipe.augmentation_name,
+            "epochs": recipe.epochs,
+            "seed": recipe.seed,
+        }
         data = recipe.dataset if data is None else data
     elif data is not None:
         find_dataset(data)  # so that a wrong name is known at once
@@ -137,13 +123,7 @@ def load_subject(
         facts["trained_on"] = origin.dataset
     if Path(network).exists():
         facts["run"] = Path(network).resolve().name
-    if data is None and origin.dataset in DATASETS:
-        data = origin.dataset
-    if data is None:
-        hint = f"; it was trained on a folder called {origin.dataset!r}" * bool(origin.dataset)
-        raise ValueError(
-            f"{network} is not the folder of a training run: say which data (--data){hint}"
-        )
+    data = _data_of(network, origin) if data is None else data
     info = find_dataset(data)
     if split_seed is None:
         class_names = model.class_names if isinstance(model, Network) else ()
@@ -159,9 +139,9 @@ def load_subject(
         facts |= seen.facts()
         for remark in seen.remarks:
             say(console, remark)
-    place: Path | None = default_cache() if cache is None else cache
+    folder: Path | None = default_cache() if cache is None else cache
     if limit is not None and limit < len(images):
-        images, place = some_images(images, limit), None
+        images, folder = some_images(images, limit), None
     if any_classes:
         try_images(model, preparation.size)
     else:
@@ -174,14 +154,22 @@ def load_subject(
             batch_size=batch_size,
             device=device,
             skip_corrupt=skip_corrupt,
-            cache=place,
+            cache=folder,
             progress=decoding,
         )
     facts |= {"dataset": info.name, "split": split, "split_seed": split_seed or 0}
-    facts |= preparation._asdict()
-    facts["precision"] = precision
-    return Subject(
-        model, images, batches, facts, torch.bfloat16 if precision == "bfloat16" else None
+    facts |= {**preparation._asdict(), "precision": precision}
+    autocast = torch.bfloat16 if precision == "bfloat16" else None
+    return Subject(model, images, batches, facts, autocast)
+
+
+def _data_of(network: str | Path, origin: Origin) -> str:
+    """The dataset that a network was trained on, by name."""
+    if origin.dataset in DATASETS:
+        return origin.dataset
+    hint = f"; it was trained on a folder called {origin.dataset!r}" if origin.dataset else ""
+    raise ValueError(
+        f"{network} is not the folder of a training run: say which data (--data){hint}"
     )
 
 
@@ -192,21 +180,14 @@ def diagnose(
     actions: Sequence[str] = ACTIONS,
     shifts: int | Sequence[float] | Tensor = 37,
     console: Console | None = None,
-    **loading: Unpack[_Loading],
+    **loading: Any,
 ) -> Evaluation:
-    """Load a network and images, and judge the one on the other.
-
-    What can be known to be wrong is found out before images are decoded.
+    """Load a network and images, and judge the network on them.
 
     Args:
-        network, data: see :func:`load_subject`.
+        network, data, loading: see :func:`load_subject`.
         actions, shifts: see :func:`equicolor.evaluation.evaluate`.
         console: shows progress (default: stderr).
-        loading: everything else that :func:`load_subject` takes, with its defaults.
-
-    Returns:
-        The evaluation. Its facts say which dataset and split it was and, of a training run,
-        how it was trained.
     """
     for action in actions:
         _checks.one_of("action", action, ACTIONS)
@@ -223,13 +204,7 @@ def judge(
     shifts: int | Sequence[float] | Tensor = 37,
     console: Console | None = None,
 ) -> Evaluation:
-    """Judge a network on its images.
-
-    Args:
-        subject: of :func:`load_subject`.
-        actions, shifts: see :func:`equicolor.evaluation.evaluate`.
-        console: shows progress; None shows nothing.
-    """
+    """Judge a network on its images; see :func:`equicolor.evaluation.evaluate`."""
     images = subject.images
     with counting(console, f"judging {len(images)} images") as judging:
         found = evaluate(

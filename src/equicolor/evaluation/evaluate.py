@@ -82,10 +82,8 @@ class Evaluation:
             action: one that was swept.
         """
         sweep = self.sweeps[action]
-        shifted = sweep.per_class[sweep.distinct].mean(0).tolist()
-        changed = sweep.predictions_changed[sweep.distinct].mean(0).tolist()
-        columns = sweep.counts.tolist(), sweep.original_per_class.tolist(), shifted, changed
-        changes = map(ClassChange, self.class_names, *columns)
+        columns = sweep.counts, sweep.original_per_class, sweep.mean_per_class, sweep.mean_changed
+        changes = map(ClassChange, self.class_names, *(column.tolist() for column in columns))
         return sorted(
             (change for change in changes if change.images),
             key=lambda change: change.drop,
@@ -154,7 +152,7 @@ def evaluate(
         ('cecnn', 8, 4)
     """
     start = time.perf_counter()
-    kept: list[tuple[Tensor, Tensor]] = []
+    answers: list[tuple[Tensor, Tensor]] = []
 
     def keep(logits: Tensor, labels: Tensor) -> None:
         if class_names is not None and logits.shape[1] != len(class_names):
@@ -162,12 +160,12 @@ def evaluate(
                 f"the network has {logits.shape[1]} outputs, but the images have "
                 f"{len(class_names)} classes"
             )
-        kept.append((logits.float(), labels))
+        answers.append((logits.float(), labels))
 
     sweeps = sweep_actions(
         network, batches, shifts, actions, autocast=autocast, progress=progress, on_original=keep
     )
-    logits, labels = (torch.cat(parts).cpu() for parts in zip(*kept, strict=True))
+    logits, labels = (torch.cat(parts).cpu() for parts in zip(*answers, strict=True))
     names = map(str, range(logits.shape[1])) if class_names is None else class_names
     return Evaluation(
         facts={**network_facts(network), **(facts or {})},

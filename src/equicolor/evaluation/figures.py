@@ -154,19 +154,7 @@ def spread(positions: Sequence[float], gap: float) -> list[float]:
 
 
 def evaluation_figure(found: Evaluation) -> Figure:
-    """The hue curves of one network, one for each action.
-
-    Args:
-        found: of :func:`equicolor.evaluation.evaluate`, with at least one sweep.
-
-    Example:
-        >>> import torch
-        >>> from equicolor.evaluation import evaluate
-        >>> from equicolor.models import z2cnn
-        >>> found = evaluate(z2cnn(), [(torch.rand(2, 3, 28, 28), torch.tensor([0, 1]))])
-        >>> len(evaluation_figure(found).axes)
-        2
-    """
+    """The hue curves of one network, one for each action that was swept."""
     # Labelled at its end like the others: a label on a flat curve could not be read.
     style = {"color": "#555555", "linestyle": ":", "linewidth": 1.2}
     label = f"original images: {found.original:.1f}"

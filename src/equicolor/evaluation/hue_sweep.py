@@ -114,9 +114,19 @@ class HueSweep:
         return 100 * self.changed.double() / self.counts
 
     @property
+    def mean_per_class(self) -> Tensor:
+        """Mean accuracy of every class over the distinct shifts in percent, :math:`[C]`."""
+        return self.per_class[self.distinct].mean(0)
+
+    @property
+    def mean_changed(self) -> Tensor:
+        """Mean of :attr:`predictions_changed` over the distinct shifts, :math:`[C]`."""
+        return self.predictions_changed[self.distinct].mean(0)
+
+    @property
     def drop(self) -> Tensor:
         """Points every class loses on average over the distinct shifts, float64 :math:`[C]`."""
-        return self.original_per_class - self.per_class[self.distinct].mean(0)
+        return self.original_per_class - self.mean_per_class
 
 
 def hue_shifts(shifts: int | Sequence[float] | Tensor = 37) -> Tensor:
@@ -166,7 +176,7 @@ def hue_sweep(
         progress: called with (passes through the network done, passes in all if known).
 
     Returns:
-        Accuracy on the untouched images and under every shift, and what it is made of.
+        Accuracy on the untouched images and under every shift, with the counts.
 
     Example:
         >>> from equicolor.models import z2cnn
@@ -175,9 +185,8 @@ def hue_sweep(
         >>> len(sweep.shifts), len(sweep.distinct), sweep.per_class.shape
         (37, 36, torch.Size([37, 10]))
     """
-    return sweep_actions(model, batches, shifts, (action,), autocast=autocast, progress=progress)[
-        action
-    ]
+    sweeps = sweep_actions(model, batches, shifts, (action,), autocast=autocast, progress=progress)
+    return sweeps[action]
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from equicolor import _checks
+from equicolor._text import enumerated
 from equicolor.data.augment import Augmentation
 from equicolor.data.decoding import decode
 from equicolor.data.images import ImageSet
@@ -18,31 +19,37 @@ from equicolor.models.facts import network_facts
 from equicolor.models.foreign import ForeignNetwork
 from equicolor.models.registry import Origin, usual_resize
 from equicolor.reporting.progress import Progress
-from equicolor.training.recipes import TrainingRecipe
-from equicolor.training.run_folder import recipe_of_run
 
 __all__ = [
+    "OtherClassesError",
     "Preparation",
     "check_outputs",
     "choose_preparation",
     "count_outputs",
     "load_batches",
     "match_classes",
-    "recipe_of_run",
     "some_images",
     "try_images",
 ]
 
-_SHOWN = 3  # how many names an error shows
+
+class OtherClassesError(ValueError):
+    """The network was trained on other classes than those of the images.
+
+    Attributes:
+        reason: the message without the advice.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"{reason}. If they are the same under other names, in the same order, go on with "
+            "--classes-by-index"
+        )
+        self.reason = reason
 
 
 class Preparation(NamedTuple):
-    """How test images are cut: the short side is resized, then the centre is cropped.
-
-    Attributes:
-        size: height and width of the crop.
-        resize: the short side before it.
-    """
+    """How test images are cut: the short side is resized, then a square centre is cropped."""
 
     size: int
     resize: int
@@ -52,17 +59,13 @@ def choose_preparation(
     network: nn.Module,
     kind: str = "large",
     *,
-    recipe: TrainingRecipe | None = None,
     size: int | None = None,
     resize: int | None = None,
 ) -> Preparation:
-    """How to cut test images for a network, as far as that is not said.
+    """How to cut test images for a network, where ``size`` and ``resize`` do not say it.
 
-    Args:
-        network: its own size is the default, and what it was trained with if it knows that.
-        kind: of the dataset; ``"small"`` images, such as CIFAR's, are not cropped.
-        recipe: of the network's training, which goes before.
-        size, resize: what is said; a ``size`` alone keeps the proportion of 224 to 256.
+    What the network knows of its training comes first, then the size it was made for.
+    ``"small"`` images, such as CIFAR's, are not cropped.
 
     Example:
         >>> from equicolor.models import resnet18, resnet44
@@ -72,8 +75,7 @@ def choose_preparation(
         Preparation(size=112, resize=128)
     """
     if size is None:
-        own = network.origin if isinstance(network, Network) else Origin()
-        origin = own if recipe is None else recipe.origin
+        origin = network.origin if isinstance(network, Network) else Origin()
         size = origin.image_size or int(getattr(network, "image_size", 224))
         if resize is None and origin.dataset:  # trained so, whatever the images are now
             resize = origin.resize
@@ -86,20 +88,10 @@ def choose_preparation(
 
 
 def try_images(network: nn.Module, size: int, batch: int = 2) -> object:
-    """What a network makes of black images.
-
-    Args:
-        network: in the mode it shall be tried in.
-        size: height and width of the images.
-        batch: how many.
+    """What a network makes of black images of a size.
 
     Raises:
         ValueError: if it cannot take them, with the reason.
-
-    Example:
-        >>> from equicolor.models import z2cnn
-        >>> try_images(z2cnn(30).eval(), 28).shape
-        torch.Size([2, 30])
     """
     tensor = next(network.parameters(), torch.empty(0))
     images = torch.zeros(batch, 3, size, size, device=tensor.device, dtype=tensor.dtype)
@@ -117,11 +109,7 @@ def try_images(network: nn.Module, size: int, batch: int = 2) -> object:
 
 
 def count_outputs(network: nn.Module, size: int) -> int:
-    """How many classes a network tells apart.
-
-    Args:
-        network: in eval mode.
-        size: height and width of the images.
+    """The number of classes a network in eval mode gives logits for.
 
     Example:
         >>> from equicolor.models import z2cnn
@@ -138,13 +126,7 @@ def count_outputs(network: nn.Module, size: int) -> int:
 
 
 def check_outputs(network: nn.Module, images: ImageSet, size: int) -> None:
-    """Refuse a network whose outputs are not the classes of the images, before they are decoded.
-
-    Args:
-        network: in eval mode.
-        images: what it shall be judged on.
-        size: height and width of the images.
-    """
+    """Refuse a network whose outputs are not the classes of the images."""
     outputs = count_outputs(network, size)
     if outputs != len(images.class_names):
         raise ValueError(
@@ -154,17 +136,12 @@ def check_outputs(network: nn.Module, images: ImageSet, size: int) -> None:
 
 
 def match_classes(network: nn.Module, images: ImageSet) -> ImageSet:
-    """Images whose labels count the classes as the network does.
+    """Images whose labels number the classes as the network does.
 
-    Args:
-        network: it may know the names of its classes; if not, the order is taken on trust.
-        images: of as many classes.
-
-    Returns:
-        The images, their labels renumbered if the names are the same in another order.
+    If the network does not know the names of its classes, the order is taken on trust.
 
     Raises:
-        ValueError: if the names are others, with the first that differ.
+        OtherClassesError: if the names differ, with the first that do.
 
     Example:
         >>> from equicolor.models import z2cnn
@@ -175,28 +152,22 @@ def match_classes(network: nn.Module, images: ImageSet) -> ImageSet:
         >>> match_classes(network, toy).labels.tolist()
         [1, 1, 0]
     """
-    own = network.class_names if isinstance(network, Network) else ()
+    names = network.class_names if isinstance(network, Network) else ()
     theirs = images.class_names
-    if not own or own == theirs:
+    if not names or names == theirs:
         return images
-    if sorted(own) != sorted(theirs) or len(set(own)) != len(own):
-        pairs = [(a, b) for a, b in zip(own, theirs, strict=False) if a != b]
-        shown = ", ".join(f"{a!r} and {b!r}" for a, b in pairs[:_SHOWN])
-        raise ValueError(
-            f"the network was trained on other classes than those of {images.name}: {shown}"
-            f"{', …' if len(pairs) > _SHOWN else ''}. If they are the same under other names, in "
-            "the same order, go on with --classes-by-index"
+    if sorted(names) != sorted(theirs) or len(set(names)) != len(names):
+        pairs = [f"{a!r} and {b!r}" for a, b in zip(names, theirs, strict=False) if a != b]
+        raise OtherClassesError(
+            f"the network was trained on other classes than those of {images.name}: "
+            f"{enumerated(pairs, 3)}"
         )
-    number = torch.tensor([own.index(name) for name in theirs])
-    return replace(images, labels=number[images.labels], class_names=own)
+    number = torch.tensor([names.index(name) for name in theirs])
+    return replace(images, labels=number[images.labels], class_names=names)
 
 
 def some_images(images: ImageSet, count: int) -> ImageSet:
     """So many images, evenly from every class, in their order.
-
-    Args:
-        images: at least as many.
-        count: how many.
 
     Example:
         >>> pixels = torch.zeros(6, 3, 8, 8, dtype=torch.uint8)
@@ -209,12 +180,12 @@ def some_images(images: ImageSet, count: int) -> ImageSet:
         raise ValueError(f"count must lie between 1 and {len(images)}, got {count}")
     by_class = images.labels.argsort(stable=True)
     places = (torch.arange(count) * len(images) + len(images) // 2) // count
-    chosen = by_class[places].sort().values
+    numbers = by_class[places].sort().values
     return replace(
         images,
-        labels=images.labels[chosen],
-        files=tuple(images.files[index] for index in chosen.tolist()) if images.files else (),
-        pixels=None if images.pixels is None else images.pixels[chosen],
+        labels=images.labels[numbers],
+        files=tuple(images.files[index] for index in numbers.tolist()) if images.files else (),
+        pixels=None if images.pixels is None else images.pixels[numbers],
     )
 
 
@@ -228,26 +199,21 @@ def load_batches(
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> Batches:
-    """Test images in batches, without any augmentation, on a device.
+    """Test images ``[B, 3, s, s]`` in [0, 1] with their labels ``[B]``, on a device.
 
-    They are decoded first and stay in the device's memory if they fit into it; else they are
-    decoded batch by batch.
+    They are decoded first, and stay in the device's memory, if they fit into it; otherwise
+    they are decoded batch by batch.
 
     Args:
         images: of :func:`equicolor.data.datasets.load_dataset`.
         preparation: how to cut them.
         batch_size: images in a batch.
         device: where to.
-        skip_corrupt: leave out what cannot be decoded, instead of an error.
+        skip_corrupt: leave out images that cannot be decoded.
         cache: the folder that keeps decoded images for the next time, if any.
         progress: called with (images decoded, images in all).
 
-    Returns:
-        Batches for :func:`equicolor.evaluation.evaluate`, of images ``[B, 3, s, s]`` in [0, 1]
-        and labels ``[B]``; to go through as often as needed.
-
     Example:
-        >>> from equicolor.data.images import ImageSet
         >>> pixels = torch.zeros(3, 3, 40, 30, dtype=torch.uint8)
         >>> toy = ImageSet("toy", "test", torch.tensor([0, 1, 1]), ("a", "b"), pixels=pixels)
         >>> batches = load_batches(toy, Preparation(28, 32), batch_size=2)

@@ -22,16 +22,9 @@ RESULTS, FIGURE = "evaluation.json", "hue-curve.png"
 
 
 def summary_table(found: Evaluation) -> Table:
-    """Accuracy on the original images and under every action's hue shifts.
+    """Accuracy on the original images and under the hue shifts of every action.
 
     The paper's mean counts -180° and 180°, which are one shift, twice; the next column once.
-
-    Example:
-        >>> from equicolor.evaluation import evaluate
-        >>> from equicolor.models import z2cnn
-        >>> found = evaluate(z2cnn(), [(torch.rand(2, 3, 28, 28), torch.tensor([0, 1]))])
-        >>> [row[0] for row in summary_table(found).rows]
-        ['original', 'HSV shift', 'RGB rotation', 'RGB rotation, clipped']
     """
     lines = [("original", f"{found.original:.2f}", *[MISSING] * 4)]
     for action, sweep in found.sweeps.items():
@@ -53,20 +46,7 @@ def summary_table(found: Evaluation) -> Table:
 
 
 def class_table(found: Evaluation, action: str = "hsv", *, most: int = 10) -> Table:
-    """The classes that lose most under hue shifts; the title says if there are more.
-
-    Args:
-        found: an evaluation.
-        action: one that was swept.
-        most: how many classes.
-
-    Example:
-        >>> from equicolor.evaluation import evaluate
-        >>> from equicolor.models import z2cnn
-        >>> found = evaluate(z2cnn(), [(torch.rand(2, 3, 28, 28), torch.tensor([0, 1]))])
-        >>> len(class_table(found).rows)
-        2
-    """
+    """The ``most`` classes that lose most under hue shifts; the title says if there are more."""
     changes = found.class_changes(action)
     lines = [
         (
@@ -86,14 +66,12 @@ def class_table(found: Evaluation, action: str = "hsv", *, most: int = 10) -> Ta
 
 
 def headline(found: Evaluation) -> str:
-    """One sentence: accuracy as it is and under hue shifts, and calibration.
+    """One sentence: accuracy with and without hue shifts, and calibration.
 
     Example:
         >>> from equicolor.evaluation import evaluate
         >>> from equicolor.models import z2cnn
-        >>> network = z2cnn(1)
-        >>> found = evaluate(network, [(torch.rand(2, 3, 28, 28), torch.tensor([0, 0]))])
-        >>> headline(found)
+        >>> headline(evaluate(z2cnn(1), [(torch.rand(2, 3, 28, 28), torch.tensor([0, 0]))]))
         '100.0 % correct, 100.0 % when hues are shifted (HSV); calibration error 0.0 points.'
     """
     shifted = ""
@@ -114,11 +92,6 @@ def show(found: Evaluation, console: Console) -> None:
         console.print(class_table(found, action).rich())
 
 
-def existing(output: Path | str) -> list[Path]:
-    """The files :func:`write` would replace."""
-    return [path for name in (RESULTS, FIGURE) if (path := Path(output) / name).exists()]
-
-
 def write(
     found: Evaluation,
     output: Path | str,
@@ -135,9 +108,9 @@ def write(
         overwrite: replace files of an earlier evaluation.
 
     Returns:
-        What was written: ``evaluation.json``, whose one row also holds the accuracy of every
-        class, as it is and under shifts (``…_per_class``, null if it has no images), and
-        the bins of the reliability; and ``hue-curve.png``, if hues were shifted.
+        The files: ``evaluation.json``, whose one row also holds the accuracy of every class with
+        and without shifts (``…_per_class``, null for a class without images) and the bins of
+        the reliability; and ``hue-curve.png``, if hues were shifted.
     """
     refuse_existing(output, overwrite)
     folder = output_folder(output)
@@ -149,20 +122,15 @@ def write(
 
 
 def refuse_existing(output: Path | str, overwrite: bool) -> None:
-    """Refuse an output that cannot be written, before any work.
-
-    Raises:
-        FileExistsError: if an earlier evaluation would be lost.
-        NotADirectoryError: if the output, or a parent of it, is a file.
-    """
+    """Refuse a folder that is a file or holds an earlier evaluation, before any work."""
     refuse_files(Path(output))
-    there = [] if overwrite else existing(output)
-    if there:
-        raise FileExistsError(f"{there[0]} exists; --force replaces it, --output goes elsewhere")
+    for path in (Path(output) / RESULTS, Path(output) / FIGURE):
+        if path.exists() and not overwrite:
+            raise FileExistsError(f"{path} exists; --force replaces it, --output goes elsewhere")
 
 
 def _details(found: Evaluation) -> dict[str, Any]:
-    """What is too long for a row among others: every class, and the bins of the reliability."""
+    """Numbers of every class, and the bins of the reliability."""
     bins = found.reliability
     details: dict[str, Any] = {
         "class_names": found.class_names,
@@ -173,12 +141,8 @@ def _details(found: Evaluation) -> dict[str, Any]:
     }
     for action, sweep in found.sweeps.items():
         prefix = PREFIX[action]
-        shifted, changed = (
-            values[sweep.distinct].mean(0)
-            for values in (sweep.per_class, sweep.predictions_changed)
-        )
-        details[f"{prefix}_per_class"] = _rounded(shifted)
-        details[f"{prefix}_changed_per_class"] = _rounded(changed)
+        details[f"{prefix}_per_class"] = _rounded(sweep.mean_per_class)
+        details[f"{prefix}_changed_per_class"] = _rounded(sweep.mean_changed)
     return details
 
 

@@ -218,13 +218,14 @@ def _network_and_pictures(
     """The network of a run and its test pictures, on the device, and what to compute in."""
     from equicolor.data.datasets import load_dataset
     from equicolor.data.decoding import default_cache
-    from equicolor.evaluation.images import choose_preparation, load_batches, recipe_of_run
+    from equicolor.evaluation.images import choose_preparation, load_batches
     from equicolor.models.loading import load_network
+    from equicolor.training.run_folder import recipe_of_run
 
     device = choose_device(where.device)
     recipe = recipe_of_run(run.folder)
     network = load_network(run.folder, device=device)
-    preparation = choose_preparation(network, recipe=recipe)
+    preparation = choose_preparation(network)
     pictures = load_dataset(dataset, "test", seed=recipe.split_seed if recipe else 0)
     batches = load_batches(pictures, preparation, device=device, cache=default_cache())
     half = run.rows[0].get("precision") == "bfloat16" and device.type == "cuda"

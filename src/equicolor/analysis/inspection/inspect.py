@@ -32,7 +32,7 @@ from equicolor.analysis.selectivity import GREYS
 from equicolor.analysis.unit_rows import MEASURED, by_selectivity, selective_channels, unit_rows
 from equicolor.evaluation.diagnose import Subject, judge
 from equicolor.evaluation.evaluate import Evaluation
-from equicolor.evaluation.images import count_outputs, match_classes
+from equicolor.evaluation.images import OtherClassesError, count_outputs, match_classes
 from equicolor.models.facts import network_facts
 from equicolor.reporting.progress import counting
 
@@ -194,8 +194,8 @@ def _matched(subject: Subject) -> tuple[Subject | None, str]:
         return None, f"the network has {outputs} outputs, {images.name} has {classes} classes"
     try:
         matched = match_classes(network, images)
-    except ValueError as error:
-        return None, str(error).partition(". If")[0]  # what follows is about another command
+    except OtherClassesError as error:
+        return None, error.reason
     if matched.class_names == images.class_names:
         return subject, ""
     number = torch.tensor([matched.class_names.index(name) for name in images.class_names])
