@@ -22,20 +22,7 @@ TIMES = "#"
 
 
 def run(network: nn.Module, images: Tensor, autocast: torch.dtype | None = None) -> Tensor:
-    """Show a network images, for what happens inside it.
-
-    Args:
-        network: takes images in [0, 1].
-        images: :math:`[B, 3, H, W]`, moved to the network's device and dtype.
-        autocast: compute with torch's autocast to this dtype.
-
-    Returns:
-        The images as the network saw them.
-
-    Example:
-        >>> run(nn.Conv2d(3, 4, 3).double(), torch.rand(2, 3, 8, 8)).dtype
-        torch.float64
-    """
+    """Show a network images ``[B, 3, H, W]``; returns them in the network's device and dtype."""
     _checks.image_batch(type(network).__name__, images)
     ask = Asker(network, autocast)
     images = images.to(ask.device or images.device, ask.dtype or images.dtype, non_blocking=True)
@@ -49,12 +36,7 @@ def run(network: nn.Module, images: Tensor, autocast: torch.dtype | None = None)
 def tapped(
     network: nn.Module, layers: Sequence[str], receive: Callable[[str, Any], None]
 ) -> Iterator[None]:
-    """Hear what chosen layers give, in every pass of a network.
-
-    Args:
-        network: any.
-        layers: names as of :func:`find_layers`.
-        receive: called with the name of a layer and what it gave, pass after pass.
+    """Call ``receive`` with the name and output of each of some layers, in every pass.
 
     Example:
         >>> network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
@@ -63,14 +45,13 @@ def tapped(
         1 [2, 4, 6, 6]
     """
     counts: Counter[str] = Counter()
-    wanted = set(layers)
     modules = dict(network.named_modules())
 
     def listen(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
             counts[name] += 1
             for layer in (name, f"{name}{TIMES}{counts[name]}"):
-                if layer in wanted:
+                if layer in layers:
                     receive(layer, output)
 
         return hook

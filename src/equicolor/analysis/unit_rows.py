@@ -1,4 +1,4 @@
-"""The rows of equivariant units of a layer, drawn and measured in one way wherever that is done."""
+"""The rows of equivariant units: which are drawn, and how their hues are measured."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -30,11 +30,9 @@ class UnitRows(NamedTuple):
 
 
 def by_selectivity(indices: Tensor, alive: Tensor) -> list[int]:
-    """The channels of a layer that are ever active, the most colour selective first.
+    """The channels that are ever active, the most colour selective first.
 
-    Args:
-        indices: colour selectivity of the units, :math:`[C, n]`; the mean over rotations counts.
-        alive: of :class:`equicolor.analysis.TopActivations`, :math:`[C, n]`.
+    Selectivity ``indices`` and ``alive`` are :math:`[C, n]`; the mean over rotations counts.
 
     Example:
         >>> import torch
@@ -48,16 +46,7 @@ def by_selectivity(indices: Tensor, alive: Tensor) -> list[int]:
 
 
 def selective_channels(indices: Tensor, alive: Tensor) -> list[int]:
-    """Those of :func:`by_selectivity` whose selectivity is :data:`SELECTIVE` or more.
-
-    Args:
-        indices, alive: as there.
-
-    Example:
-        >>> import torch
-        >>> selective_channels(torch.tensor([[0.1], [0.4], [0.9]]), torch.ones(3, 1).bool())
-        [2, 1]
-    """
+    """Those of :func:`by_selectivity` whose selectivity is :data:`SELECTIVE` or more."""
     mean = indices.mean(1)
     return [channel for channel in by_selectivity(indices, alive) if mean[channel] >= SELECTIVE]
 
@@ -72,20 +61,11 @@ def unit_rows(
     size: tuple[int, int],
     progress: Progress | None = None,
 ) -> UnitRows:
-    """Draw channels of a layer, and measure the hues of their rows.
+    """Draw channels of a layer, and measure the hues of the rows of some.
 
-    The background that hues are measured against is the mean colour of the measured channels,
-    whatever else is drawn, so that the same channels always give the same numbers.
-
-    Args:
-        network: takes images :math:`[B, 3, H, W]` in [0, 1].
-        images: batches of them, the same as those of ``found``.
-        found: of :func:`equicolor.analysis.top_activations`.
-        measured: channels whose hues to measure.
-        drawn: more channels to draw.
-        size: of the images, height and width. Frames are cut to the middle 128 pixels, or to
-            so much if it is less.
-        progress: called with (steps done, steps in all if known).
+    Hues are measured against the mean colour of the measured channels, whatever else is drawn,
+    so that the same channels always give the same numbers. Frames are cut to the middle 128
+    pixels, or to the size of the images if that is less.
 
     Example:
         >>> import torch

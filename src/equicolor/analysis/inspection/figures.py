@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 import torch.nn.functional as F
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
@@ -33,13 +34,7 @@ _DPI = 100
 def photo_png(figure: Figure, limit: int = 950_000) -> bytes:
     """A figure of photographs as a PNG in full colour: a palette would change their hues.
 
-    Args:
-        figure: what to draw.
-        limit: bytes to stay below; a larger image is made smaller, to half its size at most.
-
-    Example:
-        >>> photo_png(Figure(figsize=(1, 1)))[1:4]
-        b'PNG'
+    An image of more bytes than the limit is made smaller, to half its size at most.
     """
     raw = io.BytesIO()
     figure.savefig(raw, dpi=_DPI, format="png")
@@ -55,14 +50,7 @@ def photo_png(figure: Figure, limit: int = 950_000) -> bytes:
 
 
 def tiles(images: Tensor, size: int = _TILE) -> np.ndarray:
-    """Images in rows and columns as one, on white.
-
-    Args:
-        images: :math:`[rows, columns, 3, h, w]`.
-        size: of an image, in pixels.
-
-    Returns:
-        uint8 ``[H, W, 3]``.
+    """Images ``[rows, columns, 3, h, w]`` side by side on white, as uint8 ``[H, W, 3]``.
 
     Example:
         >>> tiles(torch.rand(2, 4, 3, 7, 7), 10).shape
@@ -84,20 +72,9 @@ def tiles(images: Tensor, size: int = _TILE) -> np.ndarray:
 def sheet_figure(
     groups: Mapping[str, NeuronFeatures], indices: Tensor, *, in_line: int = 3
 ) -> Figure:
-    """Neuron features, each with its strongest crops, a row for each rotation.
+    """Neuron features by group, each with its strongest crops, a row for each rotation.
 
-    Args:
-        groups: neuron features by what they have in common.
-        indices: colour selectivity of all channels, :math:`[C]`.
-        in_line: units side by side.
-
-    Example:
-        >>> drawn = NeuronFeatures(
-        ...     "1", (4,), torch.rand(1, 3, 3, 9, 9), torch.rand(1, 3, 2, 3, 9, 9),
-        ...     torch.ones(1, 3, 2),
-        ... )
-        >>> len(sheet_figure({"most selective": drawn}, torch.rand(8)).axes)
-        1
+    ``indices`` is the colour selectivity of all channels, :math:`[C]`.
     """
     first = next(iter(groups.values()))
     rotations, crops = first.crops.shape[1:3]
@@ -128,31 +105,26 @@ def sheet_figure(
             there = (group.values[unit] > 0)[..., None, None, None]
             crops_there = torch.where(there, group.crops[unit], 1.0)
             drawn = torch.cat((group.features[unit].unsqueeze(1), crops_there), 1)
-            axes.imshow(tiles(drawn), interpolation="nearest", aspect="auto")
+            _show_tiles(axes, tiles(drawn), _TILE, rotations if column == 0 else 1)
             index = float(indices[channel])  # z: no negative zero
             axes.set_title(f"channel {channel}, selectivity {index:z.2f}", fontsize=8, pad=3)
-            axes.set_xticks([])
-            axes.set_frame_on(False)
-            axes.tick_params(length=0, labelsize=8)
-            axes.set_yticks([])
-            if rotations > 1 and column == 0:
-                middles = [row * (_TILE + _GAP) + _TILE / 2 for row in range(rotations)]
-                degrees = [f"{360 * row / rotations:.0f}°" for row in range(rotations)]
-                axes.set_yticks(middles, degrees)
     return figure
 
 
+def _show_tiles(axes: Axes, image: np.ndarray, side: int, rotations: int) -> None:
+    """Draw tiles without a frame; rows of several rotations are named by their angle."""
+    axes.imshow(image, interpolation="nearest", aspect="auto")
+    axes.set_frame_on(False)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.tick_params(length=0, labelsize=8)
+    if rotations > 1:
+        middles = [row * (side + _GAP) + side / 2 for row in range(rotations)]
+        axes.set_yticks(middles, [f"{360 * row / rotations:.0f}°" for row in range(rotations)])
+
+
 def selectivity_figure(layers: Mapping[str, Tensor], names: Sequence[str]) -> Figure:
-    """The colour selectivity of every unit, layer by layer, with the quartiles.
-
-    Args:
-        layers: of :class:`equicolor.analysis.Selectivity`.
-        names: to write at the layers.
-
-    Example:
-        >>> len(selectivity_figure({"a": torch.rand(8, 1)}, ["a"]).axes)
-        1
-    """
+    """The colour selectivity of every unit, layer by layer, with the quartiles."""
     figure = Figure(figsize=(9.2, 4.2), layout="constrained")
     axes = figure.subplots()
     spread = np.random.default_rng(0)
@@ -184,27 +156,21 @@ def selectivity_figure(layers: Mapping[str, Tensor], names: Sequence[str]) -> Fi
     )
     low = min(float(np.quantile(found, 0.01)) for found in values)
     axes.set_ylim(min(-0.05, max(low, -1.0)) - 0.03, 1.05)
-    axes.set_xlim(-0.7, len(values) - 0.3)
     axes.axhline(0, color=_GREY, linewidth=0.8)
-    axes.set_xticks(
-        range(len(values)), [*map(as_it_is, names)], rotation=60, ha="right", fontsize=8
-    )
     axes.set_ylabel("colour selectivity")
-    axes.grid(axis="y", alpha=0.3)
+    _name_layers(axes, names)
     return figure
 
 
+def _name_layers(axes: Axes, names: Sequence[str]) -> None:
+    axes.set_xlim(-0.7, len(names) - 0.3)
+    ticks = [as_it_is(name) for name in names]
+    axes.set_xticks(range(len(names)), ticks, rotation=60, ha="right", fontsize=8)
+    axes.grid(axis="y", alpha=0.3)
+
+
 def class_figure(changes: Sequence[ClassChange], *, most: int = 12) -> Figure:
-    """What hue shifts do to classes: those that lose most, and those that lose least.
-
-    Args:
-        changes: of :meth:`equicolor.evaluation.Evaluation.class_changes`, largest loss first.
-        most: how many from either end.
-
-    Example:
-        >>> len(class_figure([ClassChange("rose", 20, 90.0, 40.0, 55.0)]).axes)
-        1
-    """
+    """What hue shifts do to the ``most`` classes that lose most, and to those that lose least."""
     shown = list(changes) if len(changes) <= 2 * most else [*changes[:most], *changes[-most:]]
     figure = Figure(figsize=(8.4, 0.23 * len(shown) + 0.9), layout="constrained")
     axes = figure.subplots()
@@ -234,18 +200,7 @@ def _short(name: str, most: int = 32) -> str:
 
 
 def filter_figure(filters: FirstFilters, *, most: int = 48) -> Figure:
-    """The strongest filters of the first layer, a row for each rotation.
-
-    Args:
-        filters: of :func:`equicolor.analysis.first_filters`.
-        most: how many.
-
-    Example:
-        >>> from equicolor.models import cecnn
-        >>> from equicolor.analysis import first_filters
-        >>> len(filter_figure(first_filters(cecnn())).axes)
-        1
-    """
+    """The strongest filters of the first layer, a row for each rotation."""
     order = filters.strength.argsort(descending=True)[:most]
     images = filters.images[order].transpose(0, 1)  # [n, O, 3, k, k]
     rotations, count = images.shape[:2]
@@ -261,28 +216,12 @@ def filter_figure(filters: FirstFilters, *, most: int = 48) -> Figure:
     tall = 0.2 + drawn.shape[0] * 0.85 / _DPI
     figure = Figure(figsize=(wide, tall), dpi=_DPI)
     axes = figure.add_axes((0.5 / wide, 0.1 / tall, 1 - 0.55 / wide, 1 - 0.2 / tall))
-    axes.imshow(drawn, interpolation="nearest", aspect="auto")
-    axes.set_frame_on(False)
-    axes.set_xticks([])
-    axes.tick_params(length=0, labelsize=8)
-    axes.set_yticks([])
-    if rotations > 1:
-        middles = [row * (side + _GAP) + side / 2 for row in range(rotations)]
-        axes.set_yticks(middles, [f"{360 * row / rotations:.0f}°" for row in range(rotations)])
+    _show_tiles(axes, drawn, side, rotations)
     return figure
 
 
 def equivariance_figure(errors: Mapping[str, float], names: Sequence[str]) -> Figure:
-    """The equivariance error of every layer, on a logarithmic axis.
-
-    Args:
-        errors: of :func:`equicolor.analysis.layer_equivariance`.
-        names: to write at the layers.
-
-    Example:
-        >>> len(equivariance_figure({"a": 1e-6}, ["a"]).axes)
-        1
-    """
+    """The equivariance error of every layer, on a logarithmic axis."""
     figure = Figure(figsize=(9.2, 3.4), layout="constrained")
     axes = figure.subplots()
     smallest = 1e-8
@@ -296,10 +235,6 @@ def equivariance_figure(errors: Mapping[str, float], names: Sequence[str]) -> Fi
         "rounding\nof float32", (1.005, 1e-5), xycoords=("axes fraction", "data"),
         ha="left", va="center", fontsize=8, color="#555555",
     )  # fmt: skip
-    axes.set_xlim(-0.7, len(heights) - 0.3)
-    axes.set_xticks(
-        range(len(heights)), [*map(as_it_is, names)], rotation=60, ha="right", fontsize=8
-    )
     axes.set_ylabel("relative error")
-    axes.grid(axis="y", alpha=0.3)
+    _name_layers(axes, names)
     return figure

@@ -28,6 +28,7 @@ from equicolor.analysis import (
     stage_ends,
     top_activations,
 )
+from equicolor.analysis.activations import Batches
 from equicolor.analysis.selectivity import GREYS
 from equicolor.analysis.unit_rows import MEASURED, by_selectivity, selective_channels, unit_rows
 from equicolor.evaluation.diagnose import Subject, judge
@@ -52,10 +53,9 @@ class Sheet:
         most: those of its most colour selective channels, the most selective first.
         least: those of its least selective ones, the least selective first.
         indices: colour selectivity of all channels, the mean over rotations, :math:`[C]`.
-        hues: of the rows of selective channels, if there are both.
-        turned: neuron features of the most selective ones on the same images in random hues,
-            of which no hue is rare, if there are rotations.
-        turned_hues: of the rows of the selective channels, then.
+        hues: of the rows of selective channels, if the layer has rotations.
+        turned: the most selective ones on the same images in random hues, if it has rotations.
+        turned_hues: of the rows of selective channels, on those images.
     """
 
     layer: Layer
@@ -74,19 +74,15 @@ class Inspection:
     Attributes:
         facts: about the network and the images.
         evaluation: accuracy under hue shifts; None if the network's outputs are not the
-            classes of the images.
+            classes of the images, and ``unjudged`` says why.
         selectivity: of all units.
         sheets: neuron features of some layers.
         filters: of the first convolution, if there is one.
-        equivariance: the error of every layer.
-        rotations: the number of hue shifts that was measured with.
-        action: which hue shifts, ``"hsv"`` or ``"rgb"``.
+        equivariance: the error of every layer, for ``rotations`` shifts by an ``action``.
         images: how many were looked at.
         seconds: how long it took.
-        unjudged: why there is no evaluation, in words.
-        left_out: layers that were not looked at because they give no map of the image, with
-            their shapes for one image; see :func:`equicolor.analysis.layers_left_out`. Empty
-            if layers were named.
+        left_out: the shapes of :func:`equicolor.analysis.layers_left_out`; empty if layers were
+            named.
     """
 
     facts: dict[str, Any]
@@ -105,14 +101,10 @@ class Inspection:
     def rows(self) -> list[dict[str, Any]]:
         """One row a layer, for a result file.
 
-        Returns:
-            ``layer``, ``channels``, ``rotations``, ``receptive_field`` (height and width of the
-            frame), ``exact`` (whether fields are), ``selectivity`` (mean over its units) with
-            ``selectivity_quartiles``, ``dead`` (share of units that are never active),
-            ``equivariance_error`` and, of layers whose rows were measured, how far their hues
-            are from 360 k / n degrees (median) over ``hue_channels`` selective channels:
-            ``hue_deviation`` on the images in random hues, ``hue_deviation_data`` on the
-            images as they are.
+        ``receptive_field`` is height and width of the frame, ``dead`` the share of units that
+        are never active. ``hue_deviation``, of layers with rotations that were drawn, is how far
+        the hues of rows are from 360 k / n degrees on images in random hues (median over
+        ``hue_channels`` selective channels); ``hue_deviation_data`` on the images as they are.
         """
         sheets = {sheet.layer.name: sheet for sheet in self.sheets}
         rows = []
@@ -139,15 +131,7 @@ class Inspection:
         return rows
 
     def summary(self) -> dict[str, Any]:
-        """What belongs to the whole network, for a result file.
-
-        Returns:
-            The facts; ``selectivity``, the mean over all ``units``; ``left_out``, the shapes of
-            layers that were not looked at, by their names; ``hue_deviation`` and
-            ``hue_deviation_data``, the medians over the measured rows of all layers, or None;
-            accuracy and hue curve of the evaluation, if there is one; ``images`` and
-            ``inspect_seconds``.
-        """
+        """What belongs to the whole network, for a result file."""
         judged = {} if self.evaluation is None else self.evaluation.rows()[0]
         deviations = {
             "hue_deviation": self.hue_deviation,
@@ -159,10 +143,7 @@ class Inspection:
             "selectivity": round(self.selectivity.mean, 4),
             "units": self.selectivity.units,
             "left_out": self.left_out,
-            **{
-                name: None if math.isnan(value) else round(value, 2)
-                for name, value in deviations.items()
-            },
+            **{key: None if math.isnan(x) else round(x, 2) for key, x in deviations.items()},
             "images": self.images,
             "inspect_seconds": round(self.seconds, 1),
         }
@@ -240,29 +221,33 @@ def inspect(
         top: images kept for each unit.
         units: how many of the most and of the least selective channels to draw.
         measured_units: of how many of the most selective channels to measure the hues of rows.
-        grey: see :func:`equicolor.analysis.selectivity`.
-        shifts: see :func:`equicolor.evaluation.evaluate`.
+        grey, shifts: see :func:`equicolor.analysis.selectivity`,
+            :func:`equicolor.evaluation.evaluate`.
         console: shows progress; None shows nothing.
     """
     start = time.perf_counter()
     network, autocast = subject.network, subject.autocast
     facts = network_facts(network)
-    # What can be wrong is found out before minutes are spent.
+    # Wrong options are refused before minutes are spent.
     _checks.one_of("grey", grey, GREYS)
     _checks.positive_int("units", units)
     _checks.positive_int("measured_units", measured_units)
-    known = find_layers(network, subject.facts["size"], layers)
-    drawn = stage_ends(known)[-_SHEETS:] if sheet_layers is None else list(sheet_layers)
-    wanted = list(known | find_layers(network, subject.facts["size"], drawn))
-    left_out = layers_left_out(network, subject.facts["size"]) if layers is None else {}
-    judged = None
+    size = subject.facts["size"]
+    layers_seen = find_layers(network, size, layers)
+    drawn = stage_ends(layers_seen)[-_SHEETS:] if sheet_layers is None else list(sheet_layers)
+    names = list(layers_seen | find_layers(network, size, drawn))
     matched, unjudged = _matched(subject)
+    evaluation = None
     if matched is not None:
-        judged = judge(matched, actions=["hsv"], shifts=shifts, console=console)
-    with counting(console, "looking for what excites units") as progress:
-        found = top_activations(
-            network, subject.batches, wanted, top=top, autocast=autocast, progress=progress
-        )
+        evaluation = judge(matched, actions=["hsv"], shifts=shifts, console=console)
+
+    def strongest(title: str, batches: Batches, names: list[str]) -> dict[str, TopActivations]:
+        with counting(console, title) as progress:
+            return top_activations(
+                network, batches, names, top=top, autocast=autocast, progress=progress
+            )
+
+    found = strongest("looking for what excites units", subject.batches, names)
     with counting(console, "the same without colour") as progress:
         measured = selectivity(
             network, subject.batches, grey=grey, found=found, autocast=autocast, progress=progress
@@ -270,15 +255,7 @@ def inspect(
     rotated = [name for name in drawn if found[name].layer.rotations > 1]
     turned: dict[str, TopActivations] = {}
     if rotated:
-        with counting(console, "the same in random hues") as progress:
-            turned = top_activations(
-                network,
-                RandomHues(subject.batches),
-                rotated,
-                top=top,
-                autocast=autocast,
-                progress=progress,
-            )
+        turned = strongest("the same in random hues", RandomHues(subject.batches), rotated)
     sheets = [
         _sheet(subject, measured.only([name]), turned.get(name), units, measured_units, console)
         for name in drawn
@@ -286,17 +263,14 @@ def inspect(
     rotations = facts["rotations"] or 1
     rotations = rotations if rotations > 1 else _PLAIN_ROTATIONS
     action = facts["lifting"] or "hsv"
+    images, _ = next(iter(subject.batches))
     errors = layer_equivariance(
-        network,
-        _first_images(subject, _COMPARED),
-        known,
-        rotations=rotations,
-        action=action,
+        network, images[:_COMPARED], layers_seen, rotations=rotations, action=action
     )
     return Inspection(
         facts={**facts, **subject.facts},
-        evaluation=judged,
-        selectivity=measured.only(known),
+        evaluation=evaluation,
+        selectivity=measured.only(layers_seen),
         sheets=sheets,
         filters=first_filters(network),
         equivariance=errors,
@@ -305,7 +279,7 @@ def inspect(
         images=len(subject.images),
         seconds=time.perf_counter() - start,
         unjudged=unjudged,
-        left_out=left_out,
+        left_out=layers_left_out(network, size) if layers is None else {},
     )
 
 
@@ -327,33 +301,15 @@ def _sheet(
     if turned is not None:
         selective = selective_channels(measured.layers[name], tops.alive)[:measured_units]
     size = subject.facts["size"], subject.facts["size"]
+    network, batches = subject.network, subject.batches
     with counting(console, f"drawing units of {name}") as progress:
         drawn, hues = unit_rows(
-            subject.network,
-            subject.batches,
-            tops,
-            selective,
-            [*most, *least],
-            size=size,
-            progress=progress,
+            network, batches, tops, selective, [*most, *least], size=size, progress=progress
         )
         sheet = Sheet(layer, drawn.only(most), drawn.only(least), indices, hues)
         if turned is None:
             return sheet
-        in_random_hues = unit_rows(
-            subject.network,
-            RandomHues(subject.batches),
-            turned,
-            selective,
-            most,
-            size=size,
-            progress=progress,
+        rows = unit_rows(
+            network, RandomHues(batches), turned, selective, most, size=size, progress=progress
         )
-    return dataclasses.replace(
-        sheet, turned=in_random_hues.drawn.only(most), turned_hues=in_random_hues.hues
-    )
-
-
-def _first_images(subject: Subject, count: int) -> Tensor:
-    images, _ = next(iter(subject.batches))
-    return images[:count]
+    return dataclasses.replace(sheet, turned=rows.drawn.only(most), turned_hues=rows.hues)

@@ -1,5 +1,6 @@
 """The page about a network: one HTML file, and its numbers as JSON beside it."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,11 +29,11 @@ def headline(found: Inspection) -> str:
     """In a sentence or two: how selective units are, what hue shifts cost, what was left out."""
     judged = found.evaluation
     accuracy = ""
-    if judged is not None and "hsv" in judged.sweeps:
+    if judged is not None:
         mean = judged.sweeps["hsv"].mean
         accuracy = f"{judged.original:.1f} % correct, {mean:.1f} % when hues are shifted; "
     hues = ""
-    if found.hue_deviation == found.hue_deviation:  # not NaN
+    if not math.isnan(found.hue_deviation):
         hues = (
             f"; hues of rotations {found.hue_deviation:.1f}° from where they should be for "
             f"images in random hues, {found.hue_deviation_data:.1f}° for images as they are"
@@ -62,9 +63,7 @@ def _left_out(found: Inspection) -> str:
 def layer_table(found: Inspection, columns: Sequence[str] | None = None) -> Table:
     """Every layer: its units, what they see, how selective and how equivariant they are.
 
-    Args:
-        found: of :func:`equicolor.analysis.inspection.inspect.inspect`.
-        columns: which of :data:`COLUMNS`; by default those that say something.
+    ``columns`` are some of :data:`COLUMNS`; by default those that say something.
     """
     rows = found.rows()
     if columns is None:
@@ -94,11 +93,7 @@ def _short(layer: str) -> str:
 
 
 def sections(found: Inspection) -> list[Section]:
-    """The sections of the page.
-
-    Args:
-        found: of :func:`equicolor.analysis.inspection.inspect.inspect`.
-    """
+    """The sections of the page."""
     names = [_short(name) for name in found.selectivity.layers]
     return [
         *_accuracy_sections(found),
@@ -257,17 +252,13 @@ def write(
     device: torch.device | str = "cpu",
     overwrite: bool = False,
 ) -> list[Path]:
-    """Write the page, and its numbers as JSON beside it.
+    """Write the page, and beside it its numbers: a row a layer, and those of the network.
 
     Args:
         found: of :func:`equicolor.analysis.inspection.inspect.inspect`.
         page: the HTML file; the JSON file has its name.
         device: the one it was measured on.
         overwrite: replace files of an earlier inspection.
-
-    Returns:
-        The two files. In the JSON, ``rows`` has a row a layer, and ``network`` what belongs to
-        all of them.
     """
     page = Path(page)
     refuse_existing(page, overwrite)
@@ -275,19 +266,15 @@ def write(
     if _has_rotations(found):
         numbers["largest equivariance error"] = f"{max(found.equivariance.values()):.1e}"
     judged = found.evaluation
-    if judged is not None and "hsv" in judged.sweeps:
+    if judged is not None:
         numbers = {
             "% correct": f"{judged.original:.1f}",
             "% correct, hues shifted": f"{judged.sweeps['hsv'].mean:.1f}",
             **numbers,
         }
-    lead = (
-        f"{headline(found)[0].upper()}{headline(found)[1:]} Measured on {found.images} images "
-        f"of the {found.facts['split']} split."
-        + "".join(
-            f" {remark[0].upper()}{remark[1:]}." for remark in found.facts.get("warnings", ())
-        )
-    )
+    remarks = [headline(found), *(f"{remark}." for remark in found.facts.get("warnings", ()))]
+    remarks.insert(1, f"Measured on {found.images} images of the {found.facts['split']} split.")
+    lead = " ".join(f"{remark[0].upper()}{remark[1:]}" for remark in remarks)
     write_report(
         page,
         network_title(found.facts),
