@@ -22,7 +22,7 @@ LEVELS = (
     {"cli"},
 )
 EXCEPTIONS = {
-    ("evaluation", "training"): {"recipes", "run_folder", "seen"},
+    ("evaluation", "training"): {"run_folder", "seen"},
     ("training", "evaluation"): {"", "images"},
     ("models", "conversion"): {"rebuilding"},
 }

@@ -108,7 +108,7 @@ def test_preparation_of_trained_networks() -> None:
         assert choose_preparation(network, kind) == (32, 36)
     assert choose_preparation(network, resize=40) == (32, 40)
     assert choose_preparation(network, size=64) == (64, 73)
-    network.origin = TrainingRecipe("pets", size=32, resize=32, crop="padded").origin
+    network.origin = TrainingRecipe(size=32, resize=32, crop="padded").origin
     assert choose_preparation(network) == (32, 32)
 
 

@@ -62,6 +62,11 @@ class _Call:
     outputs: list[Tensor]
 
     @property
+    def name(self) -> str:
+        """The name of the operation, without its overload."""
+        return str(self.func.overloadpacket.__name__)
+
+    @property
     def inputs(self) -> list[Planes]:
         """The planes of all arguments that have some."""
         leaves = tree_leaves((self.args, self.kwargs))
@@ -220,7 +225,7 @@ def _nothing(call: _Call) -> Planes:
 
 
 def _move(call: _Call) -> list[Planes]:
-    if call.func.overloadpacket.__name__ in ("view", "_unsafe_view"):
+    if call.name in ("view", "_unsafe_view"):
         # Planes may lie otherwise in memory.
         return [tuple(plane.reshape(call.outputs[0].shape) for plane in call.first)]
     moved = []
@@ -247,50 +252,46 @@ def _pairs(value: Any, rank: int) -> list[int]:
 
 def _convolve(call: _Call) -> list[Planes]:
     named, weight, output = call.named, call.named["weight"], call.outputs[0]
-    rank, transposed = weight.ndim - 2, bool(call.named.get("transposed"))
-    transposed = transposed or "transpose" in call.func.overloadpacket.__name__
+    rank = weight.ndim - 2
     if output.ndim != weight.ndim:  # without a batch
         return _look_at_everything(call)
-    kernel = list(weight.shape[2:])
-    stride, dilation = _pairs(named["stride"], rank), _pairs(named["dilation"], rank)
+    kernel, dilation = list(weight.shape[2:]), _pairs(named["dilation"], rank)
     if named["padding"] == "same":
         padding = [d * (k - 1) // 2 for k, d in zip(kernel, dilation, strict=True)]
     else:
         padding = _pairs(0 if named["padding"] == "valid" else named["padding"], rank)
-    before, sizes = call.args[0].shape[2:], output.shape[2:]
+    windows = rules.Windows(kernel, _pairs(named["stride"], rank), padding, dilation)
     mixed = rules.mix_channels(call.first, named["groups"], output.shape[1])
-    if transposed:
-        return [rules.spread(mixed, kernel, stride, padding, dilation, sizes)]
-    return [rules.slide(mixed, kernel, stride, padding, dilation, before, sizes)]
+    if named.get("transposed") or "transpose" in call.name:
+        return [rules.spread(mixed, windows, output.shape[2:])]
+    return [rules.slide(mixed, windows, call.args[0].shape[2:], output.shape[2:])]
 
 
 def _pool(call: _Call) -> list[Planes]:
-    named, output = call.named, call.outputs[0]
-    rank = int(call.func.overloadpacket.__name__.removesuffix("_with_indices")[-2])
+    named = call.named
+    rank = int(call.name.removesuffix("_with_indices")[-2])
     kernel = _pairs(named["kernel_size"], rank)
     stride = _pairs(named["stride"], rank) if named["stride"] else kernel
-    dilation = _pairs(named.get("dilation", 1), rank)
-    padding = _pairs(named["padding"], rank)
-    before, sizes = call.args[0].shape[-rank:], output.shape[-rank:]
-    made = rules.slide(call.first, kernel, stride, padding, dilation, before, sizes)
-    return [made] * len(call.outputs)
+    padding, dilation = _pairs(named["padding"], rank), _pairs(named.get("dilation", 1), rank)
+    windows = rules.Windows(kernel, stride, padding, dilation)
+    before, sizes = call.args[0].shape[-rank:], call.outputs[0].shape[-rank:]
+    return [rules.slide(call.first, windows, before, sizes)] * len(call.outputs)
 
 
 def _adaptive_pool(call: _Call) -> list[Planes]:
-    rank = int(call.func.overloadpacket.__name__[-2])
+    rank = int(call.name[-2])
     made = rules.bins(call.first, call.outputs[0].shape[-rank:], call.seen.image)
     return [made] * len(call.outputs)
 
 
 def _multiply(call: _Call) -> list[Planes]:
     bias, left, right = None, *call.args[:2]
-    name = call.func.overloadpacket.__name__
-    if name in ("addmm", "baddbmm"):
+    if call.name in ("addmm", "baddbmm"):
         bias, left, right = call.args[:3]
-    if name == "linear":
+    if call.name == "linear":
         right = right.mT
     sides = [call.seen.planes(side) for side in (left, right)]
-    if name == "linear" and sides[1] is not None:
+    if call.name == "linear" and sides[1] is not None:
         return _look_at_everything(call)
     made = rules.multiply(sides[0], sides[1], (left, right), call.outputs[0].shape)
     added = None if bias is None else call.seen.planes(bias)
@@ -316,54 +317,43 @@ def _reduce(call: _Call) -> list[Planes]:
     return [made] * len(call.outputs)
 
 
-def _softmax(call: _Call) -> list[Planes]:
-    return _normalise(call, _axes(call))
+def _normalise(axes: Callable[[_Call, int], Sequence[int]]) -> _Rule:
+    """The rule for elements that also depend on statistics over some axes of a rank."""
 
+    def rule(call: _Call) -> list[Planes]:
+        statistics = rules.reduce(call.first, axes(call, call.args[0].ndim), call.seen.image)
+        return [rules.union([call.first, statistics], call.outputs[0].shape)]
 
-def _layer_norm(call: _Call) -> list[Planes]:
-    rank = call.args[0].ndim
-    return _normalise(call, list(range(rank - len(call.named["normalized_shape"]), rank)))
+    return rule
 
 
 def _batch_norm(call: _Call) -> list[Planes]:
-    if not call.named["training"]:
-        return [call.first]
-    return _normalise(call, [axis for axis in range(call.args[0].ndim) if axis != 1])
+    return _over_batch(call) if call.named["training"] else [call.first]
 
 
-def _instance_norm(call: _Call) -> list[Planes]:
-    return _normalise(call, list(range(2, call.args[0].ndim)))
-
-
-def _group_norm(call: _Call) -> list[Planes]:
-    # Channels of a group see the same places; all of them is a little more than needed.
-    return _normalise(call, list(range(1, call.args[0].ndim)))
-
-
-def _normalise(call: _Call, axes: list[int]) -> list[Planes]:
-    statistics = rules.reduce(call.first, axes, call.seen.image)
-    return [rules.union([call.first, statistics], call.outputs[0].shape)]
+_over_batch = _normalise(lambda _, rank: [0, *range(2, rank)])
+_softmax = _normalise(lambda call, _: _axes(call))
+_layer_norm = _normalise(lambda call, rank: range(rank - len(call.named["normalized_shape"]), rank))
+_instance_norm = _normalise(lambda _, rank: range(2, rank))
+# Channels of a group see the same places; all of them is a little more than needed.
+_group_norm = _normalise(lambda _, rank: range(1, rank))
 
 
 def _pad(call: _Call) -> list[Planes]:
-    amounts, rank = list(call.named.get("pad") or call.named["padding"]), call.outputs[0].ndim
-    exact = call.first
-    if call.func.overloadpacket.__name__ != "constant_pad_nd":  # which really reads pixels
-        exact = tuple(call.func(plane.contiguous(), amounts) for plane in exact)
+    amounts, shape = list(call.named.get("pad") or call.named["padding"]), call.outputs[0].shape
+    reads = call.name != "constant_pad_nd"  # reflection and replication really read pixels
     made = []
     for index, plane in enumerate(call.first):
-        nominal = index in rules.NOMINAL
-        if not nominal and exact is not call.first:
-            made.append(exact[index])
+        if reads and index not in rules.NOMINAL:
+            made.append(call.func(plane.contiguous(), amounts))
             continue
         plane = rules.collapse(plane)
         for place in range(len(amounts) // 2):
-            axis = rank - 1 - place
-            size = call.args[0].shape[axis]
-            plane, step = rules.with_step(plane, call.first, index, axis, size)
-            if plane.shape[axis] > 1 or call.outputs[0].shape[axis] == 1 or step is not None:
-                before, after = amounts[2 * place : 2 * place + 2]
-                plane = rules.pad_axis(plane, axis, before, after, nominal=nominal, step=step)
+            axis = len(shape) - 1 - place
+            before, after = amounts[2 * place : 2 * place + 2]
+            size, result = call.args[0].shape[axis], shape[axis]
+            padded = rules.pad(call.first, index, plane, axis, size, (before, after), result)
+            plane = plane if padded is None else padded
         made.append(plane)
     return [tuple(made)]
 

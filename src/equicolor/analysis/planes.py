@@ -20,7 +20,8 @@ computed once.
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -75,45 +76,48 @@ def hull(parts: Iterable[Planes], shape: Sequence[int]) -> Planes:
     return union(lowest, shape)
 
 
-def slide(
-    planes: Planes,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    before: Sequence[int],
-    sizes: Sequence[int],
-) -> Planes:
-    """Windows over the last axes, one after another, of sizes ``before``; the result's ``sizes``.
+class Windows(NamedTuple):
+    """Windows over the last axes of a tensor, one number for each axis."""
+
+    kernel: Sequence[int]
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+
+    def reach(self, place: int) -> int:
+        """How many elements a window spans along an axis."""
+        return self.dilation[place] * (self.kernel[place] - 1) + 1
+
+
+def slide(planes: Planes, windows: Windows, before: Sequence[int], sizes: Sequence[int]) -> Planes:
+    """Windows over the last axes, of sizes ``before``; the result has ``sizes``.
 
     Example:
-        >>> planes = pixel_planes(3, 3)
+        >>> planes, windows = pixel_planes(3, 3), Windows((3, 3), (2, 2), (1, 1), (1, 1))
         >>> for before, after in ((3, 2), (2, 1), (1, 1)):  # a network down to one position
-        ...     options = (3, 3), (2, 2), (1, 1), (1, 1), (before, before), (after, after)
-        ...     planes = slide(planes, *options)
+        ...     planes = slide(planes, windows, (before, before), (after, after))
         >>> [plane.flatten().tolist() for plane in (planes[4], -planes[5], planes[8])]
         [[-7.0], [7.0], [8.0]]
     """
 
-    def windows(index: int) -> Tensor:
+    def slid(index: int) -> Tensor:
         plane = collapse(planes[index])
         for place, size in enumerate(sizes):
             axis = plane.ndim - len(sizes) + place
-            plane, step = with_step(plane, planes, index, axis, before[place])
-            if plane.shape[axis] == 1 and size > 1 and step is None:
-                continue  # equal along the axis, and stays so
-            reach = dilation[place] * (kernel[place] - 1) + 1
+            reach, stride = windows.reach(place), windows.stride[place]
+            start = windows.padding[place]
+            continues = _continues(index, axis - plane.ndim)
+            length = before[place] if continues else plane.shape[axis]
             # As many as there are results of: some windows of pooling end outside (ceil_mode).
-            after = (size - 1) * stride[place] + reach - plane.shape[axis] - padding[place]
-            plane = pad_axis(
-                plane, axis, padding[place], max(after, 0), nominal=index in NOMINAL, step=step
-            )
-            view = plane.unfold(axis, reach, stride[place])[..., :: dilation[place]]
-            plane = view.amin(-1).narrow(axis, 0, size)
+            end = max((size - 1) * stride + reach - length - start, 0)
+            padded = pad(planes, index, plane, axis, before[place], (start, end), size)
+            if padded is not None:
+                view = padded.unfold(axis, reach, stride)[..., :: windows.dilation[place]]
+                plane = view.amin(-1).narrow(axis, 0, size)
         return plane
 
-    moved = tuple(windows(index) for index in (*EXACT, *NOMINAL))
-    return moved + _slide_steps(planes, stride, before, sizes)
+    moved = tuple(slid(index) for index in (*EXACT, *NOMINAL))
+    return moved + _slide_steps(planes, windows.stride, before, sizes)
 
 
 def _slide_steps(
@@ -144,37 +148,81 @@ def _over_map(plane: Tensor) -> Tensor:
     return plane.amin(list(range(-min(2, plane.ndim), 0)), keepdim=True)
 
 
-def with_step(
-    plane: Tensor, planes: Planes, index: int, axis: int, size: int
-) -> tuple[Tensor, Tensor | None]:
-    """A collapsed plane ready for :func:`pad_axis`, and the step that takes.
+def pad(
+    planes: Planes,
+    index: int,
+    plane: Tensor,
+    axis: int,
+    size: int,
+    amounts: tuple[int, int],
+    result: int,
+) -> Tensor | None:
+    """Pad a plane along an axis; negative amounts cut.
+
+    Padding depends on nothing; nominally, it continues the image.
 
     Args:
-        plane: to be padded.
-        planes: all of them, as they were.
-        index: which it is.
+        planes: all of them, as they were before any padding.
+        index: which of them it is.
+        plane: it, collapsed, and perhaps padded along other axes.
         axis: to pad.
         size: of the features along the axis.
+        amounts: how much before and after.
+        result: the size of what follows, such as windows.
+
+    Returns:
+        None if the plane is equal along the axis and stays so.
     """
     step = _step_outside(planes, index, axis - plane.ndim, size)
-    if step is not None:  # several positions that were one
+    if step is None and plane.shape[axis] == 1 and result > 1:
+        return None
+    if step is not None:  # several positions that were one; channels may have different steps
         plane = plane.expand(*plane.shape[:axis], size, *plane.shape[axis + 1 :])
-    return plane, step
+        plane = plane.expand(torch.broadcast_shapes(plane.shape, step.shape))
+    before, after = amounts
+    kept = plane.shape[axis] + min(before, 0) + min(after, 0)
+    plane = plane.narrow(axis, max(-before, 0), kept)
+    sides = [
+        _outside(plane, axis, side, max(count, 0), step, nominal=index in NOMINAL)
+        for side, count in ((-1, before), (1, after))
+    ]
+    return torch.cat([sides[0], plane, sides[1]], axis)
+
+
+def _outside(
+    plane: Tensor, axis: int, side: int, count: int, step: Tensor | None, *, nominal: bool
+) -> Tensor:
+    """So many positions before (-1) or after (1) a plane."""
+    size = plane.shape[axis]
+    edge = 0 if side < 0 else size - 1
+    last = plane.narrow(axis, edge, 1)
+    steps = torch.arange(1, count + 1, dtype=plane.dtype, device=plane.device)
+    steps = -steps.flip(0) if side < 0 else steps
+    steps = steps.view(-1, *[1] * (plane.ndim - axis - 1))
+    if step is not None:
+        outside = last + steps * step
+        nobody_knows = torch.where(last.isinf(), last, -math.inf)
+        outside = torch.where(outside.isnan(), nobody_knows, outside)
+    elif nominal and size > 1:
+        outside = last + steps * side * (last - plane.narrow(axis, edge - side, 1))
+        outside = outside.nan_to_num(math.inf, math.inf, math.inf)  # inf - inf
+    else:
+        outside = torch.full_like(last, math.inf)
+    return outside.expand(*last.shape[:axis], count, *last.shape[axis + 1 :])
+
+
+def _continues(index: int, axis: int) -> bool:
+    """Whether a plane goes on into the padding of an axis, counted from the end."""
+    return index in NOMINAL and axis == (-2 if index < NOMINAL[2] else -1)
 
 
 def _step_outside(planes: Planes, index: int, axis: int, size: int) -> Tensor | None:
-    """How far a plane goes on along an axis, where its positions do not say it.
-
-    Args:
-        planes: all of them.
-        index: which.
-        axis: counted from the end.
-        size: of the features along the axis.
+    """How far a plane goes on along an axis, counted from the end, for features of a size.
 
     Returns:
         NaN where it is not known; None if the positions say it, or if it does not go on.
     """
-    if index not in NOMINAL or axis != (-2 if index < NOMINAL[2] else -1):
+    if not _continues(index, axis):
         return None
     if size > 1:  # equal ones were spread from a single one, and nobody knows what is beside it
         spread = collapse(planes[index]).shape[axis] == 1
@@ -184,76 +232,27 @@ def _step_outside(planes: Planes, index: int, axis: int, size: int) -> Tensor | 
     return step if index % 2 == 0 else -step  # the last rows and columns are negated
 
 
-def spread(
-    planes: Planes,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    sizes: Sequence[int],
-) -> Planes:
+def spread(planes: Planes, windows: Windows, sizes: Sequence[int]) -> Planes:
     """The same for a transposed convolution, whose windows are on the side of the result."""
 
-    def windows(plane: Tensor) -> Tensor:
+    def spread_one(plane: Tensor) -> Tensor:
         plane = collapse(plane)
         for place, size in enumerate(sizes):
             axis = plane.ndim - len(sizes) + place
-            if plane.shape[axis] == 1 and size > 1 and kernel[place] < size:
+            if plane.shape[axis] == 1 and size > 1 and windows.kernel[place] < size:
                 continue
+            reach, stride = windows.reach(place), windows.stride[place]
             moved = plane.movedim(axis, -1)
-            apart = moved.new_full(
-                (*moved.shape[:-1], (moved.shape[-1] - 1) * stride[place] + 1), math.inf
-            )
-            apart[..., :: stride[place]] = moved
-            reach = dilation[place] * (kernel[place] - 1) + 1
-            before = reach - 1 - padding[place]
-            apart = F.pad(
-                apart, (before, size + reach - 1 - before - apart.shape[-1]), value=math.inf
-            )
-            view = apart.unfold(-1, reach, 1)[..., :: dilation[place]]
+            count = (moved.shape[-1] - 1) * stride + 1
+            apart = moved.new_full((*moved.shape[:-1], count), math.inf)
+            apart[..., ::stride] = moved
+            before = reach - 1 - windows.padding[place]
+            apart = F.pad(apart, (before, size + reach - 1 - before - count), value=math.inf)
+            view = apart.unfold(-1, reach, 1)[..., :: windows.dilation[place]]
             plane = view.amin(-1).movedim(-1, axis)
         return plane
 
-    return (*map(windows, planes[: STEPS[0]]), *_unknown_steps(planes))
-
-
-def pad_axis(
-    plane: Tensor, axis: int, before: int, after: int, *, nominal: bool, step: Tensor | None = None
-) -> Tensor:
-    """Padding depends on nothing; nominally, it continues the image. Negative padding cuts.
-
-    Args:
-        plane: one of the planes.
-        axis: to pad.
-        before, after: how much.
-        nominal: whether it is a nominal plane.
-        step: as of :func:`with_step`.
-    """
-    if step is not None:  # channels may have different ones
-        plane = plane.expand(torch.broadcast_shapes(plane.shape, step.shape))
-    size = plane.shape[axis]
-    if before < 0 or after < 0:
-        kept = plane.narrow(axis, max(-before, 0), size + min(before, 0) + min(after, 0))
-        before, after = max(before, 0), max(after, 0)
-        return pad_axis(kept, axis, before, after, nominal=nominal, step=step)
-    sides = []
-    for side, count, edge in ((-1, before, 0), (1, after, size - 1)):
-        outside = torch.full_like(plane.narrow(axis, 0, 1), math.inf)
-        steps = torch.arange(1, count + 1, dtype=plane.dtype, device=plane.device)
-        steps = -steps.flip(0) if side < 0 else steps
-        steps = steps.view(-1, *[1] * (plane.ndim - axis - 1))
-        last = plane.narrow(axis, edge, 1)
-        if nominal and size > 1 and step is None:
-            outside = last + steps * side * (last - plane.narrow(axis, edge - side, 1))
-            outside = outside.nan_to_num(math.inf, math.inf, math.inf)  # inf - inf
-        elif step is not None:
-            outside = last + steps * step
-            nobody_knows = torch.where(last.isinf(), last, -math.inf)
-            outside = torch.where(outside.isnan(), nobody_knows, outside)
-        shape = list(outside.shape)
-        shape[axis] = count
-        sides.append(outside.expand(shape))
-    return torch.cat([sides[0], plane, sides[1]], axis)
+    return (*map(spread_one, planes[: STEPS[0]]), *_unknown_steps(planes))
 
 
 def mix_channels(planes: Planes, groups: int, outputs: int) -> Planes:
@@ -344,8 +343,3 @@ def _contract(plane: Tensor, used: Tensor | None) -> Tensor:
     if used is None or plane.shape[-1] == 1:
         return plane.amin(-1, keepdim=True)
     return torch.where(used.unsqueeze(-3), plane.unsqueeze(-2), math.inf).amin(-1)
-
-
-def apply(planes: Planes, operation: Callable[[Tensor], Tensor]) -> Planes:
-    """What moves elements moves their planes."""
-    return tuple(map(operation, planes))
