@@ -11,7 +11,7 @@ from equicolor.analysis import (
     selectivity_index,
     top_activations,
 )
-from equicolor.analysis.activations import chosen_images
+from equicolor.analysis.activations import select_images
 from equicolor.analysis.selectivity import grey_projection, luma
 from equicolor.analysis.taps import tapped
 from equicolor.color import shift_hue
@@ -170,7 +170,7 @@ def test_networks_that_keep_rotations_in_the_batch():
             torch.testing.assert_close(tops.values[:, k], plain.topk(2, 0).values.T)
 
 
-def test_chosen_images_of_a_loader_are_those_of_its_batches():
+def test_select_images_of_a_loader_are_those_of_its_batches():
     pixels = torch.randint(256, (9, 3, 20, 16)).byte()
     toy = ImageSet("toy", "test", torch.zeros(9).long(), ("a",), pixels=pixels)
     centre = Augmentation(size=8, crop="centre", resize=10, flip=False)
@@ -178,9 +178,9 @@ def test_chosen_images_of_a_loader_are_those_of_its_batches():
     wanted = torch.tensor([0, 3, 5, 6, 8])
     everything = torch.cat([images for images, _ in loader])
     for batches in (loader, list(loader), [images for images, _ in loader]):
-        chosen = list(chosen_images(batches, wanted))
-        assert torch.equal(torch.cat([numbers for numbers, _ in chosen]), wanted)
-        assert torch.equal(torch.cat([images for _, images in chosen]), everything[wanted])
+        selected = list(select_images(batches, wanted))
+        assert torch.equal(torch.cat([numbers for numbers, _ in selected]), wanted)
+        assert torch.equal(torch.cat([images for _, images in selected]), everything[wanted])
 
 
 def test_images_that_are_gone_the_second_time(network, images):

@@ -17,7 +17,7 @@ from equicolor.analysis import (
     neuron_features,
     top_activations,
 )
-from equicolor.analysis.activations import chosen_images
+from equicolor.analysis.activations import select_images
 from equicolor.analysis.hue_rows import chroma, mean_colour
 from equicolor.color import rotate_hue, shift_hue
 from equicolor.models import cecnn, resnet44
@@ -147,8 +147,8 @@ def test_random_hues_are_those_of_the_image_and_not_of_the_batch():
     images = torch.rand(7, 3, 4, 4)
     everything = torch.cat(list(RandomHues(list(images.split(3)))))
     wanted = torch.tensor([1, 2, 6])
-    chosen = list(chosen_images(RandomHues(list(images.split(2))), wanted))
-    torch.testing.assert_close(torch.cat([part for _, part in chosen]), everything[wanted])
+    selected = list(select_images(RandomHues(list(images.split(2))), wanted))
+    torch.testing.assert_close(torch.cat([part for _, part in selected]), everything[wanted])
     value, low = images.amax(1), images.amin(1)
     torch.testing.assert_close(everything.amax(1), value)
     torch.testing.assert_close(everything.amin(1), low)

@@ -20,7 +20,7 @@ from equicolor.data.loaders import ResidentLoader
 from equicolor.evaluation.counting import evaluating
 from equicolor.reporting.progress import Progress
 
-__all__ = ["Batches", "TopActivations", "activations_at", "chosen_images", "top_activations"]
+__all__ = ["Batches", "TopActivations", "activations_at", "select_images", "top_activations"]
 
 # Images [B, 3, H, W] in [0, 1], or pairs of them and labels; the same ones every time.
 Batches = Iterable[Tensor | tuple[Tensor, Tensor]]
@@ -103,7 +103,7 @@ def top_activations(
         [0.75, 2, 2]
     """
     _checks.positive_int("top", top)
-    known: dict[str, Layer] = {}
+    watched: dict[str, Layer] = {}
     strongest: dict[str, _Strongest] = {}
     total = length_hint(batches) or None
     first = count = 0
@@ -111,33 +111,33 @@ def top_activations(
     size = images.shape
 
     def receive(name: str, output: object) -> None:
-        strongest[name].add(known[name].features(output, count), first)
+        strongest[name].add(watched[name].features(output, count), first)
 
     for done, batch in enumerate(batches, start=1):
         images = images_of(batch)
         count = len(images)
         if not count:  # all of them were corrupt, say
             continue
-        if not known:
-            known = find_layers(network, (images.shape[-2], images.shape[-1]), layers)
-            strongest = {name: _Strongest(top) for name in known}
+        if not watched:
+            watched = find_layers(network, (images.shape[-2], images.shape[-1]), layers)
+            strongest = {name: _Strongest(top) for name in watched}
             size = images.shape[-2:]
         if images.shape[-2:] != size:
             raise ValueError(
                 f"images must have one size, {list(size)} as the first, got "
                 f"{list(images.shape[-2:])}: positions would not be comparable"
             )
-        with evaluating(network), tapped(network, list(known), receive):
+        with evaluating(network), tapped(network, list(watched), receive):
             run(network, images, autocast)
         first += count
         if progress:
             progress(done, total)
-    if not known:
+    if not watched:
         raise ValueError("batches holds no images")
-    for name, found in strongest.items():
-        found.refuse_nan(name)
+    for name, activations in strongest.items():
+        activations.refuse_nan(name)
     return {
-        name: TopActivations(layer, *strongest[name].results()) for name, layer in known.items()
+        name: TopActivations(layer, *strongest[name].results()) for name, layer in watched.items()
     }
 
 
@@ -146,7 +146,7 @@ class _Strongest:
 
     def __init__(self, top: int) -> None:
         self.top = top
-        self.kept: tuple[Tensor, ...] | None = None
+        self.tables: tuple[Tensor, ...] | None = None
 
     def add(self, features: Tensor, first: int) -> None:
         """Take in features ``[B, C, n, H, W]`` of the images from number ``first``."""
@@ -155,33 +155,33 @@ class _Strongest:
         numbers = torch.arange(first, first + len(values), device=values.device)
         numbers = numbers.view(-1, 1, 1).expand_as(positions)
         # The images of a unit side by side, in order: equal ones are sorted by that.
-        kept = tuple(x.movedim(0, -1) for x in (values, numbers, positions))
-        if self.kept is not None:
-            kept = tuple(torch.cat(pair, -1) for pair in zip(self.kept, kept, strict=True))
-        order = kept[0].argsort(dim=-1, descending=True, stable=True)[..., : self.top]
-        self.kept = tuple(x.gather(-1, order) for x in kept)
+        tables = tuple(x.movedim(0, -1) for x in (values, numbers, positions))
+        if self.tables is not None:
+            tables = tuple(torch.cat(pair, -1) for pair in zip(self.tables, tables, strict=True))
+        order = tables[0].argsort(dim=-1, descending=True, stable=True)[..., : self.top]
+        self.tables = tuple(x.gather(-1, order) for x in tables)
 
     def refuse_nan(self, name: str) -> None:
         """Refuse activations that are not numbers, which sort before all others."""
-        if self.kept is not None and bool(self.kept[0].isnan().any()):
+        if self.tables is not None and bool(self.tables[0].isnan().any()):
             raise ValueError(
                 f"layer {name} gives NaN for some images: the network or they are damaged"
             )
 
     def results(self) -> tuple[Tensor, ...]:
         """Values, images and positions, on the CPU."""
-        assert self.kept is not None
-        return tuple(x.cpu() for x in self.kept)
+        assert self.tables is not None
+        return tuple(x.cpu() for x in self.tables)
 
 
-def chosen_images(batches: Batches, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def select_images(batches: Batches, which: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Some of the images, in batches.
 
     Images that lie decoded in the memory are gathered; else all batches are gone through.
 
     Args:
         batches: all of them.
-        wanted: their numbers in the order of the data, int64 ``[M]`` on the CPU, sorted and all
+        which: their numbers in the order of the data, int64 ``[M]`` on the CPU, sorted and all
             different.
 
     Returns:
@@ -189,16 +189,16 @@ def chosen_images(batches: Batches, wanted: Tensor) -> Iterator[tuple[Tensor, Te
 
     Example:
         >>> batches = [torch.rand(2, 3, 4, 4), torch.rand(2, 3, 4, 4)]
-        >>> chosen = chosen_images(batches, torch.tensor([1, 2, 3]))
-        >>> [(numbers.tolist(), len(images)) for numbers, images in chosen]
+        >>> selected = select_images(batches, torch.tensor([1, 2, 3]))
+        >>> [(numbers.tolist(), len(images)) for numbers, images in selected]
         [([1], 1), ([2, 3], 2)]
     """
     if isinstance(batches, _Shifted):
-        for numbers, images in chosen_images(batches.batches, wanted):
+        for numbers, images in select_images(batches.batches, which):
             yield numbers, batches.shift(images, numbers)
         return
     if isinstance(batches, ResidentLoader) and not batches.epochs.shuffle:
-        for part in wanted.split(batches.epochs.batch_size):
+        for part in which.split(batches.epochs.batch_size):
             indices = part.to(batches.device)
             numbers = batches.epochs.numbers(0, indices, batches.augmentation.numbers)
             yield part, batches.images(indices, numbers)
@@ -206,12 +206,12 @@ def chosen_images(batches: Batches, wanted: Tensor) -> Iterator[tuple[Tensor, Te
     first = 0
     for batch in batches:
         images = images_of(batch)
-        start, end = torch.searchsorted(wanted, torch.tensor([first, first + len(images)]))
-        part = wanted[start:end]
+        start, end = torch.searchsorted(which, torch.tensor([first, first + len(images)]))
+        part = which[start:end]
         if len(part):
             yield part, images[(part - first).to(images.device)]
         first += len(images)
-        if end == len(wanted):
+        if end == len(which):
             return
 
 
@@ -242,7 +242,7 @@ def activations_at(
         >>> torch.equal(same["0"], found["0"].values)
         True
     """
-    wanted = torch.cat([tops.images.flatten() for tops in found.values()]).unique()
+    which = torch.cat([tops.images.flatten() for tops in found.values()]).unique()
     readings = {name: _Readings(tops) for name, tops in found.items()}
     part = torch.empty(0, dtype=torch.int64)
 
@@ -251,13 +251,13 @@ def activations_at(
 
     done = 0
     with evaluating(network), tapped(network, list(found), receive):
-        for part, images in chosen_images(batches, wanted):
+        for part, images in select_images(batches, which):
             run(network, change(images), autocast)
             done += len(part)
             if progress:
-                progress(done, len(wanted))
-    if done < len(wanted):
-        raise ValueError(f"batches gave {done} of the {len(wanted)} images it gave before")
+                progress(done, len(which))
+    if done < len(which):
+        raise ValueError(f"batches gave {done} of the {len(which)} images it gave before")
     return {name: reading.values for name, reading in readings.items()}
 
 
@@ -270,7 +270,7 @@ class _Readings:
         self.values = torch.zeros_like(tops.values)
 
     def read(self, features: Tensor, numbers: Tensor) -> None:
-        """Take what is wanted from the features of images with sorted numbers."""
+        """Take what is asked for from the features of images with sorted numbers."""
         ends = torch.stack((numbers[0], numbers[-1] + 1))
         start, end = torch.searchsorted(self.images, ends)
         entries = self.order[start:end]

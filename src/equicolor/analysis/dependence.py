@@ -51,7 +51,7 @@ _PADDINGS = (
 
 
 @dataclass(frozen=True)
-class _Call:
+class _Operation:
     """An operation that was executed, with at least one argument that depends on the image."""
 
     seen: "Dependence"
@@ -70,14 +70,14 @@ class _Call:
     def inputs(self) -> list[Planes]:
         """The planes of all arguments that have some."""
         leaves = tree_leaves((self.args, self.kwargs))
-        found = (self.seen.planes(x) for x in leaves if isinstance(x, Tensor))
-        return [planes for planes in found if planes is not None]
+        all_planes = (self.seen.planes(x) for x in leaves if isinstance(x, Tensor))
+        return [planes for planes in all_planes if planes is not None]
 
     @property
     def first(self) -> Planes:
         """The planes of the first argument, or of all if it has none."""
-        found = self.seen.planes(self.args[0])
-        return rules.hull(self.inputs, ()) if found is None else found
+        planes = self.seen.planes(self.args[0])
+        return rules.hull(self.inputs, ()) if planes is None else planes
 
 
 class Dependence(TorchDispatchMode):
@@ -106,18 +106,18 @@ class Dependence(TorchDispatchMode):
         height, width = images.shape[-2:]
         self.image = (height, width)
         self.unknown: set[str] = set()
-        self._known = WeakTensorKeyDictionary()
-        self._known[images] = rules.pixel_planes(height, width, device=images.device)
+        self._planes = WeakTensorKeyDictionary()
+        self._planes[images] = rules.pixel_planes(height, width, device=images.device)
         # Planes of memory that several tensors share and one wrote to, with the memory itself,
         # so that its address stays its own.
         self._written: dict[int, tuple[Any, Planes]] = {}
 
     def planes(self, tensor: Tensor) -> Planes | None:
         """What a tensor depends on; None if not on the image."""
-        found: Planes | None = self._known.get(tensor)
         if self._written and (memory := _memory(tensor)) in self._written:
             return _places(tensor, self._written[memory][1])
-        return found
+        planes: Planes | None = self._planes.get(tensor)
+        return planes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and say what its results depend on."""
@@ -144,13 +144,13 @@ class Dependence(TorchDispatchMode):
         outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
         if outputs and rule is _look_at_everything:
             self.unknown.add(name)
-        call = _Call(self, func, args, kwargs, named, outputs)
-        for output, made in zip(outputs, rule(call) if outputs else (), strict=True):
-            shaped = tuple(plane.expand(output.shape) for plane in made)
+        call = _Operation(self, func, args, kwargs, named, outputs)
+        for output, planes in zip(outputs, rule(call) if outputs else (), strict=True):
+            shaped = tuple(plane.expand(output.shape) for plane in planes)
             if name.endswith("_"):
                 self._write(output, shaped)
             else:
-                self._known[output] = shaped
+                self._planes[output] = shaped
         return result
 
     def _write(self, output: Tensor, planes: Planes) -> None:
@@ -158,16 +158,16 @@ class Dependence(TorchDispatchMode):
         memory = _memory(output)
         if memory not in self._written:
             whole = output.nbytes == output.untyped_storage().nbytes()
-            sharing = [x for x in self._known if x is not output and _memory(x) == memory]
+            sharing = [x for x in self._planes if x is not output and _memory(x) == memory]
             if whole and not sharing:
-                self._known[output] = planes
+                self._planes[output] = planes
                 return
             count = output.untyped_storage().nbytes() // output.element_size()
             empty = torch.full((count,), torch.inf, device=output.device)
             mirror = tuple(empty.clone() for _ in planes)
             self._written[memory] = output.untyped_storage(), mirror
             for tensor in sharing:
-                self._write(tensor, self._known[tensor])
+                self._write(tensor, self._planes[tensor])
         for place, plane in zip(_places(output, self._written[memory][1]), planes, strict=True):
             place.copy_(plane)
 
@@ -183,7 +183,7 @@ def _memory(tensor: Tensor) -> int:
     return address
 
 
-_Rule = Callable[[_Call], list[Planes]]
+_Rule = Callable[[_Operation], list[Planes]]
 
 
 def _find_rule(func: Any, name: str) -> _Rule | None:
@@ -198,33 +198,33 @@ def _find_rule(func: Any, name: str) -> _Rule | None:
     return _move if func.is_view else None
 
 
-def _pointwise(call: _Call) -> list[Planes]:
+def _pointwise(call: _Operation) -> list[Planes]:
     return [rules.union(call.inputs, output.shape) for output in call.outputs]
 
 
-def _look_at_everything(call: _Call) -> list[Planes]:
+def _look_at_everything(call: _Operation) -> list[Planes]:
     return [rules.hull(call.inputs, output.shape) for output in call.outputs]
 
 
-def _same(call: _Call) -> list[Planes]:
+def _same(call: _Operation) -> list[Planes]:
     return [call.first]
 
 
-def _copy(call: _Call) -> list[Planes]:
+def _copy(call: _Operation) -> list[Planes]:
     source = call.seen.planes(call.named["src"])
     return [_nothing(call) if source is None else source]
 
 
-def _fill(call: _Call) -> list[Planes]:
+def _fill(call: _Operation) -> list[Planes]:
     return [_nothing(call)]
 
 
-def _nothing(call: _Call) -> Planes:
+def _nothing(call: _Operation) -> Planes:
     device = call.outputs[0].device
     return tuple(torch.full((), torch.inf, device=device) for _ in call.inputs[0])
 
 
-def _move(call: _Call) -> list[Planes]:
+def _move(call: _Operation) -> list[Planes]:
     if call.name in ("view", "_unsafe_view"):
         # Planes may lie otherwise in memory.
         return [tuple(plane.reshape(call.outputs[0].shape) for plane in call.first)]
@@ -234,15 +234,15 @@ def _move(call: _Call) -> list[Planes]:
         def plane(x: Any, index: int = index) -> Any:
             if not isinstance(x, Tensor):
                 return x
-            found = call.seen.planes(x)
-            if found is not None:
-                return found[index]
+            planes = call.seen.planes(x)
+            if planes is not None:
+                return planes[index]
             # Constants beside what depends on the image, as in cat; indices stay.
             return torch.full_like(x, torch.inf) if x.is_floating_point() else x
 
         result = call.func(*tree_map(plane, call.args), **tree_map(plane, call.kwargs))
         moved.append([x for x in tree_leaves(result) if isinstance(x, Tensor)])
-    return [tuple(found) for found in zip(*moved, strict=True)]
+    return list(zip(*moved, strict=True))
 
 
 def _pairs(value: Any, rank: int) -> list[int]:
@@ -250,7 +250,7 @@ def _pairs(value: Any, rank: int) -> list[int]:
     return values * rank if len(values) == 1 else values
 
 
-def _convolve(call: _Call) -> list[Planes]:
+def _convolve(call: _Operation) -> list[Planes]:
     named, weight, output = call.named, call.named["weight"], call.outputs[0]
     rank = weight.ndim - 2
     if output.ndim != weight.ndim:  # without a batch
@@ -267,7 +267,7 @@ def _convolve(call: _Call) -> list[Planes]:
     return [rules.slide(mixed, windows, call.args[0].shape[2:], output.shape[2:])]
 
 
-def _pool(call: _Call) -> list[Planes]:
+def _pool(call: _Operation) -> list[Planes]:
     named = call.named
     rank = int(call.name.removesuffix("_with_indices")[-2])
     kernel = _pairs(named["kernel_size"], rank)
@@ -278,13 +278,13 @@ def _pool(call: _Call) -> list[Planes]:
     return [rules.slide(call.first, windows, before, sizes)] * len(call.outputs)
 
 
-def _adaptive_pool(call: _Call) -> list[Planes]:
+def _adaptive_pool(call: _Operation) -> list[Planes]:
     rank = int(call.name[-2])
-    made = rules.bins(call.first, call.outputs[0].shape[-rank:], call.seen.image)
-    return [made] * len(call.outputs)
+    planes = rules.bins(call.first, call.outputs[0].shape[-rank:], call.seen.image)
+    return [planes] * len(call.outputs)
 
 
-def _multiply(call: _Call) -> list[Planes]:
+def _multiply(call: _Operation) -> list[Planes]:
     bias, left, right = None, *call.args[:2]
     if call.name in ("addmm", "baddbmm"):
         bias, left, right = call.args[:3]
@@ -293,12 +293,12 @@ def _multiply(call: _Call) -> list[Planes]:
     sides = [call.seen.planes(side) for side in (left, right)]
     if call.name == "linear" and sides[1] is not None:
         return _look_at_everything(call)
-    made = rules.multiply(sides[0], sides[1], (left, right), call.outputs[0].shape)
+    planes = rules.multiply(sides[0], sides[1], (left, right), call.outputs[0].shape)
     added = None if bias is None else call.seen.planes(bias)
-    return [made if added is None else rules.union([made, added], call.outputs[0].shape)]
+    return [planes if added is None else rules.union([planes, added], call.outputs[0].shape)]
 
 
-def _axes(call: _Call) -> list[int]:
+def _axes(call: _Operation) -> list[int]:
     """The axes an operation reduces."""
     value, rank = call.named.get("dim"), call.args[0].ndim
     if value is None or value == []:
@@ -306,28 +306,28 @@ def _axes(call: _Call) -> list[int]:
     return [axis % rank for axis in _pairs(value, 1)]
 
 
-def _reduce(call: _Call) -> list[Planes]:
+def _reduce(call: _Operation) -> list[Planes]:
     if "other" in call.named:  # max(a, b)
         return _pointwise(call)
     axes, shape = _axes(call), call.outputs[0].shape
-    made = rules.reduce(call.first, axes, call.seen.image)
+    planes = rules.reduce(call.first, axes, call.seen.image)
     if len(shape) < call.args[0].ndim:
         for axis in sorted(axes, reverse=True):
-            made = tuple(plane.squeeze(axis) for plane in made)
-    return [made] * len(call.outputs)
+            planes = tuple(plane.squeeze(axis) for plane in planes)
+    return [planes] * len(call.outputs)
 
 
-def _normalise(axes: Callable[[_Call, int], Sequence[int]]) -> _Rule:
+def _normalise(axes: Callable[[_Operation, int], Sequence[int]]) -> _Rule:
     """The rule for elements that also depend on statistics over some axes of a rank."""
 
-    def rule(call: _Call) -> list[Planes]:
+    def rule(call: _Operation) -> list[Planes]:
         statistics = rules.reduce(call.first, axes(call, call.args[0].ndim), call.seen.image)
         return [rules.union([call.first, statistics], call.outputs[0].shape)]
 
     return rule
 
 
-def _batch_norm(call: _Call) -> list[Planes]:
+def _batch_norm(call: _Operation) -> list[Planes]:
     return _over_batch(call) if call.named["training"] else [call.first]
 
 
@@ -339,13 +339,13 @@ _instance_norm = _normalise(lambda _, rank: range(2, rank))
 _group_norm = _normalise(lambda _, rank: range(1, rank))
 
 
-def _pad(call: _Call) -> list[Planes]:
+def _pad(call: _Operation) -> list[Planes]:
     amounts, shape = list(call.named.get("pad") or call.named["padding"]), call.outputs[0].shape
     reads = call.name != "constant_pad_nd"  # reflection and replication really read pixels
-    made = []
+    planes = []
     for index, plane in enumerate(call.first):
         if reads and index not in rules.NOMINAL:
-            made.append(call.func(plane.contiguous(), amounts))
+            planes.append(call.func(plane.contiguous(), amounts))
             continue
         plane = rules.collapse(plane)
         for place in range(len(amounts) // 2):
@@ -354,8 +354,8 @@ def _pad(call: _Call) -> list[Planes]:
             size, result = call.args[0].shape[axis], shape[axis]
             padded = rules.pad(call.first, index, plane, axis, size, (before, after), result)
             plane = plane if padded is None else padded
-        made.append(plane)
-    return [tuple(made)]
+        planes.append(plane)
+    return [tuple(planes)]
 
 
 _RULES: dict[str, _Rule] = {

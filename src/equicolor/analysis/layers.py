@@ -120,12 +120,10 @@ def find_layers(
     image = _checks.int_pair("size", size, minimum=1)
     calls = _watch(network, image)
     if layers is None:
-        chosen = _by_default(network, calls)
+        names = set(_by_default(network, calls))
     else:
-        chosen = [_check_name(name, calls) for name in layers]
-    order = list(calls)
-    names = sorted(set(chosen), key=order.index)
-    return {name: _layer(name, calls[name], image) for name in names}
+        names = {_check_name(name, calls) for name in layers}
+    return {name: _layer(name, call, image) for name, call in calls.items() if name in names}
 
 
 def layers_left_out(network: nn.Module, size: int | tuple[int, int]) -> dict[str, list[int]]:
@@ -149,9 +147,9 @@ def layers_left_out(network: nn.Module, size: int | tuple[int, int]) -> dict[str
     modules = dict(network.named_modules())
     others = {layer: call for layer, call in calls.items() if _is_local(call) and not _is_map(call)}
     for is_kind in _KINDS:
-        found = {name: call for name, call in others.items() if is_kind(modules[call.name])}
-        if found:
-            return {name: call.shape for name, call in found.items()}
+        shapes = {n: call.shape for n, call in others.items() if is_kind(modules[call.name])}
+        if shapes:
+            return shapes
     return {
         name: call.shape
         for name, call in others.items()
@@ -182,7 +180,7 @@ def receptive_fields(
 
 
 @dataclass(frozen=True, eq=False)
-class _Call:
+class _ModuleCall:
     """A call of a module: what it gave, and what that depends on."""
 
     name: str  # of the module
@@ -191,16 +189,16 @@ class _Call:
     unknown: frozenset[str]
 
 
-def _watch(network: nn.Module, image: tuple[int, int]) -> dict[str, _Call]:
+def _watch(network: nn.Module, image: tuple[int, int]) -> dict[str, _ModuleCall]:
     """Every call of a module in one pass, in order, by the name of the layer."""
     tensor = next(network.parameters(), torch.empty(0))
-    made: list[_Call] = []
+    in_order: list[_ModuleCall] = []
 
     def note(name: str, output: Any) -> None:
         if isinstance(output, Tensor):
             unknown = frozenset(dependence.unknown)
             planes = dependence.planes(output)
-            made.append(_Call(name, list(output.shape), planes, unknown))
+            in_order.append(_ModuleCall(name, list(output.shape), planes, unknown))
 
     names = [name for name, _ in network.named_modules() if name]
     with torch.inference_mode(), evaluating(network), tapped(network, names, note):
@@ -208,17 +206,17 @@ def _watch(network: nn.Module, image: tuple[int, int]) -> dict[str, _Call]:
         dependence = Dependence(images)
         with dependence:
             run(network, images)
-    totals = Counter(call.name for call in made)
+    totals = Counter(call.name for call in in_order)
     seen: Counter[str] = Counter()
     calls = {}
-    for call in made:
+    for call in in_order:
         seen[call.name] += 1
         several = totals[call.name] > 1
         calls[f"{call.name}{TIMES}{seen[call.name]}" if several else call.name] = call
     return calls
 
 
-def _layer(name: str, call: _Call, image: tuple[int, int]) -> Layer:
+def _layer(name: str, call: _ModuleCall, image: tuple[int, int]) -> Layer:
     planes = call.planes
     if planes is None:
         raise ValueError(f"layer {name!r} does not depend on the image")
@@ -242,11 +240,11 @@ def _is_channels_last(planes: Planes) -> bool:
     return varies(rows, 1) and varies(columns, 2) and not varies(rows + columns, 3)
 
 
-def _is_map(call: _Call) -> bool:
+def _is_map(call: _ModuleCall) -> bool:
     return len(call.shape) in (4, 5)
 
 
-def _is_local(call: _Call) -> bool:
+def _is_local(call: _ModuleCall) -> bool:
     return call.planes is not None and not _is_pooled(call.planes)
 
 
@@ -255,7 +253,7 @@ def _is_pooled(planes: Planes) -> bool:
     return all(bool((planes[index] == torch.inf).all()) for index in NOMINAL)
 
 
-def _by_default(network: nn.Module, calls: Mapping[str, _Call]) -> list[str]:
+def _by_default(network: nn.Module, calls: Mapping[str, _ModuleCall]) -> list[str]:
     modules = dict(network.named_modules())
     local = [layer for layer, call in calls.items() if _is_map(call) and _is_local(call)]
     for is_kind in _KINDS:
@@ -267,7 +265,7 @@ def _by_default(network: nn.Module, calls: Mapping[str, _Call]) -> list[str]:
     )
 
 
-def _check_name(name: str, calls: Mapping[str, _Call]) -> str:
+def _check_name(name: str, calls: Mapping[str, _ModuleCall]) -> str:
     if name in calls:
         return name
     times = sum(layer.startswith(f"{name}{TIMES}") for layer in calls)

@@ -16,7 +16,7 @@ from equicolor import _checks
 from equicolor.analysis.activations import (
     Batches,
     TopActivations,
-    chosen_images,
+    select_images,
     top_activations,
 )
 from equicolor.analysis.receptive_field import ReceptiveField
@@ -129,8 +129,8 @@ def neuron_features(
     by_image: dict[int, list[_Entry]] = {}
     for entry in entries:
         by_image.setdefault(entry.image, []).append(entry)
-    done, wanted = 0, torch.tensor(sorted(by_image), dtype=torch.int64)
-    for numbers, images in chosen_images(batches, wanted):
+    done, which = 0, torch.tensor(sorted(by_image), dtype=torch.int64)
+    for numbers, images in select_images(batches, which):
         if features is None:  # on the device of the images, so that crops stay there
             features = torch.zeros(*shape, 3, height, width, device=images.device)
         for number, image in zip(numbers.tolist(), images, strict=True):
@@ -147,7 +147,7 @@ def neuron_features(
                     values[(*place, entry.rank)] = entry.value
         done += len(numbers)
         if progress:
-            progress(done, len(wanted))
+            progress(done, len(which))
     total = torch.zeros(*shape, 3, height, width) if features is None else features.cpu()
     total /= weights.clamp(min=torch.finfo(torch.float32).tiny)[..., None, None, None]
     return NeuronFeatures(found.layer.name, channels, total, strongest, values)

@@ -180,8 +180,8 @@ def pad(
         plane = plane.expand(*plane.shape[:axis], size, *plane.shape[axis + 1 :])
         plane = plane.expand(torch.broadcast_shapes(plane.shape, step.shape))
     before, after = amounts
-    kept = plane.shape[axis] + min(before, 0) + min(after, 0)
-    plane = plane.narrow(axis, max(-before, 0), kept)
+    length = plane.shape[axis] + min(before, 0) + min(after, 0)
+    plane = plane.narrow(axis, max(-before, 0), length)
     sides = [
         _outside(plane, axis, side, max(count, 0), step, nominal=index in NOMINAL)
         for side, count in ((-1, before), (1, after))
@@ -320,14 +320,15 @@ def multiply(
     parts = []
     if left is not None:
         used = None if right is not None or b.ndim < 2 else _used(b.mT)
-        found = [_contract(plane, used) for plane in left]
-        parts.append(tuple(f if b.ndim > 1 else f.squeeze(-1) for f in found))
+        planes = [_contract(plane, used) for plane in left]
+        parts.append(tuple(plane if b.ndim > 1 else plane.squeeze(-1) for plane in planes))
     if right is not None:
         used = None if left is not None or a.ndim < 2 else _used(a)
         turned = [plane if plane.ndim == 1 else plane.mT for plane in right]
-        found = [_contract(plane, used) for plane in turned]
-        found = [f if b.ndim == 1 else f.mT for f in found]
-        parts.append(tuple(f if a.ndim > 1 or b.ndim == 1 else f.squeeze(-2) for f in found))
+        planes = [_contract(plane, used) for plane in turned]
+        if b.ndim > 1:
+            planes = [plane.mT if a.ndim > 1 else plane.mT.squeeze(-2) for plane in planes]
+        parts.append(tuple(planes))
     return union(parts, shape)
 
 

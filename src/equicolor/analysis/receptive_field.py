@@ -123,6 +123,6 @@ def _frame(interval: Tensor, extent: int) -> Tensor:
         & (start == start[:, :1] + places * step[:, None]).all(-1)
         & ((step != 0) | (len(places) == 1))  # one that stays where it is, is none
     )
-    found = torch.stack((start[:, 0], step, sizes[:, 0]), -1)
+    frame = torch.stack((start[:, 0], step, sizes[:, 0]), -1)
     whole = torch.tensor([0.0, 0.0, float(extent)])
-    return torch.where(regular[:, None], found, whole).long()
+    return torch.where(regular[:, None], frame, whole).long()

@@ -15,7 +15,7 @@ from equicolor.analysis.activations import (
     Batches,
     TopActivations,
     activations_at,
-    chosen_images,
+    select_images,
     top_activations,
 )
 from equicolor.reporting.progress import Progress
@@ -206,5 +206,5 @@ def _sample(batches: Batches, found: Mapping[str, TopActivations]) -> Tensor:
     """Some of the images that excite units, each as few pixels."""
     numbers = torch.cat([tops.images.flatten() for tops in found.values()]).unique()
     places = torch.linspace(0, len(numbers) - 1, min(_SAMPLE, len(numbers))).long()
-    parts = [images[..., ::4, ::4].cpu() for _, images in chosen_images(batches, numbers[places])]
+    parts = [images[..., ::4, ::4].cpu() for _, images in select_images(batches, numbers[places])]
     return torch.cat(parts)

@@ -92,8 +92,8 @@ for command in (train, evaluate, convert, inspect, demo, models, cost, export):
     app.command()(command)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(asked: bool) -> None:
+    if asked:
         typer.echo(f"equicolor {__version__}")
         raise typer.Exit
 

@@ -22,7 +22,7 @@ def demo(
     """
     from equicolor.paper import demo as demonstration
 
-    found = demonstration.run(output)
-    Console().print(demonstration.table(found).rich())
+    report = demonstration.run(output)
+    Console().print(demonstration.table(report).rich())
     typer.echo(f"wrote {output / demonstration.REPORT} and {output / demonstration.SUMMARY}")
-    typer.echo(demonstration.headline(found))
+    typer.echo(demonstration.headline(report))

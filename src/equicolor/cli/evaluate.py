@@ -63,7 +63,7 @@ def evaluate(
     subject["device"] = choose_device(subject["device"])
     settle_threads(subject["device"].type)
     with told_to_skip(subject["skip_corrupt"]):
-        found = diagnose(
+        evaluation = diagnose(
             **subject,
             actions=names(actions) or [],
             shifts=shifts,
@@ -72,7 +72,7 @@ def evaluate(
             classes_by_index=classes_by_index,
             cache=cache,
         )
-    report.show(found, Console())
-    written = report.write(found, output, device=subject["device"], overwrite=force)
-    typer.echo(f"wrote {', '.join(map(str, written))} in {found.seconds:.1f} s")
-    typer.echo(report.headline(found))
+    report.show(evaluation, Console())
+    written = report.write(evaluation, output, device=subject["device"], overwrite=force)
+    typer.echo(f"wrote {', '.join(map(str, written))} in {evaluation.seconds:.1f} s")
+    typer.echo(report.headline(evaluation))

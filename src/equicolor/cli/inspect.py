@@ -80,7 +80,7 @@ def inspect(
     settle_threads(subject["device"].type)
     console = Console(stderr=True)
     with told_to_skip(subject["skip_corrupt"]):
-        found = look(
+        inspection = look(
             load_subject(
                 **subject,
                 limit=limit_images,
@@ -97,7 +97,7 @@ def inspect(
             shifts=shifts,
             console=console,
         )
-    written = page.write(found, output, device=subject["device"], overwrite=force)
-    Console().print(page.layer_table(found, page.BRIEF).rich())
-    typer.echo(f"wrote {' and '.join(map(str, written))} in {found.seconds:.1f} s")
-    typer.echo(page.headline(found))
+    written = page.write(inspection, output, device=subject["device"], overwrite=force)
+    Console().print(page.layer_table(inspection, page.BRIEF).rich())
+    typer.echo(f"wrote {' and '.join(map(str, written))} in {inspection.seconds:.1f} s")
+    typer.echo(page.headline(inspection))

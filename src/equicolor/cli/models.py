@@ -64,7 +64,7 @@ def cost(
     """
     from equicolor.paper import configurations
 
-    given = {
+    options: dict[str, Any] = {
         "num_classes": classes,
         "rotations": rotations,
         "ce_stages": ce_stages,
@@ -72,7 +72,7 @@ def cost(
         "width": None if width is None else parse_width(width),
         "input_size": input_size,
     }
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    options = {name: value for name, value in options.items() if value is not None}
     if model is None and options:
         raise ValueError(f"options of a network need its name, got {', '.join(options)} without")
     if output is not None and output.exists() and not force:

@@ -11,7 +11,7 @@ from equicolor import _checks
 from equicolor.models import Network
 from equicolor.nn import CEConv2d, capture, fold
 
-__all__ = ["Asker", "Tally", "evaluating"]
+__all__ = ["Asker", "SweepCounts", "evaluating"]
 
 _MARGIN = 0.01  # how far resampling may carry an image out of [0, 1]
 
@@ -88,7 +88,7 @@ def _folded(model: nn.Module) -> nn.Module:
         return model
 
 
-class Tally:
+class SweepCounts:
     """Counts on the device; a further class holds labels the network has no output for."""
 
     def __init__(self, shape: tuple[int, int], logits: Tensor) -> None:
@@ -104,8 +104,8 @@ class Tally:
 
     def start(self, images: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Count a batch of untouched images; its labels, strangers in the further class."""
-        known = (labels >= 0) & (labels < self.classes)
-        labels = torch.where(known, labels, self.classes)
+        valid = (labels >= 0) & (labels < self.classes)
+        labels = torch.where(valid, labels, self.classes)
         self.outside += ((images < -_MARGIN) | (images > 1 + _MARGIN)).flatten(1).any(1).sum()
         self.undefined += logits.isnan().any(1).sum()
         self.untouched = logits.argmax(1)

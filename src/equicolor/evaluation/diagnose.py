@@ -207,7 +207,7 @@ def judge(
     """Judge a network on its images; see :func:`equicolor.evaluation.evaluate`."""
     images = subject.images
     with counting(console, f"judging {len(images)} images") as judging:
-        found = evaluate(
+        evaluation = evaluate(
             subject.network,
             subject.batches,
             class_names=images.class_names,
@@ -217,7 +217,7 @@ def judge(
             progress=judging,
             facts=subject.facts,
         )
-    skipped = len(images) - found.images
+    skipped = len(images) - evaluation.images
     if skipped:
         say(console, f"left out {counted(skipped, 'corrupt image')} of {len(images):,}")
-    return dataclasses.replace(found, facts={**found.facts, "skipped": skipped})
+    return dataclasses.replace(evaluation, facts={**evaluation.facts, "skipped": skipped})

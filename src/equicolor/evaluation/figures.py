@@ -153,13 +153,13 @@ def spread(positions: Sequence[float], gap: float) -> list[float]:
     return placed
 
 
-def evaluation_figure(found: Evaluation) -> Figure:
+def evaluation_figure(evaluation: Evaluation) -> Figure:
     """The hue curves of one network, one for each action that was swept."""
     # Labelled at its end like the others: a label on a flat curve could not be read.
     style = {"color": "#555555", "linestyle": ":", "linewidth": 1.2}
-    label = f"original images: {found.original:.1f}"
-    curves = [Curve(label, [-0.5, 0.5], [found.original] * 2, style=style)]
-    for place, (action, sweep) in enumerate(found.sweeps.items()):
+    label = f"original images: {evaluation.original:.1f}"
+    curves = [Curve(label, [-0.5, 0.5], [evaluation.original] * 2, style=style)]
+    for place, (action, sweep) in enumerate(evaluation.sweeps.items()):
         order = sweep.shifts.argsort(stable=True)
         curves.append(
             Curve(
@@ -170,4 +170,4 @@ def evaluation_figure(found: Evaluation) -> Figure:
                 style=_ACTION_STYLES[action] | {"markevery": (place, 3)},
             )
         )
-    return hue_panels({network_title(found.facts): curves}, width=7.4)
+    return hue_panels({network_title(evaluation.facts): curves}, width=7.4)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from equicolor import _checks
 from equicolor.color import compose, decompose, rotate_hue
-from equicolor.evaluation.counting import Asker, Tally, evaluating
+from equicolor.evaluation.counting import Asker, SweepCounts, evaluating
 from equicolor.reporting.progress import Progress
 
 __all__ = ["ACTIONS", "HueSweep", "hue_shifts", "hue_sweep", "sweep_actions"]
@@ -223,7 +223,7 @@ def sweep_actions(
     passes = 1 + len(actions) * len(all_turns)
     total = len(batches) * passes if isinstance(batches, Sized) else None
     ask = Asker(model, autocast)
-    tally: Tally | None = None
+    counted: SweepCounts | None = None
     turns: tuple[Tensor, ...] = ()  # on the device, one by one
     done = 0
 
@@ -241,23 +241,23 @@ def sweep_actions(
             logits = ask(images)
             count_pass()
             exact = images if images.dtype == torch.float64 else images.float()
-            if first := tally is None:
-                tally = Tally((len(actions), len(all_turns)), logits)
+            if first := counted is None:
+                counted = SweepCounts((len(actions), len(all_turns)), logits)
                 turns = all_turns.to(exact).unbind()
-            labels = tally.start(images, logits, labels)
+            labels = counted.start(images, logits, labels)
             if on_original:
                 on_original(logits, labels)
             if first:
-                tally.refuse()  # here already: a sweep may take minutes
+                counted.refuse()  # here already: a sweep may take minutes
             for row, action in enumerate(actions):
                 shift = _MAKE_SHIFT[action](exact)
                 for column, turn in enumerate(turns):
-                    tally.add((row, column), ask(shift(turn), like=images), labels)
+                    counted.add((row, column), ask(shift(turn), like=images), labels)
                     count_pass()
-    if tally is None:
+    if counted is None:
         raise ValueError("batches holds no images")
-    tally.refuse()
-    counts, original, correct, changed = tally.results()
+    counted.refuse()
+    counts, original, correct, changed = counted.results()
     return {
         action: HueSweep(action, all_turns, counts, original, correct[row], changed[row])
         for row, action in enumerate(actions)

@@ -101,10 +101,10 @@ def try_images(network: nn.Module, size: int, batch: int = 2) -> object:
     # Torch's ways to say that shapes do not fit, and other libraries'.
     except (RuntimeError, ValueError, AssertionError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        made = getattr(network, "image_size", None)
+        usual = getattr(network, "image_size", None)
         raise ValueError(
             f"{network_facts(network)['model']} cannot take images of {size} × {size} pixels"
-            f"{'' if made in (None, size) else f' (it was made for {made} × {made})'}: {reason}"
+            f"{'' if usual in (None, size) else f' (it was made for {usual} × {usual})'}: {reason}"
         ) from error
 
 

@@ -21,13 +21,13 @@ __all__ = ["FIGURE", "RESULTS", "class_table", "headline", "show", "summary_tabl
 RESULTS, FIGURE = "evaluation.json", "hue-curve.png"
 
 
-def summary_table(found: Evaluation) -> Table:
+def summary_table(evaluation: Evaluation) -> Table:
     """Accuracy on the original images and under the hue shifts of every action.
 
     The paper's mean counts -180° and 180°, which are one shift, twice; the next column once.
     """
-    lines = [("original", f"{found.original:.2f}", *[MISSING] * 4)]
-    for action, sweep in found.sweeps.items():
+    lines = [("original", f"{evaluation.original:.2f}", *[MISSING] * 4)]
+    for action, sweep in evaluation.sweeps.items():
         worst = int(sweep.accuracy.argmin())
         changed = 100 * sweep.changed.sum(1).double() / sweep.counts.sum()
         lines.append(
@@ -41,13 +41,13 @@ def summary_table(found: Evaluation) -> Table:
             )
         )
     columns = ("images", "accuracy", "±180° once", "lowest", "lowest at", "answers changed")
-    heading = f"{network_title(found.facts)}, {found.images} images; percent"
+    heading = f"{network_title(evaluation.facts)}, {evaluation.images} images; percent"
     return Table(columns, lines, heading)
 
 
-def class_table(found: Evaluation, action: str = "hsv", *, most: int = 10) -> Table:
+def class_table(evaluation: Evaluation, action: str = "hsv", *, most: int = 10) -> Table:
     """The ``most`` classes that lose most under hue shifts; the title says if there are more."""
-    changes = found.class_changes(action)
+    changes = evaluation.class_changes(action)
     lines = [
         (
             change.name,
@@ -65,7 +65,7 @@ def class_table(found: Evaluation, action: str = "hsv", *, most: int = 10) -> Ta
     return Table(columns, lines, heading)
 
 
-def headline(found: Evaluation) -> str:
+def headline(evaluation: Evaluation) -> str:
     """One sentence: accuracy with and without hue shifts, and calibration.
 
     Example:
@@ -75,25 +75,25 @@ def headline(found: Evaluation) -> str:
         '100.0 % correct, 100.0 % when hues are shifted (HSV); calibration error 0.0 points.'
     """
     shifted = ""
-    if found.sweeps:
-        action = "hsv" if "hsv" in found.sweeps else next(iter(found.sweeps))
-        mean = found.sweeps[action].mean
+    if evaluation.sweeps:
+        action = "hsv" if "hsv" in evaluation.sweeps else next(iter(evaluation.sweeps))
+        mean = evaluation.sweeps[action].mean
         shifted = f", {mean:.1f} % when hues are shifted ({ACTION_NAMES[action].split()[0]})"
     return (
-        f"{found.original:.1f} % correct{shifted}; "
-        f"calibration error {found.reliability.expected_error:.1f} points."
+        f"{evaluation.original:.1f} % correct{shifted}; "
+        f"calibration error {evaluation.reliability.expected_error:.1f} points."
     )
 
 
-def show(found: Evaluation, console: Console) -> None:
+def show(evaluation: Evaluation, console: Console) -> None:
     """Print the tables."""
-    console.print(summary_table(found).rich())
-    for action in list(found.sweeps)[:1]:
-        console.print(class_table(found, action).rich())
+    console.print(summary_table(evaluation).rich())
+    for action in list(evaluation.sweeps)[:1]:
+        console.print(class_table(evaluation, action).rich())
 
 
 def write(
-    found: Evaluation,
+    evaluation: Evaluation,
     output: Path | str,
     *,
     device: torch.device | str = "cpu",
@@ -102,7 +102,7 @@ def write(
     """Write all numbers as JSON, and the hue curves as an image.
 
     Args:
-        found: an evaluation.
+        evaluation: an evaluation.
         output: the folder; created if missing.
         device: the one it was measured on.
         overwrite: replace files of an earlier evaluation.
@@ -114,10 +114,10 @@ def write(
     """
     refuse_existing(output, overwrite)
     folder = output_folder(output)
-    row = found.rows()[0] | _details(found)
+    row = evaluation.rows()[0] | _details(evaluation)
     written = [write_results(folder / RESULTS, [row], device=device)]
-    if found.sweeps:
-        written.append(write_whole(folder / FIGURE, png(evaluation_figure(found))))
+    if evaluation.sweeps:
+        written.append(write_whole(folder / FIGURE, png(evaluation_figure(evaluation))))
     return written
 
 
@@ -129,17 +129,17 @@ def refuse_existing(output: Path | str, overwrite: bool) -> None:
             raise FileExistsError(f"{path} exists; --force replaces it, --output goes elsewhere")
 
 
-def _details(found: Evaluation) -> dict[str, Any]:
+def _details(evaluation: Evaluation) -> dict[str, Any]:
     """Numbers of every class, and the bins of the reliability."""
-    bins = found.reliability
+    bins = evaluation.reliability
     details: dict[str, Any] = {
-        "class_names": found.class_names,
-        "per_class": _rounded(found.per_class),
+        "class_names": evaluation.class_names,
+        "per_class": _rounded(evaluation.per_class),
         "reliability_counts": bins.counts.tolist(),
         "reliability_confidence": _rounded(bins.confidence),
         "reliability_accuracy": _rounded(bins.accuracy),
     }
-    for action, sweep in found.sweeps.items():
+    for action, sweep in evaluation.sweeps.items():
         prefix = PREFIX[action]
         details[f"{prefix}_per_class"] = _rounded(sweep.mean_per_class)
         details[f"{prefix}_changed_per_class"] = _rounded(sweep.mean_changed)

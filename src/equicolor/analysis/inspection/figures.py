@@ -129,13 +129,13 @@ def selectivity_figure(layers: Mapping[str, Tensor], names: Sequence[str]) -> Fi
     axes = figure.subplots()
     spread = np.random.default_rng(0)
     values = [index.flatten().numpy() for index in layers.values()]
-    for place, found in enumerate(values):
+    for place, indices in enumerate(values):
         axes.plot(
-            place + spread.uniform(-0.32, 0.32, len(found)),
-            found,
+            place + spread.uniform(-0.32, 0.32, len(indices)),
+            indices,
             ".",
             color=_BLUE,
-            alpha=max(0.08, min(0.5, 60 / len(found))),
+            alpha=max(0.08, min(0.5, 60 / len(indices))),
             markersize=3,
             markeredgewidth=0,
             rasterized=True,
@@ -152,9 +152,9 @@ def selectivity_figure(layers: Mapping[str, Tensor], names: Sequence[str]) -> Fi
         capprops={"color": "#333333"},
     )
     axes.plot(
-        range(len(values)), [found.mean() for found in values], "D", color=_ORANGE, markersize=4
+        range(len(values)), [indices.mean() for indices in values], "D", color=_ORANGE, markersize=4
     )
-    low = min(float(np.quantile(found, 0.01)) for found in values)
+    low = min(float(np.quantile(indices, 0.01)) for indices in values)
     axes.set_ylim(min(-0.05, max(low, -1.0)) - 0.03, 1.05)
     axes.axhline(0, color=_GREY, linewidth=0.8)
     axes.set_ylabel("colour selectivity")

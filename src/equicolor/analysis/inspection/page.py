@@ -25,30 +25,30 @@ COLUMNS = (
 BRIEF = ("layer", "units", "field", "selectivity", "error")  # for a terminal
 
 
-def headline(found: Inspection) -> str:
+def headline(inspection: Inspection) -> str:
     """In a sentence or two: how selective units are, what hue shifts cost, what was left out."""
-    judged = found.evaluation
+    judged = inspection.evaluation
     accuracy = ""
     if judged is not None:
         mean = judged.sweeps["hsv"].mean
         accuracy = f"{judged.original:.1f} % correct, {mean:.1f} % when hues are shifted; "
     hues = ""
-    if not math.isnan(found.hue_deviation):
+    if not math.isnan(inspection.hue_deviation):
         hues = (
-            f"; hues of rotations {found.hue_deviation:.1f}° from where they should be for "
-            f"images in random hues, {found.hue_deviation_data:.1f}° for images as they are"
+            f"; hues of rotations {inspection.hue_deviation:.1f}° from where they should be for "
+            f"images in random hues, {inspection.hue_deviation_data:.1f}° for images as they are"
         )
     return (
-        f"{accuracy}colour selectivity {found.selectivity.mean:z.2f} over "
-        f"{found.selectivity.units} units{hues}.{_left_out(found)}"
+        f"{accuracy}colour selectivity {inspection.selectivity.mean:z.2f} over "
+        f"{inspection.selectivity.units} units{hues}.{_left_out(inspection)}"
     )
 
 
-def _left_out(found: Inspection) -> str:
+def _left_out(inspection: Inspection) -> str:
     """A sentence about layers that were not looked at; empty if there are none."""
     which = [
         f"{_short(name)} [{'B' if batch == 1 else f'{batch} B'}, {', '.join(map(str, rest))}]"
-        for name, (batch, *rest) in found.left_out.items()
+        for name, (batch, *rest) in inspection.left_out.items()
     ]
     if not which:
         return ""
@@ -60,12 +60,12 @@ def _left_out(found: Inspection) -> str:
     )
 
 
-def layer_table(found: Inspection, columns: Sequence[str] | None = None) -> Table:
+def layer_table(inspection: Inspection, columns: Sequence[str] | None = None) -> Table:
     """Every layer: its units, what they see, how selective and how equivariant they are.
 
     ``columns`` are some of :data:`COLUMNS`; by default those that say something.
     """
-    rows = found.rows()
+    rows = inspection.rows()
     if columns is None:
         measured = any("hue_deviation" in row for row in rows)
         columns = COLUMNS if measured else COLUMNS[:-1]
@@ -92,30 +92,30 @@ def _short(layer: str) -> str:
     return layer.removeprefix("network.")
 
 
-def sections(found: Inspection) -> list[Section]:
+def sections(inspection: Inspection) -> list[Section]:
     """The sections of the page."""
-    names = [_short(name) for name in found.selectivity.layers]
+    names = [_short(name) for name in inspection.selectivity.layers]
     return [
-        *_accuracy_sections(found),
-        _selectivity_section(found, names),
-        *(_sheet_section(found, sheet) for sheet in found.sheets),
-        *_filter_sections(found),
-        _equivariance_section(found, names),
+        *_accuracy_sections(inspection),
+        _selectivity_section(inspection, names),
+        *(_sheet_section(inspection, sheet) for sheet in inspection.sheets),
+        *_filter_sections(inspection),
+        _equivariance_section(inspection, names),
         Section(
             "All layers",
             "Units (channels, and rotations if there are any) with the height and width of their "
             "receptive field; mean and quartiles of their colour selectivity; the share that no "
-            "image excites; the equivariance error; and how far the hues of rows are from "
-            f"where they should be, in random hues, where that was measured.{_left_out(found)}",
-            table=layer_table(found),
+            "image excites; the equivariance error; and how far the hues of rows are from where "
+            f"they should be, in random hues, where that was measured.{_left_out(inspection)}",
+            table=layer_table(inspection),
         ),
     ]
 
 
-def _accuracy_sections(found: Inspection) -> list[Section]:
-    judged = found.evaluation
+def _accuracy_sections(inspection: Inspection) -> list[Section]:
+    judged = inspection.evaluation
     if judged is None:
-        reason = f" ({found.unjudged})" if found.unjudged else ""
+        reason = f" ({inspection.unjudged})" if inspection.unjudged else ""
         why = (
             f"The network's outputs are not the classes of these images{reason}, so there is no "
             "accuracy to measure: neither under hue shifts nor class by class."
@@ -144,23 +144,23 @@ def _accuracy_sections(found: Inspection) -> list[Section]:
     ]
 
 
-def _selectivity_section(found: Inspection, names: list[str]) -> Section:
-    top = next(iter(found.selectivity.top.values())).values.shape[-1]
-    flat = torch.cat([index.flatten() for index in found.selectivity.layers.values()])
+def _selectivity_section(inspection: Inspection, names: list[str]) -> Section:
+    top = next(iter(inspection.selectivity.top.values())).values.shape[-1]
+    flat = torch.cat([index.flatten() for index in inspection.selectivity.layers.values()])
     share = 100 * float((flat >= SELECTIVE).float().mean())
     return Section(
         "Colour selectivity",
         f"How much of a unit's activation is lost when the {top} images that excite it most "
         "are made grey: 1 if all of it, 0 if none, negative if it likes grey better. The mean "
-        f"over all {found.selectivity.units} units is {found.selectivity.mean:z.3f}; "
-        f"{share:.0f} % of them have {SELECTIVE} or more.{_left_out(found)}",
-        figure=figures.selectivity_figure(found.selectivity.layers, names),
+        f"over all {inspection.selectivity.units} units is {inspection.selectivity.mean:z.3f}; "
+        f"{share:.0f} % of them have {SELECTIVE} or more.{_left_out(inspection)}",
+        figure=figures.selectivity_figure(inspection.selectivity.layers, names),
         caption="Every dot is a unit; boxes are quartiles, whiskers 5 and 95 %, the line in a "
         "box is the median and the diamond the mean.",
     )
 
 
-def _sheet_section(found: Inspection, sheet: Sheet) -> Section:
+def _sheet_section(inspection: Inspection, sheet: Sheet) -> Section:
     layer = sheet.layer
     height, width = layer.field.size()
     side = sheet.most.features.shape[-1]
@@ -194,9 +194,9 @@ def _sheet_section(found: Inspection, sheet: Sheet) -> Section:
     )
 
 
-def _filter_sections(found: Inspection) -> list[Section]:
+def _filter_sections(inspection: Inspection) -> list[Section]:
     title = "Filters of the first layer"
-    filters = found.filters
+    filters = inspection.filters
     if filters is None:
         return [Section(title, "The network has no convolution that takes images.")]
     count, rotations = filters.images.shape[:2]
@@ -218,24 +218,24 @@ def _filter_sections(found: Inspection) -> list[Section]:
     ]
 
 
-def _equivariance_section(found: Inspection, names: list[str]) -> Section:
-    action = {"hsv": "an HSV shift", "rgb": "a rotation about the grey axis"}[found.action]
+def _equivariance_section(inspection: Inspection, names: list[str]) -> Section:
+    action = {"hsv": "an HSV shift", "rgb": "a rotation about the grey axis"}[inspection.action]
     what = (
         "Layers with rotations should roll them; what comes after coset pooling should not change."
-        if _has_rotations(found)
+        if _has_rotations(inspection)
         else "The network has no rotations: this is how much its features change."
     )
     return Section(
         "Equivariance",
         f"The worst relative error of every layer when the hue is shifted by multiples of "
-        f"1/{found.rotations} turn, by {action}. {what}",
-        figure=figures.equivariance_figure(found.equivariance, names),
+        f"1/{inspection.rotations} turn, by {action}. {what}",
+        figure=figures.equivariance_figure(inspection.equivariance, names),
         caption="Relative equivariance error, layer by layer.",
     )
 
 
-def _has_rotations(found: Inspection) -> bool:
-    return any(tops.layer.rotations > 1 for tops in found.selectivity.top.values())
+def _has_rotations(inspection: Inspection) -> bool:
+    return any(tops.layer.rotations > 1 for tops in inspection.selectivity.top.values())
 
 
 def refuse_existing(page: Path, force: bool) -> None:
@@ -246,7 +246,7 @@ def refuse_existing(page: Path, force: bool) -> None:
 
 
 def write(
-    found: Inspection,
+    inspection: Inspection,
     page: Path | str,
     *,
     device: torch.device | str = "cpu",
@@ -255,35 +255,39 @@ def write(
     """Write the page, and beside it its numbers: a row a layer, and those of the network.
 
     Args:
-        found: of :func:`equicolor.analysis.inspection.inspect.inspect`.
+        inspection: of :func:`equicolor.analysis.inspection.inspect.inspect`.
         page: the HTML file; the JSON file has its name.
         device: the one it was measured on.
         overwrite: replace files of an earlier inspection.
     """
     page = Path(page)
     refuse_existing(page, overwrite)
-    numbers = {"colour selectivity, mean over units": f"{found.selectivity.mean:z.2f}"}
-    if _has_rotations(found):
-        numbers["largest equivariance error"] = f"{max(found.equivariance.values()):.1e}"
-    judged = found.evaluation
+    numbers = {"colour selectivity, mean over units": f"{inspection.selectivity.mean:z.2f}"}
+    if _has_rotations(inspection):
+        numbers["largest equivariance error"] = f"{max(inspection.equivariance.values()):.1e}"
+    judged = inspection.evaluation
     if judged is not None:
         numbers = {
             "% correct": f"{judged.original:.1f}",
             "% correct, hues shifted": f"{judged.sweeps['hsv'].mean:.1f}",
             **numbers,
         }
-    remarks = [headline(found), *(f"{remark}." for remark in found.facts.get("warnings", ()))]
-    remarks.insert(1, f"Measured on {found.images} images of the {found.facts['split']} split.")
+    facts = inspection.facts
+    remarks = [
+        headline(inspection),
+        f"Measured on {inspection.images} images of the {facts['split']} split.",
+        *(f"{remark}." for remark in facts.get("warnings", ())),
+    ]
     lead = " ".join(f"{remark[0].upper()}{remark[1:]}" for remark in remarks)
     write_report(
         page,
-        network_title(found.facts),
-        sections(found),
+        network_title(inspection.facts),
+        sections(inspection),
         lead=lead,
         numbers=numbers,
         provenance=provenance(device),
     )
     data = write_results(
-        page.with_suffix(".json"), found.rows(), device=device, network=found.summary()
+        page.with_suffix(".json"), inspection.rows(), device=device, network=inspection.summary()
     )
     return [page, data]
