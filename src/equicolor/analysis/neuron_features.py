@@ -5,7 +5,7 @@ crop its receptive field, :math:`\sum_j w_j c_j / \sum_j w_j` with :math:`w_j = 
 equivariant unit there is one for each rotation; they should show one shape in n colours.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -120,14 +120,12 @@ def neuron_features(
         )[layer]
     channels = _channels(units, found)
     height, width = _size(found.layer.field, channels, limit)
-    entries = _by_dataset(found, channels) if rows == "dataset" else _by_orbit(found, channels)
-    rotations = found.layer.rotations
-    shape = len(channels), rotations
+    shape = len(channels), found.layer.rotations
     features: Tensor | None = None
     strongest = torch.zeros(*shape, crops, 3, height, width)
     values, weights = torch.zeros(*shape, crops), torch.zeros(*shape)
     by_image: dict[int, list[_Entry]] = {}
-    for entry in entries:
+    for entry in _entries(found, channels, rows == "orbit"):
         by_image.setdefault(entry.image, []).append(entry)
     done, which = 0, torch.tensor(sorted(by_image), dtype=torch.int64)
     for numbers, images in select_images(batches, which):
@@ -163,50 +161,27 @@ class _Entry(NamedTuple):
     rank: int
     value: float
     weight: float
-    turns: float = 0.0
+    turns: float
 
 
-def _by_dataset(found: TopActivations, channels: Sequence[int]) -> list[_Entry]:
-    """Every rotation its own images."""
-    entries = []
-    for unit, channel in enumerate(channels):
-        tables = (table[channel].tolist() for table in _tables(found))
-        for row, columns in enumerate(zip(*tables, strict=True)):
-            strongest = columns[0][0]
-            entries += [
-                _Entry(image, position, unit, row, rank, value, value / strongest)
-                for rank, (value, image, position) in enumerate(zip(*columns, strict=True))
-                if value > 0
-            ]
-    return entries
-
-
-def _by_orbit(found: TopActivations, channels: Sequence[int]) -> list[_Entry]:
-    """The strongest of all rotations, and every row all of them, turned to its hue."""
+def _entries(found: TopActivations, channels: Sequence[int], orbit: bool) -> Iterator[_Entry]:
+    """The crops of every unit and row; of an orbit, every row has those of all rotations."""
     rotations, top = found.values.shape[1:]
-    entries = []
     for unit, channel in enumerate(channels):
-        values, images, positions = (table[channel].flatten() for table in _tables(found))
-        order = values.argsort(dim=0, descending=True, stable=True)[:top]
-        strongest = float(values[order[0]])
-        for rank, index in enumerate(order.tolist()):
-            value = float(values[index])
-            if value <= 0:
-                break
-            # Rotation k is active on x as rotation 0 is on x turned by -k/n.
-            rotation = index // top
-            entries += [
-                _Entry(
-                    int(images[index]), int(positions[index]), unit, row, rank, value,
-                    value / strongest, (row - rotation) / rotations,
-                )
-                for row in range(rotations)
-            ]  # fmt: skip
-    return entries
-
-
-def _tables(found: TopActivations) -> tuple[Tensor, Tensor, Tensor]:
-    return found.values, found.images, found.positions
+        tables = (found.values, found.images, found.positions)
+        values, images, positions = (table[channel].flatten().tolist() for table in tables)
+        # Of equal ones the first comes first: sorted is stable, in reverse too.
+        strongest = sorted(range(len(values)), key=values.__getitem__, reverse=True)[:top]
+        for row in range(rotations):
+            order = strongest if orbit else range(row * top, (row + 1) * top)
+            for rank, index in enumerate(order):
+                if values[index] <= 0:
+                    break
+                weight = values[index] / values[order[0]]
+                # Rotation k is active on x as rotation 0 is on x turned by -k/n.
+                turns = (row - index // top) / rotations
+                place = images[index], positions[index], unit, row, rank
+                yield _Entry(*place, values[index], weight, turns)
 
 
 def _channels(units: Sequence[int] | None, found: TopActivations) -> tuple[int, ...]:
@@ -233,14 +208,10 @@ def _cut(image: Tensor, box: tuple[int, int, int, int], height: int, width: int)
     top, left, bottom, right = box
     top, left = (top + bottom - height) // 2, (left + right - width) // 2
     rows, columns = image.shape[-2:]
+    y = slice(max(top, 0), min(top + height, rows))
+    x = slice(max(left, 0), min(left + width, columns))
     crop = image.new_zeros(3, height, width)
-    inside = (
-        (max(top, 0), min(top + height, rows)),
-        (max(left, 0), min(left + width, columns)),
-    )
-    (first_row, last_row), (first_column, last_column) = inside
-    if first_row < last_row and first_column < last_column:
-        crop[:, first_row - top : last_row - top, first_column - left : last_column - left] = image[
-            :, first_row:last_row, first_column:last_column
-        ]
+    if y.start < y.stop and x.start < x.stop:
+        inside = slice(y.start - top, y.stop - top), slice(x.start - left, x.stop - left)
+        crop[:, *inside] = image[:, y, x]
     return crop
