@@ -44,7 +44,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 def launches(monkeypatch):
     """The mixing as a kernel on the CPU too; a list of what it was called with."""
     pytest.importorskip("triton", reason="Triton is not installed; it comes with CUDA builds")
-    kernels = importlib.import_module("equicolor.nn.mix_kernels")
+    kernels = importlib.import_module("equicolor.nn._fused.mix_kernels")
     calls, mix = [], kernels.mix
 
     def counted(matrix, parts):
@@ -264,7 +264,7 @@ def fails(matrix, parts):
 
 @pytest.fixture
 def no_launch(launches, monkeypatch):
-    kernels = importlib.import_module("equicolor.nn.mix_kernels")
+    kernels = importlib.import_module("equicolor.nn._fused.mix_kernels")
     monkeypatch.setattr(kernels, "mix", fails)
 
 

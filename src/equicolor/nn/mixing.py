@@ -1,14 +1,13 @@
 """Mixing over the group dimension, in at least float32.
 
-The matrices of the cyclic algorithm are real numbers such as cosines. Rounding them, or
-sums made with them, to bfloat16 would double the error of the layer, so the mixing upcasts
-half-precision operands and steps outside autocast; only its result is rounded.
+The matrices of the cyclic algorithm hold real numbers such as cosines. Rounding them, or
+sums made with them, to bfloat16 would double the error of the layer. So the mixing converts
+half-precision operands and turns autocast off; only its result is rounded.
 
-Outside of whatever records or transforms operations, the mixing before and after the
-convolutions is one call each: on a GPU a kernel of :mod:`equicolor.nn.mix_kernels`, on a CPU, for
-large images, products of pieces that fit into its cache. Elsewhere it is a matrix product, for
-which tensors are joined first. The results are the same to rounding, derivatives of any order
-included.
+Mixing is a matrix product, for which tensors are joined first. Where nothing traces or
+transforms operations, it is faster: on a GPU, a kernel of
+:mod:`equicolor.nn._fused.mix_kernels`; on a CPU, for large images, matrix products of pieces
+that fit into the cache. Results are the same to rounding, and so are derivatives of any order.
 """
 
 import importlib
@@ -22,11 +21,11 @@ from equicolor import _checks
 from equicolor.devices import runs_triton
 from equicolor.nn.observed import is_recorded, is_watched
 
-# Kinds of devices on which the mixing is a kernel.
+# Device types on which the mixing is a kernel.
 DEVICES: tuple[str, ...] = ("cuda",)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_LARGEST = 24  # products of a kernel, whose numbers are kept in registers: up to 16 rotations
-# On a CPU: numbers that a tensor has at least where pieces pay, and those of a piece.
+_LARGEST = 24  # products that a kernel keeps in registers: up to 16 rotations
+# On a CPU: the size from which on a tensor is mixed in pieces, and the size of a piece.
 _LARGE, _PIECE = 2**18, 2**15
 
 
@@ -34,11 +33,6 @@ def mix_apart(matrix: Tensor, x: Tensor) -> tuple[Tensor, ...]:
     """Mix rotations ``[n, B, C, H, W]`` by ``matrix [m, n]`` into m tensors ``[B, C, H, W]``.
 
     Each is in channels_last memory, for a convolution of its own.
-
-    Example:
-        >>> parts = mix_apart(torch.ones(3, 2), torch.rand(2, 5, 4, 6, 6))
-        >>> len(parts), parts[0].shape
-        (3, torch.Size([5, 4, 6, 6]))
     """
     if not _is_one_call(matrix, (x,)):
         return mix_rotations(matrix, x).unbind(0)
@@ -50,17 +44,12 @@ def mix_together(matrix: Tensor, parts: Sequence[Tensor]) -> Tensor:
     """Mix n tensors ``[B, C, H, W]`` by ``matrix [m, n]`` into ``[m, B, C, H, W]``.
 
     The result lies in memory as ``[m, B, H, W, C]``.
-
-    Example:
-        >>> parts = torch.rand(5, 4, 6, 6), torch.rand(5, 4, 6, 6)
-        >>> mix_together(torch.ones(3, 2), parts).shape
-        torch.Size([3, 5, 4, 6, 6])
     """
     if not _is_one_call(matrix, parts):
         stacked: Tensor = torch.cat(tuple(parts)).unflatten(0, (len(parts), -1))
         return mix_rotations(matrix, stacked)
-    # Permuted here: what comes out of the function itself must be no view, or whoever writes
-    # into it (a ReLU in place) would be refused.
+    # Permuted here: torch refuses in-place operations, such as a ReLU, on a view that an
+    # autograd function returns.
     mixed: Tensor = _apply(_Together, matrix, *parts)
     return mixed.permute(0, 1, 4, 2, 3)
 
@@ -68,8 +57,8 @@ def mix_together(matrix: Tensor, parts: Sequence[Tensor]) -> Tensor:
 def mix_rotations(matrix: Tensor, x: Tensor) -> Tensor:
     """Mix rotations ``[n, B, C, H, W]`` by ``matrix [m, n]`` into ``[m, B, C, H, W]``.
 
-    The result lies in memory as ``[m, B, H, W, C]``. Rotations and batch stay apart: merging
-    them costs torch.export its dynamic batch.
+    The result lies in memory as ``[m, B, H, W, C]``. Rotations and batch are not merged: with
+    that, torch.export would lose the dynamic batch.
     """
     pixels = x.permute(0, 1, 3, 4, 2)
     mixed = exact_matmul(matrix, pixels.reshape(x.shape[0], -1)).to(x.dtype)
@@ -77,7 +66,7 @@ def mix_rotations(matrix: Tensor, x: Tensor) -> Tensor:
 
 
 def exact_matmul(matrix: Tensor, x: Tensor) -> Tensor:
-    """``matrix @ x`` in at least float32, the precision it is also returned in."""
+    """``matrix @ x``, computed and returned in at least float32."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     matrix, x = matrix.to(dtype), x.to(dtype)
     if not _checks.autocasting(x.device):
@@ -95,7 +84,7 @@ class _Apart(torch.autograd.Function):
         if _is_one_kernel(matrix, (x,)):
             pixels = x.permute(0, 1, 3, 4, 2).contiguous()
             mixed: Tensor = _kernels().mix(matrix, pixels.unbind(0)).permute(0, 1, 4, 2, 3)
-        else:  # nothing has to be joined
+        else:
             mixed = mix_rotations(matrix, x)
         return mixed.unbind(0)
 
@@ -104,12 +93,12 @@ class _Apart(torch.autograd.Function):
         (matrix,) = ctx.saved_tensors
         if _is_one_call(matrix.T, gradients):
             return None, mix_together(matrix.T, gradients)
-        # The gradient of taking a tensor apart, which can be had for many at once.
+        # Also works for many gradients at once (is_grads_batched).
         return None, mix_rotations(matrix.T, torch.stack(gradients))
 
 
 class _Together(torch.autograd.Function):
-    """The other way round: n tensors to one, as it lies in memory, ``[m, B, H, W, C]``."""
+    """n tensors to one, ``[m, B, H, W, C]`` as it lies in memory."""
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, *parts: Tensor) -> Tensor:
@@ -130,7 +119,7 @@ def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
 
 
 def _mix_in_pieces(matrix: Tensor, parts: Sequence[Tensor]) -> Tensor:
-    """Mix n contiguous tensors on a CPU: joined as a whole, they would go to memory and back."""
+    """Mix n contiguous tensors on a CPU in pieces, which stay in the cache when joined."""
     flat = [part.view(-1) for part in parts]
     matrix, piece = matrix.to(flat[0].dtype), _PIECE * torch.get_num_threads()
     mixed = parts[0].new_empty(matrix.shape[0], *parts[0].shape)
@@ -142,9 +131,9 @@ def _mix_in_pieces(matrix: Tensor, parts: Sequence[Tensor]) -> Tensor:
 
 
 def _is_one_call(matrix: Tensor, tensors: Sequence[Tensor]) -> bool:
-    """Whether tensors can be mixed by a call of our own, where there is to be one at all."""
+    """Whether tensors can be mixed by a kernel or in pieces."""
     return (
-        # First, as compilers read no further.
+        # First: torch.compile must not trace the rest.
         not torch.compiler.is_compiling()
         and all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
         and (_is_one_kernel(matrix, tensors) or _is_large(matrix, tensors))
@@ -155,7 +144,7 @@ def _is_one_call(matrix: Tensor, tensors: Sequence[Tensor]) -> bool:
 
 
 def _is_large(matrix: Tensor, tensors: Sequence[Tensor]) -> bool:
-    """Whether tensors lie on a CPU and are worth cutting into pieces."""
+    """Whether tensors lie on a CPU and are large enough for pieces."""
     first = tensors[0]
     return (
         first.device.type == matrix.device.type == "cpu"
@@ -166,7 +155,7 @@ def _is_large(matrix: Tensor, tensors: Sequence[Tensor]) -> bool:
 
 
 def _is_one_kernel(matrix: Tensor, tensors: Sequence[Tensor]) -> bool:
-    """Whether the mixing of some tensors can be a kernel on their device."""
+    """Whether tensors can be mixed by a kernel on their device."""
     first = tensors[0]
     return (
         first.device.type in DEVICES
@@ -179,5 +168,5 @@ def _is_one_kernel(matrix: Tensor, tensors: Sequence[Tensor]) -> bool:
 
 
 def _kernels() -> Any:
-    # Not imported at the top: Triton takes long to import and is not there everywhere.
-    return importlib.import_module("equicolor.nn.mix_kernels")
+    # Imported at its first use: Triton takes long to import and is not installed everywhere.
+    return importlib.import_module("equicolor.nn._fused.mix_kernels")

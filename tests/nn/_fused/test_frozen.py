@@ -309,7 +309,7 @@ def test_elsewhere_the_numbers_are_the_same(settle, relative_error, ordinary, ca
 @pytest.mark.parametrize("gradients", [True, False])
 def test_taps_are_kept_for_gradients_alone(gradients, monkeypatch):
     kept = []
-    kernels = first_layer._pool_kernels()
+    kernels = first_layer.kernels("pool_kernels")
     original = kernels.norm_pool
 
     def norm_pool(*arguments, keep_taps):

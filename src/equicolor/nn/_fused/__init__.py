@@ -1,13 +1,13 @@
-r"""The first layers and the residual blocks of networks with all but convolutions fused.
+r"""The first layers and the residual blocks of networks, with all but convolutions fused.
 
-A hidden layer is :math:`y = C^\top((A x) \circ (B w))`. Written with ordinary operations, the
-mixing, batch norm, ReLU and residual around its convolutions take longer than these do. Here
-layers meet at their products, :math:`(A x) \circ (B w)`: one kernel goes from the products of
-one layer to the inputs of the next one's, others back, so that features inside a block are never
-written. Only products, and the features between blocks, are kept for the gradients.
+A hidden layer is :math:`y = C^\top((A x) \circ (B w))`. With ordinary operations, the mixing,
+batch norm, ReLU and residual around its convolutions take longer than the convolutions. Here,
+one kernel goes from the products :math:`(A x) \circ (B w)` of one layer to the inputs of the
+next layer's products, and others go back. Features inside a block are never written to memory.
+Only products, and the features between blocks, are kept for the gradients.
 
-The results are those of the ordinary modules to rounding. :func:`applies` and
-:func:`stem_applies` say where this path can be taken; everywhere else, the ordinary one is.
+Results equal those of the ordinary modules to rounding. :func:`applies` and
+:func:`stem_applies` say where this path can be taken; elsewhere the ordinary modules are used.
 """
 
 from equicolor.nn._fused.blocks import residual_block

@@ -3,13 +3,14 @@
 A hidden layer is ``y = C^T((A x) * (B w))``. Its products ``(A x) * (B w)`` are convolutions;
 mixing, batch norm, ReLU and the residual are memory traffic. These kernels go from products to
 the inputs of the next products in one pass, so that features ``y`` never reach memory, forward
-or backward. Arithmetic is float32 whatever the dtype in memory.
+or backward. Arithmetic is float32 for any dtype in memory.
 
-:mod:`equicolor.nn._fused.launchers` says what each of them is for.
+:mod:`equicolor.nn._fused.launchers` launches them and explains their arguments.
 """
 
 import triton
 import triton.language as tl
+from triton.language import constexpr
 
 from equicolor.nn._fused.tile_kernels import (
     ANALYSIS,
@@ -35,7 +36,7 @@ from equicolor.nn._fused.tile_kernels import (
 
 @triton.jit
 def analyse_kernel(
-    x, out, PAIRED: tl.constexpr, size, N: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr
+    x, out, PAIRED: constexpr, size, N: constexpr, ROWS: constexpr, LANES: constexpr
 ):
     """Features to the inputs of their products."""
     block, lane = columns(size, LANES)
@@ -46,14 +47,7 @@ def analyse_kernel(
 
 @triton.jit
 def analyse_backward_kernel(
-    gradients,
-    others,
-    residual,
-    out,
-    size,
-    N: tl.constexpr,
-    ROWS: tl.constexpr,
-    LANES: tl.constexpr,
+    gradients, others, residual, out, size, N: constexpr, ROWS: constexpr, LANES: constexpr
 ):
     """Gradients of the inputs of products, and of the residual, to those of features."""
     block, lane = columns(size, LANES)
@@ -68,15 +62,7 @@ def analyse_backward_kernel(
 
 @triton.jit
 def moments_kernel(
-    products,
-    pivots,
-    sums,
-    size,
-    blocks,
-    steps,
-    N: tl.constexpr,
-    ROWS: tl.constexpr,
-    LANES: tl.constexpr,
+    products, pivots, sums, size, blocks, steps, N: constexpr, ROWS: constexpr, LANES: constexpr
 ):
     """Sums of some rows and of their squares, about the first pixel."""
     block, lane = columns(size, LANES)
@@ -99,7 +85,7 @@ def moments_kernel(
 
 
 @triton.jit
-def _totals(sums, parts, padded, lane, steps, PARTS: tl.constexpr, LANES: tl.constexpr):
+def _totals(sums, parts, padded, lane, steps, PARTS: constexpr, LANES: constexpr):
     first = tl.zeros([PARTS, LANES], tl.float32)
     second = tl.zeros([PARTS, LANES], tl.float32)
     for step in range(steps):
@@ -112,8 +98,8 @@ def _totals(sums, parts, padded, lane, steps, PARTS: tl.constexpr, LANES: tl.con
 
 
 @triton.jit
-def _store_vectors(out, lane, padded, vectors, FOLD: tl.constexpr):
-    """Once for each of the pixels that share a row."""
+def _store_vectors(out, lane, padded, vectors, FOLD: constexpr):
+    """Store vectors, repeated for each pixel of a row."""
     place = tl.arange(0, FOLD)[:, None] * padded + lane[None, :]
     for index in tl.static_range(len(vectors)):
         values = tl.broadcast_to(vectors[index][None, :], place.shape)
@@ -133,11 +119,11 @@ def finish_moments_kernel(
     count,
     eps,
     steps,
-    FOLD: tl.constexpr,
-    PARTS: tl.constexpr,
-    LANES: tl.constexpr,
+    FOLD: constexpr,
+    PARTS: constexpr,
+    LANES: constexpr,
 ):
-    """From sums about the pivots to what a batch norm does."""
+    """From sums about the pivots to the vectors of a batch norm."""
     lane = tl.program_id(0) * LANES + tl.arange(0, LANES)
     first, second = _totals(sums, parts, padded, lane, steps, PARTS, LANES)
     first, second = first / count, second / count
@@ -159,14 +145,14 @@ def finish_sums_kernel(
     padded,
     count,
     steps,
-    TRAINING: tl.constexpr,
-    FOLD: tl.constexpr,
-    PARTS: tl.constexpr,
-    LANES: tl.constexpr,
+    TRAINING: constexpr,
+    FOLD: constexpr,
+    PARTS: constexpr,
+    LANES: constexpr,
 ):
-    """From sums of the gradient g, and of g times the centred features, to what a pixel needs.
+    """From sums of the gradient g, and of g times the centred features, to the slopes.
 
-    That is ``w rstd (g - mean(g) - xhat mean(g xhat))`` as ``scale g + slope centred + constant``.
+    ``w rstd (g - mean(g) - xhat mean(g xhat))`` is ``scale g + slope centred + constant``.
     """
     lane = tl.program_id(0) * LANES + tl.arange(0, LANES)
     d_shift, d_centred = _totals(sums, parts, padded, lane, steps, PARTS, LANES)
@@ -182,14 +168,7 @@ def finish_sums_kernel(
 
 @triton.jit
 def norm_analyse_kernel(
-    products,
-    vectors,
-    out,
-    PAIRED: tl.constexpr,
-    size,
-    N: tl.constexpr,
-    ROWS: tl.constexpr,
-    LANES: tl.constexpr,
+    products, vectors, out, PAIRED: constexpr, size, N: constexpr, ROWS: constexpr, LANES: constexpr
 ):
     """Norm, ReLU, and the inputs of the next products."""
     block, lane = columns(size, LANES)
@@ -209,9 +188,9 @@ def norm_analyse_sums_kernel(
     size,
     blocks,
     steps,
-    N: tl.constexpr,
-    ROWS: tl.constexpr,
-    LANES: tl.constexpr,
+    N: constexpr,
+    ROWS: constexpr,
+    LANES: constexpr,
 ):
     """Sums of the gradient after a norm; also writes the inputs of the next products again."""
     block, lane = columns(size, LANES)
@@ -236,15 +215,7 @@ def norm_analyse_sums_kernel(
 
 @triton.jit
 def norm_analyse_backward_kernel(
-    products,
-    gradients,
-    vectors,
-    slopes,
-    out,
-    size,
-    N: tl.constexpr,
-    ROWS: tl.constexpr,
-    LANES: tl.constexpr,
+    products, gradients, vectors, slopes, out, size, N: constexpr, ROWS: constexpr, LANES: constexpr
 ):
     """The gradient before a norm, from that of the inputs of the next products."""
     block, lane = columns(size, LANES)
@@ -267,9 +238,9 @@ def norm_add_kernel(
     residual_vectors,
     out,
     size,
-    N: tl.constexpr,
-    ROWS: tl.constexpr,
-    LANES: tl.constexpr,
+    N: constexpr,
+    ROWS: constexpr,
+    LANES: constexpr,
 ):
     """Norm, residual and ReLU; the residual is features, or products and a norm."""
     block, lane = columns(size, LANES)
@@ -295,11 +266,11 @@ def norm_add_sums_kernel(
     size,
     blocks,
     steps,
-    N: tl.constexpr,
-    ROWS: tl.constexpr,
-    LANES: tl.constexpr,
+    N: constexpr,
+    ROWS: constexpr,
+    LANES: constexpr,
 ):
-    """Sums of the gradient after a norm; also writes it, cut where an output is not positive."""
+    """Sums of the gradient after a norm; also writes it, zero where the output is not positive."""
     block, lane = columns(size, LANES)
     total = tl.zeros([ROWS, LANES], tl.float32)
     weighted = tl.zeros([ROWS, LANES], tl.float32)
@@ -320,15 +291,7 @@ def norm_add_sums_kernel(
 
 @triton.jit
 def norm_backward_kernel(
-    gradient,
-    products,
-    vectors,
-    slopes,
-    out,
-    size,
-    N: tl.constexpr,
-    ROWS: tl.constexpr,
-    LANES: tl.constexpr,
+    gradient, products, vectors, slopes, out, size, N: constexpr, ROWS: constexpr, LANES: constexpr
 ):
     """The gradient before a norm, from that after it."""
     block, lane = columns(size, LANES)

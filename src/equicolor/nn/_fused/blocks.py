@@ -22,22 +22,11 @@ from equicolor.nn.conv import CEConv2d
 from equicolor.nn.functional import mix_filters
 from equicolor.nn.norm import CEBatchNorm2d
 
-__all__ = [
-    "BlockLayer",
-    "Filters",
-    "Layer",
-    "block_of",
-    "norm_add_relu",
-    "norm_products",
-    "products",
-    "residual_block",
-]
-
 Layer = tuple[CEConv2d, CEBatchNorm2d]
 
 
 class Filters(NamedTuple):
-    """Filters ``[m, O, kh, kw, C]`` of products, with padded channels, and how to convolve."""
+    """Filters ``[m, O, kh, kw, C]`` of products, with padded channels, and their options."""
 
     tensor: Tensor
     options: Options
@@ -45,10 +34,10 @@ class Filters(NamedTuple):
 
     @classmethod
     def of(cls, conv: CEConv2d, dtype: torch.dtype) -> Self:
-        """The filters of a layer, differentiable."""
+        """The filters of a layer; gradients flow back to its weights."""
         assert isinstance(conv.padding, tuple)
         options = conv.stride, conv.padding, conv.dilation
-        # By the inputs, which a shortcut has in common with the first layer.
+        # Decided by the inputs, which a shortcut shares with the first layer.
         planes = Planes.of(conv.rotations, paired=pairs_pay(conv.in_channels))
         table = conv.tables.filters
         if planes.paired:
@@ -59,15 +48,14 @@ class Filters(NamedTuple):
 
 @functools.cache
 def _paired_table(n: int, device: torch.device) -> Tensor:
-    r"""What mixes filters for pairs, float32 ``[m, n]``.
+    r"""The float32 matrix ``[m, n]`` that mixes filters for paired planes.
 
-    The three products of a frequency, with filters :math:`a, b, c`, give of real and imaginary
-    parts :math:`x, y` the parts :math:`a(x+y) - cy` and :math:`a(x+y) + bx`. So paired they are
-    one convolution with the filters :math:`a, a - c` for its first half and :math:`a + b, a` for
-    its second.
+    The three products of a frequency have filters :math:`a, b, c`. From the real and imaginary
+    parts :math:`x, y` they compute :math:`a(x+y) - cy` and :math:`a(x+y) + bx`. Paired, this is
+    one convolution of :math:`(x, y)` with the filters :math:`(a, a - c)` and :math:`(a + b, a)`.
     """
     alone = Planes.of(n, paired=True).alone
-    with torch.inference_mode(False):  # kept: others may want gradients
+    with torch.inference_mode(False):  # cached, and may be used with gradients later
         table = cyclic_algorithm(n).filters
         a, b, c = table[alone:].unflatten(0, (-1, 3)).unbind(1)
         four = torch.stack([a, a - c, a + b, a], 1).flatten(0, 1)
@@ -75,19 +63,15 @@ def _paired_table(n: int, device: torch.device) -> Tensor:
 
 
 class BlockLayer(Protocol):
-    """A convolution and the norm after it, as a block asks for them."""
+    """A convolution and the norm after it: what :func:`block_of` needs of them."""
 
-    def filters(self, dtype: torch.dtype) -> Filters:
-        """Of the convolution."""
-        ...
+    def filters(self, dtype: torch.dtype) -> Filters: ...
 
-    def normalization(self, outputs: Products, n: int) -> Norm:
-        """What the norm does to the features of some products."""
-        ...
+    def normalization(self, outputs: Products, n: int) -> Norm: ...
 
 
 class _Modules(NamedTuple):
-    """A layer as its modules are: everything follows from their weights, at every call."""
+    """A layer that computes filters and norm from its modules at every call."""
 
     conv: CEConv2d
     norm: CEBatchNorm2d
@@ -115,7 +99,7 @@ def residual_block(x: Tensor, layers: Sequence[Layer], shortcut: Layer | None = 
 
 
 def block_of(x: Tensor, layers: Sequence[BlockLayer], shortcut: BlockLayer | None = None) -> Tensor:
-    """As :func:`residual_block`, of anything that has filters and norms."""
+    """:func:`residual_block` for modules or for layers whose filters were computed before."""
     n, dtype = x.shape[2], compute_dtype(x)
     with on_device_of(x):
         layer, *later = layers
@@ -134,12 +118,8 @@ def block_of(x: Tensor, layers: Sequence[BlockLayer], shortcut: BlockLayer | Non
 def products(x: Tensor, filters: Sequence[Filters]) -> tuple[list[Products], Tensor]:
     """The products of features with the filters of one or two layers, and the features again.
 
-    Use those that come back instead of ``x``: their gradient joins that of the products at no
-    cost.
-
-    Args:
-        x: features ``[B, C, n, H, W]``.
-        filters: of each layer.
+    Use the returned features instead of ``x``: their gradient is then added to that of the
+    products at no cost.
     """
     options, tensors = [one.options for one in filters], [one.tensor for one in filters]
     *flat, x = functions.apply(functions.ProductsOf, x, options, filters[0].planes, *tensors)
@@ -147,14 +127,7 @@ def products(x: Tensor, filters: Sequence[Filters]) -> tuple[list[Products], Ten
 
 
 def norm_products(outputs: Products, norm: Norm, filters: Filters, n: int) -> Products:
-    """Batch norm and ReLU of features, given as products, and their products with filters.
-
-    Args:
-        outputs: the products.
-        norm: the batch norm.
-        filters: of the next layer.
-        n: rotations.
-    """
+    """Batch norm and ReLU of features, given as products, and their products with filters."""
     tensors = norm.weight, norm.bias, filters.tensor, *outputs
     layer = filters.options, filters.planes
     result: Products = functions.apply(functions.NormProducts, norm, *layer, n, *tensors)
@@ -164,22 +137,15 @@ def norm_products(outputs: Products, norm: Norm, filters: Filters, n: int) -> Pr
 def norm_add_relu(
     outputs: Products, norm: Norm, residual: Tensor | tuple[Products, Norm], n: int
 ) -> Tensor:
-    """Batch norm of features given as products, plus a residual, and ReLU.
+    """Batch norm of features given as products, plus a residual, and ReLU: ``[B, C, n, H, W]``.
 
-    Args:
-        outputs: the products.
-        norm: the batch norm.
-        residual: features, or products and a norm of their own.
-        n: rotations.
-
-    Returns:
-        Features ``[B, C, n, H, W]``.
+    The residual is features, or products with a norm of their own.
     """
     identity, norms, flat = None, [norm], outputs
     if isinstance(residual, Tensor):
         batch, _, height, width = outputs[0].shape
         shape = batch, len(norm.weight), n, height, width
-        if residual.shape != shape:  # the kernel would read what is not there
+        if residual.shape != shape:  # the kernel would read outside of it
             raise RuntimeError(f"features {list(shape)} and residual {list(residual.shape)} differ")
         identity = residual
     else:

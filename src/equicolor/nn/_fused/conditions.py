@@ -10,9 +10,7 @@ from equicolor.nn.norm import CEBatchNorm2d
 from equicolor.nn.observed import is_recorded, is_untouched, is_watched
 from equicolor.nn.pooling import CEMaxPool2d
 
-__all__ = ["applies", "can_fuse", "halves", "is_known", "stem_applies"]
-
-# Kinds of devices on which networks take this path by themselves.
+# Device types on which networks take this path by default.
 DEVICES: tuple[str, ...] = ("cuda",)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -20,20 +18,14 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def applies(block: nn.Module, x: Tensor) -> bool:
     """Whether a block of convolutions, norms and ReLU can take this path for some features.
 
-    It can on a GPU that Triton compiles for, in float32 or half precision, in training or not;
-    but neither where a graph of operations is wanted (torch.compile, export, torch.func) nor
-    where someone looks at or changes what is inside the block (hooks, layers of other classes).
+    It can on a GPU that Triton compiles for, in float32 or half precision, in training and
+    evaluation. It cannot where operations are traced or transformed (torch.compile, export,
+    torch.func), nor where something inside the block is observed or replaced (hooks, subclasses
+    of layers).
 
     Args:
-        block: the convolutions, norms and ReLU it is made of are its only modules, and the
-            first convolution takes ``x``.
+        block: has no modules but convolutions, norms and ReLU; the first convolution takes ``x``.
         x: features ``[B, C, n, H, W]``.
-
-    Example:
-        >>> from equicolor.models.resnet import Block
-        >>> block = Block(8, 8, 1, bottleneck=False, rotations=3, separable=True)
-        >>> applies(block, torch.rand(2, 8, 3, 4, 4))  # on the CPU
-        False
     """
     return (
         _fits(x, 5)
@@ -45,13 +37,7 @@ def applies(block: nn.Module, x: Tensor) -> bool:
 def stem_applies(
     images: Tensor, conv: nn.Module, norm: nn.Module, relu: nn.Module, pool: nn.Module
 ) -> bool:
-    """Whether the first layers of a network can take this path; otherwise as :func:`applies`.
-
-    Args:
-        images: ``[B, 3, H, W]``.
-        conv, norm, relu: a lifting convolution, batch norm and ReLU.
-        pool: 3×3 max pooling with stride 2, or the identity.
-    """
+    """:func:`applies` for the first layers; ``pool`` is 3×3 with stride 2, or the identity."""
     return (
         _fits(images, 4)
         and images.shape[1] == 3
@@ -65,23 +51,13 @@ def stem_applies(
 
 
 def can_fuse(tensor: Tensor) -> bool:
-    """Whether features or weights like a tensor are of a kind that has this path.
-
-    Example:
-        >>> can_fuse(torch.rand(1))  # on the CPU
-        False
-    """
+    """Whether device and dtype of features or weights have this path."""
     fits = tensor.device.type in DEVICES and tensor.dtype in _DTYPES
     return fits and runs_triton(tensor.device)
 
 
 def is_known(module: nn.Module) -> bool:
-    """Whether a layer does what its class says, and that is known here, whatever its input.
-
-    Example:
-        >>> is_known(CEConv2d(4, 4, 3, bias=False)), is_known(CEConv2d(4, 4, 3))
-        (True, False)
-    """
+    """Whether the fused path computes what a layer computes, for any input."""
     if not is_untouched(module):
         return False
     if type(module) is CEConv2d:
@@ -95,12 +71,7 @@ def is_known(module: nn.Module) -> bool:
 
 
 def halves(pool: nn.Module) -> bool:
-    """Whether a module is 3×3 max pooling with stride 2.
-
-    Example:
-        >>> halves(CEMaxPool2d(3, 2, 1)), halves(CEMaxPool2d(2))
-        (True, False)
-    """
+    """Whether a module is 3×3 max pooling with stride 2 and padding 1."""
     if type(pool) is not CEMaxPool2d or pool.ceil_mode or not is_untouched(pool):
         return False
     options = pool.kernel_size, pool.stride, pool.padding, pool.dilation
@@ -111,7 +82,7 @@ def halves(pool: nn.Module) -> bool:
 
 def _fits(x: Tensor, dimensions: int) -> bool:
     return (
-        # First, as compilers read no further.
+        # First: torch.compile must not trace the rest.
         not torch.compiler.is_compiling()
         and type(x) in (Tensor, nn.Parameter)
         and x.ndim == dimensions
@@ -123,7 +94,7 @@ def _fits(x: Tensor, dimensions: int) -> bool:
 
 
 def _is_plain(module: nn.Module, x: Tensor) -> bool:
-    """Whether a module is known here, and is for such an input."""
+    """Whether a module is known here and takes such an input."""
     if type(module) is nn.Sequential:
         children = [type(child) for child in module]
         return is_untouched(module) and children in ([], [CEConv2d, CEBatchNorm2d])

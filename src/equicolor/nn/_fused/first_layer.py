@@ -1,17 +1,12 @@
 """The first layers of a network on the fused path: lifting, batch norm, ReLU and pooling."""
 
-import importlib
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equicolor.nn._fused.functions import (
-    apply,
-    convolution_backward,
-    refuse_second_derivatives,
-)
+from equicolor.nn._fused.functions import apply, convolution_backward, refuse_second_derivatives
 from equicolor.nn._fused.layout import (
     Features,
     Options,
@@ -26,19 +21,11 @@ from equicolor.nn.functional import ce_lift_conv2d
 from equicolor.nn.layout import to_images
 from equicolor.nn.norm import CEBatchNorm2d
 
-__all__ = ["lift", "lift_columns", "norm_relu", "packed_columns", "stem"]
-
 
 def stem(images: Tensor, conv: CELiftConv2d, norm: CEBatchNorm2d, *, pool: bool) -> Tensor:
-    """A lifting convolution, batch norm, ReLU and, if wanted, 3×3 max pooling with stride 2.
+    """Lifting convolution, batch norm, ReLU and, with ``pool``, 3×3 max pooling with stride 2.
 
-    Args:
-        images: ``[B, 3, H, W]``.
-        conv, norm: the layers.
-        pool: whether to pool.
-
-    Returns:
-        Features ``[B, C, n, H', W']``.
+    Maps images ``[B, 3, H, W]`` to features ``[B, C, n, H', W']``.
     """
     with on_device_of(images):
         activations = lift(images, conv)
@@ -47,15 +34,10 @@ def stem(images: Tensor, conv: CELiftConv2d, norm: CEBatchNorm2d, *, pool: bool)
 
 
 def lift(images: Tensor, conv: CELiftConv2d) -> Tensor:
-    """A lifting convolution: features as images ``[n * B, P, H', W']``, with padded channels.
-
-    Args:
-        images: ``[B, 3, H, W]``.
-        conv: the layer.
-    """
+    """Lifting convolution of images ``[B, 3, H, W]`` to ``[n * B, P, H', W']``, padded channels."""
     matrices = conv._transformations()
-    learnt = matrices is not None and matrices.requires_grad
-    if images.requires_grad or learnt or conv.dilation != (1, 1):
+    learnable = matrices is not None and matrices.requires_grad
+    if images.requires_grad or learnable or conv.dilation != (1, 1):
         y = ce_lift_conv2d(
             images,
             F.pad(conv.weight, (*[0] * 9, _spare(conv))),
@@ -73,20 +55,16 @@ def lift(images: Tensor, conv: CELiftConv2d) -> Tensor:
 
 def packed_columns(conv: CELiftConv2d, dtype: torch.dtype) -> Tensor:
     """The filters of a lifting convolution for columns of pixels, with padded channels."""
-    columns = _lift_kernels().column_filters(conv.weight.squeeze(2), conv.stride[0])
+    columns = kernels("lift_kernels").column_filters(conv.weight.squeeze(2), conv.stride[0])
     return F.pad(columns, (*[0] * 7, _spare(conv))).to(dtype)
 
 
 def lift_columns(
     images: Tensor, conv: CELiftConv2d, filters: Tensor, matrices: Tensor | None
 ) -> Tensor:
-    """As :func:`lift`, given what follows from the weights.
+    """:func:`lift` with the filters of :func:`packed_columns`.
 
-    Args:
-        images: ``[B, 3, H, W]``.
-        conv: the layer.
-        filters: of :func:`packed_columns`.
-        matrices: the group acting on filters, or None for shifts of the HSV hue.
+    ``matrices`` are the group acting on filters, or None for shifts of the HSV hue.
     """
     assert isinstance(conv.padding, tuple)
     options = conv.stride, conv.padding, conv.dilation
@@ -100,26 +78,19 @@ def _spare(conv: CELiftConv2d) -> int:
 
 
 def norm_relu(activations: Tensor, norm: Norm, n: int, *, pool: bool) -> Tensor:
-    """Batch norm, ReLU and, if wanted, 3×3 max pooling with stride 2.
+    """Batch norm, ReLU and, with ``pool``, 3×3 max pooling with stride 2.
 
-    Args:
-        activations: features as images ``[n * B, P, H, W]``, with padded channels.
-        norm: the batch norm.
-        n: rotations.
-        pool: whether to pool.
-
-    Returns:
-        Features ``[B, C, n, H', W']``.
+    Maps ``[n * B, P, H, W]``, with padded channels, to features ``[B, C, n, H', W']``.
     """
     tensors = norm.weight, norm.bias, activations
-    # Asked here: inside an autograd function gradients are off.
+    # Inside an autograd function, gradients are always off.
     backward = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     result: Tensor = apply(_NormReLU, norm, n, pool, backward, *tensors)
     return result
 
 
 class _Lift(torch.autograd.Function):
-    """Images to the convolution of their orbit, which is made again rather than kept."""
+    """Images to the convolution of their orbit, which backward computes again."""
 
     @staticmethod
     def forward(
@@ -131,18 +102,17 @@ class _Lift(torch.autograd.Function):
         images: Tensor,
         filters: Tensor,
     ) -> Tensor:
-        """Orbit, then convolution."""
         ctx.how = n, matrices, filters.dtype, size, options
         ctx.save_for_backward(images, filters)
-        orbit = _lift_kernels().orbit_columns(images, *ctx.how)
+        orbit = kernels("lift_kernels").orbit_columns(images, *ctx.how)
         return rows_of(torch.conv2d(orbit, filters))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Of the filters alone."""
+        """Only the filters have a gradient."""
         refuse_second_derivatives()
         images, filters = ctx.saved_tensors
-        orbit = _lift_kernels().orbit_columns(images, *ctx.how)
+        orbit = kernels("lift_kernels").orbit_columns(images, *ctx.how)
         each = [rows_of(gradients[0])], [orbit], [filters]
         options: Options = ((1, 1), (0, 0), (1, 1))  # the orbit is laid out for it
         (of_filters,) = convolution_backward(*each, options, of_inputs=False)
@@ -150,7 +120,7 @@ class _Lift(torch.autograd.Function):
 
 
 class _NormReLU(torch.autograd.Function):
-    """Images ``[n * B, P, H, W]`` to normalised, cut and perhaps pooled features."""
+    """Images ``[n * B, P, H, W]``, through norm, ReLU and perhaps pooling, to features."""
 
     @staticmethod
     def forward(
@@ -163,10 +133,12 @@ class _NormReLU(torch.autograd.Function):
         bias: Tensor,
         activations: Tensor,
     ) -> Tensor:
-        """To the kernels there is one rotation: nothing is mixed."""
+        """The kernels get one rotation: nothing is mixed."""
         ctx.norm, taps = norm, None
         if pool:
-            out, taps = _pool_kernels().norm_pool(activations, norm.vectors, keep_taps=backward)
+            out, taps = kernels("pool_kernels").norm_pool(
+                activations, norm.vectors, keep_taps=backward
+            )
         else:
             out = kernels().norm_analyse((activations,), norm.vectors, n=1)[0]
         ctx.save_for_backward(activations, taps)
@@ -174,7 +146,6 @@ class _NormReLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Sums, then the gradient."""
         refuse_second_derivatives()
         norm, (activations, taps) = ctx.norm, ctx.saved_tensors
         gradient = Features.packed(gradients[0]).tensor
@@ -185,17 +156,6 @@ class _NormReLU(torch.autograd.Function):
             back = memory.permute(0, 3, 1, 2)
         else:
             windows = activations, gradient, taps, norm.vectors
-            slopes = _pool_kernels().norm_pool_sums(*windows, training=norm.training)
-            back = _pool_kernels().norm_pool_backward(*windows, slopes)
+            slopes = kernels("pool_kernels").norm_pool_sums(*windows, training=norm.training)
+            back = kernels("pool_kernels").norm_pool_backward(*windows, slopes)
         return None, None, None, None, *norm.gradients(slopes), back
-
-
-# Not imported at the top: Triton takes long to import and is not there everywhere.
-
-
-def _lift_kernels() -> Any:
-    return importlib.import_module("equicolor.nn._fused.lift_kernels")
-
-
-def _pool_kernels() -> Any:
-    return importlib.import_module("equicolor.nn._fused.pool_kernels")

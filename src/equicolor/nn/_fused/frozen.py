@@ -1,15 +1,15 @@
-"""Stems and residual blocks for inference: what follows from the weights is made once.
+"""Stems and residual blocks for inference: what depends on the weights alone is computed once.
 
-On the fused path a layer's filters are mixed, padded and packed, and its norm becomes a few
-vectors, at every call, as training must. Here they are kept, for every dtype that was computed
-in, until the weights change. :func:`equicolor.nn.fold` makes networks of these modules.
+In training, the fused path mixes, pads and packs a layer's filters, and turns its norm into
+vectors, at every call. The modules here keep the results, for every dtype used, until the
+weights change. :func:`equicolor.nn.fold` builds networks from these modules.
 
-Changes are seen by where the weights are and by the count that torch keeps of changes in place.
-Those through ``.data`` are not counted: ``folded.load_state_dict(folded.state_dict())`` makes
-everything anew.
+A change of the weights is noticed by their address and by torch's count of in-place changes.
+Changes through ``.data`` are not counted: ``folded.load_state_dict(folded.state_dict())``
+computes everything again.
 
-Where the fused path cannot be taken (see ``conditions``), and where gradients are
-wanted, the layers inside are called one by one, so the numbers are the same everywhere.
+Where the fused path does not apply (see ``conditions``), and where gradients are needed, the
+layers inside are called one by one, with the same results.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,30 +28,23 @@ from equicolor.nn.conv import CELiftConv2d
 from equicolor.nn.norm import CEBatchNorm2d
 from equicolor.nn.pooling import CEMaxPool2d
 
-__all__ = ["FrozenBlock", "FrozenStem", "made_by"]
-
 
 def made_by(network: nn.Module) -> list[object]:
-    """What the frozen modules of a network have made: for those who read its memory later.
-
-    Example:
-        >>> made_by(nn.ReLU())
-        []
-    """
+    """The tensors that frozen modules computed: a CUDA graph keeps reading their memory."""
     frozen = (module for module in network.modules() if isinstance(module, _Frozen))
     return [module._made.by_dtype for module in frozen if module._made is not None]
 
 
 class _Made(NamedTuple):
-    """What was made of weights, and by what to tell that they are the same still."""
+    """What was computed from weights, and how to tell whether they have changed."""
 
     stamps: list[tuple[int, int]]
-    weights: list[Tensor]  # kept, so that no others can come to lie in the same memory
+    weights: list[Tensor]  # kept alive, so that their memory is not used for other weights
     by_dtype: dict[torch.dtype, Any]
 
 
 class _Frozen(nn.Module):
-    """A module that keeps what it makes from its weights; always in eval mode."""
+    """A module that keeps what it computes from its weights; always in eval mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,18 +54,18 @@ class _Frozen(nn.Module):
         raise NotImplementedError
 
     def _ready(self, dtype: torch.dtype) -> Any:
-        """What was made, or is now: the first time in a dtype, and after changes."""
+        """The result of :meth:`_make`, computed if the dtype is new or the weights changed."""
         weights = _tensors(self)
         made, stamps = self._made, _stamps(weights)
         if made is None or stamps is None or made.stamps != stamps:
-            # Not cleared but replaced: a recorded graph may still read what was made.
+            # A recorded graph may still read the old tensors: replace, do not clear.
             made = self._made = _Made(stamps or [], [one.detach() for one in weights], {})
         if dtype not in made.by_dtype:
             made.by_dtype[dtype] = self._make(dtype)
         return made.by_dtype[dtype]
 
     def _is_differentiated(self, x: Tensor) -> bool:
-        """Whether gradients are wanted, of the input or of weights."""
+        """Whether the input or the weights need gradients."""
         return torch.is_grad_enabled() and (
             x.requires_grad or any(one.requires_grad for one in _tensors(self))
         )
@@ -83,13 +76,13 @@ class _Frozen(nn.Module):
 
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Self:
         self._made = None
-        # Weights made in inference mode would not tell of changes; but those that are stay so.
-        known = any(one.is_inference() for one in _tensors(self))
-        with torch.inference_mode(known and torch.is_inference_mode_enabled()):
+        # Torch does not count changes of inference tensors, so no new ones are made here.
+        inference = any(one.is_inference() for one in _tensors(self))
+        with torch.inference_mode(inference and torch.is_inference_mode_enabled()):
             return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
     def __getstate__(self) -> dict[str, Any]:
-        # Neither copies nor files need it.
+        # Copies and files do not need the cache.
         return {**self.__dict__, "_made": None}
 
 
@@ -181,7 +174,7 @@ class FrozenBlock(_Frozen):
 
 
 class _Layer(NamedTuple):
-    """What was made of a convolution and a norm, as blocks ask for it."""
+    """A :class:`~equicolor.nn._fused.blocks.BlockLayer` whose filters and norm are computed."""
 
     packed: Filters | None
     norm: Norm  # for one pixel
@@ -208,7 +201,7 @@ def _vectors(norm: CEBatchNorm2d) -> Norm:
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
-    """Parameters and buffers; torch's own iterators take many times as long."""
+    """Parameters and buffers; torch's iterators are many times slower."""
     found: list[Tensor | None] = []
     modules: list[nn.Module | None] = [module]
     while modules:
@@ -220,10 +213,7 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 
 
 def _stamps(tensors: Sequence[Tensor]) -> list[tuple[int, int]] | None:
-    """What changes with the numbers in tensors; None if nothing does.
-
-    That is in those made in inference mode, whose changes are not counted.
-    """
+    """Numbers that change with the tensors; None for inference tensors, which have none."""
     if any(tensor.is_inference() for tensor in tensors):
         return None
     return [(tensor.data_ptr(), tensor._version) for tensor in tensors]

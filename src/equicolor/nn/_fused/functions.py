@@ -17,20 +17,9 @@ from equicolor.nn._fused.layout import (
 )
 from equicolor.nn._fused.norm import Norm, kernels
 
-__all__ = [
-    "NormAddReLU",
-    "NormProducts",
-    "Pack",
-    "ProductsOf",
-    "apply",
-    "convolution_backward",
-    "groups",
-    "refuse_second_derivatives",
-]
-
 
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """Call an autograd function."""
+    """``function.apply``, which has no types."""
     return function.apply(*arguments)
 
 
@@ -39,7 +28,6 @@ class Pack(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, filters: Tensor, dtype: torch.dtype, planes: Planes) -> Tensor:
-        """Convert, pad and transpose in one go."""
         ctx.dtype, ctx.shape, ctx.planes = filters.dtype, filters.shape, planes
         count, outputs, inputs, height, width = filters.shape
         shape = count, padded_channels(outputs), height, width, padded_channels(inputs)
@@ -50,7 +38,6 @@ class Pack(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """Leave out what was padded."""
         _, outputs, inputs, _, _ = ctx.shape
         back = gradients[0].new_empty(ctx.shape, dtype=ctx.dtype)
         parts = _blocks(gradients[0], ctx.planes)
@@ -60,7 +47,7 @@ class Pack(torch.autograd.Function):
 
 
 def _blocks(memory: Tensor, planes: Planes) -> list[Tensor]:
-    """Packed filters ``[..., O, kh, kw, C]``: those of images, and four for each pair."""
+    """Packed filters ``[m, O, kh, kw, C]`` as views: single planes, then four for each pair."""
     alone, pairs = memory[: planes.alone], memory[planes.alone :]
     if not planes.paired:
         return [alone]
@@ -71,7 +58,7 @@ def _blocks(memory: Tensor, planes: Planes) -> list[Tensor]:
 
 
 def _blocks_of(filters: Tensor, planes: Planes) -> list[Tensor]:
-    """The same of filters ``[m, O, C, kh, kw]``."""
+    """:func:`_blocks` of filters ``[m, O, C, kh, kw]``."""
     rows = filters.permute(0, 1, 3, 4, 2)
     if not planes.paired:
         return [rows]
@@ -81,14 +68,13 @@ def _blocks_of(filters: Tensor, planes: Planes) -> list[Tensor]:
 class ProductsOf(torch.autograd.Function):
     """Features to their products with the filters of one or two layers, and the same features.
 
-    Only the features and filters are kept; the inputs of the products are made again.
+    Backward keeps only features and filters, and computes the inputs of the products again.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, options: Sequence[Options], planes: Planes, *filters: Tensor
     ) -> Products:
-        """Analyse, then convolve."""
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, *filters)
         ctx.options = options
@@ -101,7 +87,7 @@ class ProductsOf(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The gradient of the features given back joins that of the products."""
+        """The gradient of the returned features is added to that of the products."""
         refuse_second_derivatives()
         x, *filters = ctx.saved_tensors
         *flat, residual = gradients
@@ -130,9 +116,9 @@ class ProductsOf(torch.autograd.Function):
 
 
 class NormProducts(torch.autograd.Function):
-    """Products to the products of their normalised and cut features with the next filters.
+    """Products of one layer, through batch norm and ReLU, to the products of the next.
 
-    Only the products and filters are kept.
+    Backward keeps only products and filters.
     """
 
     @staticmethod
@@ -147,7 +133,6 @@ class NormProducts(torch.autograd.Function):
         filters: Tensor,
         *outputs: Tensor,
     ) -> Products:
-        """Normalise, cut and analyse, then convolve."""
         ctx.norm, ctx.options, ctx.planes, ctx.n = norm, options, planes, n
         ctx.save_for_backward(filters, *outputs)
         parts = kernels().norm_analyse(outputs, norm.vectors, n=n, paired=planes.paired)
@@ -157,7 +142,7 @@ class NormProducts(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the inputs come first.
 
-        The kernel that reads them for the norm's then also makes the inputs again, which the
+        The kernel that sums them for the norm also computes the inputs again, which the
         gradients of the filters need.
         """
         refuse_second_derivatives()
@@ -177,10 +162,10 @@ class NormProducts(torch.autograd.Function):
 
 
 class NormAddReLU(torch.autograd.Function):
-    """Products to normalised features plus a residual, cut.
+    """Products, through batch norm, plus a residual and through ReLU, to features.
 
-    The residual is features, or products with a norm of their own. Only products and what
-    comes out are kept.
+    The residual is features, or products with a norm of their own. Backward keeps only the
+    products and the output.
     """
 
     @staticmethod
@@ -192,7 +177,7 @@ class NormAddReLU(torch.autograd.Function):
         identity: Tensor | None,
         *tensors: Tensor,
     ) -> Tensor:
-        """Tensors are weights and biases of the norms, then the products they are for."""
+        """``tensors``: weights and biases of the norms, then the products of each norm."""
         flat = tensors[2 * len(norms) :]
         outputs, *others = groups(flat, sizes)
         dtype = outputs[0].dtype
@@ -203,18 +188,15 @@ class NormAddReLU(torch.autograd.Function):
             residual = Features.of(identity)
             dtype = torch.promote_types(dtype, identity.dtype)
         channels, vectors = len(norms[0].weight), norms[0].vectors
-        out: Tensor = (
-            kernels()
-            .norm_add(outputs, vectors, residual, n=n, channels=channels, dtype=dtype)
-            .tensor
-        )
+        sizes_and_dtype = {"n": n, "channels": channels, "dtype": dtype}
+        out: Tensor = kernels().norm_add(outputs, vectors, residual, **sizes_and_dtype).tensor
         ctx.norms, ctx.sizes = norms, sizes
         ctx.save_for_backward(out, *flat)
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """The first pass also keeps what ReLU lets through, which is the identity's gradient."""
+        """The first pass also writes the gradient after ReLU, which is the identity's gradient."""
         refuse_second_derivatives()
         out, *flat = ctx.saved_tensors
         inner, output = Features.of(gradients[0]), Features.of(out)
@@ -236,12 +218,7 @@ class NormAddReLU(torch.autograd.Function):
 
 
 def groups(flat: Sequence[Any], sizes: Sequence[int]) -> list[tuple[Any, ...]]:
-    """A sequence as groups of some sizes.
-
-    Example:
-        >>> groups("abc", [2, 1])
-        [('a', 'b'), ('c',)]
-    """
+    """Split a sequence: ``groups("abc", [2, 1])`` is ``[("a", "b"), ("c",)]``."""
     rest = iter(flat)
     return [tuple(itertools.islice(rest, size)) for size in sizes]
 
@@ -256,7 +233,7 @@ def _convolve(parts: Tensor, filters: Tensor, options: Options, planes: Planes) 
 def _input_gradients(
     gradients: Products, parts: Tensor, filters: Tensor, options: Options, planes: Planes
 ) -> Products:
-    """Of parts that need not be filled."""
+    """Gradients of the inputs; of ``parts`` only the shapes are read."""
     each = gradients, planes.images(parts), planes.filters(filters)
     return _in_rows(convolution_backward(*each, options, of_inputs=True))
 
@@ -278,7 +255,7 @@ def convolution_backward(
     *,
     of_inputs: bool,
 ) -> list[Tensor]:
-    """Gradients of convolutions: of their inputs, which are not read then, or of their filters."""
+    """Gradients of convolutions, of their inputs (whose values are not read) or their filters."""
     wanted = of_inputs, not of_inputs, False
     return [
         torch.ops.aten.convolution_backward(
@@ -293,7 +270,7 @@ def _in_rows(tensors: Iterable[Tensor]) -> Products:
 
 
 def refuse_second_derivatives() -> None:
-    """To be called in a gradient that is not differentiable itself."""
+    """Raise an error if a gradient is to be differentiated again."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             "the fused layers have no second derivatives (create_graph=True); take the ordinary "

@@ -1,13 +1,13 @@
-"""The fused path's operations on memory, each a Triton kernel or two.
+"""The operations of the fused path: each launches one or two Triton kernels.
 
-Products are tuples of tensors ``[B, P, H, W]`` or ``[B, 2 P, H, W]`` in channels_last memory, where
-P is the number of channels rounded up (:mod:`equicolor.nn._fused.layout`) and spare channels are
-zero; what is written for convolutions is one tensor ``[m, B, H, W, P]`` of m planes. To a kernel
-either is a matrix of rows and L lanes, one or several pixels to a row so that lanes fill the tiles.
+Products are tuples of tensors ``[B, P, H, W]`` or ``[B, 2 P, H, W]`` in channels_last memory. P is
+the number of channels rounded up (:mod:`equicolor.nn._fused.layout`); spare channels are zero. The
+inputs of convolutions are one tensor ``[m, B, H, W, P]`` of m planes. A kernel sees both as a
+matrix of rows and L lanes. A row holds one or several pixels, so that lanes fill the tiles.
 
-What a batch norm does is five numbers a channel, repeated for the pixels of a row, float32
-``[5, L]``: mean, scale, shift, inverse standard deviation, unbiased variance. What its gradient
-needs is ``[4, L]``: the slope on centred features and the constant, and the gradients of weight
+The vectors of a batch norm are float32 ``[5, L]``: mean, scale, shift, inverse standard deviation
+and unbiased variance of every channel, repeated for the pixels of a row. The slopes of its
+gradient are ``[4, L]``: the slope on centred features, the constant, and the gradients of weight
 and bias.
 """
 
@@ -22,43 +22,24 @@ from torch import Tensor
 from equicolor.nn._fused import block_kernels as kernels
 from equicolor.nn._fused.layout import Features, Planes, Products, padded_channels
 
-__all__ = [
-    "analyse",
-    "analyse_backward",
-    "channel_vectors",
-    "empty_planes",
-    "loop_of",
-    "moments",
-    "norm_add",
-    "norm_add_sums",
-    "norm_analyse",
-    "norm_analyse_backward",
-    "norm_analyse_sums",
-    "norm_backward",
-    "pixels_in_a_row",
-    "row_vectors",
-    "running_vectors",
-    "slopes_of",
-]
-
-_LANES = 64  # of a tile: 128 bytes at half precision, a line of the cache
+_LANES = 64  # of a tile: 128 bytes in half precision, one cache line
 _WARPS = 4
-_PROGRAMS = 2048  # of a reduction, several for each multiprocessor
-_PARTS, _CHANNELS = 512, 8  # a tile of the partial sums
+_PROGRAMS = 2048  # of a reduction: several for each multiprocessor
+_PARTS, _CHANNELS = 512, 8  # tile of the partial sums
 
 
 class _Size(NamedTuple):
-    """Of a matrix: rows of several pixels, lanes; and the lanes of one pixel, used or not."""
+    """The size of a matrix that kernels work on."""
 
     rows: int
     lanes: int
-    padded: int
-    channels: int
-    spare: tl.constexpr  # whether some lanes of a pixel are not used
+    padded: int  # lanes of one pixel
+    channels: int  # lanes of one pixel that are used
+    spare: tl.constexpr  # whether some are not
 
 
 class _Source(NamedTuple):
-    """Features to read; rows that are ``padded`` apart need no step."""
+    """Features to read; ``row_step`` is None for rows that are ``padded`` apart."""
 
     pointer: Tensor | None
     rotation_step: int | None
@@ -86,15 +67,10 @@ def analyse_backward(
     channels: int,
     dtype: torch.dtype,
 ) -> Features:
-    """The gradient ``A^T g`` of features from those of the inputs of their products.
+    """The gradient ``A^T g`` of features from the gradients of the inputs of their products.
 
-    Args:
-        gradients: of the inputs.
-        others: gradients of the same inputs from other products, to be added.
-        residual: what else comes back to the features, to be added.
-        n: rotations.
-        channels: of the features.
-        dtype: of the result.
+    ``others`` (gradients of the same inputs from other products) and ``residual`` (a gradient of
+    the features) are added to it.
     """
     images = _images(gradients)
     out = Features.empty(images, channels, n, dtype, gradients[0].device)
@@ -105,7 +81,7 @@ def analyse_backward(
 
 
 def moments(products: Products, weight: Tensor, bias: Tensor, *, n: int, eps: float) -> Tensor:
-    """What batch norm does to the features of some products, ``[5, L]`` (see the module)."""
+    """Vectors of a batch norm in training, from the features of some products, ``[5, L]``."""
     images, channels = _images(products), len(weight)
     size = _size(images, channels)
     pivots = torch.empty(size.padded, device=weight.device)
@@ -118,21 +94,21 @@ def moments(products: Products, weight: Tensor, bias: Tensor, *, n: int, eps: fl
 
 
 def empty_planes(products: Products, planes: Planes) -> Tensor:
-    """Memory ``[m, B, H, W, P]`` for planes of as many pixels as products have, not filled."""
+    """Uninitialised memory ``[m, B, H, W, P]`` for planes as large as the products."""
     return products[0].new_empty(planes.total, *_images(products), products[0].shape[1])
 
 
 def running_vectors(
     products: Products, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *, eps: float
 ) -> Tensor:
-    """What batch norm does with given statistics, ``[5, L]`` (see the module)."""
+    """Vectors of a batch norm with running statistics, ``[5, L]``."""
     return row_vectors(channel_vectors(weight, bias, mean, var, eps=eps), products)
 
 
 def channel_vectors(
     weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *, eps: float
 ) -> Tensor:
-    """What batch norm does with given statistics, for one pixel: ``[5, P]``."""
+    """Vectors of a batch norm with running statistics, for one pixel: ``[5, P]``."""
     mean, var, weight, bias = (one.detach().float() for one in (mean, var, weight, bias))
     inverse = torch.rsqrt(var + eps)
     vectors = torch.stack([mean, weight * inverse, bias, inverse, var])
@@ -140,24 +116,20 @@ def channel_vectors(
 
 
 def row_vectors(vectors: Tensor, products: Products) -> Tensor:
-    """Vectors ``[5, P]`` of one pixel for the rows of some products, ``[5, L]``."""
+    """Vectors ``[5, P]`` of one pixel, repeated for the rows of some products: ``[5, L]``."""
     fold = pixels_in_a_row(products)
     return vectors if fold == 1 else vectors.repeat(1, fold)
 
 
 def pixels_in_a_row(products: Products) -> int:
-    """How many pixels of some products share a row, so that lanes fill the tiles."""
+    """How many pixels of some products share a row."""
     return _fold(_products_size(products))
 
 
 def norm_analyse(products: Products, vectors: Tensor, *, n: int, paired: bool = False) -> Tensor:
     """Batch norm and ReLU of features, given as products, and the inputs of the next products.
 
-    Args:
-        products: of the features.
-        vectors: of the norm.
-        n: rotations.
-        paired: how the next products want their inputs.
+    ``paired`` says whether the next layer's planes are in pairs.
     """
     size, out = _products_size(products), empty_planes(products, Planes.of(n, paired=paired))
     _elementwise(kernels.norm_analyse_kernel, n, size, products, vectors, out, paired)
@@ -173,15 +145,10 @@ def norm_analyse_sums(
     n: int,
     training: bool,
 ) -> Tensor:
-    """What the gradient of :func:`norm_analyse` needs from sums, ``[4, L]`` (see the module).
+    """The slopes ``[4, L]`` of :func:`norm_analyse`, from the gradients of its output.
 
-    Args:
-        products: what went in.
-        gradients: of what came out.
-        vectors: of the norm.
-        out: filled with what :func:`norm_analyse` gave, unless None.
-        n: rotations.
-        training: whether the statistics are those of the products.
+    ``out``, unless None, is filled with the output of :func:`norm_analyse` again. ``training``
+    says whether the statistics come from the products.
     """
     size = _products_size(products)
     sums = _reduce(kernels.norm_analyse_sums_kernel, n, size, products, gradients, vectors, out)
@@ -191,7 +158,7 @@ def norm_analyse_sums(
 def norm_analyse_backward(
     products: Products, gradients: Products, vectors: Tensor, slopes: Tensor, *, n: int
 ) -> Tensor:
-    """The gradient of the products that went into :func:`norm_analyse`, ``[m, B, H, W, P]``."""
+    """The gradient of the input of :func:`norm_analyse`, ``[m, B, H, W, P]``."""
     size, out = _products_size(products), _empty_like(products, n)
     arguments = products, gradients, vectors, slopes, out
     _elementwise(kernels.norm_analyse_backward_kernel, n, size, *arguments)
@@ -209,7 +176,7 @@ def norm_add(
 ) -> Features:
     """Batch norm of features given as products, plus a residual, and ReLU.
 
-    The residual is features, or products and the vectors of a norm of their own.
+    The residual is features, or products and the vectors of their own norm.
     """
     images = _images(products)
     out = Features.empty(images, channels, n, dtype, vectors.device)
@@ -231,14 +198,14 @@ def norm_add_sums(
     *,
     training: bool,
 ) -> tuple[Tensor, Features]:
-    """What the gradient of :func:`norm_add` needs from sums, ``[4, L]``, and that before ReLU.
+    """The slopes ``[4, L]`` of :func:`norm_add`, and its gradient before ReLU.
 
-    Without an output to look at, the gradient is taken to be the one before ReLU.
+    Without ``output``, ``gradient`` is the one before ReLU already.
     """
     n, images, channels = gradient.rotations, gradient.images, gradient.channels
     size, inner, source = _size(images, channels), gradient, _NO_SOURCE
     if output is not None:
-        # The residual's gradient too, so in its dtype, which is the output's.
+        # It is also the gradient of the residual, so it has the dtype of that and of the output.
         inner = Features.empty(images, channels, n, output.tensor.dtype, vectors.device)
         source = _source(output)
     arguments = _source(gradient), source, products, vectors, inner.tensor
@@ -249,7 +216,7 @@ def norm_add_sums(
 def norm_backward(
     gradient: Features, products: Products, vectors: Tensor, slopes: Tensor
 ) -> Tensor:
-    """The gradient of products from that of their normalised features, ``[m, B, H, W, P]``."""
+    """The gradient of products from that of their normalised features: ``[m, B, H, W, P]``."""
     n, size = gradient.rotations, _size(gradient.images, gradient.channels)
     out = _empty_like(products, n)
     arguments = _source(gradient), products, vectors, slopes, out
@@ -274,12 +241,12 @@ def _products_size(products: Products) -> _Size:
 
 
 def _fold(size: _Size) -> int:
-    """Pixels that share a row."""
+    """The number of pixels in a row."""
     return size.lanes // size.padded
 
 
 def _count(n: int, size: _Size) -> float:
-    """Numbers of a channel."""
+    """How many numbers of a channel the statistics are of."""
     return float(n * size.rows * _fold(size))
 
 
@@ -293,9 +260,9 @@ def _images(products: Products) -> tuple[int, int, int]:
 
 
 def _rows_of_tile(n: int, largest: int) -> int:
-    """Rows such that a thread has eight numbers of a small group, four of a large one.
+    """Rows of a tile: eight numbers a thread for up to ``largest`` rotations, four for more.
 
-    A thread keeps all rotations and products of its numbers in registers, 255 at most.
+    A thread keeps all rotations and products of its numbers in its 255 registers.
     """
     numbers = 8 if n <= largest else 4
     return numbers * _WARPS * 32 // _LANES
@@ -322,7 +289,7 @@ def _reduce(kernel: Any, n: int, size: _Size, *arguments: Any) -> Tensor:
 
 
 def loop_of(steps: int) -> Any:
-    """The number of steps of a loop; Triton's interpreter takes none known at run time alone."""
+    """The number of steps of a loop; Triton's interpreter needs it as a constant."""
     return tl.constexpr(steps) if triton.knobs.runtime.interpret else steps
 
 
@@ -333,13 +300,13 @@ def _finish(kernel: Any, sums: Tensor, *arguments: Any, options: Any) -> None:
 
 
 def slopes_of(sums: Tensor, vectors: Tensor, count: float, *, training: bool) -> Tensor:
-    """What the gradient of a norm needs, ``[4, L]``, from partial sums ``[2, parts, P]``.
+    """The slopes ``[4, L]`` of a norm's gradient from partial sums ``[2, parts, P]``.
 
     Args:
-        sums: of the gradient after the norm, and of it times what the norm centred.
+        sums: of the gradient after the norm, and of that times the centred features.
         vectors: of the norm.
-        count: the numbers of a channel that its statistics are of.
-        training: whether the statistics depend on what was normalised.
+        count: how many numbers of a channel the statistics are of.
+        training: whether the statistics come from the features.
     """
     _, parts, padded = sums.shape
     slopes = vectors.new_empty(4, vectors.shape[1])

@@ -1,4 +1,4 @@
-"""How the fused path sees features and products: where in memory, in which dtype."""
+"""How features and products lie in memory on the fused path, and in which dtype."""
 
 import contextlib
 import math
@@ -12,37 +12,32 @@ from torch import Tensor
 from equicolor import _checks
 from equicolor.groups.cyclic import cyclic_products
 
-# The r products [B, P, H, W] of a layer, P being padded channels; or, paired, those of the real
-# frequencies, and [B, 2 P, H, W] for each of the others.
+# The r products [B, P, H, W] of a layer, where P is the padded number of channels; or, paired,
+# [B, P, H, W] for each real frequency and [B, 2 P, H, W] for each of the others.
 Products = tuple[Tensor, ...]
 Options = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]  # stride, padding, dilation
-# Channels are rounded up to it. Tensor cores need eight halves, but their convolutions of 64
-# channels take two thirds of the time of 56, and those of 48 four fifths of 40.
+# Channels are rounded up to a multiple of it. Tensor cores need multiples of 8, but convolutions
+# of 64 channels take two thirds of the time of 56, and those of 48 four fifths of 40.
 BLOCK = 16
-# Up to so many channels, one convolution of twice as many takes less time than three.
+# Up to this width, one convolution of twice the channels is faster than three convolutions.
 _PAIRED_CHANNELS = 96
 
 
 def padded_channels(channels: int) -> int:
-    """Channels rounded up to a whole block.
-
-    Example:
-        >>> [padded_channels(channels) for channels in (1, 16, 55)]
-        [16, 16, 64]
-    """
+    """Channels rounded up to a multiple of ``BLOCK``: 55 become 64."""
     return -(-channels // BLOCK) * BLOCK
 
 
 class Planes(NamedTuple):
     """The planes of an equivariant layer's convolutions: features mixed over the rotations.
 
-    A complex product is three real ones. Or the real and the imaginary part lie side by side, as
-    2C channels, and are one convolution: of four thirds of the arithmetic, but of larger matrices,
-    and with two planes to write and read instead of three.
+    A complex product takes three real ones. Instead, the real and the imaginary part can lie
+    side by side, as 2C channels, for one convolution. It has four thirds of the arithmetic, but
+    larger matrices, and two planes to write and read instead of three.
 
     Attributes:
-        total: planes of C channels.
-        alone: how many of them are an image by themselves; the others are two by two.
+        total: number of planes of C channels.
+        alone: how many of them are single images; the others are in pairs.
     """
 
     total: int
@@ -66,7 +61,7 @@ class Planes(NamedTuple):
 
     @property
     def paired(self) -> bool:
-        """Whether some are two by two."""
+        """Whether some planes are in pairs."""
         return self.alone < self.total
 
     def images(self, memory: Tensor) -> Products:
@@ -79,7 +74,7 @@ class Planes(NamedTuple):
     def filters(self, memory: Tensor) -> Products:
         """Filters ``[m, O, kh, kw, C]`` as ``[O, C, kh, kw]`` and ``[2 O, 2 C, kh, kw]``.
 
-        There are four filters for a pair, which lie in memory as that one does.
+        The four filters of a pair lie in memory as one filter of twice the channels.
         """
         pairs = memory[self.alone :]
         _, outputs, height, width, inputs = memory.shape
@@ -97,17 +92,12 @@ class Planes(NamedTuple):
 
 
 def pairs_pay(channels: int) -> bool:
-    """Whether planes of so many channels should be paired; ``docs/speed.md`` has the figures.
-
-    Example:
-        >>> pairs_pay(64), pairs_pay(112)
-        (True, False)
-    """
+    """Whether planes of this width should be paired; see ``docs/speed.md``."""
     return padded_channels(channels) <= _PAIRED_CHANNELS
 
 
 class Features(NamedTuple):
-    """Features ``[B, C, n, H, W]`` whose pixels are rows of channels, and where those are.
+    """Features ``[B, C, n, H, W]`` in memory where the channels of a pixel lie together.
 
     Element (rotation k, pixel p, channel c) lies ``k * rotation_step + p * row_step + c``
     elements after the first.
@@ -116,16 +106,14 @@ class Features(NamedTuple):
     tensor: Tensor
     rotation_step: int
     row_step: int
-    padded: bool  # rows are padded_channels(C) apart and the last is whole: safe to read so
+    padded: bool  # rows are padded_channels(C) apart, and the last one may be read as a whole
 
     @property
     def channels(self) -> int:
-        """C."""
         return self.tensor.shape[1]
 
     @property
     def rotations(self) -> int:
-        """The order of the group, n."""
         return self.tensor.shape[2]
 
     @property
@@ -149,14 +137,7 @@ class Features(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor) -> Self:
-        """A view of features where their memory allows it, else one copy.
-
-        Example:
-            >>> x = torch.rand(2, 5, 3, 4, 4)
-            >>> view = Features.of(x)
-            >>> view.padded, view.row_step, torch.equal(view.tensor, x)
-            (True, 16, True)
-        """
+        """A view of features where their memory allows it, else one copy."""
         row_step = _row_step(x)
         if row_step is None:
             return cls._copy(x)
@@ -188,13 +169,13 @@ class Features(NamedTuple):
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of convolutions of some features or images: autocast's, or their own."""
+    """The dtype in which features or images are convolved: autocast's, or their own."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if _checks.autocasting(x.device) else x.dtype
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
-    """Triton launches on the current device, whatever that of the tensors: make it the same."""
+    """Make the device of a tensor the current one, which is where Triton launches kernels."""
     return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
 
 
@@ -204,18 +185,18 @@ def rows_of(product: Tensor) -> Tensor:
 
 
 def _wide(planes: Tensor) -> Tensor:
-    """Planes ``[2 q, B, H, W, P]`` in whose memory are ``[q, B, H, W, 2 P]``."""
+    """Planes ``[2 q, B, H, W, P]`` as pairs ``[q, B, H, W, 2 P]``."""
     count, batch, height, width, padded = planes.shape
     return planes.reshape(count // 2, batch, height, width, 2 * padded)
 
 
 def _row_step(x: Tensor) -> int | None:
-    """Elements from pixel to pixel, if the channels of a pixel lie together and pixels evenly."""
+    """Elements from pixel to pixel; None unless channels lie together and pixels evenly."""
     batch, channels, _, height, width = x.shape
     steps, sizes = (x.stride(4), x.stride(3), x.stride(0)), (width, height, batch)
     if channels > 1 and x.stride(1) != 1:
         return None
-    # The step along a dimension of size one means nothing.
+    # The stride of a dimension of size one means nothing.
     row_step, pixels = None, 1
     for step, size in zip(steps, sizes, strict=True):
         if size > 1:

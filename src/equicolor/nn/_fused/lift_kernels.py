@@ -1,13 +1,12 @@
 """The orbit of images under the hue group as one Triton kernel, laid out for the first convolution.
 
-Equal to :func:`equicolor.nn.functional.hue_orbit`, which takes a pass over memory for every
-operation. Colours are float32 until they are written.
+It equals :func:`equicolor.nn.functional.hue_orbit`, which passes over memory for every operation.
+Colours are float32 until they are written.
 
-A convolution of three channels leaves tensor cores mostly idle, so the kernel writes more of them:
-for every column of the result all pixels that a row of the filter sees there, and as many rows as
-the stride skips. What is left is a convolution along one column with stride one and
-``stride * kernel width * 3`` channels, 42 for the 7×7 filters of a ResNet: 3 times as fast,
-forward and backward.
+A convolution of three channels leaves tensor cores mostly idle, so the kernel writes more channels:
+for every column of the result, all pixels that a row of the filter sees, of as many rows as the
+stride. This leaves a convolution along one column with stride one and ``stride * kernel width * 3``
+channels, 42 for the 7×7 filters of a ResNet. It is 3 times as fast, forward and backward.
 """
 
 from typing import NamedTuple
@@ -16,10 +15,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from equicolor.nn._fused.layout import Options, padded_channels
-
-__all__ = ["column_filters", "orbit_columns"]
 
 _ROWS, _WARPS = 64, 4
 
@@ -34,12 +32,12 @@ class _Images(NamedTuple):
 
 
 class _Windows(NamedTuple):
-    """Where a row and a channel of what is written come from."""
+    """The output, and which pixels of the images each of its rows and channels comes from."""
 
     rows: int
-    height: tl.constexpr
-    width: tl.constexpr
-    kernel_width: tl.constexpr
+    height: constexpr
+    width: constexpr
+    kernel_width: constexpr
     stride: tuple[int, int]
     padding: tuple[int, int]
 
@@ -55,10 +53,10 @@ def _orbit_kernel(
     matrices,
     out,
     windows,
-    N: tl.constexpr,
-    ROWS: tl.constexpr,
-    LANES: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    N: constexpr,
+    ROWS: constexpr,
+    LANES: constexpr,
+    CHANNELS: constexpr,
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     lane = tl.arange(0, LANES)[None, :]
@@ -116,9 +114,8 @@ def orbit_columns(
         n: the order of the group.
         matrices: the group as float32 matrices ``[n, 3, 3]`` acting on filters, or None for
             shifts of the HSV hue.
-        dtype: of the result.
-        kernel_size: of the filters.
-        options: stride, padding and dilation of the convolution; the last is one.
+        dtype, kernel_size: of the result and of the filters.
+        options: stride, padding and dilation of the convolution; dilation is one.
 
     Returns:
         ``[n * B, P, H'', W']`` in channels_last memory, with W' columns of the convolution's
@@ -153,16 +150,7 @@ def orbit_columns(
 
 
 def column_filters(filters: Tensor, stride: int) -> Tensor:
-    """Filters ``[O, 3, kh, kw]`` for what :func:`orbit_columns` gives: ``[O, P, kh', 1]``.
-
-    Args:
-        filters: of a convolution.
-        stride: between its rows.
-
-    Example:
-        >>> column_filters(torch.rand(8, 3, 7, 7), 2).shape
-        torch.Size([8, 48, 4, 1])
-    """
+    """Filters ``[O, 3, kh, kw]`` for the result of :func:`orbit_columns`: ``[O, P, kh', 1]``."""
     _, colors, height, width = filters.shape
     blocks = -(-height // stride)
     rows = torch.nn.functional.pad(filters, (0, 0, 0, blocks * stride - height))

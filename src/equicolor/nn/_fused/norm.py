@@ -1,4 +1,4 @@
-"""Batch norms on the fused path: what they do to the features at hand, and what they remember."""
+"""Batch norms on the fused path, and the modules of Triton kernels."""
 
 import functools
 import importlib
@@ -11,32 +11,24 @@ from torch import Tensor
 from equicolor.nn._fused.layout import Products
 from equicolor.nn.norm import CEBatchNorm2d
 
-__all__ = ["Norm", "kernels", "normalization"]
-
 
 class Norm(NamedTuple):
-    """A batch norm: its parameters and what it does to the features at hand."""
+    """A batch norm with the statistics to use."""
 
     weight: Tensor
     bias: Tensor
-    vectors: Tensor  # see equicolor.nn._fused.launchers
-    training: bool  # whether the statistics are those of the features at hand
+    vectors: Tensor  # mean, scale, ...; see equicolor.nn._fused.launchers
+    training: bool  # whether the statistics come from the features themselves
 
     def gradients(self, slopes: Tensor) -> tuple[Tensor, Tensor]:
-        """Of weight and bias."""
+        """Gradients of weight and bias."""
         d_weight, d_bias = slopes[2:, : len(self.weight)]
         return d_weight.to(self.weight.dtype), d_bias.to(self.bias.dtype)
 
 
 @torch.no_grad()
 def normalization(norm: CEBatchNorm2d, outputs: Products, n: int) -> Norm:
-    """What a batch norm does to the features of some products; in training, it remembers.
-
-    Args:
-        norm: the module.
-        outputs: the products.
-        n: rotations.
-    """
+    """The batch norm of features given as products; in training, updates running statistics."""
     mean, var, count = norm.running_mean, norm.running_var, norm.num_batches_tracked
     assert mean is not None
     assert var is not None
@@ -54,7 +46,9 @@ def normalization(norm: CEBatchNorm2d, outputs: Products, n: int) -> Norm:
 
 
 @functools.cache
-def kernels() -> ModuleType:
-    """:mod:`equicolor.nn._fused.launchers`."""
-    # Not at the top: Triton takes long to import and is not there everywhere.
-    return importlib.import_module("equicolor.nn._fused.launchers")
+def kernels(module: str = "launchers") -> ModuleType:
+    """A module of kernels, imported at its first use.
+
+    Triton takes long to import and is not installed everywhere.
+    """
+    return importlib.import_module(f"equicolor.nn._fused.{module}")

@@ -1,11 +1,11 @@
 """Batch norm, ReLU and 3×3 max pooling with stride 2 as Triton kernels, forward and backward.
 
-The stem of a network works on its largest activations. Here they are read once for the moments
-and once to normalise, cut and pool; nothing of their size is written but their gradient, and one
-byte an output, the tap of the window it came from, is kept for it.
+The stem of a network has its largest activations. They are read once for the moments and once
+for norm, ReLU and pooling. Nothing of their size is written except their gradient. For that,
+one byte is kept for each output: which of the nine taps of its window it came from.
 
-Activations are images ``[N, P, H, W]`` in channels_last memory. The norm is ``[5, L]`` and what its
-gradient needs ``[4, L]`` as in :mod:`equicolor.nn._fused.launchers`, where P divides L.
+Activations are images ``[N, P, H, W]`` in channels_last memory. Vectors ``[5, L]`` and slopes
+``[4, L]`` of the norm are those of :mod:`equicolor.nn._fused.launchers`; P divides L.
 """
 
 # Triton knows no starred tuples, and mypy no tuples that grow in a loop.
@@ -18,45 +18,39 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from equicolor.nn._fused.launchers import loop_of, slopes_of
 
-__all__ = ["norm_pool", "norm_pool_backward", "norm_pool_sums", "pooled"]
-
 _ROWS, _LANES, _WARPS = 16, 64, 4
 _PROGRAMS = 4096  # of the reduction
-_NO_TAP = tl.constexpr(9)  # of a window where nothing is positive
+_NO_TAP = tl.constexpr(9)  # for a window where nothing is positive
 
 
 class _Shape(NamedTuple):
-    """Of the activations and of the pooled ones; lanes are those of one pixel.
+    """The shapes of the activations and of the pooled ones.
 
-    Sides are known to the compiler since every row of a tile is divided by them, lanes so that
-    loads are whole even where they are no multiple of 16.
+    Sides are constants for the compiler since every row of a tile is divided by them. So are the
+    lanes of a pixel, so that loads are vectorised even for lanes that are no multiple of 16.
     """
 
     images: int
-    height: tl.constexpr
-    width: tl.constexpr
-    pooled_height: tl.constexpr
-    pooled_width: tl.constexpr
-    lanes: tl.constexpr
+    height: constexpr
+    width: constexpr
+    pooled_height: constexpr
+    pooled_width: constexpr
+    lanes: constexpr
     vector_step: int
 
 
 def pooled(size: int) -> int:
-    """Pixels along a side after pooling.
-
-    Example:
-        >>> [pooled(size) for size in (1, 7, 110)]
-        [1, 4, 55]
-    """
+    """Pixels along a side after pooling: 110 become 55."""
     return (size - 1) // 2 + 1
 
 
 @triton.jit
-def _columns(shape, LANES: tl.constexpr):
-    """The block of rows, the lanes and the lanes' mask of this program."""
+def _columns(shape, LANES: constexpr):
+    """The block of rows, the lanes, and their mask, of this program."""
     blocks = tl.cdiv(shape.lanes, LANES)
     lane = (tl.program_id(0) % blocks) * LANES + tl.arange(0, LANES)
     return tl.program_id(0) // blocks, lane, lane < shape.lanes
@@ -64,7 +58,7 @@ def _columns(shape, LANES: tl.constexpr):
 
 @triton.jit
 def _pixel(row, height, width):
-    """The image and the place in it of some rows."""
+    """Image, y and x of some rows."""
     return row // (height * width), row // width % height, row % width
 
 
@@ -80,9 +74,7 @@ def _vector(vectors, index, lane, shape):
 
 
 @triton.jit
-def _norm_pool_kernel(
-    activations, vectors, out, taps, shape, ROWS: tl.constexpr, LANES: tl.constexpr
-):
+def _norm_pool_kernel(activations, vectors, out, taps, shape, ROWS: constexpr, LANES: constexpr):
     block, lane, used = _columns(shape, LANES)
     mean = _vector(vectors, 0, lane, shape)
     scale, shift = _vector(vectors, 1, lane, shape), _vector(vectors, 2, lane, shape)
@@ -98,7 +90,7 @@ def _norm_pool_kernel(
         place = _place(image, y, x, shape.height, shape.width, lane, shape.lanes)
         value = tl.load(activations + place, mask, 0.0).to(tl.float32)
         value = (value - mean) * scale + shift
-        # The first of equal ones, and any that is not a number, as torch does it.
+        # As torch does: the first of equal values, and any NaN.
         better = mask & ((value > best) | (value != value))
         best = tl.where(better, value, best)
         tap = tl.where(better, index, tap)
@@ -119,10 +111,10 @@ def _norm_pool_sums_kernel(
     shape,
     blocks,
     steps,
-    ROWS: tl.constexpr,
-    LANES: tl.constexpr,
+    ROWS: constexpr,
+    LANES: constexpr,
 ):
-    """Over the windows: a quarter of the pixels, and only those that windows chose count."""
+    """Sums over the windows: a quarter of the pixels, and only chosen pixels have a gradient."""
     block, lane, used = _columns(shape, LANES)
     mean = _vector(vectors, 0, lane, shape)
     total = tl.zeros([ROWS, LANES], tl.float32)
@@ -150,17 +142,9 @@ def _norm_pool_sums_kernel(
 
 @triton.jit
 def _norm_pool_backward_kernel(
-    activations,
-    gradients,
-    taps,
-    vectors,
-    slopes,
-    out,
-    shape,
-    ROWS: tl.constexpr,
-    LANES: tl.constexpr,
+    activations, gradients, taps, vectors, slopes, out, shape, ROWS: constexpr, LANES: constexpr
 ):
-    """Two by two pixels at a time: the windows that can have chosen them are two by two too."""
+    """Two by two pixels at a time, which at most two by two windows can have chosen."""
     block, lane, used = _columns(shape, LANES)
     mean, scale = _vector(vectors, 0, lane, shape), _vector(vectors, 1, lane, shape)
     slope, constant = _vector(slopes, 0, lane, shape), _vector(slopes, 1, lane, shape)
@@ -194,12 +178,9 @@ def _norm_pool_backward_kernel(
 def norm_pool(
     activations: Tensor, vectors: Tensor, *, keep_taps: bool = True
 ) -> tuple[Tensor, Tensor | None]:
-    """Normalised, cut and pooled activations ``[N, H', W', P]``, and the taps they came from.
+    """Norm, ReLU and pooling of activations, ``[N, H', W', P]``, and the taps they came from.
 
-    Args:
-        activations: what goes in.
-        vectors: of the norm.
-        keep_taps: whether there will be a gradient, which needs them; None comes back if not.
+    Only a gradient needs the taps: without ``keep_taps`` they are None.
     """
     shape = _shape(activations, vectors)
     images, lanes, height, width = activations.shape
@@ -214,14 +195,9 @@ def norm_pool(
 def norm_pool_sums(
     activations: Tensor, gradients: Tensor, taps: Tensor, vectors: Tensor, *, training: bool
 ) -> Tensor:
-    """What the gradient of :func:`norm_pool` needs from sums, ``[4, L]``.
+    """The slopes ``[4, L]`` of :func:`norm_pool`, from gradients ``[N, H', W', P]`` of its output.
 
-    Args:
-        activations: what went in.
-        gradients: of what came out, ``[N, H', W', P]``.
-        taps: what came out too.
-        vectors: of the norm.
-        training: whether the statistics are those of the activations.
+    ``training`` says whether the statistics come from the activations.
     """
     shape = _shape(activations, vectors)
     rows, count = taps[..., 0].numel(), activations[:, 0].numel()

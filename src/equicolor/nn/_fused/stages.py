@@ -1,14 +1,14 @@
-r"""The mixing matrices of the cyclic algorithm as products of sparse ones, for kernels.
+r"""The mixing matrices of the cyclic algorithm as products of sparse matrices, for kernels.
 
-Features are mixed four ways: :math:`A` (features to products), :math:`C^\top` (products to
-features), and the transposes of both for gradients. As they stand they cost :math:`nr`
+Features are mixed by four matrices: :math:`A` (features to products), :math:`C^\top` (products
+to features), and the transposes of both for gradients. A dense matrix costs :math:`nr`
 multiplications a pixel, which for twelve rotations takes longer than reading the memory. But
-their rows are real Fourier modes: even and odd parts of the features separate (and once more
-for even :math:`n`), and of the three products of a frequency one row is the sum of the others.
-Four sparse stages are left: 49 additions and 16 multiplications for :math:`n = 12`, not 204.
+the rows are real Fourier modes: even and odd parts of the features separate (twice for even
+:math:`n`), and of the three products of a frequency one row is the sum of the others. This
+leaves four sparse stages: 49 additions and 16 multiplications for :math:`n = 12`, not 204.
 
-Where the two modes of a frequency are not three products of C channels but one of 2C, features
-are mixed to modes and back, and the last (or first) stage does nothing.
+Where a frequency is one product of 2C channels instead of three of C, features are mixed to
+modes and back, and the last (or first) stage does nothing.
 """
 
 import functools
@@ -18,23 +18,14 @@ from torch import Tensor
 
 from equicolor.groups.cyclic import cyclic_products
 
-__all__ = [
-    "ANALYSIS", "ANALYSIS_T", "PAIRED", "SYNTHESIS", "SYNTHESIS_T", "outputs", "stages", "terms",
-]  # fmt: skip
-
 # Features to products (A), products to features (C^T), and the transposes of both.
 ANALYSIS, ANALYSIS_T, SYNTHESIS, SYNTHESIS_T = range(4)
-# Added to any of them: modes instead of products.
+# Added to any of them, it means modes instead of products.
 PAIRED = 4
 
 
 def stages(kind: int, n: int) -> tuple[Tensor, ...]:
-    r"""The float64 matrices to apply one after the other.
-
-    Args:
-        kind: ``ANALYSIS``, ``ANALYSIS_T``, ``SYNTHESIS`` (which is :math:`C^\top`, from
-            products to features) or ``SYNTHESIS_T``, or one of them plus ``PAIRED``.
-        n: the order of the group.
+    """The float64 matrices to apply one after the other, for one of the kinds above.
 
     Example:
         >>> from equicolor.groups import cyclic_algorithm
@@ -83,12 +74,12 @@ def outputs(kind: int, n: int, stage: int) -> int:
 
 @functools.cache
 def _rows(kind: int, n: int) -> tuple[list[list[float]], ...]:
-    # Cosines that should be zero or one are not quite, and those cost nothing.
+    # Rounded, because coefficients that are exactly zero or one cost nothing.
     return tuple(stage.round(decimals=14).tolist() for stage in stages(kind, n))
 
 
 def _folds(n: int) -> tuple[Tensor, Tensor]:
-    """Even and odd parts of n features, and of the parts themselves about n / 4 for even n."""
+    """Matrices that take even and odd parts of n features, and for even n again about n / 4."""
     half = n // 2
     first, second = _zeros(n, n), _zeros(n, n)
     even, odd = range(half + 1), range(1, (n + 1) // 2)
@@ -106,7 +97,7 @@ def _folds(n: int) -> tuple[Tensor, Tensor]:
 
 
 def _modes(n: int) -> tuple[Tensor, Tensor]:
-    """The real Fourier modes, ones, signs (even n), then cosine and sine; and their weights."""
+    """The real Fourier modes (ones, signs for even n, cosines and sines), and their weights."""
     steps = torch.arange(n, dtype=torch.float64, device="cpu")
     rows = [torch.ones_like(steps)]
     if n % 2 == 0:
@@ -133,5 +124,5 @@ def _expansions(n: int) -> tuple[Tensor, Tensor]:
 
 
 def _zeros(rows: int, columns: int) -> Tensor:
-    # On the CPU whatever the default device.
+    # On the CPU even if the default device is another one.
     return torch.zeros(rows, columns, dtype=torch.float64, device="cpu")

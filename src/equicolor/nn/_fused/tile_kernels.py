@@ -1,7 +1,7 @@
-"""Tiles inside the Triton kernels of the fused path: mixing, loading and storing, arithmetic.
+"""Functions on tiles for the Triton kernels of the fused path: mix, load, store, arithmetic.
 
-A thread keeps all rotations, or all products, of its pixels and channels: tuples of tiles. Sizes
-are ``Size`` and features ``Source`` of :mod:`equicolor.nn._fused.launchers`.
+A thread keeps all rotations, or all products, of its pixels and channels, as tuples of tiles.
+``size`` is a ``_Size`` and features are a ``_Source`` of :mod:`equicolor.nn._fused.launchers`.
 """
 
 # Triton knows no starred tuples, and mypy no tuples that grow in a loop.
@@ -10,6 +10,7 @@ are ``Size`` and features ``Source`` of :mod:`equicolor.nn._fused.launchers`.
 
 import triton
 import triton.language as tl
+from triton.language import constexpr
 
 from equicolor.nn._fused import stages
 
@@ -18,7 +19,7 @@ ANALYSIS_T = tl.constexpr(stages.ANALYSIS_T)
 SYNTHESIS = tl.constexpr(stages.SYNTHESIS)
 SYNTHESIS_T = tl.constexpr(stages.SYNTHESIS_T)
 
-# Mixing. Imports are inside since Triton refuses to see ordinary functions from its own.
+# Mixing. Imports are inside, since Triton does not let kernels refer to ordinary functions.
 
 
 @triton.constexpr_function
@@ -36,7 +37,7 @@ def _outputs(kind, n, stage):
 
 
 @triton.jit
-def _stage(xs, KIND: tl.constexpr, N: tl.constexpr, STAGE: tl.constexpr):
+def _stage(xs, KIND: constexpr, N: constexpr, STAGE: constexpr):
     ys = ()
     for row in tl.static_range(_outputs(KIND, N, STAGE)):
         total = xs[_terms(KIND, N, STAGE, row)[0]]
@@ -53,7 +54,7 @@ def _stage(xs, KIND: tl.constexpr, N: tl.constexpr, STAGE: tl.constexpr):
 
 
 @triton.jit
-def mix(xs, KIND: tl.constexpr, N: tl.constexpr):
+def mix(xs, KIND: constexpr, N: constexpr):
     """Tiles of features to tiles of products, or back."""
     xs = _stage(_stage(xs, KIND, N, 0), KIND, N, 1)
     return _stage(_stage(xs, KIND, N, 2), KIND, N, 3)
@@ -61,7 +62,7 @@ def mix(xs, KIND: tl.constexpr, N: tl.constexpr):
 
 @triton.constexpr_function
 def alone(n, paired):
-    """How many planes are an image by themselves."""
+    """How many planes are single images."""
     from equicolor.nn._fused.layout import Planes
 
     return Planes.of(n, paired=bool(paired)).alone
@@ -69,7 +70,7 @@ def alone(n, paired):
 
 @triton.constexpr_function
 def is_paired(images, n):
-    """Whether so many images hold planes two by two."""
+    """Whether this number of images means planes in pairs."""
     from equicolor.groups.cyclic import cyclic_products
 
     return images < cyclic_products(n)
@@ -77,7 +78,7 @@ def is_paired(images, n):
 
 @triton.constexpr_function
 def kind_of(kind, paired):
-    """A kind of mixing, from or to products or modes."""
+    """A kind of mixing, with modes instead of products if paired."""
     from equicolor.nn._fused.stages import PAIRED
 
     return kind + PAIRED if paired else kind
@@ -87,16 +88,16 @@ def kind_of(kind, paired):
 
 
 @triton.jit
-def columns(size, LANES: tl.constexpr):
-    """The block of rows and the lanes of this program."""
+def columns(size, LANES: constexpr):
+    """The block of rows, and the lanes, of this program."""
     blocks = tl.cdiv(size.lanes, LANES)
     program = tl.program_id(0)
     return program // blocks, (program % blocks) * LANES + tl.arange(0, LANES)
 
 
 @triton.jit
-def tile(block, lane, size, ROWS: tl.constexpr):
-    """Rows, places in memory and mask of a tile."""
+def tile(block, lane, size, ROWS: constexpr):
+    """Rows, offsets in memory and mask of a tile."""
     row = block.to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = (row < size.rows)[:, None] & (lane < size.lanes)[None, :]
     return row, row[:, None] * size.lanes + lane[None, :], inside
@@ -104,7 +105,7 @@ def tile(block, lane, size, ROWS: tl.constexpr):
 
 @triton.jit
 def _beside(place, row, lane, size):
-    """Places in the first of two planes that lie side by side."""
+    """Offsets in the first of two planes that lie side by side."""
     return place + (row * size.lanes)[:, None] + (lane // size.padded * size.padded)[None, :]
 
 
@@ -118,8 +119,8 @@ def load(parts, place, inside):
 
 
 @triton.jit
-def _load_planes(images, row, lane, place, inside, size, N: tl.constexpr):
-    """Tiles of planes, each an image or one of two side by side in an image."""
+def _load_planes(images, row, lane, place, inside, size, N: constexpr):
+    """Tiles of planes: single images, and pairs side by side in one image."""
     ALONE: tl.constexpr = alone(N, is_paired(len(images), N))
     tiles = ()
     for image in tl.static_range(ALONE):
@@ -134,14 +135,14 @@ def _load_planes(images, row, lane, place, inside, size, N: tl.constexpr):
 
 
 @triton.jit
-def load_mixed(images, KIND: tl.constexpr, row, lane, place, inside, size, N: tl.constexpr):
+def load_mixed(images, KIND: constexpr, row, lane, place, inside, size, N: constexpr):
     """Planes, mixed to features."""
     planes = _load_planes(images, row, lane, place, inside, size, N)
     return mix(planes, kind_of(KIND, is_paired(len(images), N)), N)
 
 
 @triton.jit
-def load_features(x, row, lane, place, inside, size, N: tl.constexpr):
+def load_features(x, row, lane, place, inside, size, N: constexpr):
     """Tiles of features, zero in the spare channels."""
     if x.row_step is not None:
         within = lane // size.padded * x.row_step + lane % size.padded
@@ -152,7 +153,7 @@ def load_features(x, row, lane, place, inside, size, N: tl.constexpr):
         source = x.pointer + tl.cast(x.rotation_step, tl.int64) * k + place
         value = tl.load(source, inside, 0.0).to(tl.float32)
         if size.spare:
-            # Not by the mask of the load, which would then take one number at a time.
+            # With a mask instead, the load would take one number at a time.
             value = tl.where((lane % size.padded < size.channels)[None, :], value, 0.0)
         tiles = tiles + (value,)
     return tiles
@@ -160,7 +161,7 @@ def load_features(x, row, lane, place, inside, size, N: tl.constexpr):
 
 @triton.jit
 def store(out, place, inside, size, tiles):
-    """Tiles to one tensor after the other, all in one."""
+    """Store tiles one after the other in one tensor."""
     step = tl.cast(size.rows, tl.int64) * size.lanes
     for part in tl.static_range(len(tiles)):
         tl.store(out + step * part + place, tiles[part].to(out.dtype.element_ty), inside)
@@ -168,18 +169,9 @@ def store(out, place, inside, size, tiles):
 
 @triton.jit
 def store_mixed(
-    out,
-    KIND: tl.constexpr,
-    PAIRED: tl.constexpr,
-    row,
-    lane,
-    place,
-    inside,
-    size,
-    features,
-    N: tl.constexpr,
+    out, KIND: constexpr, PAIRED: constexpr, row, lane, place, inside, size, features, N: constexpr
 ):
-    """Features, mixed to planes, to the images of those, one after the other."""
+    """Mix features to planes, and store their images one after the other."""
     ALONE: tl.constexpr = alone(N, PAIRED)
     planes = mix(features, kind_of(KIND, PAIRED), N)
     step = tl.cast(size.rows, tl.int64) * size.lanes
@@ -195,7 +187,7 @@ def store_mixed(
 
 @triton.jit
 def store_sums(out, block, blocks, lane, size, first, second):
-    """Two tiles, summed over rows, as this program's part of the sums."""
+    """Store two tiles, summed over rows, as this program's part of the sums."""
     place = block * size.lanes + lane
     tl.store(out + place, tl.sum(first, 0), lane < size.lanes)
     tl.store(out + blocks * size.lanes + place, tl.sum(second, 0), lane < size.lanes)
@@ -206,7 +198,7 @@ def store_sums(out, block, blocks, lane, size, first, second):
 
 @triton.jit
 def vector(vectors, index, lane, size):
-    """One number for every lane."""
+    """Load one number for every lane."""
     return tl.load(vectors + index * size.lanes + lane, lane < size.lanes, 0.0)[None, :]
 
 
@@ -222,7 +214,7 @@ def centre(ys, vectors, lane, size):
 
 @triton.jit
 def affine(centred, vectors, lane, size):
-    """The rest of a norm."""
+    """Scale and shift of a norm."""
     scale, shift = vector(vectors, 1, lane, size), vector(vectors, 2, lane, size)
     out = ()
     for k in tl.static_range(len(centred)):
@@ -243,7 +235,7 @@ def affine_gradient(gs, centred, vectors, slopes, lane, size):
 
 @triton.jit
 def relu(xs):
-    """Tiles cut at zero."""
+    """ReLU of tiles."""
     out = ()
     for k in tl.static_range(len(xs)):
         out = out + (tl.maximum(xs[k], 0.0, propagate_nan=tl.PropagateNan.ALL),)
@@ -261,7 +253,7 @@ def where_positive(zs, xs):
 
 @triton.jit
 def add(xs, others):
-    """Tile by tile."""
+    """Sums of tiles."""
     out = ()
     for k in tl.static_range(len(xs)):
         out = out + (xs[k] + others[k],)

@@ -1,8 +1,8 @@
 """Mixing over the group as one Triton kernel.
 
-With torch operations features at half precision are copied to float32, mixed and copied back,
-and products are copied into one tensor before. Here what goes in is read once, from wherever it
-lies, and what comes out is written once; sums are float32.
+With torch operations, half-precision features are copied to float32, mixed and copied back, and
+products are copied into one tensor before. This kernel reads its input once, from wherever it
+lies, and writes its output once; sums are float32.
 """
 
 from collections.abc import Sequence
@@ -10,17 +10,16 @@ from collections.abc import Sequence
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from equicolor.nn._fused.layout import on_device_of
 from equicolor.nn._fused.tile_kernels import load
-
-__all__ = ["mix"]
 
 _WARPS = 4
 
 
 @triton.jit
-def _mix_kernel(parts, matrix, steps, out, size, OUTPUTS: tl.constexpr, TILE: tl.constexpr):
+def _mix_kernel(parts, matrix, steps, out, size, OUTPUTS: constexpr, TILE: constexpr):
     # Offsets count more elements than int32 does.
     place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     inside = place < size
@@ -45,7 +44,7 @@ def mix(matrix: Tensor, parts: Sequence[Tensor]) -> Tensor:
     """
     first, matrix = parts[0], matrix.float()
     out = first.new_empty(len(matrix), *first.shape)
-    # A thread keeps all parts of its elements in registers, 255 at most.
+    # A thread keeps all parts of its elements in its 255 registers.
     elements = 8 if len(parts) <= 12 else 4
     tile = elements * _WARPS * 32
     grid = (triton.cdiv(first.numel(), tile),)
