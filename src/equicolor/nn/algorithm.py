@@ -56,7 +56,7 @@ def choose_algorithm(
 
     products = cyclic_products(rotations)
     saved = multiplications(rotations) - products * multiplications(1)
-    # Mixing reads and writes the products and reads or writes the features, on both sides.
+    # Before and after the convolutions, mixing moves the products twice and the features once.
     moved = (rotations + 2 * products) * groups * (inputs + outputs)
     return "cyclic" if saved > machine.exchange_rate * moved else "dense"
 

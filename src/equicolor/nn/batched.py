@@ -1,10 +1,10 @@
 """Equivariant layers that keep the rotations in the batch, for networks written without them.
 
 Features are ``[n * B, C, H, W]``, rotation-major: entry ``k * B + b`` is rotation ``k`` of
-image ``b``, the layout of :mod:`equicolor.nn.layout`. Whatever treats every image of a batch
-alike (residual sums, concatenation, norms, pooling, squeeze-excite) is then equivariant as it
-is, and the code of any convolutional network runs unchanged. Only what should mix the hues,
-or draws random numbers, is replaced by a layer of this module.
+image ``b``, the layout of :mod:`equicolor.nn.layout`. All operations that treat the images of a
+batch alike (residual sums, concatenation, norms, pooling, squeeze-excite) are equivariant then,
+and the code of any convolutional network runs unchanged. Only layers that should mix the
+rotations, or draw random numbers, are replaced by those of this module.
 """
 
 import math
@@ -36,7 +36,7 @@ TAKES = ("images", "normalized")
 # A rotation about the grey axis takes colours of the cube no further than this.
 _LOWEST, _HIGHEST = -1 / 3, 4 / 3
 _SLACK = 0.01
-_CHECKED_CALLS = 3  # on a device that a check has to wait for
+_CHECKED_CALLS = 3  # on devices other than the CPU, where a check has to wait
 
 
 def split_rotations(name: str, x: Tensor, rotations: int) -> Tensor:
@@ -53,15 +53,14 @@ def split_rotations(name: str, x: Tensor, rotations: int) -> Tensor:
 class BatchedCEConv2d(CEConv2d):
     """:class:`equicolor.nn.CEConv2d` on features ``[n * B, C, H, W]``.
 
-    What comes out lies in memory as what goes in does, contiguous or channels_last, as plain
-    convolutions have it: somebody else's code may rely on it, ``x.view(len(x), -1)`` does.
-    Computing takes channels_last memory, so that costs no copy, and the other one two.
+    The output has the memory format of the input, contiguous or channels_last, as with plain
+    convolutions: the code of a network may rely on it, as ``x.view(len(x), -1)`` does. It is
+    computed in channels_last memory, which costs no copy; contiguous memory costs two.
 
     Args:
-        args: as in :class:`equicolor.nn.CEConv2d`.
-        pad_to_stride: pad by what the image lacks so that ``ceil(size / stride)`` outputs
-            fit, more at the end than at the beginning, as TensorFlow's "SAME" does.
-        kwargs: as in :class:`equicolor.nn.CEConv2d`.
+        args, kwargs: as in :class:`equicolor.nn.CEConv2d`.
+        pad_to_stride: pad images so that there are ``ceil(size / stride)`` outputs, more at the
+            end than at the beginning, as TensorFlow's "SAME" does.
 
     Example:
         >>> layer = BatchedCEConv2d(4, 6, 3, padding=1, rotations=3)
@@ -74,11 +73,11 @@ class BatchedCEConv2d(CEConv2d):
         self.pad_to_stride = pad_to_stride
 
     def reset_parameters(self) -> None:
-        """Draw the spatial filters as the plain layer does, and let mixing hues keep the scale.
+        """Draw spatial filters as the plain layer does, and group filters of variance 1/n.
 
-        The paper draws filters over hues from U(±1/sqrt(fan-in)) as well, which makes every
-        layer's outputs smaller by a factor; the paper's networks have norms that undo it, but
-        networks without any would go blind. Of variance :math:`1/n` they keep it.
+        The paper draws group filters from U(±1/sqrt(fan-in)) as well, which scales the outputs
+        of every layer down. Norms undo that in the paper's networks, but networks without norms
+        would lose the signal. With variance :math:`1/n` the scale stays.
         """
         super().reset_parameters()
         if self.pointwise_weight is None:
@@ -91,14 +90,14 @@ class BatchedCEConv2d(CEConv2d):
         nn.init.uniform_(self.pointwise_weight, -bound, bound)
 
     def set_identity(self) -> None:
-        """Make every rotation see itself alone, which is the plain convolution."""
+        """Set the group filters to the identity: the plain convolution of each rotation."""
         assert self.pointwise_weight is not None
         with torch.no_grad():
             self.pointwise_weight.zero_()
             self.pointwise_weight[:, :, 0] = 1
 
     def is_identity(self) -> bool:
-        """Whether no rotation sees another one."""
+        """Whether the group filters are the identity."""
         group = self.pointwise_weight
         return group is not None and bool(
             (group[:, :, 0] == 1).all() & (group[:, :, 1:] == 0).all()
@@ -111,7 +110,7 @@ class BatchedCEConv2d(CEConv2d):
         return self._convolve(x) if _is_channels_last(x) else self._convolve_contiguous(x)
 
     def _convolve(self, x: Tensor) -> Tensor:
-        """In channels_last memory, the copies of the dense algorithm and of gradients as well."""
+        """In channels_last memory, and so are copies of the dense algorithm and of gradients."""
         self._check_rotations(x)
         return to_pixels(super().forward(from_pixels(x, self.rotations)))
 
@@ -194,8 +193,8 @@ class BatchedCosetPool(nn.Module):
         parts = split_rotations("BatchedCosetPool", x, self.rotations)
         if self.kind is None:
             return parts.transpose(0, 1)
-        # A copy, since the gradient of the maximum needs it as it was: what follows in somebody
-        # else's network, dropout or ReLU, may well work in place.
+        # Copied, because the gradient of the maximum needs it unchanged, and the next layer of
+        # the network may work in place.
         pooled = parts.amax(0).clone() if self.kind == "max" else parts.mean(0)
         return pooled.permute(0, 3, 1, 2) if last else pooled
 
@@ -205,7 +204,7 @@ class BatchedCosetPool(nn.Module):
 
 
 class BatchedDropout(nn.Module):
-    """Dropout with one mask for all rotations of an image; others would break the symmetry.
+    """Dropout with one mask for all rotations of an image, which keeps equivariance.
 
     Args:
         p: probability of an element to be zeroed.
@@ -242,9 +241,9 @@ class BatchedStochasticDepth(nn.Module):
     """Drop a residual branch for an image, in all its rotations at once.
 
     Args:
-        p: probability of a branch to be dropped.
+        p: probability that a branch is dropped.
         rotations: the number n of hues.
-        scale: divide what is kept by the probability to be kept.
+        scale: divide branches that are not dropped by ``1 - p``.
 
     Example:
         >>> y = BatchedStochasticDepth(0.5, rotations=3)(torch.ones(3 * 8, 2, 1, 1))
@@ -274,22 +273,22 @@ class HueLift(DerivedConstants):
     r"""Images in every hue, normalised: :math:`[B, 3, H, W]` to :math:`[n \cdot B, 3, H, W]`.
 
     Entry :math:`k B + b` is image :math:`b` shifted by :math:`-k/n` turns. A plain convolution
-    of it is the lifting convolution of the paper. Hue is defined for images in [0, 1], so the
-    mean and standard deviation that a network expects come after the shift.
+    of it is the lifting convolution of the paper. Hue is defined for images in [0, 1], so images
+    are normalised after the shift.
 
-    Outside torch.compile and export, images far outside [0, 1] are refused: they were
-    normalised before, or not divided by 255. Values from -1/3 to 4/3 pass, for that is where
-    an unclipped rotation about the grey axis leads. On the CPU every call is checked; on other
-    devices, where a look at the numbers waits for them, the first three of an object.
+    Images far outside [0, 1] are refused, except under torch.compile and export: they were
+    normalised before, or not divided by 255. Values from -1/3 to 4/3 are accepted, since an
+    unclipped rotation about the grey axis gives them. On the CPU every call is checked. On other
+    devices only the first three are, because a check has to wait for the device.
 
     Args:
         rotations: the number n of hues.
         lifting: ``"hsv"`` shifts the HSV hue, ``"rgb"`` rotates about the grey axis.
         mean, std: of the normalisation, one number per channel; None for none.
-        takes: ``"images"`` in [0, 1], or ``"normalized"`` ones, for a place behind a
-            transform that normalises: that is undone before the shift and done again after.
-        padded: with ``takes="normalized"``, leave pixels alone that are zero in all
-            channels, which is what detectors put around images to make them equally large.
+        takes: ``"images"`` in [0, 1], or ``"normalized"`` images: the normalisation is undone
+            before the shift and done again after it.
+        padded: with ``takes="normalized"``, do not change pixels that are zero in all
+            channels: detectors pad images with them to one size.
         check_range: refuse images outside [0, 1].
 
     Example:
@@ -350,7 +349,7 @@ class HueLift(DerivedConstants):
         return self.mean
 
     def follow(self, state_dict: dict[str, Tensor]) -> None:
-        """Leave the meta device for that of a state dict; without weights nobody else does."""
+        """Move from the meta device to that of a state dict; this module has no weights."""
         if self.mean.is_meta and state_dict:
             self._reset_constants(next(iter(state_dict.values())).device)
 
@@ -376,7 +375,7 @@ class HueLift(DerivedConstants):
                 return
             self._calls_to_check -= 1
         low, high = (float(value) for value in images.detach().aminmax())
-        if low >= _LOWEST - _SLACK and high <= _HIGHEST + _SLACK:  # false for NaN too
+        if low >= _LOWEST - _SLACK and high <= _HIGHEST + _SLACK:  # false for NaN
             return
         if self.takes == "normalized":
             raise ValueError(
@@ -409,9 +408,9 @@ def pad_to_stride(
 
 
 def _is_channels_last(x: Tensor) -> bool:
-    """Whether a plain convolution of images would give channels_last memory for them.
+    """Whether a plain convolution of these images would return channels_last memory.
 
-    Slices of channels count as what they are taken from; where both are the same, it is neither.
+    A slice of channels counts as the tensor it was taken from. False if both formats are equal.
     """
     return x.stride(1) == 1 and not x.is_contiguous()
 

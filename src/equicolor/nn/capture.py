@@ -1,4 +1,4 @@
-"""Networks recorded as CUDA graphs: no kernel is launched by itself, in training or inference."""
+"""Networks recorded as CUDA graphs, which launch all their kernels at once."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,31 +16,31 @@ _WARM_UP = 3  # calls: kernels are compiled, and cuDNN tries its algorithms
 def capture(
     network: nn.Module, images: Tensor, dtype: torch.dtype | None = None
 ) -> Callable[[Tensor], Tensor]:
-    """Record a network, to be replayed for every batch: its mode says whether for training.
+    """Record a network as CUDA graphs, for training or inference according to its mode.
 
-    A step of an equivariant network launches a thousand kernels, which takes the processor
-    longer than it takes a fast GPU to run them. What comes back computes what the network
-    does, but launches a graph or two instead. It calls the network itself for other shapes
-    than that of ``images``, and in another mode than the recorded one. The network is not
-    changed. Call it from one thread at a time: all calls use the same memory for images and
-    results. Other threads may use the GPU meanwhile, but not while a training step is recorded.
+    A step of an equivariant network launches a thousand kernels. Launching them takes the
+    processor longer than a fast GPU needs to run them. The returned function computes what the
+    network computes, but launches one or two graphs instead. For other shapes than that of
+    ``images``, and in another mode than the recorded one, it calls the network itself. The
+    network is not changed. Call the function from one thread at a time: all calls use the same
+    memory for images and results. Other threads may use the GPU, but not while a training step
+    is recorded.
 
-    **In training mode**, forward and backward pass are recorded, for calls where gradients are
-    wanted. The parameters must stay where they are, so update them in place, as optimizers do;
-    and the gradients live in the memory of the graph, so clear them after every step with
-    ``zero_grad(set_to_none=True)``, torch's default: they do not add up. Which parameters are
-    trained, and the modes of single layers, stay as they were; record again to change them.
+    **In training mode**, the forward and the backward pass are recorded, for calls with
+    gradients. Update parameters in place, as optimizers do: the graph reads them where they are.
+    Gradients lie in the memory of the graph and do not add up, so clear them after every step
+    with ``zero_grad(set_to_none=True)``, torch's default. Record again after changing which
+    parameters are trained, or the mode of a layer.
 
-    **In eval mode**, the forward pass alone is recorded, without gradients; results are new
-    tensors. Other shapes go to the network itself, also in ``dtype`` and without gradients,
-    and images that want gradients go there as they are. The graph reads the weights where they
-    were when it was recorded, so record again after changing them, moving the network or
-    loading a state.
+    **In eval mode**, only the forward pass is recorded, without gradients; results are new
+    tensors. Images of other shapes go to the network itself, also in ``dtype`` and without
+    gradients; images that require gradients go there as they are. Record again after changing
+    the weights, moving the network or loading a state: the graph reads the old weights.
 
     Args:
-        network: on a GPU; images to one tensor.
-        images: of the shape, dtype and memory format that will come.
-        dtype: of autocast, which is recorded too; None for no autocast.
+        network: a network on a GPU that maps images to one tensor.
+        images: an example with the shape, dtype and memory format of later batches.
+        dtype: the dtype of autocast, which is recorded too; None for no autocast.
 
     Example:
         >>> from equicolor.models import ce_resnet18
@@ -67,14 +67,14 @@ def _training(
 ) -> Callable[[Tensor], Tensor]:
     kept = [(buffer, buffer.clone()) for buffer in network.buffers()]
     numbers = torch.cuda.get_rng_state(images.device)
-    # A module of its own, since torch gives the one it records another forward method.
+    # Wrapped, since torch replaces the forward method of the module it records.
     recorded = _Calls(network)
-    # The nodes that take the gradients are those of the recording, and its stream is not that
-    # of the replays: torch waits where it must, and would warn that it does.
+    # Gradients are accumulated by nodes of the recording, whose stream is not that of the
+    # replays. Torch synchronises where it must, but would warn about it.
     torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
     casts = torch.autocast("cuda", dtype, enabled=dtype is not None, cache_enabled=False)
     with torch.cuda.device(images.device), casts:
-        # Warming up runs the network, more than once where cuDNN tries its algorithms.
+        # Runs the network several times to warm up, which changes buffers.
         torch.cuda.make_graphed_callables(recorded, (images.clone(),), allow_unused_input=True)
     with torch.no_grad():
         for buffer, before in kept:
@@ -102,19 +102,19 @@ def _inference(
             for _ in range(_WARM_UP):
                 network(inputs)
         torch.cuda.current_stream().wait_stream(stream)
-        # Other threads, those that load images say, may do as they like while it is recorded.
+        # Other threads, such as those that load images, may use the GPU during the recording.
         record = torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
         with record, _evaluating(dtype):
             outputs: Tensor = network(inputs)
     if not isinstance(outputs, Tensor):
         raise TypeError(f"capture() needs a network that returns a tensor, got {type(outputs)}")
     wanted = _kind(inputs)
-    # Whatever becomes of the network, the graph must not read memory that is used again.
+    # Keeps the memory alive that the graph reads, even if the network is deleted or changed.
     weights = [tensor.detach() for tensor in (*network.parameters(), *network.buffers())]
     memory = [weights, made_by(network)]
 
     def call(images: Tensor) -> Tensor:
-        assert memory  # which makes it last as long as this function
+        assert memory  # keeps it alive as long as this function
         if network.training or (images.requires_grad and torch.is_grad_enabled()):
             result: Tensor = network(images)
         elif _kind(images.detach()) == wanted:
@@ -131,7 +131,7 @@ def _inference(
 
 @contextmanager
 def _evaluating(dtype: torch.dtype | None) -> Iterator[None]:
-    """Without gradients, in a dtype of autocast or none; nothing that is cast is kept."""
+    """No gradients, and autocast without its cache if there is a dtype."""
     autocast = torch.autocast("cuda", dtype, enabled=dtype is not None, cache_enabled=False)
     with torch.no_grad(), autocast:
         yield
@@ -145,7 +145,7 @@ class _Calls(nn.Module):
         self.network = network
 
     def forward(self, images: Tensor) -> Tensor:
-        """What the other gives."""
+        """The result of the other module."""
         result: Tensor = self.network(images)
         return result
 

@@ -1,4 +1,4 @@
-"""Buffers that are computed, not learned: outside the state dict, at full precision always."""
+"""Buffers that are computed, not learned: not in the state dict, and always exact."""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 class DerivedConstants(nn.Module):
     """A module whose buffers follow from its options.
 
-    They are computed anew whenever the module changes dtype or device, or loads a state dict.
-    So a network made in float32 and moved to float64 is exact to float64, and one made on the
-    meta device gets real constants with its real weights.
+    They are computed again whenever the module changes dtype or device, or loads a state dict.
+    So a network that is moved from float32 to float64 is exact to float64, and one that was made
+    on the meta device gets real constants with its real weights.
     """
 
     def _constants(self) -> dict[str, Tensor]:
@@ -21,7 +21,7 @@ class DerivedConstants(nn.Module):
 
     def _reference(self) -> Tensor:
         """A tensor whose device and dtype the constants take."""
-        # Not self.weight, which runs user code where the weight is parametrized.
+        # Not self.weight: reading a parametrized weight runs user code.
         return next(self.parameters())
 
     def _reset_constants(self, device: torch.device | None = None) -> None:

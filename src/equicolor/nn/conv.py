@@ -22,7 +22,7 @@ PADDING_MODES: tuple[PaddingMode, ...] = get_args(PaddingMode)
 
 
 class _CEConvNd(DerivedConstants):
-    """What the two convolutions share: Conv2d's arguments, initialisation, and constants."""
+    """Base of the two convolutions: Conv2d's arguments, initialisation, and constants."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None
@@ -88,12 +88,12 @@ class _CEConvNd(DerivedConstants):
 
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Self:
         def on_filters(tensor: Tensor) -> Tensor:
-            # Filters have five dimensions, so .to(memory_format=torch.channels_last) would
-            # refuse them; their [O, I * n, kh, kw] view takes it.
+            # .to(memory_format=torch.channels_last) refuses filters for their five dimensions,
+            # but takes their view [O, I * n, kh, kw]. Any other error is raised again by it.
             try:
                 return fn(tensor)
-            except RuntimeError as error:
-                if tensor.ndim != 5 or "channels_last" not in str(error):
+            except RuntimeError:
+                if tensor.ndim != 5:
                     raise
                 converted: Tensor = fn(tensor.flatten(1, 2)).unflatten(1, tensor.shape[1:3])
                 return converted
@@ -101,7 +101,7 @@ class _CEConvNd(DerivedConstants):
         return super()._apply(on_filters, recurse)
 
     def _pad(self, images: Tensor) -> tuple[Tensor, Padding]:
-        """Apply a padding mode other than zeros; what is left for the convolution to pad."""
+        """Apply a padding mode other than zeros; also returns what the convolution has to pad."""
         if self.padding_mode == "zeros" or self.padding == "valid":
             return images, self.padding
         if isinstance(self.padding, str):

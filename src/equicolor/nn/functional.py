@@ -25,6 +25,8 @@ __all__ = [
 ]
 
 Padding = str | int | tuple[int, int]
+# stride, padding, dilation, groups
+_Options = tuple[int | tuple[int, int], Padding, int | tuple[int, int], int]
 LIFTINGS = ("rgb", "hsv")
 # Channels of a block of oneDNN: AVX-512 has 16 float32 numbers in a register, AVX2 has 8.
 _ONEDNN_BLOCK = 16
@@ -61,7 +63,7 @@ def hue_orbit(
     if matrices.shape != (rotations, 3, 3):
         raise ValueError(f"expected matrices [{rotations}, 3, 3], got {list(matrices.shape)}")
     dtype = images.dtype
-    # In float32 at least: rounding the cosines and the partial sums too would double the error.
+    # In at least float32: rounding the cosines and the partial sums would double the error.
     images = images.to(torch.promote_types(dtype, torch.float32))
     matrices = matrices.to(images)
     # Filters see H(k) psi, so images see the transpose. Written as a sum because autocast
@@ -151,19 +153,19 @@ def ce_conv2d(
     """
     _checks.features("ce_conv2d", x)
     _checks.one_of("algorithm", algorithm, ALGORITHMS)
-    n = int(x.shape[2])  # which torch.jit.trace has as a tensor
+    n = int(x.shape[2])  # a tensor under torch.jit.trace
     _check_filters(x, weight, pointwise_weight, groups, tables)
     if algorithm == "auto":
         shape = [*map(int, weight.shape)]
         in_range = _computed_in(x) != torch.float16
         algorithm = choose_algorithm(n, shape, groups, x.device.type) if in_range else "dense"
-    options = (stride, padding, dilation, groups)
+    options: _Options = (stride, padding, dilation, groups)
     if n == 1 or algorithm == "dense":
-        y = _dense_conv2d(x, weight, pointwise_weight, *options)
+        y = _dense_conv2d(x, weight, pointwise_weight, options)
     else:
         if tables is None:
             tables = CyclicAlgorithm(*(matrix.to(x.device) for matrix in cyclic_algorithm(n)))
-        y = _cyclic_conv2d(x, weight, pointwise_weight, *options, tables)
+        y = _cyclic_conv2d(x, weight, pointwise_weight, options, tables)
     return y if bias is None else y + bias.to(y.dtype).view(-1, 1, 1, 1)
 
 
@@ -217,9 +219,9 @@ def cyclic_filters(
 
 
 def mix_filters(weight: Tensor, pointwise_weight: Tensor | None, matrix: Tensor) -> Tensor:
-    """Filters mixed over the rotations by ``matrix [m, n]``, ``[m, O, C/g, kh, kw]``, not rounded.
+    """Filters mixed over the rotations by ``matrix [m, n]``: ``[m, O, C/g, kh, kw]``.
 
-    That is in at least float32; products with a separable filter's spatial part as well.
+    The result is in at least float32, also for separable filters.
     """
     group_part = weight if pointwise_weight is None else pointwise_weight
     by_rotation = group_part.movedim(2, 0)  # [n, O, C/g, kh or 1, kw or 1]
@@ -229,10 +231,10 @@ def mix_filters(weight: Tensor, pointwise_weight: Tensor | None, matrix: Tensor)
 
 
 def packed(filters: Tensor) -> Tensor:
-    """Filters ``[r, O, C/g, kh, kw]`` as convolutions of r products want them.
+    """Filters ``[r, O, C/g, kh, kw]`` in autocast's dtype and channels_last memory.
 
-    In autocast's dtype and channels_last memory, all at once: left to the convolutions it is two
-    small kernels for each of them, and again for the gradients.
+    All at once: otherwise each of the r convolutions would launch two small kernels for it, and
+    two more for the gradients.
     """
     dtype, layout = _computed_in(filters), torch.contiguous_format
     pixels = filters.permute(0, 1, 3, 4, 2).to(dtype, memory_format=layout)
@@ -240,7 +242,7 @@ def packed(filters: Tensor) -> Tensor:
 
 
 def _computed_in(x: Tensor) -> torch.dtype:
-    """The dtype in which a convolution computes with a tensor: autocast may say so."""
+    """The dtype in which a tensor is convolved: autocast's, or its own."""
     if _checks.autocasting(x.device) and x.dtype != torch.float64:
         return torch.get_autocast_dtype(x.device.type)
     return x.dtype
@@ -277,28 +279,15 @@ def _conv2d(
 
 
 def _dense_conv2d(
-    x: Tensor,
-    weight: Tensor,
-    pointwise_weight: Tensor | None,
-    stride: int | tuple[int, int],
-    padding: Padding,
-    dilation: int | tuple[int, int],
-    groups: int,
+    x: Tensor, weight: Tensor, pointwise_weight: Tensor | None, options: _Options
 ) -> Tensor:
     """One convolution of n * C channels, ordered (rotation, channel) within a channel group."""
-    n = x.shape[2]
+    n, groups = x.shape[2], options[-1]
     filters = dense_filters(weight, pointwise_weight, n)  # [k, O, C/g, r, kh, kw]
     bank = filters.unflatten(1, (groups, -1)).permute(1, 0, 2, 4, 3, 5, 6)
     channels = x.unflatten(1, (groups, -1)).permute(0, 1, 3, 2, 4, 5)  # [B, g, r, C/g, H, W]
-    y = _conv2d(
-        channels_last(channels.flatten(1, 3)),
-        bank.flatten(0, 2).flatten(1, 2),
-        None,
-        stride,
-        padding,
-        dilation,
-        groups,
-    )
+    bank = bank.flatten(0, 2).flatten(1, 2)
+    y = _conv2d(channels_last(channels.flatten(1, 3)), bank, None, *options)
     by_rotation: Tensor = y.permute(0, 2, 3, 1).unflatten(3, (groups, n, -1))
     return by_rotation.permute(0, 3, 5, 4, 1, 2).flatten(1, 2)
 
@@ -307,10 +296,7 @@ def _cyclic_conv2d(
     x: Tensor,
     weight: Tensor,
     pointwise_weight: Tensor | None,
-    stride: int | tuple[int, int],
-    padding: Padding,
-    dilation: int | tuple[int, int],
-    groups: int,
+    options: _Options,
     tables: CyclicAlgorithm,
 ) -> Tensor:
     r"""One convolution of C channels for each product: :math:`y = C^\top ((A x) \circ (B w))`."""
@@ -318,11 +304,10 @@ def _cyclic_conv2d(
     if x.is_cuda and not torch.compiler.is_compiling():
         filters = packed(filters)
     parts = mix_apart(tables.analysis, x.permute(2, 0, 1, 3, 4))
-    if torch.compiler.is_compiling():  # they are in channels_last memory, but as products have it
+    if torch.compiler.is_compiling():
         parts = tuple(map(channels_last, parts))
     products = [
-        _conv2d(part, kernel, None, stride, padding, dilation, groups)
-        for part, kernel in zip(parts, filters, strict=True)
+        _conv2d(part, kernel, None, *options) for part, kernel in zip(parts, filters, strict=True)
     ]
     return mix_together(tables.synthesis.T, products).permute(1, 2, 0, 3, 4)
 

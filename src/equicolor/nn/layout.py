@@ -1,11 +1,11 @@
 """How features lie in memory, and the views that make every layer an ordinary 2-D layer.
 
 Features are ``[B, C, n, H, W]`` to the user. In memory the layers of this package keep
-them as ``[n, B, H, W, C]``: each rotation is a whole channels_last batch of images. In that
+them as ``[n, B, H, W, C]``: each rotation is a channels_last batch of images. In that
 layout normalisation, pooling and activation are the plain 2-D operations on ``n * B``
 images, the group mixing of the cyclic algorithm is one matrix product, and each of its
-convolutions reads a contiguous block: none of them copies. Any other layout works too and
-costs one copy; so does the dense algorithm, which needs the rotations next to the channels.
+convolutions reads a contiguous block. None of them copies. Any other layout costs one copy.
+So does the dense algorithm, which needs the rotations next to the channels.
 """
 
 from collections.abc import Callable
@@ -26,20 +26,20 @@ def to_features(images: Tensor, rotations: int) -> Tensor:
 
 
 def to_pixels(x: Tensor) -> Tensor:
-    """:func:`to_images` whose copies, where it needs any, are in channels_last memory."""
+    """:func:`to_images`, but a copy, where needed, is in channels_last memory."""
     return x.permute(2, 0, 3, 4, 1).flatten(0, 1).permute(0, 3, 1, 2)
 
 
 def from_pixels(images: Tensor, rotations: int) -> Tensor:
-    """The inverse of :func:`to_pixels`, and so are its gradient's copies."""
+    """The inverse of :func:`to_pixels`; copies made in backward are channels_last too."""
     by_rotation: Tensor = images.permute(0, 2, 3, 1).unflatten(0, (rotations, -1))
     return by_rotation.permute(1, 4, 0, 2, 3)
 
 
 def channels_last(images: Tensor) -> Tensor:
-    """Images in channels_last memory; unlike ``.contiguous(memory_format=...)`` under vmap too."""
+    """Images in channels_last memory; works under vmap, where ``.contiguous`` does not."""
     if torch.compiler.is_compiling():
-        # Inductor chooses the layout of a copy; with a fixed one it fails on other image sizes.
+        # Inductor chooses the layout of a copy. With a fixed layout it fails on other image sizes.
         return images.clone(memory_format=torch.contiguous_format)
     return images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 

@@ -11,9 +11,9 @@ __all__ = ["CEBatchNorm2d", "CEDropout2d"]
 class CEBatchNorm2d(nn.BatchNorm2d):
     """Batch normalisation with one mean, variance, scale and shift per channel.
 
-    Statistics are shared over batch, rotations and space; anything finer would tell the
-    rotations apart and break equivariance. Arguments and state as in
-    :class:`torch.nn.BatchNorm2d`, on features ``[B, C, n, H, W]``.
+    Statistics are shared over batch, rotations and space. Separate ones for each rotation would
+    break equivariance. Arguments and state are those of :class:`torch.nn.BatchNorm2d`, features
+    are ``[B, C, n, H, W]``.
 
     Example:
         >>> import torch

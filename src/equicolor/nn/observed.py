@@ -1,4 +1,4 @@
-"""Whether operations and modules run as they are, so that something else may take their place."""
+"""Whether operations and modules may be replaced by faster ones without anyone noticing."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,10 +15,10 @@ _counting = False
 
 
 def is_recorded(tensors: Sequence[Tensor] = ()) -> bool:
-    """Whether operations are recorded or transformed: traced, vmapped, differentiated forwards.
+    """Whether operations are traced, vmapped or differentiated in forward mode.
 
     Args:
-        tensors: what goes in, where many gradients may be computed at once.
+        tensors: inputs, to find batched gradients (``is_grads_batched=True``).
 
     Example:
         >>> is_recorded(), torch.vmap(lambda x: x * is_recorded())(torch.ones(2)).tolist()
@@ -34,10 +34,10 @@ def is_recorded(tensors: Sequence[Tensor] = ()) -> bool:
 
 
 def is_watched(*, modules: bool = False) -> bool:
-    """Whether someone sees every operation and may change it; inside :func:`counting` no one does.
+    """Whether a dispatch mode sees every operation; always False inside :func:`counting`.
 
     Args:
-        modules: or every call of a module.
+        modules: also ask for hooks on all modules.
 
     Example:
         >>> from torch.utils.flop_counter import FlopCounterMode
@@ -52,7 +52,7 @@ def is_watched(*, modules: bool = False) -> bool:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether something is called before or after a module runs, forwards or backwards."""
+    """Whether a module has forward or backward hooks."""
     return any(getattr(module, name) for name in _HOOKS)
 
 
@@ -71,7 +71,7 @@ def is_untouched(module: nn.Module) -> bool:
 
 
 def assigned_methods(module: nn.Module) -> list[str]:
-    """The methods of its class that an instance has other ones for.
+    """Names of methods that were assigned to an instance instead of its class.
 
     Example:
         >>> relu = nn.ReLU()
@@ -85,7 +85,7 @@ def assigned_methods(module: nn.Module) -> list[str]:
 
 @contextmanager
 def counting() -> Iterator[None]:
-    """Let kernels run though operations are watched, by someone who only counts torch's own.
+    """Let kernels run under a dispatch mode that only counts torch's operations.
 
     Example:
         >>> from torch.utils.flop_counter import FlopCounterMode

@@ -18,7 +18,16 @@ __all__ = [
 ]
 
 
-class CEMaxPool2d(nn.MaxPool2d):
+class _OverSpace(nn.Module):
+    """Applies the pooling of the class after it to each rotation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features ``[B, C, n, H, W]`` to features ``[B, C, n, H', W']``."""
+        _checks.features(type(self).__name__, x)
+        return per_rotation(x, super().forward)
+
+
+class CEMaxPool2d(_OverSpace, nn.MaxPool2d):
     """:class:`torch.nn.MaxPool2d` on each rotation of features ``[B, C, n, H, W]``.
 
     Example:
@@ -32,13 +41,8 @@ class CEMaxPool2d(nn.MaxPool2d):
         if self.return_indices:
             raise ValueError("CEMaxPool2d does not return indices: return_indices must be False")
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Pool over space."""
-        _checks.features("CEMaxPool2d", x)
-        return per_rotation(x, super().forward)
 
-
-class CEAvgPool2d(nn.AvgPool2d):
+class CEAvgPool2d(_OverSpace, nn.AvgPool2d):
     """:class:`torch.nn.AvgPool2d` on each rotation of features ``[B, C, n, H, W]``.
 
     Example:
@@ -47,13 +51,8 @@ class CEAvgPool2d(nn.AvgPool2d):
         torch.Size([2, 4, 3, 4, 4])
     """
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Pool over space."""
-        _checks.features("CEAvgPool2d", x)
-        return per_rotation(x, super().forward)
 
-
-class CEAdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
+class CEAdaptiveAvgPool2d(_OverSpace, nn.AdaptiveAvgPool2d):
     """:class:`torch.nn.AdaptiveAvgPool2d` on each rotation of features ``[B, C, n, H, W]``.
 
     Example:
@@ -61,11 +60,6 @@ class CEAdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
         >>> CEAdaptiveAvgPool2d(1)(torch.rand(2, 4, 3, 8, 8)).shape
         torch.Size([2, 4, 3, 1, 1])
     """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Pool over space."""
-        _checks.features("CEAdaptiveAvgPool2d", x)
-        return per_rotation(x, super().forward)
 
 
 class CosetMaxPool(nn.Module):

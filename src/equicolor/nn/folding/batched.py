@@ -1,12 +1,12 @@
-"""Fold the layers of :mod:`equicolor.nn.batched`, whose rotations are in the batch.
+"""Fold the layers of :mod:`equicolor.nn.batched`, which keep the rotations in the batch.
 
-Features are ``[n * B, C, H, W]`` and stay so. A layer whose hue filters are the identity
-becomes the plain layer on that batch; others become one dense layer over all hues, or the
-products of the cyclic algorithm, as :mod:`equicolor.nn.folding` writes them elsewhere.
+Features stay ``[n * B, C, H, W]``. A layer whose group filters are the identity becomes the
+plain layer on that batch. Others become one dense layer over all rotations, or the products of
+the cyclic algorithm.
 """
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, fx, nn
@@ -21,7 +21,7 @@ from equicolor.nn.batched import (
     HueLift,
     pad_to_stride,
 )
-from equicolor.nn.functional import cyclic_filters, dense_filters
+from equicolor.nn.functional import dense_filters
 
 if TYPE_CHECKING:
     from equicolor.nn.folding.folder import Folder
@@ -49,7 +49,7 @@ class PadToStride(nn.Module):
 
 
 def fold_layer(folder: "Folder", node: fx.Node, module: nn.Module, x: fx.Node) -> fx.Node:
-    """The nodes that compute what a layer computes."""
+    """Add nodes that compute what a layer computes; returns the last one."""
     if isinstance(module, HueLift):
         return _lift(folder, node, module, x)
     if isinstance(module, BatchedCELinear):
@@ -75,19 +75,19 @@ def _lift(folder: "Folder", node: fx.Node, lift: HueLift, x: fx.Node) -> fx.Node
     if lift.normalizes:
         numbers = {name: folder.buffer(node, name, getattr(lift, name)) for name in ("mean", "std")}
     if lift.takes == "normalized":
-        x = _call(folder, operator.mul, x, numbers["std"])
-        x = _call(folder, operator.add, x, numbers["mean"])
+        x = folder.function(operator.mul, x, numbers["std"])
+        x = folder.function(operator.add, x, numbers["mean"])
     linear = lift.lifting == "rgb" or permutes_colors(lift.rotations)
     matrices = HueGroup(lift.rotations).matrices if linear else None
     orbit = folder.orbit(node, x, lift.rotations, matrices, like=lift.mean)
     if numbers:
-        orbit = _call(folder, operator.sub, orbit, numbers["mean"])
-        orbit = _call(folder, operator.truediv, orbit, numbers["std"])
+        orbit = folder.function(operator.sub, orbit, numbers["mean"])
+        orbit = folder.function(operator.truediv, orbit, numbers["std"])
     return orbit
 
 
 def permutes_colors(rotations: int) -> bool:
-    """Whether both hue shifts permute the channels: those by thirds of a turn do.
+    """Whether both kinds of hue shift permute the channels, as shifts by thirds of a turn do.
 
     Example:
         >>> [n for n in range(1, 13) if permutes_colors(n)]
@@ -99,7 +99,7 @@ def permutes_colors(rotations: int) -> bool:
 def _linear(folder: "Folder", node: fx.Node, module: BatchedCELinear, x: fx.Node) -> fx.Node:
     n = module.rotations
     if module.is_identity():
-        return folder.call(node, "linear", _plain_linear(module.weight.flatten(1), module.bias), x)
+        return folder.call(node, "linear", _plain_linear(module.weight, module.bias), x)
     parts = folder.method(x, "unflatten", 0, (n, -1))
     if not folder.cyclic:
         bank = dense_filters(module.weight, module.pointwise_weight, n)  # [k, O, C, r, 1, 1]
@@ -109,28 +109,15 @@ def _linear(folder: "Folder", node: fx.Node, module: BatchedCELinear, x: fx.Node
         y = folder.call(node, "linear", _plain_linear(weight, bias), joined)
         y = folder.method(y, "unflatten", -1, (module.out_features, n))
         return folder.method(folder.method(y, "movedim", -1, 0), "flatten", 0, 1)
-    tables = module.tables
-    analysis = folder.buffer(node, "analysis", tables.analysis)
-    synthesis = folder.buffer(node, "synthesis", tables.synthesis)
-    mixed = folder.mix(analysis, parts, 1, 0)
-    products = []
-    filters = cyclic_filters(module.weight, module.pointwise_weight, tables)
-    for index, weight in enumerate(filters):
-        part = _call(folder, operator.getitem, mixed, index)
-        # The first product is the mean over the rotations: n times the bias comes out as it.
-        bias = None if module.bias is None or index else n * module.bias
-        plain = _plain_linear(weight.flatten(1), bias)
-        products.append(folder.call(node, f"product{index}", plain, part))
-    joined = _call(folder, torch.stack, products)
-    out = folder.mix(synthesis, joined, 0, 0)
+    mixed = folder.mix(folder.buffer(node, "analysis", module.analysis), parts, 1, 0)
+    joined = folder.function(torch.stack, folder.products(node, module, mixed, _plain_linear))
+    out = folder.mix(folder.buffer(node, "synthesis", module.synthesis), joined, 0, 0)
     return folder.method(out, "flatten", 0, 1)
 
 
-def _call(folder: "Folder", function: Any, *args: Any) -> fx.Node:
-    return folder.graph.call_function(function, args)
-
-
 def _plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A linear layer with filters ``[O, C, ...]``."""
+    weight = weight.flatten(1)
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
     linear.weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
     if bias is not None:

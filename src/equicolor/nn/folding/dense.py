@@ -1,38 +1,34 @@
-"""The dense form: every layer one convolution of all rotations."""
+"""The dense form: every layer is one convolution of all rotations."""
 
 import torch
 from torch import fx, nn
 
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.folding.folder import Folder
-from equicolor.nn.folding.plain import batch_norm, conv2d, in_every_hue, matrices_of, turns_back
+from equicolor.nn.folding.plain import conv2d, in_every_hue, matrices_of, turns_back
 from equicolor.nn.functional import dense_filters
-from equicolor.nn.norm import CEBatchNorm2d
 from equicolor.nn.pooling import CosetFlatten, CosetMaxPool
 
 
 class DenseFolder(Folder):
-    """Features are ``[B, C * n, H, W]``, channel-major, so that flattening is free."""
+    """Features are ``[B, C * n, H, W]``, channel-major, so that flattening costs nothing."""
 
     cyclic = False
 
     def enter(self, x: fx.Node, rotations: int) -> fx.Node:
-        """Features ``[n * B, C, H, W]`` in this layout."""
         parts = self.method(x, "unflatten", 0, (rotations, -1))
         return self.method(self.method(parts, "permute", 1, 2, 0, 3, 4), "flatten", 1, 2)
 
     def leave(self, x: fx.Node, module: CEConv2d) -> fx.Node:
-        """Features of this layout as ``[n * B, C, H, W]``."""
         parts = self.method(x, "unflatten", 1, (module.out_channels, module.rotations))
         return self.method(self.method(parts, "permute", 2, 0, 1, 3, 4), "flatten", 0, 1)
 
     def lift(self, node: fx.Node, module: CELiftConv2d, x: fx.Node) -> fx.Node:
-        """A lifting convolution of images ``[B, 3, H, W]``."""
         n, matrices = module.rotations, matrices_of(module)
         if matrices is not None:
             weight = in_every_hue(module, matrices).transpose(0, 1)
             return self.call(node, "conv", conv2d(module, weight, 1), x)
-        # Hues beside the channels, each seen by the filters of its rotation alone.
+        # Hues lie beside the channels; the filters of a rotation see only their own hue.
         hues = self.method(x, "unsqueeze", 1)
         orbit = self.shifted(node, hues, n, turns_back(n, module.weight, 2), 1)  # [B, n, 3, H, W]
         own = torch.eye(n, device=module.weight.device, dtype=module.weight.dtype)
@@ -41,17 +37,11 @@ class DenseFolder(Folder):
         return self.call(node, "conv", conv2d(module, weight, 1), lifted)
 
     def conv(self, node: fx.Node, module: CEConv2d, x: fx.Node) -> fx.Node:
-        """A hidden convolution."""
         bank = dense_filters(module.weight, module.pointwise_weight, module.rotations)
         weight = bank.movedim(0, 1).flatten(2, 3)  # [O, k, C/g * r, kh, kw]
         return self.call(node, "conv", conv2d(module, weight, module.groups), x)
 
-    def norm(self, module: CEBatchNorm2d, n: int) -> nn.BatchNorm2d:
-        """A batch norm that no convolution could take in."""
-        return batch_norm(module, n)
-
     def coset(self, node: fx.Node, module: nn.Module, x: fx.Node, n: int) -> fx.Node:
-        """Pooling over the rotations, or flattening them."""
         if isinstance(module, CosetFlatten):
             return self.method(x, "clone")  # as eager mode copies: x may be changed in place
         features = self.method(x, "unflatten", 1, (-1, n))

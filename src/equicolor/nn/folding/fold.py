@@ -1,18 +1,18 @@
 """Fold an equivariant network for inference and export.
 
-Batch norms go into the convolutions before them. What is left of the equivariant layers is
+Batch norms are folded into the convolutions before them. The equivariant layers are then
 written in one of three forms, the first two with plain torch modules only:
 
 * **dense**: features are ``[B, C * n, H, W]`` and every layer is one ordinary convolution
-  with its filters expanded. The simplest graph; n² the multiplications of a plain layer.
+  with expanded filters. The simplest graph; n² times the multiplications of a plain layer.
 * **cyclic**: features are ``[n * B, C, H, W]``, rotation-major, and every hidden layer is
   about 1.5 n ordinary convolutions between two small mixes of the rotations.
-* **fused**, for GPUs: first layers and residual blocks are modules of
-  :mod:`equicolor.nn._fused.frozen`, convolutions and kernels of our own that read filters and
-  norms in the form they need, made once.
+* **fused**, for GPUs: first layers and residual blocks become modules of
+  :mod:`equicolor.nn._fused.frozen`: convolutions and Triton kernels, with filters and norms
+  prepared once.
 
-Networks made by :func:`equicolor.convert` keep their rotations in the batch; what becomes of
-their layers is in :mod:`equicolor.nn.folding.batched`.
+Networks made by :func:`equicolor.convert` keep their rotations in the batch; see
+:mod:`equicolor.nn.folding.batched`.
 
 The network is traced with torch.fx, so it may be anything torch.fx can trace: the networks
 of this package, or your own made of its layers.
@@ -40,29 +40,29 @@ from equicolor.nn.folding.trace import (
 
 __all__ = ["fold"]
 
-PLAIN_FORMS = ("auto", "dense", "cyclic")  # on the CPU, "auto" is one of the others
+PLAIN_FORMS = ("auto", "dense", "cyclic")  # on the CPU, "auto" is dense or cyclic
 FORMS = (*PLAIN_FORMS, "fused")
 
 
-# Weights made in inference mode would not tell when they are changed.
+# Torch does not count changes of tensors made in inference mode; see _fused/frozen.py.
 @torch.inference_mode(False)
 def fold(model: nn.Module, form: str = "auto") -> fx.GraphModule:
-    """An eval-mode copy of a network that computes the same, faster, and cannot be trained.
+    """Make a copy of a network for inference: it computes the same, faster, and cannot be trained.
 
     Args:
         model: a network of equivariant and ordinary layers that torch.fx can trace.
-        form: ``"dense"``, ``"cyclic"`` or ``"fused"`` as described above. ``"auto"`` writes
-            networks on a GPU in the fused form if all their equivariant convolutions are in
-            first layers and residual blocks that have it, and all others, those on the CPU
-            among them, densely for up to three rotations and cyclically for more, where the
-            dense form would cost more than three times the multiplications.
+        form: ``"dense"``, ``"cyclic"`` or ``"fused"`` as described above. ``"auto"`` is the
+            fused form for networks on a GPU whose equivariant convolutions are all in first
+            layers and residual blocks that have it. For all other networks it is dense for up
+            to three rotations and cyclic for more, where the dense form would cost more than
+            three times the multiplications.
 
     Returns:
-        A network in eval mode. In the dense and cyclic forms there are no equivariant layers
-        and nothing of this package in it. In the fused form there are: it computes on a GPU
-        what the others compute, and runs elsewhere, under ``torch.compile`` or with gradients,
-        too, but only as fast as the network itself. It follows changes of its weights, except
-        those through ``.data``, which leave no trace: load its own state after them.
+        A network in eval mode. In the dense and cyclic forms it contains only torch modules. In
+        the fused form it contains modules of this package. These also run on a CPU, under
+        ``torch.compile`` and with gradients, but not faster than the network itself. They
+        follow changes of their weights, except changes through ``.data``, which torch does not
+        count: call ``folded.load_state_dict(folded.state_dict())`` after those.
 
     Example:
         >>> from equicolor.models import cecnn
@@ -86,7 +86,7 @@ def fold(model: nn.Module, form: str = "auto") -> fx.GraphModule:
         form = "cyclic" if n * n > 3 * cyclic_products(n) else "dense"
     if form == "fused":
         fuse(Folder(traced), stages)
-        fold_batch_norms(traced)  # of what is plain
+        fold_batch_norms(traced)  # of the plain layers
     else:
         fold_batch_norms(traced)
         (DenseFolder if form == "dense" else CyclicFolder)(traced).run()

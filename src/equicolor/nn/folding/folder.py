@@ -1,4 +1,4 @@
-"""Rewrite a traced network node by node: what all layouts of features have in common."""
+"""Rewrite a traced network node by node: what the dense and the cyclic form share."""
 
 import operator
 from collections.abc import Callable
@@ -11,11 +11,12 @@ from torch import Tensor, fx, nn
 from equicolor.color import orbit
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.folding.batched import BATCHED, fold_layer
-from equicolor.nn.folding.plain import conv2d, turns_back
+from equicolor.nn.folding.plain import batch_norm, conv2d, turns_back
 from equicolor.nn.folding.trace import COSETS, LAYERS, POOLS, layer_input, trace_function
+from equicolor.nn.functional import cyclic_filters
 from equicolor.nn.norm import CEBatchNorm2d, CEDropout2d
 
-# What may happen to features between equivariant layers: it must not see the dimensions.
+# What is allowed between equivariant layers: operations that do not depend on the dimensions.
 _ELEMENTWISE_MODULES = (
     nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid,
     nn.Hardsigmoid, nn.Hardswish, nn.Tanh, nn.Softplus, nn.Dropout, nn.Dropout2d, nn.Dropout3d,
@@ -32,15 +33,15 @@ _ELEMENTWISE_METHODS = (
 
 
 class Folder:
-    """Replaces equivariant layers node by node; subclasses say how features are laid out."""
+    """Replaces equivariant layers node by node; subclasses choose the layout of features."""
 
     cyclic: bool
 
     def __init__(self, traced: fx.GraphModule) -> None:
         self.traced = traced
         self.graph = traced.graph
-        self.rotations: dict[fx.Node, int] = {}  # of the nodes that carry features
-        self.names: dict[tuple[str, str], str] = {}  # of what was added, by layer and purpose
+        self.rotations: dict[fx.Node, int] = {}  # for nodes whose result is features
+        self.names: dict[tuple[str, str], str] = {}  # of added modules, by layer and suffix
 
     def run(self) -> None:
         """Rewrite the graph."""
@@ -78,7 +79,7 @@ class Folder:
                 "[B, C, n, H, W]; between equivariant layers use elementwise operations, torch.cat "
                 "over channels, and the layers of equicolor.nn"
             )
-        # Features lose a dimension, so whatever would be broadcast against them does not fit.
+        # Folded features have fewer dimensions, so nothing can be broadcast against them.
         alike = {self.rotations.get(other, 0) for other in node.all_input_nodes} - {0}
         strangers = [n for n in node.all_input_nodes if n not in self.rotations]
         if len(alike) > 1 or not all(_is_number(self.traced, n) for n in strangers):
@@ -111,7 +112,7 @@ class Folder:
                     f"fold needs batch norms with running statistics; {node.target} has "
                     "track_running_stats=False"
                 )
-            return self.call(node, "norm", self.norm(module, n), x)
+            return self.call(node, "norm", batch_norm(module, 1 if self.cyclic else n), x)
         if isinstance(module, CEDropout2d):
             return x
         if isinstance(module, COSETS):
@@ -122,20 +123,20 @@ class Folder:
         return self.call(node, "pool", pool, x)
 
     def call(self, node: fx.Node, suffix: str, module: nn.Module, x: fx.Node) -> fx.Node:
-        """Add a module in place of an equivariant one, and a call of it."""
+        """Add a module that replaces an equivariant one, and a call of it."""
         name = self._name(node, suffix)
         self.traced.add_submodule(name, module)
         return self.graph.call_module(name, (x,))
 
     def buffer(self, node: fx.Node, suffix: str, value: Tensor) -> fx.Node:
-        """Add a tensor that belongs to a layer, and a node that reads it."""
+        """Add a buffer for a layer, and a node that reads it."""
         name = self._name(node, suffix)
         owner, _, leaf = name.rpartition(".")
         self.traced.get_submodule(owner).register_buffer(leaf, value)
         return self.graph.get_attr(name)
 
     def _name(self, node: fx.Node, suffix: str) -> str:
-        """A name that nothing in the network has; layers called twice keep theirs."""
+        """A name that is not taken; a layer that is called twice gets the same one."""
         key = str(node.target), suffix
         if key not in self.names:
             name = f"{key[0]}_{suffix}"
@@ -146,8 +147,12 @@ class Folder:
         return self.names[key]
 
     def method(self, x: fx.Node, name: str, *args: Any) -> fx.Node:
-        """A call of a method of a tensor."""
+        """Add a call of a method of a tensor."""
         return self.graph.call_method(name, (x, *args))
+
+    def function(self, function: Callable[..., Any], *args: Any) -> fx.Node:
+        """Add a call of a function."""
+        return self.graph.call_function(function, args)
 
     def _inline(
         self, function: Callable[..., Tensor], dtype: torch.dtype, *args: fx.Node
@@ -175,7 +180,7 @@ class Folder:
     def shifted(
         self, node: fx.Node, x: fx.Node, rotations: int, turns: Tensor, dim: int
     ) -> fx.Node:
-        """Images in every hue, along one of their dimensions; see :func:`equicolor.color.orbit`."""
+        """Images in every hue along dimension ``dim``; see :func:`equicolor.color.orbit`."""
 
         def shift(images: Tensor, by: Tensor) -> Tensor:
             return orbit(images, by, rotations, dim)
@@ -185,47 +190,59 @@ class Folder:
         return self.method(shifted, "type_as", x)
 
     def mix(self, table: fx.Node, x: fx.Node, dim: int, of: int) -> fx.Node:
-        """A table times numbers, over one dimension of either; what is left comes in that order.
+        """``tensordot`` of a table and features over dimension ``dim`` of one, ``of`` of the other.
 
-        In the dtype of the table, which is float32 at least; only the result is rounded. Not
-        with einsum: autocast on GPUs lowers it, but takes tensordot as it is. Autocast on the
-        CPU lowers every product of matrices.
+        It is computed in the dtype of the table, at least float32; only the result is rounded.
+        Unlike einsum, autocast on GPUs does not lower its precision; on the CPU it lowers both.
         """
         widest = self.method(x, "type_as", table)
-        mixed = self.graph.call_function(torch.tensordot, (table, widest, ([dim], [of])))
+        mixed = self.function(torch.tensordot, table, widest, ([dim], [of]))
         return self.method(mixed, "type_as", x)
 
+    def products(
+        self,
+        node: fx.Node,
+        module: CEConv2d,
+        mixed: fx.Node,
+        plain: Callable[[Tensor, Tensor | None], nn.Module],
+    ) -> list[fx.Node]:
+        """The products of the cyclic algorithm; ``plain`` makes a layer of filters and bias."""
+        products = []
+        filters = cyclic_filters(module.weight, module.pointwise_weight, module.tables)
+        for index, weight in enumerate(filters):
+            part = self.function(operator.getitem, mixed, index)
+            # The first product is the mean over the rotations, so it takes n times the bias.
+            bias = None if module.bias is None or index else module.rotations * module.bias
+            products.append(self.call(node, f"product{index}", plain(weight, bias), part))
+        return products
+
     def plain(self, module: CEConv2d | CELiftConv2d) -> nn.Conv2d:
-        """The convolution of one rotation by the spatial part of the filters."""
+        """A convolution with the spatial part of the filters alone."""
         return conv2d(module, module.weight.movedim(2, 1), module.groups)
 
     def enter(self, x: fx.Node, rotations: int) -> fx.Node:
-        """Features ``[n * B, C, H, W]`` in this layout."""
+        """Bring features ``[n * B, C, H, W]`` into the layout of this form."""
         raise NotImplementedError
 
     def leave(self, x: fx.Node, module: CEConv2d) -> fx.Node:
-        """Features of this layout as ``[n * B, C, H, W]``."""
+        """Bring features of this form into the layout ``[n * B, C, H, W]``."""
         raise NotImplementedError
 
     def lift(self, node: fx.Node, module: CELiftConv2d, x: fx.Node) -> fx.Node:
-        """A lifting convolution of images ``[B, 3, H, W]``."""
+        """Write a lifting convolution of images ``[B, 3, H, W]``."""
         raise NotImplementedError
 
     def conv(self, node: fx.Node, module: CEConv2d, x: fx.Node) -> fx.Node:
-        """A hidden convolution."""
-        raise NotImplementedError
-
-    def norm(self, module: CEBatchNorm2d, n: int) -> nn.BatchNorm2d:
-        """A batch norm that no convolution could take in."""
+        """Write a hidden convolution."""
         raise NotImplementedError
 
     def coset(self, node: fx.Node, module: nn.Module, x: fx.Node, n: int) -> fx.Node:
-        """Pooling over the rotations, or flattening them."""
+        """Write pooling over the rotations, or flattening."""
         raise NotImplementedError
 
 
 def _is_number(traced: fx.GraphModule, node: fx.Node) -> bool:
-    """Whether a node is a parameter or buffer of one element without dimensions."""
+    """Whether a node is a parameter or buffer without dimensions."""
     if node.op != "get_attr":
         return False
     value = operator.attrgetter(str(node.target))(traced)
@@ -233,6 +250,6 @@ def _is_number(traced: fx.GraphModule, node: fx.Node) -> bool:
 
 
 def _channel_cat(node: fx.Node) -> bool:
-    """Whether a torch.cat joins channels, which either layout allows."""
+    """Whether a torch.cat joins channels, which both forms allow."""
     dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
     return isinstance(dim, int) and dim == 1

@@ -1,8 +1,8 @@
-"""Find the stems and residual blocks of a network, and replace them by fused ones.
+"""Find the stems and residual blocks of a network, and replace them by fused modules.
 
-They are found by what they compute, whatever classes they were written as: a lifting
-convolution, batch norm, ReLU and perhaps pooling; convolutions and batch norms with ReLU between,
-added to what went in or to one such layer of it, and ReLU.
+They are recognised by what they compute, not by their classes. A stem is a lifting convolution,
+batch norm, ReLU and perhaps pooling. A block is a chain of convolutions and batch norms with ReLU
+between, plus its input or one such layer of its input, and ReLU.
 """
 
 import operator
@@ -28,7 +28,7 @@ _CONVOLUTIONS = CEConv2d, CELiftConv2d, *BATCHED
 
 
 class Stage(NamedTuple):
-    """Nodes of a graph, from the first convolution to the result, that one module replaces."""
+    """Nodes, from the first convolution to the result, that one module replaces."""
 
     kind: str  # "stem" or "block"
     nodes: Sequence[fx.Node]
@@ -43,7 +43,7 @@ def find_stages(traced: fx.GraphModule) -> list[Stage]:
 
 
 def left_over(traced: fx.GraphModule, stages: Sequence[Stage]) -> list[str]:
-    """Names of the equivariant convolutions that are in no stage."""
+    """Names of equivariant convolutions that are in no stage."""
     covered = {node for stage in stages for node in stage.nodes}
     return [
         str(node.target)
@@ -55,7 +55,7 @@ def left_over(traced: fx.GraphModule, stages: Sequence[Stage]) -> list[str]:
 
 
 def is_where_fused(traced: fx.GraphModule) -> bool:
-    """Whether a network has equivariant layers, all where the fused path is taken."""
+    """Whether a network has equivariant layers, and device and dtype of all have the fused path."""
     layers = (module for module in traced.modules() if isinstance(module, LAYERS))
     weights = [tensor for layer in layers for tensor in layer.parameters()]
     return bool(weights) and all(map(can_fuse, weights))
@@ -80,14 +80,14 @@ def fuse(folder: "Folder", stages: Sequence[Stage]) -> None:
 
 
 class _Finder:
-    """Looks backwards from where a stage ends."""
+    """Finds stages from their last ReLU, going backwards."""
 
     def __init__(self, traced: fx.GraphModule) -> None:
         self.traced, self.modules = traced, dict(traced.named_modules())
         self.order = list(traced.graph.nodes)
 
     def stem(self, relu: fx.Node) -> Stage | None:
-        """The stem whose ReLU a node is."""
+        """The stem whose ReLU is this node."""
         layer = self._layer(layer_input(relu), CELiftConv2d) if self._is_relu(relu) else None
         if layer is None:
             return None
@@ -100,13 +100,13 @@ class _Finder:
         return Stage("stem", nodes, FrozenStem(conv, norm, pool=pool))
 
     def block(self, relu: fx.Node) -> Stage | None:
-        """The residual block that ends in a node."""
+        """The residual block that ends with this node."""
         added = layer_input(relu) if self._is_relu(relu) else None
         if added is None or not _is_sum(added) or len(added.users) > 1:
             return None
         for main, other in (added.args, added.args[::-1]):
             chain = self._chain(main)
-            # What is added to in place must be what no one else sees.
+            # An in-place sum must not overwrite the input, which others may read.
             overwrites = added.target is operator.iadd and main is not added.args[0]
             if not chain or main is other or overwrites:
                 continue
@@ -125,7 +125,7 @@ class _Finder:
         return list(zip(modules[::2], modules[1::2], strict=True))
 
     def _chain(self, norm: Any) -> list[fx.Node]:
-        """Convolution and norm, and all such layers and ReLU before that are for these alone."""
+        """The chain of convolutions, norms and ReLU that ends with ``norm`` and has no branches."""
         layer = self._layer(norm, CEConv2d)
         if layer is None:
             return []
@@ -136,21 +136,21 @@ class _Finder:
         return [*earlier, before, *layer] if earlier else layer
 
     def _layer(self, norm: Any, kind: type[nn.Module]) -> list[fx.Node] | None:
-        """A norm, which may be anything, and the convolution before it."""
+        """``norm`` and the convolution before it; None if it is no such layer."""
         if not isinstance(norm, fx.Node) or type(self._module(norm)) is not CEBatchNorm2d:
             return None
         conv = layer_input(norm)
         module = self._module(conv)
         if type(module) is not kind or (kind is CELiftConv2d and module.dilation != (1, 1)):
             return None
-        # Used elsewhere too, they could not be replaced together.
+        # If they were also used elsewhere, they could not be replaced together.
         alone = all(len(node.users) == 1 == uses(node) for node in (conv, norm))
         return [conv, norm] if alone and is_known(module) and is_known(self._module(norm)) else None
 
     def _is_stable(self, nodes: Sequence[fx.Node]) -> bool:
-        """Whether nothing else changes in place while a stage runs.
+        """Whether no other node between those of a stage works in place.
 
-        It could be what goes into the stage, under whatever name, which is read later than before.
+        It could change the input of the stage, which the fused module reads later.
         """
         inside = [node in nodes for node in self.order]
         first, last = inside.index(True), len(inside) - 1 - inside[::-1].index(True)
@@ -177,9 +177,9 @@ def _is_sum(node: fx.Node) -> bool:
 
 
 def _give_the_same_shape(layers: Sequence[Layer], others: Sequence[Layer]) -> bool:
-    """Whether layers in turn give the shape that others do, or that of their input, for any size.
+    """Whether a chain returns the shape that ``others`` return, or else its input's shape.
 
-    What would be broadcast when it is added is no residual.
+    Must hold for any image size: a sum that broadcasts is no residual.
     """
     ends = [(_channels(chain), _resizing(chain)) for chain in (layers, others)]
     (channels, size), (other_channels, other_size) = ends
@@ -189,7 +189,7 @@ def _give_the_same_shape(layers: Sequence[Layer], others: Sequence[Layer]) -> bo
 
 
 def _channels(layers: Sequence[Layer]) -> tuple[int, int]:
-    """Those that go in and come out; zeros of layers that do not fit together."""
+    """Input and output channels of a chain; zeros if its layers do not fit together."""
     if not layers:
         return 0, 0
     takes = [conv.in_channels for conv, _ in layers]
@@ -199,7 +199,7 @@ def _channels(layers: Sequence[Layer]) -> tuple[int, int]:
 
 
 def _resizing(layers: Sequence[Layer]) -> list[tuple[int, int]]:
-    """For height and width ``(a, b)`` such that layers make ``(size + a) // b`` of every size."""
+    """For height and width ``(a, b)``, where a chain maps every size to ``(size + a) // b``."""
     result = []
     for dim in range(2):
         offset, total = 0, 1

@@ -25,7 +25,7 @@ def in_every_hue(module: CELiftConv2d, matrices: Tensor) -> Tensor:
 
 
 def turns_back(rotations: int, like: Tensor, dimensions: int) -> Tensor:
-    """By how much hues are shifted, ``[m]`` and dimensions of size one; float32 at least."""
+    """Hue shifts ``[m, 1, ...]`` in turns, in at least float32."""
     turns = orbit_turns(rotations, dtype=torch.float64)
     dtype = torch.promote_types(like.dtype, torch.float32)
     return turns.to(like.device, dtype).view(-1, *[1] * dimensions)
@@ -37,7 +37,7 @@ _SAME_BIAS = object()
 def conv2d(
     module: CEConv2d | CELiftConv2d, weight: Tensor, groups: int, bias: object = _SAME_BIAS
 ) -> nn.Conv2d:
-    """A convolution with filters ``[O, m, I, kh, kw]``: m outputs for each channel O."""
+    """A convolution with filters ``[O, m, I, kh, kw]``: m outputs for each channel."""
     copies = weight.shape[1]
     weight = weight.flatten(0, 1)
     if bias is _SAME_BIAS:
@@ -52,7 +52,7 @@ def conv2d(
         groups,
         bias is not None,
         module.padding_mode,
-        device="meta",  # drawing weights that are replaced at once would take most of the time
+        device="meta",  # drawing weights, which are replaced below, would take most of the time
     )
     conv.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
     if isinstance(bias, Tensor):

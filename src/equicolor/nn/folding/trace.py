@@ -1,4 +1,4 @@
-"""The graph that :mod:`equicolor.nn.folding` rewrites: equivariant layers kept whole."""
+"""Trace a network for :mod:`equicolor.nn.folding`, with equivariant layers as single nodes."""
 
 import operator
 from collections.abc import Callable
@@ -39,14 +39,14 @@ LAYERS: tuple[type[nn.Module], ...] = (
     *POOLS,
     *COSETS,
 )
-# timm's convolution that pads like TensorFlow looks at shapes; so it is kept whole.
+# timm's convolution with TensorFlow's padding looks at shapes, so it cannot be traced.
 _LEAVES = ("Conv2dSame",)
 _VIEWS = {"view": "reshape", "view_as": "reshape_as"}
 _IN_PLACE_OPERATORS = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 
 
 def trace(model: nn.Module) -> fx.GraphModule:
-    """The graph of a network in eval mode, which is changed; refused if it cannot be trusted."""
+    """The graph of a network in eval mode; changes the network."""
     for name, module in model.named_modules():
         if module.training:
             raise ValueError(
@@ -57,7 +57,7 @@ def trace(model: nn.Module) -> fx.GraphModule:
     _take_apart(model)
     try:
         graph = _Tracer().trace(model)
-    except Exception as error:  # whatever the network's own code does with what is not a tensor
+    except Exception as error:  # the network's code may fail in any way on torch.fx's proxies
         raise ValueError(f"fold cannot trace {type(model).__name__}: {error}") from error
     return fx.GraphModule(model, graph, type(model).__name__)
 
@@ -68,11 +68,11 @@ def trace_function(function: Callable[..., Tensor], dtype: torch.dtype) -> fx.Gr
 
 
 def refuse_custom_modules(model: nn.Module) -> None:
-    """Refuse a network that computes something its graph will not show.
+    """Refuse a network that computes something its graph does not show.
 
-    Layers are replaced by what their class computes, so nothing may be added to it; hooks would
-    be traced once, or run on what has taken the place of their module. Networks are not copied
-    before: weights that a hook computes cannot be.
+    Layers are replaced by what their class computes, so an instance must not change it. Hooks
+    would be lost, or run on another module. To be called before the network is copied: weights
+    that a hook computes cannot be copied.
     """
     if module_hooks._has_any_global_hook():
         raise ValueError(
@@ -92,7 +92,7 @@ def refuse_custom_modules(model: nn.Module) -> None:
             raise ValueError(
                 f"fold would drop the hooks of {_called(name, module)}; remove them first{how}"
             )
-        # What is left is traced, or has the forward of its class.
+        # Other modules are traced, so methods assigned to them are seen.
         kept_whole = not name or isinstance(module, _BatchNorm)
         assigned = assigned_methods(module)
         if assigned and (kept_whole or tracer.is_leaf_module(module, name)):
@@ -115,8 +115,8 @@ def _called(name: str, module: nn.Module) -> str:
 def _bake_parametrizations(model: nn.Module) -> None:
     """Replace parametrized weights, such as weight norm's, by their values.
 
-    By hand: torch's remove_parametrizations would change the class, which a copy shares with
-    the original network.
+    Torch's remove_parametrizations would also change the original network, whose class the copy
+    shares.
     """
     for module in list(model.modules()):
         if not parametrize.is_parametrized(module):
@@ -130,10 +130,10 @@ def _bake_parametrizations(model: nn.Module) -> None:
 
 
 def _take_apart(model: nn.Module) -> None:
-    """Take modules of timm apart that hide layers: norms with an activation, VGG's last part.
+    """Replace modules of timm that hide layers: norms with an activation, VGG's last part.
 
-    The latter asks for the size of its features, to make small ones larger; a folded network
-    takes images that need no such thing.
+    The latter enlarges features that are too small, for which it asks for their size; a folded
+    network expects images that are large enough.
     """
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
@@ -151,7 +151,7 @@ def _take_apart(model: nn.Module) -> None:
 
 
 class _Proxy(fx.Proxy):
-    """Records ``x += y`` as the change in place it is; torch.fx takes it for ``x = x + y``."""
+    """Records ``x += y`` as an in-place change; torch.fx would record ``x = x + y``."""
 
     def __iadd__(self, other: Any) -> fx.Proxy:
         return self._change(operator.iadd, other)
@@ -184,7 +184,7 @@ class _Tracer(fx.Tracer):
 
 
 class _FunctionTracer(fx.Tracer):
-    """Traces a function of tensors of one dtype, which it may ask for."""
+    """Traces a function that may ask tensors for their dtype."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ class _FunctionTracer(fx.Tracer):
 
 
 def allow_any_memory(graph: fx.Graph) -> None:
-    """Let views be copies where they have to: folded layers leave features in other memory."""
+    """Replace ``view`` by ``reshape``: folded layers return features in another memory layout."""
     for node in graph.nodes:
         values = (*node.args, *node.kwargs.values())
         bytes_as_others = any(isinstance(value, torch.dtype) for value in values)
@@ -206,7 +206,7 @@ def allow_any_memory(graph: fx.Graph) -> None:
 
 
 def fold_batch_norms(traced: fx.GraphModule) -> None:
-    """Scale the filters of convolutions by the batch norm that alone follows them."""
+    """Fold each batch norm into the convolution before it, if nothing else uses that."""
     modules = dict(traced.named_modules())
     for node in list(traced.graph.nodes):
         norm = modules.get(str(node.target)) if node.op == "call_module" else None
@@ -219,7 +219,7 @@ def fold_batch_norms(traced: fx.GraphModule) -> None:
         assert isinstance(conv, _CONVOLUTIONS)
         scale, shift = _affine(norm)
         bias = 0 if conv.bias is None else conv.bias.double()
-        # Of a separable filter, scaling the spatial part scales the whole.
+        # Scaling the spatial part of a separable filter scales the whole filter.
         weight = conv.weight.double() * scale.view(-1, *[1] * (conv.weight.ndim - 1))
         conv.bias = nn.Parameter((bias * scale + shift).to(conv.weight), requires_grad=False)
         conv.weight = nn.Parameter(weight.to(conv.weight), requires_grad=False)
@@ -228,7 +228,7 @@ def fold_batch_norms(traced: fx.GraphModule) -> None:
 
 
 def _takes_norms(conv: nn.Module | None) -> bool:
-    """Whether a module convolves with its weight as it is; torch's quantised ones round it."""
+    """Whether a module convolves with its weight unchanged; torch's quantised ones round it."""
     return (
         isinstance(conv, LAYERS)
         or type(conv).__name__ in _LEAVES
@@ -264,7 +264,7 @@ def _affine(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
 
 
 def is_impure(traced: fx.GraphModule, node: fx.Node) -> bool:
-    """Whether a node matters although its result is not used; fx overlooks in-place changes."""
+    """Whether a node has an effect even if its result is not used; fx misses in-place changes."""
     if node.op == "call_module":
         in_place = getattr(traced.get_submodule(str(node.target)), "inplace", False)
     else:
