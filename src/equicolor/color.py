@@ -42,7 +42,7 @@ def rgb_to_hsv(images: Tensor) -> Tensor:
     value = low + chroma
     saturation = chroma / _divisor(value)
     hsv = torch.stack((hue, saturation, value), dim=-3).to(images.dtype)
-    # Hues a hair below a full turn round up to it.
+    # A hue just below a full turn may be rounded up to it.
     hue, rest = hsv[..., :1, :, :], hsv[..., 1:, :, :]
     return torch.cat((torch.where(hue >= 1, hue - 1, hue), rest), dim=-3)
 
@@ -95,9 +95,10 @@ def shift_hue(images: Tensor, turns: float | Tensor) -> Tensor:
 
 
 def shift_hue_orbit(images: Tensor, rotations: int) -> Tensor:
-    r"""All shifts :math:`T_{-k/n}` of every image, sharing what they have in common.
+    r"""All shifts :math:`T_{-k/n}` of every image; the common part is computed once.
 
-    No shift is the image itself, and a third of a turn moves its channels, so these are exact.
+    The shift by 0 is the image itself, and shifts by thirds of a turn permute its channels, so
+    these are exact.
 
     Args:
         images: RGB images :math:`[..., 3, H, W]`.
@@ -177,20 +178,20 @@ def rotation_matrix(turns: Tensor) -> Tensor:
 
 
 def _full_precision(images: Tensor) -> Tensor:
-    """Hue needs more than the 8 bits of bfloat16, so compute in float32 at least."""
+    """Images in at least float32: hue needs more than the 8 bits of bfloat16."""
     return images.float() if images.dtype in (torch.float16, torch.bfloat16) else images
 
 
 def decompose(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """RGB ``[..., 3, H, W]`` to hue in turns, chroma (max - min) and low (min).
 
-    Chroma and low replace saturation and value: they need no division by the value, so
-    black and negative (normalised) colours are ordinary.
+    Chroma and low replace saturation and value. They need no division by the value, so black
+    and negative (normalised) colours are no special cases.
     """
     red, green, blue = images.unbind(-3)
     high, low = images.amax(-3), images.amin(-3)
     chroma = high - low
-    # Where grey, the differences below are zero and any finite divisor gives hue 0.
+    # For greys, the differences below are zero, and any finite divisor gives hue 0.
     scale = _divisor(chroma)
     sextant = torch.where(
         high == red,
@@ -210,7 +211,7 @@ def compose(hue: Tensor, chroma: Tensor, low: Tensor) -> Tensor:
     sextant = 6 * hue
 
     def channel(offset: int) -> Tensor:
-        # A trapezoid over the hue circle: how much of the chroma this channel lacks.
+        # A trapezoid over the hue circle says how much of the chroma this channel lacks.
         position = torch.remainder(sextant + offset, 6)
         lack = torch.minimum(position, 4 - position).clamp(0, 1)
         return low + chroma * (1 - lack)
@@ -219,7 +220,7 @@ def compose(hue: Tensor, chroma: Tensor, low: Tensor) -> Tensor:
 
 
 def shift_back(images: Tensor, turns: Tensor) -> Tensor:
-    """Shift by ``-turns``, which broadcasts against ``images[..., 0, :, :]``; unchecked."""
+    """Shift by ``-turns``, which must broadcast against ``images[..., 0, :, :]``."""
     hue, chroma, low = decompose(images)
     return compose(hue - turns, chroma, low)
 
@@ -233,13 +234,13 @@ def orbit_turns(
 
 
 def orbit(images: Tensor, turns: Tensor, rotations: int, dim: int) -> Tensor:
-    """Images shifted back by every k/n turns, along a dimension in which they have size 1.
+    """Images shifted back by every k/n turns, stacked along a dimension of size 1.
 
     Args:
         images: ``[..., 3, H, W]``.
-        turns: of :func:`orbit_turns`, such that they broadcast against ``images[..., 0, :, :]``.
-        rotations: how many shifts.
-        dim: where they go, counted from the front.
+        turns: from :func:`orbit_turns`, shaped to broadcast against ``images[..., 0, :, :]``.
+        rotations: the number of shifts.
+        dim: the dimension, counted from the front.
     """
     first = images
     if rotations not in (1, 3):
@@ -255,11 +256,11 @@ def _per_image(name: str, turns: float | Tensor, images: Tensor) -> Tensor:
     if isinstance(turns, bool) or not isinstance(turns, (int, float, Tensor)):
         raise TypeError(f"{name} expects turns as a number or a tensor, got {turns!r}")
     if not isinstance(turns, Tensor):
-        turns = 0.0 if isinstance(turns, int) else turns  # whole turns, however many
+        turns = 0.0 if isinstance(turns, int) else turns  # whole turns change nothing
         if not abs(turns) < math.inf:
             raise ValueError(f"{name} expects a finite number of turns, got {turns!r}")
         turns = torch.tensor(turns, dtype=torch.float64, device="cpu")
-    # Before they are rounded: in float32, a hundred million turns have no fraction.
+    # Before conversion: in float32, numbers above 2^24 have no fraction.
     turns = turns.fmod(1).to(images)
     if turns.ndim and turns.shape != leading:
         raise ValueError(

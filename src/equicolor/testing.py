@@ -1,9 +1,9 @@
 """Measure equivariance: for the layers of this package and for your own.
 
-A module is equivariant when transforming its input and then applying it gives the same
-as applying it and then transforming the output. Images transform by a hue action,
-features ``[B, C, n, H, W]`` by rolling their rotations, everything else (pooled maps,
-logits) stays as it is, which is invariance.
+A module is equivariant if transforming its input and then applying it gives the same result as
+applying it and then transforming the output. Images are transformed by a hue action, features
+``[B, C, n, H, W]`` by rolling their rotations. Everything else (pooled maps, logits) must not
+change, which is invariance.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,8 +34,8 @@ def equivariance_error(
 
     .. math:: \max_m \frac{\lVert f(T_m x) - T'_m f(x) \rVert}{\lVert f(x) \rVert}
 
-    Random layers see the same random numbers on both sides, and buffers such as batch
-    statistics are put back, so measuring changes nothing.
+    Random layers get the same random numbers on both sides. Buffers such as batch statistics
+    are restored, so measuring changes nothing.
 
     Args:
         module: a layer, a network, or any function of one tensor.
@@ -44,9 +44,9 @@ def equivariance_error(
         rotations: the order :math:`n` of the group.
         action: what a hue shift does to an image: ``"rgb"`` rotates about the grey axis,
             ``"hsv"`` shifts the HSV hue, or your own function of (images, turns).
-            Features roll whatever the action.
-        output: ``"features"`` expects the output to roll, ``"invariant"`` to stay;
-            ``"auto"`` takes five dimensions for features.
+            Features are rolled for any action.
+        output: ``"features"`` expects the output to roll, ``"invariant"`` to stay the same;
+            ``"auto"`` takes an output of five dimensions for features.
 
     Returns:
         The error; 0 for a single rotation.
@@ -80,22 +80,16 @@ def equivariance_error(
 
 
 def relative_deviation(actual: Tensor, expected: Tensor) -> float:
-    """The norm of a difference over the norm of what was expected.
-
-    Args:
-        actual, expected: of one shape.
-
-    Returns:
-        The deviation; infinite if anything is NaN.
+    """The norm of the difference over the norm of ``expected``; infinite if anything is NaN.
 
     Example:
         >>> relative_deviation(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0]))
         0.1
     """
-    # In float64: the norm of half-precision features can overflow to inf, and hide any error.
+    # In float64: the norm of half-precision features can overflow, which would hide any error.
     scale = expected.double().norm().clamp_min(torch.finfo(torch.float64).tiny)
     error = (actual.double() - expected.double()).norm() / scale
-    # A NaN must not pass for a small error, and max() would drop it.
+    # NaN must not count as a small error, and max() would drop it.
     return float(error.nan_to_num(torch.inf))
 
 
@@ -110,10 +104,9 @@ def assert_equivariant(
 ) -> None:
     """Raise an ``AssertionError`` unless :func:`equivariance_error` is at most ``tolerance``.
 
-    The error names the other action if the module is equivariant to that one, else the first
-    submodule that breaks equivariance, and says if the cause is a normalisation of images that
-    treats the three channels differently. A submodule is named whether or not the output depends
-    on it.
+    The message names the other action if the module is equivariant to that one, else the first
+    submodule that breaks equivariance, even if the output does not depend on it. It says so if
+    the cause is a normalisation of images that treats the three channels differently.
 
     Args:
         module, images, rotations, action, output: as in :func:`equivariance_error`.
@@ -142,10 +135,10 @@ def _cause(
     output: str,
     tolerance: float,
 ) -> str:
-    """Why a module is not equivariant, as far as trying tells."""
+    """Why a module is not equivariant, as far as can be found out."""
     if not images.isfinite().all():
         return ". The images are not finite"
-    # A module may refuse what is tried: the error that it is not equivariant must come out.
+    # The module may raise errors here, which must not hide that it is not equivariant.
     for other in ACTIONS if isinstance(action, str) and images.ndim == 4 else ():
         with suppress(Exception):
             if equivariance_error(module, images, rotations, other, output=output) <= tolerance:
@@ -177,7 +170,7 @@ def _describe(place: _Break, module: nn.Module, images: Tensor, tolerance: float
     elif any(module.get_submodule(place.path).children()):
         culprit = f"the code of {culprit}, after its modules"
     elif not place.path:
-        return ""  # it is the whole
+        return ""  # the whole module, which the message names already
     numbers = _normalization(images, place.value, tolerance)
     if numbers is None:
         return f". The first to break it is {culprit}"
@@ -192,7 +185,7 @@ def _describe(place: _Break, module: nn.Module, images: Tensor, tolerance: float
 def _first_break(
     module: nn.Module, images: Tensor, rotations: int, action: str | Action, tolerance: float
 ) -> _Break | None:
-    """The first tensor between modules that neither stays nor rolls nor shifts its hue."""
+    """The first tensor between modules that is not transformed in an allowed way."""
     transform = _input_action(images, rotations, action)
     with torch.no_grad(), _unchanged(module):
         reference = _listen(module, images)
@@ -208,7 +201,7 @@ def _first_break(
 
 
 def _listen(module: nn.Module, images: Tensor) -> list[_Break]:
-    """Run a module, and keep what its submodules get and give, in the order of the calls."""
+    """Run a module, and keep inputs and outputs of its submodules in the order of the calls."""
     kept: list[_Break] = []
     running: list[str] = []
 
@@ -220,7 +213,7 @@ def _listen(module: nn.Module, images: Tensor) -> list[_Break]:
 
     def hooks(path: str) -> tuple[Callable[..., None], Callable[..., None]]:
         def before(part: nn.Module, inputs: Any) -> None:
-            if path:  # the whole gets what it is given
+            if path:  # not the input of the whole module
                 keep(path, inputs, is_input=True)
             running.append(path)
 
@@ -246,10 +239,10 @@ def _listen(module: nn.Module, images: Tensor) -> list[_Break]:
 def _transformed(
     x: Tensor, rotations: int, m: int, transform: Callable[[Tensor, int], Tensor]
 ) -> Iterator[Tensor]:
-    """What may become of a tensor inside a network: it stays, shifts its hue, or rolls.
+    """The allowed transformations of a tensor inside a network: none, a hue shift, or a roll.
 
-    Rotations may be any dimension, or the outer or inner part of one: of channels that were
-    flattened, or of a batch.
+    Rotations may be any dimension, or the outer or inner part of one, such as of flattened
+    channels or of a batch.
     """
     yield x
     if x.ndim == 4 and x.shape[1] == 3:
@@ -265,7 +258,7 @@ def _transformed(
 def _normalization(
     images: Tensor, result: Tensor, tolerance: float
 ) -> tuple[Tensor, Tensor] | None:
-    """Mean and standard deviation by channel that make a result of images, if some do.
+    """Mean and standard deviation per channel if ``result`` is a normalisation of images.
 
     Example:
         >>> images, mean = torch.rand(2, 3, 4, 4), torch.tensor([0.1, 0.2, 0.3])
@@ -318,7 +311,7 @@ def _seeded(module: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 @contextmanager
 def _unchanged(module: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Put the buffers of a module back at the end, also those a module assigns anew."""
+    """Restore the buffers of a module at the end, also those that it assigned."""
     owners = list(module.modules()) if isinstance(module, nn.Module) else []
     saved = [
         (owner, name, buffer, buffer.clone())

@@ -72,7 +72,7 @@ def cyclic_products(n: int) -> int:
 
 
 def cyclic_algorithm(n: int, *, dtype: torch.dtype = torch.float64) -> CyclicAlgorithm:
-    """The fast algorithm: real Fourier modes, a complex product in three real ones.
+    """The fast algorithm: real Fourier modes, with three real products for a complex one.
 
     Frequency 0 (and n/2 when n is even) needs one product, every other frequency three.
 
@@ -81,7 +81,7 @@ def cyclic_algorithm(n: int, *, dtype: torch.dtype = torch.float64) -> CyclicAlg
         (4, 9)
     """
     _checks.positive_int("n", n)
-    # On the CPU whatever the default device: the tables must hold numbers even under "meta".
+    # On the CPU even if the default device is another one: "meta" tensors hold no numbers.
     steps = torch.arange(n, dtype=torch.float64, device="cpu")
     one = torch.ones_like(steps)
     a, b, c = [one], [one], [one / n]

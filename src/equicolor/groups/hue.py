@@ -13,8 +13,8 @@ from equicolor.color import rotation_matrix
 class HueGroup:
     r"""The cyclic group :math:`H_n` of rotations of RGB space about the grey axis.
 
-    Element ``k`` rotates by ``k / n`` turns. Matrices are float64 and accurate to the
-    last bit that matters; convert them with ``.to(images)`` where needed.
+    Element ``k`` rotates by ``k / n`` turns. Matrices are float64, rounded to 15 decimals;
+    convert them with ``.to(images)`` where needed.
 
     Args:
         order: the number of rotations :math:`n`.

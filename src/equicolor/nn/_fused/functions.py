@@ -7,14 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equicolor.nn._fused.layout import (
-    Features,
-    Options,
-    Planes,
-    Products,
-    padded_channels,
-    rows_of,
-)
+from equicolor.nn._fused.layout import Features, Options, Planes, Products, padded_channels, rows_of
 from equicolor.nn._fused.norm import Norm, kernels
 
 
