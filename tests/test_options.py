@@ -61,7 +61,7 @@ WORK: dict[str, tuple[str, ...]] = {
     ),
     "export": ("equicolor.models.export.export",),
     "demo": ("equicolor.paper.demo.run",),
-    "datasets": ("equicolor.data.download.to_get",),
+    "datasets": ("equicolor.data.download.download",),
     "reproduce": (
         "equicolor.paper.reproduce_all.launch",
         "equicolor.paper.reproduce.launch",

@@ -9,7 +9,7 @@ from tests.data import trees
 from typer.testing import CliRunner, Result
 
 from equicolor.cli.app import app
-from equicolor.data import download
+from equicolor.data import download, mnist
 from equicolor.data.datasets import DATASETS
 from equicolor.paper import classification, registry, reproduce
 from equicolor.paper.launching import Launch
@@ -181,27 +181,24 @@ def test_datasets_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert str(tmp_path) in result.stdout
     folder = tmp_path / "MNIST" / "raw"
     folder.mkdir(parents=True)
-    names = list(download.MNIST.files)
+    names = [f"{name}.gz" for name in mnist.FILES]
     (folder / names[0]).touch()
     assert "incomplete" in invoke("datasets").stdout
     for name in names:
         (folder / name).touch()
     assert "complete" not in invoke("datasets").stdout.replace("incomplete", "")
     for name in names:
-        os.truncate(folder / name, download.MNIST.files[name][1])
+        os.truncate(folder / name, mnist.FILES[name.removesuffix(".gz")].gz_bytes)
     assert "complete" in invoke("datasets").stdout.replace("incomplete", "")
 
 
 def test_offline_download_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
-    nowhere = download.KnownFiles(
-        "mnist", "MNIST", "MNIST/raw", {"a.gz": ("0", 1)}, ("http://127.0.0.1:9/",)
-    )
-    monkeypatch.setattr(download, "MNIST", nowhere)
+    monkeypatch.setattr(download, "MIRRORS", ("http://127.0.0.1:9/",))
     result = invoke("datasets", "get", "mnist")
     assert result.exit_code == 1
     line = result.stderr.strip().splitlines()[-1]
-    assert line.startswith("equicolor: a.gz could not be downloaded from http://127.0.0.1:9/")
+    assert line.startswith("equicolor: train-images-idx3-ubyte.gz could not be downloaded from ")
 
 
 def test_getting_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +206,7 @@ def test_getting_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
     result = invoke("datasets", "get", "flowers102")
     assert result.exit_code == 0
-    assert result.stdout == f"Flowers-102 is complete in {tmp_path}\n"
+    assert result.stdout == f"flowers102 is complete in {tmp_path}\n"
 
 
 def test_what_needs_a_hand_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,12 @@
 """Downloads, against a server of our own and a torchvision of our own."""
 
-import dataclasses
 import hashlib
 import http.server
 import inspect
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -15,18 +14,11 @@ import pytest
 from tests.data.trees import TREES
 
 from equicolor._packages import how_to_install, import_vision
-from equicolor.data import MissingDataError
+from equicolor.data import MissingDataError, mnist
+from equicolor.data import download as module
 from equicolor.data.datasets import DATASETS
-from equicolor.data.download import (
-    MNIST,
-    DownloadError,
-    KnownFiles,
-    download,
-    download_with_torchvision,
-    listing,
-    missing_files,
-    to_get,
-)
+from equicolor.data.download import DownloadError, download, list_datasets
+from equicolor.data.mnist import IdxFile, missing_files
 
 CONTENTS = {"images.gz": bytes(range(256)) * 1000, "labels.gz": b"labels"}
 
@@ -50,65 +42,86 @@ def mirror(tmp_path: Path) -> Iterator[tuple[str, Path]]:
         server.shutdown()
 
 
-def dataset(*mirrors: str) -> KnownFiles:
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two small files in place of MNIST's."""
     files = {
-        name: (hashlib.md5(contents).hexdigest(), len(contents))
-        for name, contents in CONTENTS.items()
+        name.removesuffix(".gz"): IdxFile(hashlib.md5(data).hexdigest(), "", len(data), 19)
+        for name, data in CONTENTS.items()
     }
-    return KnownFiles("toy", "a toy", "toy/raw", files, mirrors)
+    monkeypatch.setattr(mnist, "FILES", files)
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Takes other mirrors."""
+    return lambda *mirrors: monkeypatch.setattr(module, "MIRRORS", mirrors)
 
 
 NOWHERE = "http://127.0.0.1:9/"  # the discard port: nobody listens
 
 
-def test_download_fetches_verifies_and_reports(mirror: tuple[str, Path], tmp_path: Path) -> None:
+def test_download_fetches_verifies_and_reports(
+    mirror: tuple[str, Path], use: Callable[..., None], tmp_path: Path
+) -> None:
     calls: list[tuple[int, int | None]] = []
     root = tmp_path / "data"
-    toy = dataset(mirror[0])
-    assert missing_files(toy, root) == ["images.gz", "labels.gz"]
-    folder = download(toy, root, progress=lambda done, total: calls.append((done, total)))
-    assert folder == root / "toy" / "raw"
+    use(mirror[0])
+    assert missing_files(root) == ["images.gz", "labels.gz"]
+    assert download("mnist", root, progress=lambda *call: calls.append(call)) == root
+    folder = root / "MNIST" / "raw"
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == CONTENTS
-    assert missing_files(toy, root) == []
+    assert missing_files(root) == []
     assert calls[-1] == (256_006, 256_006)
     assert calls == sorted(calls)
     assert (256_000, 256_006) in calls[1:]
 
 
-def test_only_what_is_missing_is_fetched(mirror: tuple[str, Path], tmp_path: Path) -> None:
-    folder = tmp_path / "data" / "toy" / "raw"
+def test_only_missing_files_are_fetched(
+    mirror: tuple[str, Path], use: Callable[..., None], tmp_path: Path
+) -> None:
+    folder = tmp_path / "data" / "MNIST" / "raw"
     folder.mkdir(parents=True)
     (folder / "images").write_bytes(b"unpacked by someone")
     calls: list[int] = []
-    download(dataset(mirror[0]), tmp_path / "data", progress=lambda done, _: calls.append(done))
+    use(mirror[0])
+    download("mnist", tmp_path / "data", progress=lambda done, _: calls.append(done))
     assert calls == [6]
     assert (folder / "images").read_bytes() == b"unpacked by someone"
-    # Everything there: no mirror is asked.
-    download(dataset(NOWHERE), tmp_path / "data")
+    use(NOWHERE)  # everything is there: no mirror is asked
+    download("mnist", tmp_path / "data")
 
 
-def test_truncated_files_are_fetched_again(mirror: tuple[str, Path], tmp_path: Path) -> None:
-    toy = dataclasses.replace(dataset(mirror[0]), plain={"images": 19})
-    folder = download(toy, tmp_path)
+def test_truncated_files_are_fetched_again(
+    mirror: tuple[str, Path], use: Callable[..., None], tmp_path: Path
+) -> None:
+    use(mirror[0])
+    folder = download("mnist", tmp_path) / "MNIST" / "raw"
     (folder / "labels.gz").write_bytes(b"lab")
-    assert missing_files(toy, tmp_path) == ["labels.gz"]
-    download(toy, tmp_path)
+    assert missing_files(tmp_path) == ["labels.gz"]
+    download("mnist", tmp_path)
     assert (folder / "labels.gz").read_bytes() == b"labels"
     (folder / "images.gz").rename(folder / "images")
-    assert missing_files(toy, tmp_path) == ["images.gz"]  # unpacked it has 19 bytes
+    assert missing_files(tmp_path) == ["images.gz"]  # unpacked it has 19 bytes
     (folder / "images").write_bytes(b"unpacked by someone")
-    assert missing_files(toy, tmp_path) == []
+    assert missing_files(tmp_path) == []
 
 
-def test_the_next_mirror_stands_in(mirror: tuple[str, Path], tmp_path: Path) -> None:
-    folder = download(dataset(NOWHERE, mirror[0] + "wrong/", mirror[0]), tmp_path / "data")
+def test_the_next_mirror_stands_in(
+    mirror: tuple[str, Path], use: Callable[..., None], tmp_path: Path
+) -> None:
+    use(NOWHERE, mirror[0] + "wrong/", mirror[0])
+    folder = download("mnist", tmp_path / "data") / "MNIST" / "raw"
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == CONTENTS
 
 
-def test_without_a_network_one_line_names_file_and_mirrors(tmp_path: Path) -> None:
+def test_without_a_network_one_line_names_file_and_mirrors(
+    use: Callable[..., None], tmp_path: Path
+) -> None:
     root = tmp_path / "data"
+    use(NOWHERE)
     with pytest.raises(DownloadError) as caught:
-        download(dataset(NOWHERE), root)
+        download("mnist", root)
     assert not root.exists()
     message = str(caught.value)
     assert message.startswith("images.gz could not be downloaded from http://127.0.0.1:9/ (")
@@ -116,39 +129,42 @@ def test_without_a_network_one_line_names_file_and_mirrors(tmp_path: Path) -> No
     assert "\n" not in message
 
 
-def test_a_damaged_file_never_appears(mirror: tuple[str, Path], tmp_path: Path) -> None:
+def test_a_damaged_file_never_appears(
+    mirror: tuple[str, Path], use: Callable[..., None], tmp_path: Path
+) -> None:
     (mirror[1] / "labels.gz").write_bytes(b"lebals")
+    use(mirror[0])
     with pytest.raises(DownloadError, match=r"labels.gz could not be .*6 bytes came with md5"):
-        download(dataset(mirror[0]), tmp_path)
-    left = sorted(path.name for path in (tmp_path / "toy" / "raw").iterdir())
+        download("mnist", tmp_path)
+    left = sorted(path.name for path in (tmp_path / "MNIST" / "raw").iterdir())
     assert left == ["images.gz"]
 
 
-def test_where_nothing_came_no_folder_is_left(mirror: tuple[str, Path], tmp_path: Path) -> None:
+def test_where_nothing_came_no_folder_is_left(
+    mirror: tuple[str, Path], use: Callable[..., None], tmp_path: Path
+) -> None:
     (mirror[1] / "images.gz").write_bytes(b"damaged")
     (tmp_path / "data").mkdir()  # by someone
+    use(mirror[0])
     with pytest.raises(DownloadError, match=r"images.gz could not be .*7 bytes came with md5"):
-        download(dataset(mirror[0]), tmp_path / "data")
+        download("mnist", tmp_path / "data")
     assert list((tmp_path / "data").iterdir()) == []
 
 
 def test_interrupted_download_leaves_no_partial_file(
-    mirror: tuple[str, Path], tmp_path: Path
+    mirror: tuple[str, Path], use: Callable[..., None], tmp_path: Path
 ) -> None:
     def interrupt(done: int, total: int | None) -> None:
         raise KeyboardInterrupt
 
+    use(mirror[0])
     with pytest.raises(KeyboardInterrupt):
-        download(dataset(mirror[0]), tmp_path, progress=interrupt)
-    assert not (tmp_path / "toy").exists()
+        download("mnist", tmp_path, progress=interrupt)
+    assert not (tmp_path / "MNIST").exists()
 
 
-def test_mnist_is_known() -> None:
-    mnist = to_get("mnist")
-    assert isinstance(mnist, KnownFiles)
-    assert mnist.size == 11_594_722
-    assert mnist.files["t10k-labels-idx1-ubyte.gz"] == ("ec29112dd5afa0611ce80d1b7f02629c", 4542)
-    assert all(address.startswith("https://") for address in mnist.mirrors)
+def test_mirrors_are_encrypted() -> None:
+    assert all(address.startswith("https://") for address in module.MIRRORS)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +172,7 @@ def test_mnist_is_known() -> None:
 )
 def test_unknown_names_get_a_hint(name: str, hint: str) -> None:
     with pytest.raises(ValueError, match=hint):
-        to_get(name)
+        download(name)
 
 
 # torchvision
@@ -213,17 +229,17 @@ def test_torchvision_is_asked_once(name: str, torchvision: list[str], tmp_path: 
     }
     if name in small:
         with pytest.raises(DownloadError, match=rf"is incomplete: no {small[name]} after"):
-            download_with_torchvision(DATASETS[name], root)
+            download(name, root)
         return
     for _ in range(2):
-        assert download_with_torchvision(DATASETS[name], root) == root
+        assert download(name, root) == root
     assert torchvision == [name]
 
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_by_hand_says_what_to_do(name: str, torchvision: list[str], tmp_path: Path) -> None:
     with pytest.raises(MissingDataError) as caught:
-        download_with_torchvision(DATASETS[name], tmp_path)
+        download(name, tmp_path)
     message = str(caught.value)
     assert "cannot be downloaded by a program" in message
     assert DATASETS[name].page in message
@@ -237,7 +253,7 @@ def test_without_torchvision_the_error_says_what_to_do(
     for name in ("torchvision", "torchvision.datasets"):  # as if it were not installed
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingDataError) as caught:
-        download_with_torchvision(DATASETS["flowers102"], tmp_path)
+        download("flowers102", tmp_path)
     message = str(caught.value)
     assert f"torchvision is not installed: {how_to_install('torchvision')}; or " in message
     assert "102flowers.tgz" in message
@@ -253,7 +269,7 @@ def test_a_download_that_fails_is_one_line(
     monkeypatch.setattr(sys.modules["torchvision.datasets"], "CIFAR10", refuse)
     message = r"^torchvision could not download CIFAR-10: File not found or corrupted.; unpack"
     with pytest.raises(DownloadError, match=message):
-        download_with_torchvision(DATASETS["cifar10"], tmp_path / "data")
+        download("cifar10", tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
 
@@ -261,20 +277,18 @@ def test_a_download_that_fails_is_one_line(
 
 
 def test_every_dataset_is_listed(tmp_path: Path) -> None:
-    rows = {row.name: row for row in listing(tmp_path)}
+    rows = {row.name: row for row in list_datasets(tmp_path)}
     assert list(rows) == ["mnist", *DATASETS, "a folder"]
-    assert rows["mnist"] == ("mnist", "70,000", "10", "missing", "11.6 MB", "download")
+    assert rows["mnist"] == ("mnist", "70,000", "10", "missing", "0.3 MB", "download")
     assert rows["imagenet"][3:] == ("missing", "154.6 GB", "by hand")
     for name in ("oxford_pet", "stanford_cars"):
         TREES[name](tmp_path)
     (tmp_path / "flowers-102").mkdir()
     (tmp_path / "MNIST" / "raw").mkdir(parents=True)
-    for name, (_, size) in list(MNIST.files.items())[1:]:
-        (tmp_path / "MNIST" / "raw" / name).write_bytes(bytes(size))
-    rows = {row.name: row for row in listing(tmp_path)}
-    assert rows["mnist"][3:] == (
-        "incomplete: no train-images-idx3-ubyte.gz", "1.7 MB", "download",
-    )  # fmt: skip
+    (tmp_path / "MNIST" / "raw" / "labels-ubyte").write_bytes(bytes(10**6))
+    rows = {row.name: row for row in list_datasets(tmp_path)}
+    state = "incomplete: no images.gz, labels.gz"
+    assert rows["mnist"][3:] == (state, "1.0 MB", "download")
     assert rows["oxford_pet"][3:] == ("complete", "0.0 MB", "")
     assert rows["stanford_cars"].state == "complete"
     state = "incomplete: no flowers-102/imagelabels.mat, flowers-102/setid.mat"

@@ -290,17 +290,17 @@ def _train(
 
 
 @datasets.callback(invoke_without_command=True)
-def list_datasets(context: typer.Context) -> None:
+def datasets_table(context: typer.Context) -> None:
     """List the datasets: which are there, where, and how to get the others."""
     if context.invoked_subcommand is not None:
         return
     from equicolor.data import data_root
-    from equicolor.data.download import Listed, listing
+    from equicolor.data.download import Listed, list_datasets
     from equicolor.reporting.tables import Table
 
     columns = [field.replace("_", " ") for field in Listed._fields]
     columns[0], columns[-1] = "dataset", "how to get it"
-    console.print(Table(columns, listing(), text_columns=6).rich())
+    console.print(Table(columns, list_datasets(), text_columns=6).rich())
     typer.echo(
         f"They belong in {data_root()} (EQUICOLOR_DATA). 'equicolor datasets get NAME' downloads "
         "one, or says what to do by hand; the size is that on disk or of the download. A folder "
@@ -314,23 +314,12 @@ def get_dataset(
     name: Annotated[str, typer.Argument(help="A name of 'equicolor datasets'.")],
 ) -> None:
     """Download a dataset into the data folder and verify it."""
-    from equicolor.data.download import (
-        KnownFiles,
-        download,
-        download_with_torchvision,
-        missing_files,
-        to_get,
-    )
+    from equicolor.data.download import download
     from equicolor.reporting.progress import counting
 
-    dataset = to_get(name)
-    if not isinstance(dataset, KnownFiles):
-        typer.echo(f"{dataset.title} is complete in {download_with_torchvision(dataset)}")
-        return
-    missing = missing_files(dataset)
-    with counting(Console(stderr=True), f"downloading {dataset.title} (MB)") as show:
+    # Torchvision shows bars of its own.
+    with counting(Console(stderr=True) if name == "mnist" else None, "downloading MB") as show:
         folder = download(
-            dataset, progress=lambda done, total: show(done >> 20, total and total >> 20)
+            name, progress=lambda done, total: show(done >> 20, total and total >> 20)
         )
-    how = f"downloaded {len(missing)} files of" if missing else "already there:"
-    typer.echo(f"{how} {dataset.title}, in {folder}")
+    typer.echo(f"{name} is complete in {folder}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from equicolor._text import did_you_mean
 from equicolor.data.datasets import DATASETS, dataset_state
-from equicolor.data.download import MNIST, missing_files
+from equicolor.data.mnist import missing_files
 
 __all__ = ["EXPERIMENTS", "Experiment", "find_experiment", "missing_data"]
 
@@ -144,7 +144,7 @@ def missing_data(experiment: Experiment) -> Sequence[str]:
     absent = []
     for name in experiment.data:
         if name == "mnist":
-            there = not missing_files(MNIST)
+            there = not missing_files()
         else:
             there = not dataset_state(DATASETS[name]).missing
         if not there:
