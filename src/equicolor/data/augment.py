@@ -1,9 +1,7 @@
-"""What happens to images between the data set and the network, batched on their device.
+"""Augmentation of batches of images on their device: crops, flips, AugMix, hue jitter, grey.
 
-Crops and flips (:mod:`equicolor.data.crops`), AugMix (:mod:`equicolor.data.augmix`), hue
-jitter and grey. Randomness comes in as uniform numbers, one row an image, from a generator
-without state (``equicolor._random``): the same numbers give the same images on any device
-and in any batch.
+Random numbers are arguments, one row an image, and come from a generator without state
+(``equicolor._random``): the same numbers give the same images on any device and in any batch.
 """
 
 from dataclasses import dataclass
@@ -25,43 +23,35 @@ from equicolor.data.crops import (
     resample,
 )
 
-__all__ = [
-    "Augmentation",
-    "centre_boxes",
-    "flip_boxes",
-    "padded_crop_boxes",
-    "random_resized_boxes",
-    "resample",
-]
+__all__ = ["Augmentation"]
 
 CROPS = ("resized", "padded", "centre")
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
-# Which of an image's numbers is for what, after those of a random-resized crop. Fixed, so
-# that one augmentation more leaves the others as they were.
+# Places among an image's numbers, after those of a random-resized crop. They are fixed, so that
+# switching one augmentation on or off does not change the others.
 FLIP, JITTER, MIXES = range(LEFT + 1, LEFT + 4)
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What happens to an image between the data set and the network.
+    """What happens to an image between the dataset and the network.
 
-    A call takes images of different sizes, ``numbers`` uniform numbers for each, and gives
-    images of one size. The numbers of an image are, in this order: ten areas and ten ratios
-    of random-resized crops, top, left, flip, jitter, then those of AugMix (twice for three
-    views). A number not needed is left out only at the end, so what is switched on or off
-    changes nothing else.
+    A call takes images of different sizes and ``numbers`` uniform numbers for each, and returns
+    images of one size. The numbers of an image are, in this order: ten areas and ten ratios of
+    random-resized crops, top, left, flip, jitter, then those of AugMix (twice for three views).
+    Only numbers at the end are left out if they are not needed.
 
     Attributes:
-        size: height and width of the images.
+        size: height and width of the results.
         crop: ``"resized"`` (random area and ratio), ``"padded"`` (random place, no resizing)
             or ``"centre"``.
         resize: the short side before a centre crop, also that of :meth:`evaluation`.
-        padding: how far padded crops reach outside.
+        padding: how far padded crops may reach outside the image.
         flip: mirror half of the images.
         jitter: hue shifts are uniform in ± this many turns; 0.5 is the whole circle.
         gray: replace the channels by their mean, at test time too.
         augmix: mix in chains of random operations, or None.
-        views: 1, or 3 for the Jensen-Shannon loss: calls then return :meth:`mixed_views`.
+        views: 1, or 3 for the Jensen-Shannon loss; see :meth:`finish`.
         precision: ``"float32"`` or ``"float16"``, for the resampling; see :func:`resample`.
 
     Example:
@@ -86,7 +76,6 @@ class Augmentation:
     precision: str = "float32"
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
         _checks.positive_int("size", self.size)
         _checks.one_of("crop", self.crop, CROPS)
         _checks.one_of("precision", self.precision, tuple(PRECISIONS))
@@ -103,7 +92,7 @@ class Augmentation:
 
     @property
     def numbers(self) -> int:
-        """How many uniform numbers an image needs."""
+        """Uniform numbers an image needs."""
         if self.augmix is not None:
             return MIXES + self.augmix.numbers * (2 if self.views == 3 else 1)
         if self.jitter:
@@ -113,10 +102,9 @@ class Augmentation:
         return 0 if self.crop == "centre" else LEFT + 1
 
     def evaluation(self) -> "Augmentation":
-        """What test images get: the centre, and grey where training is grey.
+        """The augmentation of test images: the centre, and grey if training is grey.
 
-        After padded crops the short side is resized to ``size``, which leaves images of
-        that size as they are.
+        For padded crops the short side becomes ``size``, so images of that size stay as they are.
         """
         resize = self.size if self.crop == "padded" else self.resize
         return Augmentation(
@@ -125,7 +113,7 @@ class Augmentation:
         )  # fmt: skip
 
     def boxes(self, sizes: Tensor, numbers: Tensor) -> Tensor:
-        """Where to cut: boxes ``[B, 4]`` for sizes ``[B, 2]`` and numbers ``[B, numbers]``."""
+        """Boxes to crop ``[B, 4]``, from sizes ``[B, 2]`` and numbers ``[B, numbers]``."""
         self._check_numbers(numbers, len(sizes))
         if self.crop == "centre":
             boxes = centre_boxes(sizes, self.size, self.resize)
@@ -136,43 +124,33 @@ class Augmentation:
             boxes = random_resized_boxes(sizes, numbers[:, : LEFT + 1])
         return flip_boxes(boxes, numbers[:, FLIP]) if self.flip else boxes
 
-    def colour(self, images: Tensor, numbers: Tensor) -> Tensor:
-        """Colours of crops: AugMix, then hue jitter, then grey.
+    def finish(self, crops: Tensor, numbers: Tensor) -> Tensor:
+        """AugMix, then hue jitter, then grey.
+
+        The three views for the Jensen-Shannon loss are the crops without AugMix and under two
+        draws of it; the views of an image share crop, flip and hue shift.
 
         Args:
-            images: crops ``[B, 3, s, s]`` in [0, 1].
+            crops: ``[B, 3, s, s]`` in [0, 1].
             numbers: all numbers of the images, ``[B, numbers]``.
 
         Returns:
-            Images of the same shape.
+            Images of the same shape, or ``[3, B, 3, s, s]`` for three views.
         """
-        self._check_numbers(numbers, len(images))
-        if self.augmix is not None:
-            images = self.augmix(images, numbers[:, MIXES : MIXES + self.augmix.numbers])
-        return self._tint(images, numbers)
-
-    def mixed_views(self, images: Tensor, numbers: Tensor) -> Tensor:
-        """Crops as they are and under two draws of AugMix, for the Jensen-Shannon loss.
-
-        The three views of an image share crop, flip and hue shift.
-
-        Args:
-            images: crops ``[B, 3, s, s]`` in [0, 1].
-            numbers: all numbers of the images, ``[B, numbers]``.
-
-        Returns:
-            ``[3, B, 3, s, s]``, the view without AugMix first.
-        """
-        if self.views != 3 or self.augmix is None:
-            raise ValueError("mixed_views needs an Augmentation with augmix and views=3")
-        self._check_numbers(numbers, len(images))
-        views = [images]
-        for start in (MIXES, MIXES + self.augmix.numbers):
-            views.append(self.augmix(images, numbers[:, start : start + self.augmix.numbers]))
-        return torch.stack([self._tint(view, numbers) for view in views])
+        self._check_numbers(numbers, len(crops))
+        if self.augmix is None:
+            return self._tint(crops, numbers)
+        count = self.augmix.numbers
+        mixed = [
+            self.augmix(crops, numbers[:, start : start + count])
+            for start in range(MIXES, self.numbers, count)
+        ]
+        if self.views == 1:
+            return self._tint(mixed[0], numbers)
+        return torch.stack([self._tint(view, numbers) for view in (crops, *mixed)])
 
     def __call__(self, images: Tensor, sizes: Tensor, numbers: Tensor) -> Tensor:
-        """Cut, resize and colour images.
+        """Crop, resize and colour images.
 
         Args:
             images: images ``[B, 3, H, W]``, each in the top left corner.
@@ -188,12 +166,8 @@ class Augmentation:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the matrix products of the resampling."""
+        """The number format of the matrix products of the resampling."""
         return PRECISIONS[self.precision]
-
-    def finish(self, crops: Tensor, numbers: Tensor) -> Tensor:
-        """What comes after cutting and resizing: :meth:`colour`, or :meth:`mixed_views`."""
-        return (self.mixed_views if self.views == 3 else self.colour)(crops, numbers)
 
     def _tint(self, images: Tensor, numbers: Tensor) -> Tensor:
         if self.jitter:

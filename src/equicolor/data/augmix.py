@@ -1,17 +1,15 @@
 """AugMix (Hendrycks et al., 2020), a whole batch at a time, on the device of the images.
 
 An image is mixed with ``width`` copies of itself, each changed by a chain of one to three
-random operations. Chains of different images do different things in the same kernels. Every
-operation is one of
+random operations. One set of kernels does the different operations of all images:
 
-* a **geometric** one: an affine map, so all of them are one resampling with a matrix for
-  each image;
-* a **tone** one: a function of one channel's value, so all of them are one lookup in a table
-  of 256 entries for each image and channel;
-* a **blend** with a grey or smoothed copy (only in the full set of operations).
+* **geometric** operations are affine maps: one resampling with a matrix for each image;
+* **tone** operations are functions of one channel's value: one lookup in a table of 256 entries
+  for each image and channel;
+* **blends** mix in a grey or smoothed copy (only in the full set of operations).
 
-The operations are Pillow's, level by level: images are 8-bit within a chain. Randomness
-comes in as uniform numbers.
+Operations equal Pillow's, level by level: images have 8 bits within a chain. Random numbers are
+arguments.
 """
 
 import math
@@ -24,13 +22,13 @@ from torch import Tensor
 
 from equicolor import _checks
 
-__all__ = ["COLOUR_OPERATIONS", "OPERATIONS", "AugMix", "Draw", "apply_operations"]
+__all__ = ["COLOUR_OPERATIONS", "OPERATIONS", "AugMix", "apply_operations"]
 
 OPERATIONS = (
     "autocontrast", "equalize", "posterize", "rotate", "solarize",
     "shear_x", "shear_y", "translate_x", "translate_y",
 )  # fmt: skip
-# Left out by default: they are also among the corruptions robustness is measured with.
+# Left out by default: robustness benchmarks use them as corruptions.
 COLOUR_OPERATIONS = ("color", "contrast", "brightness", "sharpness")
 ALL = OPERATIONS + COLOUR_OPERATIONS
 WEAKEST = 0.1  # levels are uniform from here to the severity, of at most 10
@@ -39,16 +37,15 @@ IDENTITY = -1
 
 
 class Draw(NamedTuple):
-    """What AugMix does to a batch: ``W`` chains of up to ``D`` operations for each image.
+    """The random choices for a batch: ``W`` chains of up to ``D`` operations for each image.
 
     Attributes:
         mix: the chains' share of the result ``[B]``.
-        weights: the chains' shares of that ``[B, W]``, of sum 1.
+        weights: each chain's share of that ``[B, W]``; their sum is 1.
         depths: operations of each chain ``[B, W]``.
-        operations: their indices into ``OPERATIONS + COLOUR_OPERATIONS``, and -1 after the
-            end of a chain, ``[B, W, D]``.
-        levels: their strengths ``[B, W, D]``, negative where an operation with a direction
-            goes the other way.
+        operations: indices into ``OPERATIONS + COLOUR_OPERATIONS``, and -1 after the end of a
+            chain, ``[B, W, D]``.
+        levels: strengths ``[B, W, D]``; a negative one reverses the direction of an operation.
     """
 
     mix: Tensor
@@ -85,7 +82,6 @@ class AugMix:
     full: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
         _checks.positive_int("width", self.width)
         low, high = _checks.int_pair("depth", self.depth, minimum=1)
         if low > high:
@@ -99,20 +95,15 @@ class AugMix:
 
     @property
     def numbers(self) -> int:
-        """How many uniform numbers an image needs.
+        """Uniform numbers an image needs.
 
         In this order: 2 · alpha for the mix, width · alpha for the weights, width depths, and
-        three times width · (most operations): which operations, their levels, directions.
+        three times width · (most operations): operations, levels, directions.
         """
         return (2 + self.width) * int(self.alpha) + self.width * (1 + 3 * self.depth[1])
 
     def draw(self, numbers: Tensor) -> Draw:
-        """Decide from uniform numbers ``[B, numbers]`` what happens to each image.
-
-        Example:
-            >>> AugMix(width=1, depth=(2, 2)).draw(torch.full((1, 10), 0.5)).operations.tolist()
-            [[[4, 4]]]
-        """
+        """Turn uniform numbers ``[B, numbers]`` into the choices for each image."""
         if numbers.ndim != 2 or numbers.shape[1] != self.numbers:
             raise ValueError(f"AugMix needs numbers [B, {self.numbers}], got {list(numbers.shape)}")
         batch, most = len(numbers), self.depth[1]
@@ -148,44 +139,15 @@ class AugMix:
         """
         draw = self.draw(numbers)
         batch = len(images)
-        # Chains are stacked as one larger batch: three times fewer, larger kernels.
+        # All chains form one larger batch: fewer and larger kernels.
         chains = _to_levels(images).repeat_interleave(self.width, 0)
         for slot in range(self.depth[1]):
             operations, levels = draw.operations[..., slot], draw.levels[..., slot]
-            chains = _operate(chains, operations.flatten(), levels.flatten(), self.full)
+            chains = apply_operations(chains, operations.flatten(), levels.flatten(), self.full)
         chains = chains.view(batch, self.width, *images.shape[1:]) / 255
         shares = draw.mix[:, None] * draw.weights
         mixed = (chains * shares[..., None, None, None]).sum(1)
         return ((1 - draw.mix[:, None, None, None]) * images + mixed).to(images.dtype)
-
-
-def apply_operations(images: Tensor, operations: Tensor, levels: Tensor) -> Tensor:
-    """Change each image by one operation.
-
-    Args:
-        images: square RGB images ``[B, 3, s, s]`` in [0, 1]; they are rounded to 8 bits.
-        operations: indices ``[B]`` into ``OPERATIONS + COLOUR_OPERATIONS``, or -1 for none.
-        levels: strengths ``[B]`` between 0 and 10. Rotations go up to 30°, shears to 0.3,
-            translations to a third of the image, posterize down to 0 bits from 4, solarize
-            from threshold 256 down to 0; colour, contrast, brightness and sharpness blend with
-            0.1 to 1.9 of the image. A negative level turns, shears or shifts the other way.
-
-    Returns:
-        Images of the same shape, of whole 8-bit levels over 255.
-
-    Example:
-        >>> image = torch.rand(1, 3, 8, 8)
-        >>> solarize, all_of_it = torch.tensor([OPERATIONS.index("solarize")]), torch.tensor([10.0])
-        >>> inverted = apply_operations(image, solarize, all_of_it)
-        >>> torch.allclose(inverted, 1 - image, atol=0.003)
-        True
-    """
-    if operations.shape != (len(images),) or levels.shape != (len(images),):
-        raise ValueError(
-            f"apply_operations needs one operation and level for each of {len(images)} images, got "
-            f"{list(operations.shape)} and {list(levels.shape)}"
-        )
-    return _operate(_to_levels(images), operations, levels.double(), full=True) / 255
 
 
 def _gammas(numbers: Tensor, alpha: int) -> Tensor:
@@ -202,26 +164,36 @@ def _to_levels(images: Tensor) -> Tensor:
     return (255 * images.float()).round().clamp(0, 255)
 
 
-def _operate(images: Tensor, operations: Tensor, levels: Tensor, full: bool) -> Tensor:
-    """One operation on each image of 8-bit levels; every other kind leaves it as it is."""
-    chosen = {name: operations == index for index, name in enumerate(ALL)}
-    moved = _move(images, chosen, levels)
+def apply_operations(images: Tensor, operations: Tensor, levels: Tensor, full: bool) -> Tensor:
+    """Change each image by one operation.
+
+    Args:
+        images: ``[B, 3, s, s]`` of 8-bit levels, 0 to 255.
+        operations: indices ``[B]`` into ``OPERATIONS + COLOUR_OPERATIONS``, or -1 for none.
+        levels: float64 strengths ``[B]`` from 0 to 10. Rotations go up to 30°, shears to 0.3,
+            translations to a third of the image, posterize down to 0 bits from 4, solarize
+            from threshold 256 down to 0; colour, contrast, brightness and sharpness blend with
+            0.1 to 1.9 of the image. A negative level turns, shears or shifts the other way.
+        full: whether there may be colour operations.
+    """
+    selected = {name: operations == index for index, name in enumerate(ALL)}
+    moved = _move(images, selected, levels)
     still = operations < 0
     for name in ("autocontrast", "equalize", "posterize", "solarize", *COLOUR_OPERATIONS):
-        still = still | chosen[name]
+        still = still | selected[name]
     images = torch.where(_per_image(still), images, moved)
-    images = _look_up(images, chosen, levels.abs(), full)
-    return _blend(images, chosen, levels.abs()) if full else images
+    images = _look_up(images, selected, levels.abs(), full)
+    return _blend(images, selected, levels.abs()) if full else images
 
 
-def _move(images: Tensor, chosen: dict[str, Tensor], levels: Tensor) -> Tensor:
-    """Rotate, shear or translate; what comes from outside is black, as in Pillow."""
+def _move(images: Tensor, selected: dict[str, Tensor], levels: Tensor) -> Tensor:
+    """Rotate, shear or translate; pixels from outside the image are black, as in Pillow."""
     size = images.shape[-1]
     sign, strength, none = levels.sign(), levels.abs(), torch.zeros_like(levels)
 
     def amount(name: str, maximum: float, whole: bool) -> Tensor:
         value = strength * maximum / 10
-        return torch.where(chosen[name], sign * (value.floor() if whole else value), none)
+        return torch.where(selected[name], sign * (value.floor() if whole else value), none)
 
     angle = -amount("rotate", 30, whole=True) * math.pi / 180
     cos, sin, centre = angle.cos(), angle.sin(), size / 2
@@ -233,23 +205,23 @@ def _move(images: Tensor, chosen: dict[str, Tensor], levels: Tensor) -> Tensor:
     a, b, c, d, e, f = (value.float()[:, None, None] for value in (cos, b, c, d, cos, f))
     pixel = torch.arange(size, device=images.device) + 0.5
     x, y = pixel, pixel[:, None]
-    # Not F.affine_grid: its matrix product may run in TF32, whose coordinates are too coarse.
+    # F.affine_grid may compute in TF32, which is too coarse for coordinates.
     source_x, source_y = a * x + b * y + c, d * x + e * y + f
     grid = torch.stack((source_x, source_y), -1) * (2 / size) - 1
     moved = F.grid_sample(images, grid, "bilinear", "border", align_corners=False)
     inside = (source_x >= 0) & (source_x < size) & (source_y >= 0) & (source_y < size)
-    # Pillow cuts fractions off; the hundredth keeps whole levels from falling to rounding.
+    # Pillow truncates; a hundredth is added so that rounding does not lower whole levels.
     return (moved + 0.01).floor() * inside[:, None]
 
 
-def _look_up(images: Tensor, chosen: dict[str, Tensor], strength: Tensor, full: bool) -> Tensor:
+def _look_up(images: Tensor, selected: dict[str, Tensor], strength: Tensor, full: bool) -> Tensor:
     """Map each channel's levels by a table: the tone operations, and the identity."""
     index = images.flatten(2).long()
     low, high = index.amin(2, keepdim=True), index.amax(2, keepdim=True)
     value = torch.arange(256, device=images.device, dtype=torch.float64)
     strength = strength[:, None, None]
 
-    # A true quotient: torch computes 255 / x as 255 · (1 / x), which rounds otherwise.
+    # A tensor quotient: torch computes 255 / x as 255 · (1 / x), which rounds differently.
     scale = value[-1] / (high - low).clamp(min=1)
     stretched = (value * scale - low * scale).floor().clamp(0, 255)
     tables = {"autocontrast": torch.where(high > low, stretched, value)}
@@ -274,16 +246,16 @@ def _look_up(images: Tensor, chosen: dict[str, Tensor], strength: Tensor, full: 
 
     table = value.expand(*index.shape[:2], 256)
     for name, entries in tables.items():
-        table = torch.where(chosen[name][:, None, None], entries, table)
+        table = torch.where(selected[name][:, None, None], entries, table)
     return table.float().gather(2, index).view(images.shape)
 
 
-def _blend(images: Tensor, chosen: dict[str, Tensor], strength: Tensor) -> Tensor:
+def _blend(images: Tensor, selected: dict[str, Tensor], strength: Tensor) -> Tensor:
     """Move images towards (or, above 1, away from) their grey or smoothed copies."""
-    other = torch.where(_per_image(chosen["color"]), _luma(images), _smooth(images))
+    other = torch.where(_per_image(selected["color"]), _luma(images), _smooth(images))
     factor = _per_image(strength * 1.8 / 10 + 0.1).float()
     blended = (other + factor * (images - other)).clamp(0, 255).floor()
-    return torch.where(_per_image(chosen["color"] | chosen["sharpness"]), blended, images)
+    return torch.where(_per_image(selected["color"] | selected["sharpness"]), blended, images)
 
 
 def _luma(images: Tensor) -> Tensor:
@@ -293,7 +265,7 @@ def _luma(images: Tensor) -> Tensor:
 
 
 def _smooth(images: Tensor) -> Tensor:
-    """Pillow's smoothing: 5/13 of a pixel and 1/13 of its neighbours, borders as they are."""
+    """Pillow's smoothing: 5/13 of a pixel and 1/13 of each neighbour; borders are unchanged."""
     if images.shape[-1] < 3:
         return images
     inner = images[..., 1:-1, 1:-1]

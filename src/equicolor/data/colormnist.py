@@ -1,8 +1,7 @@
-"""The two coloured MNISTs of the paper (section 4.1), seeded and without its overlaps.
+"""The two coloured MNISTs of the paper (section 4.1), seeded and without shared digits.
 
-The released generator of the long-tailed set draws without a seed, and draws digits so that
-classes share some. Here everything follows from a seed, and the digits of a colour, and of
-training and test set, are disjoint.
+The released generator of the long-tailed set has no seed, and its classes share some digits. Here
+everything depends on a seed, and no two colours or splits share a digit.
 """
 
 import functools
@@ -43,8 +42,8 @@ class ColorMNIST:
         train, test: images and labels.
         class_names: one a class.
         source: where the digits came from.
-        seed: what it was drawn with.
-        sigma: of the hues of the biased experiment, in degrees.
+        seed: of digits, hues and noise.
+        sigma: standard deviation of the hues in degrees; None for the long-tailed set.
     """
 
     name: str
@@ -62,7 +61,7 @@ class ColorMNIST:
 
     @functools.cached_property
     def checksum(self) -> str:
-        """Tells apart data that differ in any image or label, by 8-bit levels."""
+        """A digest of all images, in 8-bit levels, and of all labels."""
         digest = hashlib.sha256()
         for split in (self.train, self.test):
             levels = (255 * split.images).round().to(torch.uint8)

@@ -1,10 +1,10 @@
 """Crops as boxes, and one function that cuts boxes out of a batch of images.
 
-A crop, whatever its kind, is a **box** (left, top, right, bottom) in pixels of the source
-image; a flipped crop has left and right swapped. :func:`resample` turns images and boxes
-into images: Pillow's antialiased bilinear filter as two batched matrix products. Shapes
-depend on the arguments' shapes alone and nothing waits for the device, so a training step
-that crops can be compiled or captured whole.
+A crop of any kind is a **box** (left, top, right, bottom) in pixels of the source image; a flipped
+crop has left and right swapped. :func:`resample` turns images and boxes into images with Pillow's
+antialiased bilinear filter, as two batched matrix products. Nothing waits for the device, and
+shapes depend on the shapes of arguments alone, so a training step that crops can be compiled or
+captured.
 """
 
 import math
@@ -22,8 +22,8 @@ __all__ = [
     "resample",
 ]
 
-TRIES = 10  # of a random-resized crop, before it settles for the centre
-# What the numbers of a random-resized crop are for.
+TRIES = 10  # of a random-resized crop, before it takes the centre
+# Places among the numbers of a random-resized crop.
 AREAS, RATIOS = slice(0, TRIES), slice(TRIES, 2 * TRIES)
 TOP, LEFT = 2 * TRIES, 2 * TRIES + 1
 
@@ -38,22 +38,21 @@ def resample(
 ) -> Tensor:
     r"""Cut boxes out of images and resize them, as ``PIL.Image.resize(box=...)`` does.
 
-    The filter is Pillow's bilinear one, a triangle as wide as the reduction (and at least
-    two pixels), so an image made smaller is not aliased. Pixels beside the box but within
-    the image take part at its borders, pixels outside the image do not. Where a box
-    leaves the image so far that the filter finds no pixel, the result is 0: a box of whole
-    numbers and of the output's size is a crop padded with black.
+    The filter is Pillow's bilinear one, a triangle as wide as the reduction (and at least two
+    pixels), so that smaller images are not aliased. At the borders of the box it also uses pixels
+    beside the box, but none outside the image. Where it finds no pixel, the result is 0: a box of
+    whole numbers and of the output's size is a crop padded with black.
 
     Args:
-        images: images :math:`[B, 3, H, W]`, 8-bit, or floating-point in [0, 1]. Each lies
-            in the top left corner.
+        images: images :math:`[B, 3, H, W]`, 8-bit, or floating-point in [0, 1], each in the top
+            left corner.
         sizes: heights and widths :math:`[B, 2]` of the images.
         boxes: left, top, right and bottom :math:`[B, 4]`, of any real numbers; swapping left
             and right (or top and bottom) flips the result.
         size: height and width of the result.
-        dtype: what the matrix products are computed in. With float32 the result is that of
-            float64 to 1e-6 (to a third of an 8-bit level where torch's matmul precision lets
-            GPUs use TF32); float16 needs half the memory and is right to a third of a level.
+        dtype: of the matrix products. The error is 1e-6 with float32 (a third of an 8-bit level
+            if torch's matmul precision lets GPUs use TF32), and a third of a level with float16,
+            which needs half the memory.
 
     Returns:
         Images :math:`[B, 3, size, size]` in [0, 1], float64 for float64 images and float32
@@ -76,7 +75,7 @@ def resample(
     left, top, right, bottom = boxes.double().unbind(1)
     rows = _weights(top, bottom, sizes[:, 0], height, size, exact).to(dtype)
     columns = _weights(left, right, sizes[:, 1], width, size, exact).to(dtype)
-    # [B, H, 3, W]: with the channels inside, either direction is a single product.
+    # [B, H, 3, W]: with the channels inside, each direction is a single product.
     pixels = images.transpose(1, 2).to(dtype, memory_format=torch.contiguous_format)
     if _checks.autocasting(images.device):
         with torch.autocast(images.device.type, enabled=False):
@@ -97,15 +96,15 @@ def _two_products(rows: Tensor, pixels: Tensor, columns: Tensor) -> Tensor:
 def _weights(
     start: Tensor, stop: Tensor, extent: Tensor, length: int, size: int, dtype: torch.dtype
 ) -> Tensor:
-    """Pillow's filter ``[B, size, length]``: what each pixel gives to each result."""
+    """Pillow's filter ``[B, size, length]``: the weight of each pixel in each result."""
     low = torch.minimum(start, stop)[:, None]
     scale = (stop - start).abs()[:, None] / size
     position = torch.arange(size, device=start.device)
-    # The mirrored position, not the mirrored formula: flips are exact to the last bit.
+    # Mirroring the position instead of the formula makes flips exact to the last bit.
     position = torch.where((start > stop)[:, None], size - 1 - position, position)
     centre = low + (position + 0.5) * scale
-    # Whole pixels and their fraction apart: near the centre, where the filter is not zero,
-    # float32 then loses nothing however large the image.
+    # Whole pixels and fractions are kept apart: near the centre, where the filter is not zero,
+    # float32 then loses nothing even in large images.
     whole = centre.floor()
     rest = (0.5 - (centre - whole)).to(dtype)[..., None]
     pixel = torch.arange(length, device=start.device, dtype=dtype)
@@ -124,18 +123,15 @@ def random_resized_boxes(
 ) -> Tensor:
     """Boxes of a random area and aspect ratio: the random-resized crop of torchvision.
 
-    An area and the logarithm of a ratio are drawn ten times; the first box that fits into
-    the image is put at a random place. Where none of them fits, the box is the largest in
-    the centre whose ratio is allowed.
+    An area and the logarithm of a ratio are drawn ten times; the first box that fits into the
+    image gets a random place. If none fits, the box is the largest one in the centre with an
+    allowed ratio.
 
     Args:
         sizes: heights and widths ``[B, 2]``.
         numbers: uniform numbers ``[B, 22]``: ten areas, ten ratios, top and left.
-        scale: smallest and largest area, as a part of the image's.
+        scale: smallest and largest area, relative to the image's.
         ratio: smallest and largest width over height.
-
-    Returns:
-        float64 boxes ``[B, 4]`` of whole numbers.
 
     Example:
         >>> boxes = random_resized_boxes(torch.tensor([[200, 200]]), torch.full((1, 22), 0.5))
@@ -156,28 +152,21 @@ def random_resized_boxes(
     narrow = (widths > 0) & (widths <= width[:, None])
     fits = narrow & (heights > 0) & (heights <= height[:, None])
     first = fits.int().argmax(1, keepdim=True)
-    found = fits.any(1)
+    fit = fits.any(1)
     fallback_width = torch.minimum(width, (height * ratio[1]).round())
     fallback_height = torch.minimum(height, (width / ratio[0]).round())
-    box_width = torch.where(found, widths.gather(1, first)[:, 0], fallback_width)
-    box_height = torch.where(found, heights.gather(1, first)[:, 0], fallback_height)
+    box_width = torch.where(fit, widths.gather(1, first)[:, 0], fallback_width)
+    box_height = torch.where(fit, heights.gather(1, first)[:, 0], fallback_height)
     free_x, free_y = width - box_width, height - box_height
-    left = torch.where(found, (numbers[:, LEFT] * (free_x + 1)).floor(), (free_x / 2).floor())
-    top = torch.where(found, (numbers[:, TOP] * (free_y + 1)).floor(), (free_y / 2).floor())
+    left = torch.where(fit, (numbers[:, LEFT] * (free_x + 1)).floor(), (free_x / 2).floor())
+    top = torch.where(fit, (numbers[:, TOP] * (free_y + 1)).floor(), (free_y / 2).floor())
     return torch.stack((left, top, left + box_width, top + box_height), 1)
 
 
 def padded_crop_boxes(sizes: Tensor, numbers: Tensor, size: int, padding: int) -> Tensor:
-    """Square boxes at a random place of the padded image: what CIFAR networks train on.
+    """Square boxes at a random place of the padded image, as for CIFAR.
 
-    Args:
-        sizes: heights and widths ``[B, 2]``, with the padding at least ``size``.
-        numbers: uniform numbers ``[B, 2]``: top and left.
-        size: height and width of the boxes.
-        padding: how far they may reach outside the image.
-
-    Returns:
-        float64 boxes ``[B, 4]`` of whole numbers.
+    ``sizes`` are heights and widths ``[B, 2]``, ``numbers`` uniform numbers ``[B, 2]``: top, left.
 
     Example:
         >>> padded_crop_boxes(torch.tensor([[32, 32]]), torch.tensor([[0.0, 0.99]]), 32, 4).tolist()
@@ -197,14 +186,6 @@ def centre_boxes(sizes: Tensor, size: int, resize: int) -> Tensor:
     Rounding is torchvision's: the long side becomes ``int(resize * long / short)``, the
     corner ``round((side - size) / 2)`` with halves to even.
 
-    Args:
-        sizes: heights and widths ``[B, 2]``.
-        size: height and width of the crop.
-        resize: the short side before it, at least ``size``.
-
-    Returns:
-        float64 boxes ``[B, 4]``.
-
     Example:
         >>> centre_boxes(torch.tensor([[256, 256], [512, 1024]]), 224, 256).tolist()
         [[16.0, 16.0, 240.0, 240.0], [288.0, 32.0, 736.0, 480.0]]
@@ -216,24 +197,14 @@ def centre_boxes(sizes: Tensor, size: int, resize: int) -> Tensor:
     short = source.amin(1, keepdim=True)
     resized = torch.where(source == short, float(resize), (resize * source / short).floor())
     corner = ((resized - size) / 2).round()
-    # Products before quotients: a box never leaves its image by a rounding error.
+    # Products before quotients, so that no rounding error moves a box out of its image.
     top, left = (corner * source / resized).unbind(1)
     bottom, right = ((corner + size) * source / resized).unbind(1)
     return torch.stack((left, top, right, bottom), 1)
 
 
 def flip_boxes(boxes: Tensor, numbers: Tensor) -> Tensor:
-    """Swap left and right where the number is below a half.
-
-    Args:
-        boxes: ``[B, 4]``.
-        numbers: uniform numbers ``[B]``.
-
-    Example:
-        >>> boxes = torch.tensor([[0.0, 0.0, 8.0, 8.0]]).repeat(2, 1)
-        >>> flip_boxes(boxes, torch.tensor([0.3, 0.7])).tolist()
-        [[8.0, 0.0, 0.0, 8.0], [0.0, 0.0, 8.0, 8.0]]
-    """
+    """Swap left and right of boxes ``[B, 4]`` where the number ``[B]`` is below a half."""
     check_shape("numbers", numbers, (len(boxes),))
     left, top, right, bottom = boxes.unbind(1)
     flipped = torch.stack((right, top, left, bottom), 1)
@@ -255,7 +226,7 @@ def _check_sizes(sizes: Tensor) -> None:
 
 
 def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
-    """Refuse a tensor of another shape."""
+    """Raise ValueError for a tensor of another shape."""
     if tuple(tensor.shape) != expected:
         raise ValueError(f"{name} must have shape {list(expected)}, got {list(tensor.shape)}")
 

@@ -101,9 +101,6 @@ class Decoded:
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Gather images, without waiting for the device.
 
-        Args:
-            indices: int64 ``[B]``, on the device of the images.
-
         Returns:
             Images, uint8 ``[B, 3, height, width]`` in channels_last memory, padded with zeros at
             the right and the bottom; and their sizes, int64 ``[B, 2]``.
@@ -139,13 +136,6 @@ class Decoded:
 
         Returns:
             float32 ``[B, 3, size, size]`` in [0, 1].
-
-        Example:
-            >>> images = torch.full((1, 3, 4, 4), 51, dtype=torch.uint8)
-            >>> toy = ImageSet("toy", "train", torch.tensor([0]), ("a",), pixels=images)
-            >>> box = torch.tensor([[1.0, 1, 3, 3]])
-            >>> (10 * Decoded.from_pixels(toy).crops(torch.tensor([0]), box, 2)[0, 0]).tolist()
-            [[2.0, 2.0], [2.0, 2.0]]
         """
         if self.pixels.is_cuda and runs_triton(self.pixels.device):
             # Imported here: Triton is slow to import and not installed everywhere.

@@ -1,8 +1,7 @@
-"""The order of images in an epoch, and the random numbers each of them gets.
+"""The order of images in an epoch, and the random numbers of each image.
 
-Everything is a function of seed, epoch and position in the epoch's order: a resumed run sees
-what the interrupted one would have seen, and processes that share a batch see together what
-one process sees.
+Everything is a function of seed, epoch and position in the epoch's order. So a resumed run sees
+the same images as an uninterrupted one, and several processes see together what one would see.
 """
 
 import math
@@ -21,28 +20,26 @@ _ORDER, _AUGMENT = range(2)  # streams of random numbers
 
 @dataclass(frozen=True)
 class Epochs:
-    """How images are ordered, cut into batches and shared out between processes.
+    """Orders images, cuts them into batches, and divides them between processes.
 
-    In **training** (``shuffle``) every batch has ``batch_size`` images, so that shapes stay
-    the same; the last one is filled from the start of the order. Where there are not that
-    many images, a batch is all of them. Of each batch a process gets an equal slice.
+    In **training** (``shuffle``) every batch has ``batch_size`` images, so that shapes stay the
+    same; the last one is filled from the start of the order. If there are fewer images, a batch
+    has all of them. Every process gets an equal slice of a batch.
 
-    In **evaluation** every image comes once, in order, the processes taking turns; the last
-    batch may be smaller.
+    In **evaluation** every image comes once, in order; processes take turns. The last batch may
+    be smaller.
 
     Attributes:
-        size: how many images there are.
+        size: the number of images.
         batch_size: of all processes together.
         seed: of order and augmentation.
         shuffle: True for training, False for evaluation.
-        rank, world_size: which of how many processes this is.
+        rank, world_size: the number of this process, and of all processes.
 
     Example:
         >>> epochs = Epochs(5, batch_size=4, shuffle=True, rank=1, world_size=2)
         >>> len(epochs), [epochs.positions(step).tolist() for step in range(2)]
         (2, [[2, 3], [6, 7]])
-        >>> epochs.indices(0, epochs.positions(1)).tolist() == epochs.order(0)[[1, 2]].tolist()
-        True
     """
 
     size: int
@@ -53,7 +50,6 @@ class Epochs:
     world_size: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be cut."""
         for name in ("size", "batch_size", "world_size"):
             _checks.positive_int(name, getattr(self, name))
         if not 0 <= self.rank < self.world_size:
@@ -66,14 +62,14 @@ class Epochs:
 
     @property
     def batch(self) -> int:
-        """How many images a batch has, over all processes."""
+        """Images in a batch of all processes."""
         if not self.shuffle or self.size >= self.batch_size:
             return self.batch_size
         return math.ceil(self.size / self.world_size) * self.world_size
 
     @property
     def own_batch(self) -> int:
-        """How many images of a batch this process gets."""
+        """Images in a batch of this process."""
         return self.batch // self.world_size
 
     def __len__(self) -> int:
@@ -84,11 +80,14 @@ class Epochs:
 
     @property
     def positions_per_epoch(self) -> int:
-        """Positions of an epoch, over all processes; more than images where a batch is filled."""
+        """Positions of an epoch, over all processes; more than images if a batch is filled."""
         return len(self) * self.batch if self.shuffle else self.size
 
     def positions(self, step: int, device: torch.device | str = "cpu") -> Tensor:
-        """Where in the epoch's order this process's batch stands, int64 ``[B]``."""
+        """The positions of this process's batch in the order of the epoch, int64 ``[B]``.
+
+        Those of a batch that is filled go beyond the end of the order, and start it again.
+        """
         if self.shuffle:
             start = step * self.batch + self.rank * self.own_batch
             return torch.arange(start, start + self.own_batch, device=device)
@@ -101,10 +100,6 @@ class Epochs:
         if not self.shuffle:
             return torch.arange(self.size, device=device)
         return permutation(self._seeds(1, device), _ORDER, epoch, self.size)[0]
-
-    def indices(self, epoch: int, positions: Tensor) -> Tensor:
-        """The images at some positions, int64 ``[B]``; beyond the end the order begins anew."""
-        return self.order(epoch, positions.device)[positions % self.size]
 
     def numbers(self, epoch: int, positions: Tensor, count: int) -> Tensor:
         """Uniform numbers for the images at some positions, float32 ``[B, count]``."""

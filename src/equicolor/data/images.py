@@ -4,8 +4,9 @@ import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, overload
@@ -51,14 +52,6 @@ class ImageFile(NamedTuple):
         path: the file.
         offset: where the image begins.
         size: its bytes; -1 for the whole file.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = Path(folder) / "bytes"
-        ...     _ = path.write_bytes(b"abcdef")
-        ...     ImageFile(path).read(), ImageFile(path, 2, 3).read()
-        (b'abcdef', b'cde')
     """
 
     path: Path
@@ -66,12 +59,7 @@ class ImageFile(NamedTuple):
     size: int = _WHOLE
 
     def read(self) -> bytes:
-        """The image's bytes.
-
-        Raises:
-            CorruptImageError: if the path is a pipe, a folder, or anything else but a file.
-            OSError: if the file cannot be read.
-        """
+        """The image's bytes; raises CorruptImageError if the path is a pipe, a folder or such."""
         if not self.path.is_file() and self.path.exists():  # opening a pipe would block
             raise CorruptImageError(f"{self.path} cannot be decoded: it is not a file")
         with self.path.open("rb") as file:
@@ -91,53 +79,36 @@ class ImageFile(NamedTuple):
         contents = self.read()
         if not contents:
             raise self._corrupt("it is empty")
-        try:
-            image = Image.open(io.BytesIO(contents))
-        except UnidentifiedImageError:
-            raise self._corrupt("it is in no format that Pillow knows") from None
-        except Exception as error:  # Pillow's readers raise errors of any type
-            raise self._corrupt(error) from None
+        with self._any_error_is_corrupt():
+            try:
+                image = Image.open(io.BytesIO(contents))
+            except UnidentifiedImageError:
+                raise self._corrupt("it is in no format that Pillow knows") from None
         if image.mode == "F":
             raise self._corrupt("its pixels are fractions; save it with 8 or 16 bits a channel")
         return image
 
     def decode(self) -> "Image":
-        """The image in RGB of 8 bits, as Pillow decodes it.
+        """The image in RGB of 8 bits, as Pillow decodes it; raises as :meth:`open`.
 
         Of 16 bits the upper eight are used, in grey and in colour. An orientation in the
         metadata (EXIF) is ignored, as in torchvision.
-
-        Raises:
-            CorruptImageError: if it is not a whole image, or has grey values of more than
-                16 bits.
-            OSError: if the file cannot be read.
         """
         image = self.open()
-        try:
+        with self._any_error_is_corrupt():
             if image.mode == "I" or image.mode.startswith("I;16"):
                 image = self._upper_bits(image)
             return image.convert("RGB")
-        except CorruptImageError:
-            raise
-        except Exception as error:
-            raise self._corrupt(error) from None
 
     def verify(self) -> None:
-        """Check that the image is whole; faster than decoding it at its full size.
-
-        Raises:
-            CorruptImageError: if it is not.
-            OSError: if the file cannot be read.
-        """
+        """Raise as :meth:`decode` if the image is not whole; faster than decoding it."""
         image = self.open()
         if image.format != "JPEG":
             self.decode()
             return
-        try:
+        with self._any_error_is_corrupt():
             image.draft("RGB", (1, 1))  # reads all bytes, but computes few pixels
             image.load()
-        except Exception as error:
-            raise self._corrupt(error) from None
 
     def describe(self) -> str:
         """The path; for a member of a tar, also the member's name."""
@@ -160,6 +131,16 @@ class ImageFile(NamedTuple):
         if low < 0 or high > _SIXTEEN_BITS:
             raise self._corrupt(f"its grey values, {low} to {high}, do not fit into 16 bits")
         return Image.fromarray((values >> 8).astype(np.uint8))
+
+    @contextmanager
+    def _any_error_is_corrupt(self) -> Iterator[None]:
+        """Pillow's readers raise errors of any type."""
+        try:
+            yield
+        except CorruptImageError:
+            raise
+        except Exception as error:
+            raise self._corrupt(error) from None
 
     def _corrupt(self, reason: object) -> CorruptImageError:
         return CorruptImageError(f"{self.describe()} cannot be decoded: {reason}")
@@ -313,15 +294,11 @@ def find_corrupt(
     Args:
         images: files; pixels cannot be corrupt.
         workers: threads.
-        on_corrupt: ``"error"``, or ``"skip"`` to go on.
+        on_corrupt: ``"error"``, or ``"skip"`` to go on after corrupt images, unless all are.
         progress: called with (images read, images in all).
 
     Returns:
         What is wrong with each corrupt image, in order.
-
-    Raises:
-        CorruptImageError: for the first corrupt image unless they are skipped, and if all are
-            corrupt.
     """
     _checks.one_of("on_corrupt", on_corrupt, ("error", "skip"))
     total = len(images.files)
@@ -365,17 +342,7 @@ class Listing:
 
 
 def list_images(images: ImageSet) -> Listing:
-    """List the images of a split without opening any file.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> _ = (folder / "1.png").write_bytes(b"four")
-        >>> files = [ImageFile(folder / "1.png")]
-        >>> labels = torch.tensor([0])
-        >>> list_images(ImageSet("toy", "train", labels, ("cat",), files, root=folder)).files
-        {'1.png': 4}
-    """
+    """List the images of a split without opening any file."""
     short = len(images.files) <= LONGEST
     files = {}
     for file in images.files:

@@ -1,7 +1,7 @@
 """Batches of augmented images on the device: from its memory, or streamed through workers.
 
 Both loaders give the same images in the same order with the same crops and colours, to one
-or two of 255 levels; see :mod:`equicolor.data.epochs` for what an epoch is.
+or two of 255 levels. :mod:`equicolor.data.epochs` defines an epoch.
 """
 
 import os
@@ -30,8 +30,8 @@ __all__ = ["Loader", "ResidentLoader", "StreamingLoader", "check_sizes", "choose
 Batch = tuple[Tensor, Tensor]
 
 DATA_PATHS = ("auto", "resident", "streaming")
-# How much of a device's memory decoded images may take: a GPU also holds the network and
-# its activations, a CPU the caches of the operating system.
+# The share of a device's memory for decoded images: a GPU also holds the network and its
+# activations, a CPU the caches of the operating system.
 MEMORY_SHARE = {"cuda": 0.4, "cpu": 0.5}
 SKIPPED = -1  # the label of an image that could not be decoded
 
@@ -41,22 +41,10 @@ class TooSmallError(ValueError):
 
 
 def check_sizes(augmentation: Augmentation, sizes: Tensor) -> None:
-    """Refuse images that a padded crop would not fill, which are shown otherwise when tested.
-
-    Args:
-        augmentation: of training.
-        sizes: heights and widths ``[N, 2]``.
-
-    Raises:
-        TooSmallError: if an image with its padding is smaller than the crop.
+    """Refuse images of sizes ``[N, 2]`` that are smaller than padded crops even with the padding.
 
     Example:
         >>> check_sizes(Augmentation(size=40, crop="padded"), torch.tensor([[32, 32]]))
-        >>> try:
-        ...     check_sizes(Augmentation(size=64, crop="padded"), torch.tensor([[32, 32]]))
-        ... except ValueError as error:
-        ...     print(str(error).partition(" (")[0])
-        shifted crops of 64 pixels need images of at least 56
     """
     if augmentation.crop != "padded":
         return
@@ -79,23 +67,14 @@ def choose_data_path(
     short_side: int | None = 256,
     wanted: str = "auto",
 ) -> str:
-    """Where images should live while a network trains on them.
+    """Where decoded images are held during training: ``"resident"`` or ``"streaming"``.
 
     Args:
         images: what to train on.
         device: where to train.
-        short_side: what decoded images are made small to.
-        wanted: ``"auto"``, or the answer.
-
-    Returns:
-        ``"resident"`` if the decoded images take no more than a share of the device's memory
-        (40 % of a GPU's, half of the computer's), else ``"streaming"``.
-
-    Example:
-        >>> images = torch.zeros(2, 3, 40, 20, dtype=torch.uint8)
-        >>> toy = ImageSet("toy", "train", torch.tensor([0, 0]), ("a",), pixels=images)
-        >>> choose_data_path(toy, "cpu")
-        'resident'
+        short_side: the short side of decoded images.
+        wanted: the answer; ``"auto"`` is ``"resident"`` if the decoded images take no more than a
+            share of the device's memory (40 % of a GPU's, half of the computer's).
     """
     _checks.one_of("data_path", wanted, DATA_PATHS)
     if wanted != "auto":
@@ -107,14 +86,14 @@ def choose_data_path(
 
 
 def _memory(device: torch.device) -> int:
-    """Bytes of memory in all."""
+    """The device's memory in bytes."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class _Options(TypedDict, total=False):
-    """How a loader orders and cuts, as of :class:`~equicolor.data.epochs.Epochs`."""
+    """The arguments of :class:`~equicolor.data.epochs.Epochs` but the size, and a device."""
 
     batch_size: Required[int]
     seed: int
@@ -127,10 +106,10 @@ class _Options(TypedDict, total=False):
 class Loader(ABC):
     """Batches of augmented images, the same every time for the same epoch.
 
-    Iterating gives images ``[B, 3, s, s]`` in [0, 1] (``[3, B, 3, s, s]`` where the
-    augmentation makes three views) and int64 labels ``[B]``, on the device. Training and
-    evaluation cut an epoch as :class:`~equicolor.data.epochs.Epochs` says. On a GPU the
-    next batch is made on a stream of its own while the network works on this one.
+    Iterating gives images ``[B, 3, s, s]`` in [0, 1] (``[3, B, 3, s, s]`` for three views) and
+    int64 labels ``[B]``, on the device. :class:`~equicolor.data.epochs.Epochs` cuts an epoch into
+    batches. On a GPU the next batch is made on a second stream while the network works on this
+    one.
     """
 
     def __init__(
@@ -143,7 +122,7 @@ class Loader(ABC):
     ) -> None:
         self.augmentation, self.device, self.epoch = augmentation, torch.device(device), 0
         self.epochs = Epochs(size, **cut)
-        # One for all epochs: memory that was used on a stream is used again only there.
+        # One stream for all epochs: memory used on a stream is reused only there.
         cuda = self.device.type == "cuda"
         self._stream = torch.cuda.Stream(self.device) if cuda else None
 
@@ -151,11 +130,11 @@ class Loader(ABC):
         return len(self.epochs)
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next iteration goes through."""
+        """Choose the epoch of the next iteration."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Batch]:
-        # The epoch is looked up at the first batch: a trainer may ask for an iterator early.
+        # The epoch is read at the first batch: a trainer may make an iterator before it sets one.
         return _ahead(self._batches(), self._stream)
 
     @abstractmethod
@@ -164,24 +143,23 @@ class Loader(ABC):
 
 
 def _ahead(batches: Iterator[Batch], stream: torch.cuda.Stream | None) -> Iterator[Batch]:
-    """The same batches; each is made on the stream while its predecessor is worked on."""
+    """The same batches; each is made on the stream while the previous one is in use."""
     if stream is None:
         yield from batches
         return
     ready: tuple[Batch, torch.cuda.Event] | None = None
     while True:
+        following = None
         with torch.cuda.stream(stream):
-            made = next(batches, None)
-            following = None
-            if made is not None:
-                images, labels = made
-                following = (_channels_last(images), labels), stream.record_event()
+            batch = next(batches, None)
+            if batch is not None:
+                following = (_channels_last(batch[0]), batch[1]), stream.record_event()
         if ready is not None:
             batch, event = ready
             current = torch.cuda.current_stream(stream.device)
             current.wait_event(event)
             for tensor in batch:
-                tensor.record_stream(current)  # not to be used again before that one is done
+                tensor.record_stream(current)  # not reused before the current stream is done
             yield batch
         if following is None:
             return
@@ -195,16 +173,13 @@ def _channels_last(images: Tensor) -> Tensor:
 
 
 class ResidentLoader(Loader):
-    """Batches of images that lie decoded in the device's memory; see :class:`Loader`.
+    """Batches of decoded images in the device's memory; see :class:`Loader`.
 
     Args:
         decoded: the images; they are moved to the device.
         augmentation: what happens to them.
-        batch_size: of all processes together.
-        seed: of order and augmentation.
-        shuffle: True for training, False for evaluation.
-        rank, world_size: which of how many processes this is.
-        device: where to.
+        options: batch_size, seed, shuffle, rank and world_size as of
+            :class:`~equicolor.data.epochs.Epochs`, and the device.
 
     Example:
         >>> from equicolor.data.decoding import decode
@@ -222,7 +197,7 @@ class ResidentLoader(Loader):
         super().__init__(len(decoded), augmentation, **options)
         check_sizes(augmentation, decoded.sizes)
         self.decoded = decoded.to(self.device)
-        if self._stream is not None:  # once: later the two streams go on side by side
+        if self._stream is not None:  # once: later the two streams run side by side
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def _batches(self) -> Iterator[Batch]:
@@ -235,12 +210,7 @@ class ResidentLoader(Loader):
             yield self.images(indices, numbers), self.decoded.labels[indices]
 
     def images(self, indices: Tensor, numbers: Tensor) -> Tensor:
-        """Some images, cut and augmented.
-
-        Args:
-            indices: int64 ``[B]``, on the device.
-            numbers: uniform numbers ``[B, augmentation.numbers]``.
-        """
+        """Crop and augment images ``[B]`` with uniform numbers ``[B, augmentation.numbers]``."""
         augmentation = self.augmentation
         boxes = augmentation.boxes(self.decoded.sizes[indices], numbers)
         crops = self.decoded.crops(indices, boxes, augmentation.size, dtype=augmentation.dtype)
@@ -255,23 +225,15 @@ class StreamingLoader(Loader):
     Args:
         images: files, or pixels.
         augmentation: what happens to them.
-        short_side: larger images are first resized to this, as :func:`equicolor.data.decoding.
-            decode` does; None keeps them.
+        short_side: larger images are first resized to this, as in
+            :func:`equicolor.data.decoding.decode`; None resizes none.
         workers: processes; 0 decodes in this one.
         skip_corrupt: leave corrupt images out. In training, where batches keep their size,
-            their place is taken by black with the label -1. They are listed in ``skipped``.
-        options: as of :class:`ResidentLoader`: batch_size, seed, shuffle, rank, world_size and
-            device.
+            black images with the label -1 take their place. ``skipped`` lists them.
+        options: as of :class:`ResidentLoader`.
 
     Attributes:
         skipped: the corrupt images met so far.
-
-    Example:
-        >>> images = torch.randint(256, (10, 3, 8, 8)).byte()
-        >>> toy = ImageSet("toy", "test", torch.arange(10), tuple("abcdefghij"), pixels=images)
-        >>> crop = Augmentation(size=8, crop="padded").evaluation()
-        >>> [labels.tolist() for _, labels in StreamingLoader(toy, crop, workers=0, batch_size=8)]
-        [[0, 1, 2, 3, 4, 5, 6, 7], [8, 9]]
     """
 
     def __init__(
@@ -287,22 +249,23 @@ class StreamingLoader(Loader):
         super().__init__(len(images), augmentation, **options)
         self.skipped: set[str] = set()
         cuda = self.device.type == "cuda"
-        self._crops: DataLoader[_Crops] = DataLoader(
+        self._crops: DataLoader[_Crops | Exception] = DataLoader(
             _Cutter(images, augmentation, self.epochs, short_side, skip_corrupt),
             sampler=_Requests(self),
             batch_size=None,  # a request is a whole batch
             num_workers=workers,
             pin_memory=cuda,
             persistent_workers=workers > 0,
-            worker_init_fn=_leave_interrupts_to_the_parent,
-            generator=torch.Generator(),  # its own, so that the global one is left alone
+            worker_init_fn=_ignore_interrupts,
+            generator=torch.Generator(),  # the global one stays as it is
         )
 
     def _batches(self) -> Iterator[Batch]:
         epoch, epochs, device = self.epoch, self.epochs, self.device
-        for step, (crops, labels, corrupt, error) in enumerate(self._crops):
-            if error is not None:
-                raise error
+        for step, answer in enumerate(self._crops):
+            if isinstance(answer, Exception):
+                raise answer
+            crops, labels, corrupt = answer
             positions = epochs.positions(step, device)
             if corrupt:
                 self.skipped.update(corrupt)
@@ -318,7 +281,7 @@ class StreamingLoader(Loader):
 
 
 class _Request(NamedTuple):
-    """What a worker shall make: images, and where in which epoch they stand."""
+    """A batch for a worker to make: its epoch, its positions in the epoch, and its images."""
 
     epoch: int
     positions: Tensor
@@ -326,23 +289,19 @@ class _Request(NamedTuple):
 
 
 class _Crops(NamedTuple):
-    """What a worker made: uint8 ``[B, 3, s, s]``, labels ``[B]``, and corrupt images.
-
-    Or why it made nothing: raised in a worker, an error would come with a page of traceback.
-    """
+    """A batch made by a worker: uint8 ``[B, 3, s, s]``, labels ``[B]``, and corrupt images."""
 
     crops: Tensor
     labels: Tensor
     corrupt: list[str]
-    error: Exception | None = None
 
 
 class _Requests:
     """The requests of an epoch, in order; made in this process, so workers know no epoch."""
 
     def __init__(self, loader: Loader) -> None:
-        # Weak, or loader and workers were a circle: the garbage collector would end its queues
-        # first, and then wait five seconds for every worker that is never told to stop.
+        # Weak, because loader and workers would form a cycle: the garbage collector would end the
+        # queues first, and then wait five seconds for every worker, which is never told to stop.
         self.loader: Loader = weakref.proxy(loader)
 
     def __len__(self) -> int:
@@ -356,7 +315,7 @@ class _Requests:
             yield _Request(epoch, positions, order[positions % epochs.size])
 
 
-class _Cutter(Dataset[_Crops]):
+class _Cutter(Dataset[_Crops | Exception]):
     """Decodes and crops whole batches, in a worker."""
 
     def __init__(
@@ -370,11 +329,11 @@ class _Cutter(Dataset[_Crops]):
         self.images, self.augmentation, self.epochs = images, augmentation, epochs
         self.short_side, self.skip_corrupt = short_side, skip_corrupt
 
-    def __getitem__(self, request: _Request) -> _Crops:
+    def __getitem__(self, request: _Request) -> _Crops | Exception:
         try:
             return self._cut(request)
         except (CorruptImageError, TooSmallError, OSError) as error:
-            return _Crops(torch.empty(0), torch.empty(0), [], error)
+            return error  # raised in a worker, it would come with a page of traceback
 
     def _cut(self, request: _Request) -> _Crops:
         corrupt: list[str] = []
@@ -389,7 +348,7 @@ class _Cutter(Dataset[_Crops]):
                 images.append(None)
                 labels[place] = SKIPPED
                 corrupt.append(str(error))
-        # PIL says width first. A corrupt image gets some size, and no pixels.
+        # A corrupt image gets the size of the crop, and no pixels.
         size = self.augmentation.size
         sizes = torch.tensor([(size,) * 2 if i is None else (i.height, i.width) for i in images])
         check_sizes(self.augmentation, sizes)
@@ -404,7 +363,7 @@ class _Cutter(Dataset[_Crops]):
 
 
 def _cut(image: "Image", box: tuple[float, float, float, float], size: int) -> Tensor:
-    """What :func:`equicolor.data.augment.resample` does, with Pillow; uint8 ``[3, s, s]``."""
+    """As :func:`equicolor.data.crops.resample`, with Pillow; uint8 ``[3, s, s]``."""
     import numpy as np
     from PIL import Image
 
@@ -420,6 +379,6 @@ def _cut(image: "Image", box: tuple[float, float, float, float], size: int) -> T
     return torch.from_numpy(np.array(cut)).movedim(2, 0)
 
 
-def _leave_interrupts_to_the_parent(worker: int) -> None:
-    """Ctrl-C reaches every process of a terminal; only the parent shall answer it."""
+def _ignore_interrupts(worker: int) -> None:
+    """Ctrl-C reaches every process of a terminal; the parent handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

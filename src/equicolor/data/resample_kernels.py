@@ -1,7 +1,7 @@
 """Crops of packed images as one Triton kernel: cut, resized and scaled in a single pass.
 
-What :func:`equicolor.data.crops.resample` does with matrix products over whole images, for
-GPUs: every image takes as many taps as its box needs, straight from the bytes of its image.
+:func:`equicolor.data.crops.resample` takes matrix products over whole images. The kernel reads
+only the pixels that a box needs, from the bytes of its image.
 """
 
 from typing import NamedTuple
@@ -105,19 +105,7 @@ def _crop_kernel(
 def crops(
     pixels: Tensor, offsets: Tensor, sizes: Tensor, indices: Tensor, boxes: Tensor, size: int
 ) -> Tensor:
-    """Cut boxes out of packed images and resize them, as :func:`.crops.resample` does.
-
-    Args:
-        pixels: uint8 ``[bytes]``, each image as H × W × 3.
-        offsets: int64 ``[N]``, where each image begins.
-        sizes: int64 ``[N, 2]``, height and width of each.
-        indices: int64 ``[B]``, which images.
-        boxes: float64 ``[B, 4]``: left, top, right and bottom.
-        size: height and width of the result.
-
-    Returns:
-        float32 ``[B, 3, size, size]`` in [0, 1], in channels_last memory.
-    """
+    """As :meth:`equicolor.data.decoding.Decoded.crops`; the result is in channels_last memory."""
     boxes = boxes.double().contiguous()
     batch = len(indices)
     out = torch.empty(batch, size, size, 3, device=pixels.device)
