@@ -11,7 +11,7 @@ class WrongTypeError(TypeError, ValueError):
     """An argument of a type it cannot have; a ValueError too, for those who catch bad input."""
 
 
-# Larger numbers are slips: they would end in an overflow, in want of memory or never.
+# Larger numbers are typing errors: they would overflow, need too much memory or never end.
 MOST = {
     "rotations": 1_000, "width": 65_536, "size": 32_768, "image_size": 32_768,
     "resize": 32_768, "shifts": 100_000, "num_classes": 10_000_000, "epochs": 1_000_000_000,

@@ -43,7 +43,7 @@ def did_you_mean(name: str, names: Iterable[str], otherwise: str = "") -> str:
 
 
 def printable(text: str) -> str:
-    r"""A text with names from outside that terminals, fonts and files take.
+    r"""A text without the characters that terminals, fonts and files refuse.
 
     Example:
         >>> printable("rose\x1b[31m"), printable("ros\udce9")

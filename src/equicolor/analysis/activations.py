@@ -1,8 +1,8 @@
 """The images that excite every unit of a network most, found in one pass over the data.
 
 A unit is a channel, or one rotation of a channel, at the position in an image where it is
-most active; every image counts once. What is kept of an image is how much, where, and which
-image it was, so memory does not grow with the data.
+most active; every image counts once. Only activations, positions and the numbers of images are
+stored, so memory does not grow with the data.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ Batches = Iterable[Tensor | tuple[Tensor, Tensor]]
 
 @runtime_checkable
 class _Shifted(Protocol):
-    """Batches that are others, changed image by image."""
+    """Batches made of other batches, changed image by image."""
 
     @property
     def batches(self) -> Batches:
@@ -116,7 +116,7 @@ def top_activations(
     for done, batch in enumerate(batches, start=1):
         images = images_of(batch)
         count = len(images)
-        if not count:  # all of them were corrupt, say
+        if not count:  # for example if all of them were corrupt
             continue
         if not watched:
             watched = find_layers(network, (images.shape[-2], images.shape[-1]), layers)

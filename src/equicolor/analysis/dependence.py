@@ -1,10 +1,10 @@
 """What the elements of a network's features depend on, from the operations it executes.
 
-:class:`Dependence` watches a network run and carries the planes of
-:mod:`equicolor.analysis.planes` along with every tensor. It sees the operations below all
-modules and functions, so residual sums, concatenations, group mixing and layers nobody has
-heard of need no care of their own: there are only so many ways in which an operation can move
-pixels. One it does not know counts as looking at everything, and is remembered.
+:class:`Dependence` watches a network run and computes the planes of
+:mod:`equicolor.analysis.planes` for every tensor. It sees the operations below all modules and
+functions, so residual sums, concatenations, group mixing and layers of other libraries need no
+rules of their own. An operation without a rule counts as looking at everything, and its name is
+recorded.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,13 +32,13 @@ _SAME = (
     "_to_copy", "alias", "alpha_dropout", "clone", "contiguous", "detach", "dropout",
     "feature_alpha_dropout", "feature_dropout", "lift_fresh", "to", "type_as",
 )  # fmt: skip
-# They move elements, and their planes alike; so does whatever makes a view.
+# They move elements, and move planes in the same way; so do all views.
 _MOVES = (
     "_unsafe_index", "cat", "flip", "gather", "im2col", "index", "index_select",
     "native_channel_shuffle", "pixel_shuffle", "pixel_unshuffle", "repeat", "repeat_interleave",
     "roll", "stack", "tril", "triu", "upsample_nearest1d", "upsample_nearest2d",
 )  # fmt: skip
-# Those that torch does not tag as such.
+# Pointwise operations without torch's tag.
 _POINTWISE = ("_prelu_kernel", "hardswish", "log_sigmoid")
 _REDUCTIONS = (
     "all", "amax", "amin", "aminmax", "any", "argmax", "argmin", "linalg_vector_norm", "logsumexp",
@@ -81,7 +81,7 @@ class _Operation:
 
 
 class Dependence(TorchDispatchMode):
-    """Carries along what every tensor depends on, while it is switched on.
+    """Records what every tensor depends on while it is switched on.
 
     Use it in inference mode, where tensors are the very objects an operation returned.
 
@@ -120,7 +120,7 @@ class Dependence(TorchDispatchMode):
         return planes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, and say what its results depend on."""
+        """Run an operation, and record what its results depend on."""
         kwargs = kwargs or {}
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         name = func.overloadpacket.__name__
@@ -154,7 +154,7 @@ class Dependence(TorchDispatchMode):
         return result
 
     def _write(self, output: Tensor, planes: Planes) -> None:
-        """An operation wrote to a tensor: what shares its memory now depends on that, too."""
+        """Record that an operation wrote to a tensor: others may share its memory."""
         memory = _memory(output)
         if memory not in self._written:
             whole = output.nbytes == output.untyped_storage().nbytes()

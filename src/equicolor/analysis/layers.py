@@ -24,8 +24,8 @@ _ACTIVATIONS = {
     "prelu", "quickgelu", "relu", "relu6", "rrelu", "selu", "silu", "softplus", "squaredrelu",
     "swish",
 }  # fmt: skip
-# A rectifier that is a function and not a module leaves no trace of its own; but negative
-# activations count as none, so the norm before it has the same units.
+# A rectifier that is called as a function cannot be tapped. Negative activations count as none,
+# so the norm before it has the same units.
 _NORMS = (nn.BatchNorm2d, nn.GroupNorm, nn.InstanceNorm2d, nn.LayerNorm)
 _CONVOLUTIONS = {"ceconv2d", "celiftconv2d", "conv2d"}
 # What is looked at by default: all of the first kind that there is.
@@ -99,14 +99,13 @@ def find_layers(
         network: takes images :math:`[B, 3, H, W]` in [0, 1].
         size: of the images, height and width.
         layers: names of modules; ``name#2`` is the second call of one that is called several
-            times in a pass. By default the network's nonlinearities, whose channels are its
-            units, as far as they come before pooling over the whole image; where those are
-            functions, which cannot be listened to, the norms before them, or else the
-            convolutions: negative activations count as none anyway. What gives no map
-            :math:`[B, C, H, W]`, as in transformers, is left out: see :func:`layers_left_out`.
+            times in a pass. By default the network's nonlinearities before pooling over the
+            whole image; if these are functions, which cannot be tapped, the norms before them, or
+            else the convolutions. Layers that give no map :math:`[B, C, H, W]`, as in
+            transformers, are left out: see :func:`layers_left_out`.
 
     Raises:
-        ValueError: for a name the network does not have, or that is not enough.
+        ValueError: for a name that the network does not have, or that is ambiguous.
 
     Example:
         >>> from equicolor.models import resnet44

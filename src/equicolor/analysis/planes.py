@@ -1,21 +1,18 @@
 """Which pixels the elements of a tensor depend on, and what operations do to that.
 
-The **planes** of a tensor are twelve tensors of its shape. For every element they hold the first
-and the last row, and the first and the last column, of the pixels it depends on; the last ones
-negated, so that the union of two dependences is the smaller of both numbers, and infinity is
-no dependence at all. The first four planes are **exact**: they end where the image ends. The
-next four are **nominal**: they go on into the padding, as if the image did, and leave out
-what an element learns from global pooling. Where the exact ones say what a unit can see, the
-nominal ones say where it looks; minus infinity if nobody knows.
+The **planes** of a tensor are twelve tensors of its shape. For every element, four of them hold
+the first and last row and the first and last column of the pixels it depends on. The last ones are
+negated, so that the union of two dependences is the minimum; infinity means no dependence.
 
-How nominal planes go on follows from neighbouring positions. A map of one row or column has no
-neighbours, so the last four planes keep its **steps**: how far the next row would be, from the
-smallest to the largest (negated) number, and the same for columns. Infinity is not known, as of
-larger maps, where the positions say it. Rows go along the last axis but one, columns along the
-last.
+- The first four planes are **exact**: they end where the image ends. They say what a unit sees.
+- The next four are **nominal**: they go on into the padding as if the image did, and leave out
+  global pooling. They say where a unit looks; minus infinity if that is unknown.
+- The last four are **steps**. Nominal planes go on as neighbouring positions do, but a map of one
+  row or column has no neighbours. Its steps are the smallest and the (negated) largest distance
+  to the next row, and the same for columns; infinity if unknown, or if the map is larger.
 
-Planes rarely differ along every axis. Where they do not, they are kept expanded (stride 0) and
-computed once.
+Rows go along the last axis but one, columns along the last. Planes rarely differ along every axis;
+along the others they are expanded (stride 0) and computed once.
 """
 
 import functools
@@ -71,7 +68,7 @@ def union(parts: Iterable[Planes], shape: Sequence[int]) -> Planes:
 
 
 def hull(parts: Iterable[Planes], shape: Sequence[int]) -> Planes:
-    """Elements that each depend on everything: what is safe to say of an unknown operation."""
+    """Elements that each depend on everything, as for an unknown operation."""
     lowest = [tuple(plane.amin() for plane in planes) for planes in parts]
     return union(lowest, shape)
 

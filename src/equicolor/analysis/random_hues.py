@@ -1,4 +1,4 @@
-"""Images with hues drawn at random: data that like no hue better than another."""
+"""Images in random hues: data in which all hues are equally common."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ _STREAM = 7  # of random numbers; any that is not used for images elsewhere
 class RandomHues:
     """Batches of images, every image with its hue shifted by a random angle.
 
-    What rotations of a unit look for depends on what there is: of flowers, few are green or
-    cyan, so that the rotation that would like those best takes others. Among images in
-    random hues every rotation finds its own. An image has the same hue every time, whatever
-    the batches.
+    The images that excite a rotation of a unit depend on the data: few flowers are green or
+    cyan, so the rotation that looks for those finds others. Among images in random hues, every
+    rotation finds what it looks for. The hue of an image depends on its number and the seed, not
+    on the batches.
 
     Args:
         batches: images :math:`[B, 3, H, W]` in [0, 1], or pairs of images and labels.

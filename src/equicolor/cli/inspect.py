@@ -31,7 +31,7 @@ def inspect(
     layers: Annotated[
         str | None,
         typer.Option(
-            help="Whose units to look at, separated by commas; NAME#2 is the second call of one.",
+            help="Layers to look at, separated by commas; NAME#2 is the second call of one.",
             show_default="all nonlinearities",
         ),
     ] = None,

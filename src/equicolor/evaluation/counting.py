@@ -1,4 +1,4 @@
-"""The moving parts of a hue sweep: asking a network, and counting its answers on the device."""
+"""The parts of a hue sweep: run a network, and count its answers on the device."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,11 +17,11 @@ _MARGIN = 0.01  # how far resampling may carry an image out of [0, 1]
 
 
 class Asker:
-    """A network with the device, dtype and precision it wants its images in.
+    """A network that takes images of any device and dtype.
 
-    On a GPU networks of this package are recorded as CUDA graphs at the first call: a sweep asks
-    hundreds of times, and launching kernels one by one takes longer than small images do.
-    Equivariant ones are folded before, if they have the form whose numbers are their own.
+    On a GPU, networks of this package are recorded as CUDA graphs at the first call: a sweep runs
+    them hundreds of times, and for small images most of the time would go into launching kernels.
+    Equivariant networks are folded first where the fused form gives the same numbers.
     """
 
     def __init__(self, model: nn.Module, autocast: torch.dtype | None) -> None:
@@ -48,7 +48,7 @@ class Asker:
         )
 
     def __call__(self, images: Tensor, *, like: Tensor | None = None) -> Tensor:
-        """Logits of images, which get the memory layout of others if those are given."""
+        """Logits of images, which are brought into the memory layout of ``like``."""
         images = images if self.dtype is None else images.to(self.dtype)
         if like is not None and like.is_contiguous(memory_format=torch.channels_last):
             images = images.contiguous(memory_format=torch.channels_last)
@@ -64,7 +64,7 @@ class Asker:
         return logits
 
     def _recorded(self, images: Tensor) -> Callable[[Tensor], object]:
-        if images.is_cuda and isinstance(self.model, Network):  # others may not bear it
+        if images.is_cuda and isinstance(self.model, Network):  # others may not allow it
             try:
                 return capture(_folded(self.model), images, self.autocast)
             except (RuntimeError, TypeError) as error:
@@ -81,7 +81,7 @@ class Asker:
 def _folded(model: nn.Module) -> nn.Module:
     """A network in the fused form, or as it is."""
     if not any(isinstance(layer, CEConv2d) for layer in model.modules()):
-        return model  # batch norms folded into plain convolutions round otherwise
+        return model  # folding batch norms into plain convolutions changes the rounding
     try:
         return fold(model, "fused")
     except ValueError:  # not made of stems and residual blocks
@@ -103,7 +103,7 @@ class SweepCounts:
         self.untouched = zeros(0)  # answers to the current batch
 
     def start(self, images: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        """Count a batch of untouched images; its labels, strangers in the further class."""
+        """Count a batch of untouched images, and put unknown labels into the further class."""
         valid = (labels >= 0) & (labels < self.classes)
         labels = torch.where(valid, labels, self.classes)
         self.outside += ((images < -_MARGIN) | (images > 1 + _MARGIN)).flatten(1).any(1).sum()
@@ -121,32 +121,32 @@ class SweepCounts:
         self.changed[where].index_add_(0, labels, (answers != self.untouched).long())
 
     def refuse(self) -> None:
-        """Raise for what makes the counts meaningless; waits for the device."""
-        outside, strangers, undefined = torch.stack(
+        """Raise an error if the counts mean nothing; waits for the device."""
+        outside, unknown, undefined = torch.stack(
             (self.outside, self.counts[-1], self.undefined)
         ).tolist()
         if outside:
             raise ValueError(
                 f"hue_sweep expects images in [0, 1], but {outside} are not; normalisation "
-                "belongs into the network, where hues are shifted before it"
+                "belongs into the network, so that hues are shifted before it"
             )
-        if strangers:
+        if unknown:
             raise ValueError(
-                f"the network has {self.classes} outputs, but {strangers} labels lie outside "
+                f"the network has {self.classes} outputs, but {unknown} labels lie outside "
                 f"0 to {self.classes - 1}: are its classes those of the images?"
             )
         if undefined:
             raise ValueError(f"the network's logits are NaN for {undefined} images")
 
     def results(self) -> tuple[Tensor, ...]:
-        """On the CPU: images ``[C]``, right answers without and with shifts, changed answers."""
+        """Images ``[C]``, correct answers without and with shifts, changed answers; on the CPU."""
         tensors = self.counts, self.original, self.correct, self.changed
         return tuple(tensor[..., : self.classes].cpu() for tensor in tensors)
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode for every part of a network, and afterwards the mode each was in."""
+    """Put every part of a network in eval mode, and back into its mode afterwards."""
     before = [(module, module.training) for module in model.modules()]
     benchmark = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True  # all batches but the last have one shape

@@ -1,4 +1,4 @@
-"""Everything there is to say about one network on one set of images."""
+"""The evaluation of one network on one set of images."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -139,7 +139,7 @@ def evaluate(
         shifts: how many, or which; see :func:`equicolor.evaluation.hue_sweep`.
         autocast: compute with torch's autocast to this dtype.
         progress: called with (passes through the network done, passes in all if known).
-        facts: what the row shall say besides: dataset, seed, and so on.
+        facts: more entries for the row: dataset, seed, and so on.
 
     Example:
         >>> from equicolor.models import cecnn

@@ -1,7 +1,7 @@
 """Accuracy under hue shifts: how much a network's answers depend on the hue of an image.
 
-The test images are shifted by many angles, and the network is asked each time (paper,
-section 4.2). What is counted stays on the device until the end, so that a GPU never waits.
+The test images are shifted by many angles, and the network is run each time (paper,
+section 4.2). The counts stay on the device until the end, so that a GPU never waits.
 """
 
 from collections.abc import Callable, Iterable, Sequence, Sized
@@ -130,7 +130,7 @@ class HueSweep:
 
 
 def hue_shifts(shifts: int | Sequence[float] | Tensor = 37) -> Tensor:
-    """Hue shifts in turns: so many from -0.5 to 0.5, or those given.
+    """A number of hue shifts from -0.5 to 0.5 turns, or the shifts themselves.
 
     Args:
         shifts: a number of equally spaced shifts, both ends included as in the paper, or
@@ -235,7 +235,7 @@ def sweep_actions(
 
     with evaluating(model):
         for images, labels in batches:
-            if not len(images):  # all of them were corrupt, say
+            if not len(images):  # for example if all of them were corrupt
                 continue
             images, labels = ask.place(images, labels)
             logits = ask(images)
@@ -248,7 +248,7 @@ def sweep_actions(
             if on_original:
                 on_original(logits, labels)
             if first:
-                counted.refuse()  # here already: a sweep may take minutes
+                counted.refuse()  # early: a sweep may take minutes
             for row, action in enumerate(actions):
                 shift = _MAKE_SHIFT[action](exact)
                 for column, turn in enumerate(turns):

@@ -98,7 +98,7 @@ def try_images(network: nn.Module, size: int, batch: int = 2) -> object:
     try:
         with torch.no_grad():
             return network(images)
-    # Torch's ways to say that shapes do not fit, and other libraries'.
+    # With these, torch and other libraries refuse a shape.
     except (RuntimeError, ValueError, AssertionError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         usual = getattr(network, "image_size", None)

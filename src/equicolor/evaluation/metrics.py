@@ -1,4 +1,4 @@
-"""How good answers are, and how well a network knows: accuracy, likelihood, calibration.
+"""Accuracy, likelihood and calibration.
 
 Pure functions of logits and labels. torchmetrics serves as the reference in the tests; it is
 not used here because its accuracy of a class without images is 0, and its calibration error
