@@ -3,7 +3,12 @@
 For any network that takes images, plain or equivariant, of this package or not.
 """
 
-from equicolor.analysis.activations import TopActivations, activations_at, top_activations
+from equicolor.analysis.activations import (
+    RandomHues,
+    TopActivations,
+    activations_at,
+    top_activations,
+)
 from equicolor.analysis.equivariance import layer_equivariance
 from equicolor.analysis.filters import FirstFilters, first_filters
 from equicolor.analysis.hue_rows import HueRows, hue_rows
@@ -15,7 +20,6 @@ from equicolor.analysis.layers import (
     stage_ends,
 )
 from equicolor.analysis.neuron_features import NeuronFeatures, neuron_features
-from equicolor.analysis.random_hues import RandomHues
 from equicolor.analysis.receptive_field import ReceptiveField
 from equicolor.analysis.selectivity import Selectivity, selectivity, selectivity_index
 

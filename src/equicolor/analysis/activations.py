@@ -8,34 +8,31 @@ stored, so memory does not grow with the data.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import length_hint
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from equicolor import _checks
+from equicolor._random import uniform
 from equicolor.analysis.layers import Layer, find_layers
 from equicolor.analysis.taps import run, tapped
+from equicolor.color import shift_hue
 from equicolor.data.loaders import ResidentLoader
 from equicolor.evaluation.counting import evaluating
 from equicolor.reporting.progress import Progress
 
-__all__ = ["Batches", "TopActivations", "activations_at", "select_images", "top_activations"]
+__all__ = [
+    "Batches",
+    "RandomHues",
+    "TopActivations",
+    "activations_at",
+    "select_images",
+    "top_activations",
+]
 
+_STREAM = 7  # of random numbers; any that is not used for images elsewhere
 # Images [B, 3, H, W] in [0, 1], or pairs of them and labels; the same ones every time.
 Batches = Iterable[Tensor | tuple[Tensor, Tensor]]
-
-
-@runtime_checkable
-class _Shifted(Protocol):
-    """Batches made of other batches, changed image by image."""
-
-    @property
-    def batches(self) -> Batches:
-        """The others."""
-
-    def shift(self, images: Tensor, numbers: Tensor) -> Tensor:
-        """Images, changed as their numbers say."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +64,53 @@ class TopActivations:
 def images_of(batch: Tensor | tuple[Tensor, Tensor]) -> Tensor:
     """The images of a batch, with labels or without."""
     return batch if isinstance(batch, Tensor) else batch[0]
+
+
+@dataclass(frozen=True, eq=False)
+class RandomHues:
+    """Batches of images, every image with its hue shifted by a random angle.
+
+    The images that excite a rotation of a unit depend on the data: few flowers are green or
+    cyan, so the rotation that looks for those finds others. Among images in random hues, every
+    rotation finds what it looks for. The hue of an image depends on its number and the seed, not
+    on the batches.
+
+    Args:
+        batches: images :math:`[B, 3, H, W]` in [0, 1], or pairs of images and labels.
+        seed: of the hues.
+
+    Example:
+        >>> images = torch.rand(4, 3, 2, 2)
+        >>> whole = next(iter(RandomHues([images])))
+        >>> parts = list(RandomHues([images[:3], images[3:]]))
+        >>> torch.equal(torch.cat(parts), whole), torch.equal(whole, images)
+        (True, False)
+    """
+
+    batches: Batches
+    seed: int = 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        first = 0
+        for batch in self.batches:
+            images = images_of(batch)
+            yield self.shift(images, torch.arange(first, first + len(images)))
+            first += len(images)
+
+    def __len__(self) -> int:
+        return len(self.batches)  # type: ignore[arg-type]  # a TypeError if they have none
+
+    def shift(self, images: Tensor, numbers: Tensor) -> Tensor:
+        """Images with the hues of their numbers.
+
+        Args:
+            images: :math:`[B, 3, H, W]`.
+            numbers: their places in the data, int64 :math:`[B]` on the CPU.
+        """
+        if not len(images):
+            return images
+        turns = uniform(torch.tensor([self.seed]), _STREAM, 0, int(numbers.max()) + 1)[0, numbers]
+        return shift_hue(images, turns.to(images.device, images.dtype))
 
 
 @torch.no_grad()
@@ -193,7 +237,7 @@ def select_images(batches: Batches, which: Tensor) -> Iterator[tuple[Tensor, Ten
         >>> [(numbers.tolist(), len(images)) for numbers, images in selected]
         [([1], 1), ([2, 3], 2)]
     """
-    if isinstance(batches, _Shifted):
+    if isinstance(batches, RandomHues):
         for numbers, images in select_images(batches.batches, which):
             yield numbers, batches.shift(images, numbers)
         return
