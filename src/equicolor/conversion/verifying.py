@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from equicolor.color import to_gray
 from equicolor.conversion.dry_run import own_random_numbers, tensors_of
 from equicolor.conversion.network import ConvertedNetwork
 from equicolor.conversion.plan import Exit, Plan
@@ -262,7 +263,7 @@ def _check_hues(trial: _Trial) -> None:
 def _check_grey(trial: _Trial) -> None:
     """All hues of grey images are alike, so pooling them changes nothing."""
     lift = trial.pooled.lift
-    grey = _given(lift, trial.images.mean(1, keepdim=True).expand_as(trial.images))
+    grey = _given(lift, to_gray(trial.images))
     expected = _outputs(trial.original(lift(grey)[:_BATCH]))
     seen = "for grey images it does not give what the original network gives"
     trial.compare(_outputs(trial.pooled(grey)), expected, seen)
