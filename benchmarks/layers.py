@@ -15,9 +15,7 @@ from equicolor.models import widths
 from equicolor.nn import CEConv2d
 from equicolor.nn.algorithm import choose_algorithm
 
-# Channels of the plain layer, and by what its features are smaller than the images.
-STAGES = {"stage1": (64, 4), "stage2": (128, 8), "stage3": (256, 16), "stage4": (512, 32)}
-SHAPES = (*STAGES, "colormnist")
+SHAPES = ("stage1", "stage2", "stage3", "stage4", "colormnist")
 VARIANTS = ("auto", "dense", "cyclic")
 COLUMNS = ("name", "rotations", "width", "size", "variant", "algorithm", "mode", "ms", "over_plain",
            "dense_over", "over_best")  # fmt: skip
@@ -27,11 +25,11 @@ def shape_of(name: str, image_size: int) -> tuple[int, int]:
     """Channels of a plain layer, and height and width of its features."""
     if name == "colormnist":
         return 20, 26
-    channels, factor = STAGES[name]
+    stage = int(name.removeprefix("stage"))
     size = (image_size + 2 - 7) // 2 + 1  # the first layer
-    for _ in range(factor.bit_length() - 2):  # its pooling, and the stages before
+    for _ in range(stage):  # pooling, and the stride of every later stage
         size = (size - 1) // 2 + 1
-    return channels, size
+    return 64 * 2 ** (stage - 1), size
 
 
 def cases(

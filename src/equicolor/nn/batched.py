@@ -107,19 +107,14 @@ class BatchedCEConv2d(CEConv2d):
         """Features ``[n * B, C_in, H, W]`` to features ``[n * B, C_out, H', W']``."""
         if self.pad_to_stride:
             x = pad_to_stride(x, self.kernel_size, self.stride, self.dilation)
-        return self._convolve(x) if _is_channels_last(x) else self._convolve_contiguous(x)
+        return self._convolve(x, pixels=_is_channels_last(x))
 
-    def _convolve(self, x: Tensor) -> Tensor:
-        """In channels_last memory, and so are copies of the dense algorithm and of gradients."""
-        self._check_rotations(x)
-        return to_pixels(super().forward(from_pixels(x, self.rotations)))
-
-    def _convolve_contiguous(self, x: Tensor) -> Tensor:
-        self._check_rotations(x)
+    def _convolve(self, x: Tensor, *, pixels: bool = True) -> Tensor:
+        """Convolve in channels_last memory, with ``pixels``, or contiguous memory; so do copies."""
+        split_rotations(type(self).__name__, x, self.rotations)  # checks the batch
+        if pixels:
+            return to_pixels(super().forward(from_pixels(x, self.rotations)))
         return to_images(super().forward(to_features(x, self.rotations))).contiguous()
-
-    def _check_rotations(self, x: Tensor) -> None:
-        split_rotations(type(self).__name__, x, self.rotations)
 
 
 class BatchedCELinear(BatchedCEConv2d):

@@ -68,7 +68,7 @@ def _training(
     kept = [(buffer, buffer.clone()) for buffer in network.buffers()]
     numbers = torch.cuda.get_rng_state(images.device)
     # Wrapped, since torch replaces the forward method of the module it records.
-    recorded = _Calls(network)
+    recorded = nn.Sequential(network)
     # Gradients are accumulated by nodes of the recording, whose stream is not that of the
     # replays. Torch synchronises where it must, but would warn about it.
     torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
@@ -135,19 +135,6 @@ def _evaluating(dtype: torch.dtype | None) -> Iterator[None]:
     autocast = torch.autocast("cuda", dtype, enabled=dtype is not None, cache_enabled=False)
     with torch.no_grad(), autocast:
         yield
-
-
-class _Calls(nn.Module):
-    """A module that calls another."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, images: Tensor) -> Tensor:
-        """The result of the other module."""
-        result: Tensor = self.network(images)
-        return result
 
 
 def _kind(images: Tensor) -> tuple[object, ...]:
