@@ -110,7 +110,7 @@ class BatchedCEConv2d(CEConv2d):
         return self._convolve(x, pixels=_is_channels_last(x))
 
     def _convolve(self, x: Tensor, *, pixels: bool = True) -> Tensor:
-        """Convolve in channels_last memory, with ``pixels``, or contiguous memory; so do copies."""
+        """Convolve; with ``pixels`` in channels_last memory, else in contiguous memory."""
         split_rotations(type(self).__name__, x, self.rotations)  # checks the batch
         if pixels:
             return to_pixels(super().forward(from_pixels(x, self.rotations)))

@@ -21,6 +21,7 @@ from equicolor.nn.batched import (
     HueLift,
     pad_to_stride,
 )
+from equicolor.nn.folding.plain import permutes_colors
 from equicolor.nn.functional import dense_filters
 
 if TYPE_CHECKING:
@@ -84,16 +85,6 @@ def _lift(folder: "Folder", node: fx.Node, lift: HueLift, x: fx.Node) -> fx.Node
         orbit = folder.function(operator.sub, orbit, numbers["mean"])
         orbit = folder.function(operator.truediv, orbit, numbers["std"])
     return orbit
-
-
-def permutes_colors(rotations: int) -> bool:
-    """Whether both kinds of hue shift permute the channels, as shifts by thirds of a turn do.
-
-    Example:
-        >>> [n for n in range(1, 13) if permutes_colors(n)]
-        [1, 3]
-    """
-    return 3 % rotations == 0
 
 
 def _linear(folder: "Folder", node: fx.Node, module: BatchedCELinear, x: fx.Node) -> fx.Node:

@@ -6,8 +6,17 @@ from torch import Tensor, nn
 from equicolor.color import orbit_turns
 from equicolor.groups import HueGroup
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
-from equicolor.nn.folding.batched import permutes_colors
 from equicolor.nn.norm import CEBatchNorm2d
+
+
+def permutes_colors(rotations: int) -> bool:
+    """Whether both kinds of hue shift permute the channels, as shifts by thirds of a turn do.
+
+    Example:
+        >>> [n for n in range(1, 13) if permutes_colors(n)]
+        [1, 3]
+    """
+    return 3 % rotations == 0
 
 
 def matrices_of(module: CELiftConv2d) -> Tensor | None:
