@@ -1,6 +1,3 @@
-import json
-from pathlib import Path
-
 import pytest
 import torch
 from rich.console import Console
@@ -73,19 +70,6 @@ def test_the_papers_column_is_what_its_counter_makes_of_the_networks(
         rotations = 3 if paper.ce_stages else 1
         network = create_model(paper.model, rotations=rotations, ce_stages=paper.ce_stages)
     assert round(paper_macs(network, network.image_size) / 1e9, 2) == paper.macs_g
-
-
-def test_save_and_refuse_to_overwrite(rows: list[Row], tmp_path: Path) -> None:
-    path = configurations.save(rows, tmp_path / "new" / "rows.json")
-    contents = json.loads(path.read_text())
-    assert contents["rows"] == rows
-    assert contents["experiment"] == "configurations"
-    assert {"command", "date", "versions"} <= contents.keys()
-    with pytest.raises(FileExistsError, match=r"rows\.json exists; --force replaces it"):
-        configurations.save(rows[:1], path)
-    assert json.loads(path.read_text())["rows"] == rows
-    configurations.save(rows[:1], path, overwrite=True)
-    assert json.loads(path.read_text())["rows"] == rows[:1]
 
 
 def test_table_fits_a_terminal_and_compares_with_the_plain_network(rows: list[Row]) -> None:

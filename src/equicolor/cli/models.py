@@ -63,6 +63,7 @@ def cost(
     Of one network, or of the paper's Table 4 beside its own columns.
     """
     from equicolor.paper import configurations
+    from equicolor.results import write_results
 
     options: dict[str, Any] = {
         "num_classes": classes,
@@ -85,4 +86,5 @@ def cost(
         rows = [configurations.measure(model, **options)]
         typer.echo(configurations.summary(rows[0]))
     if output is not None:
-        typer.echo(f"wrote {configurations.save(rows, output, overwrite=force)}")
+        path = write_results(output, rows, experiment="configurations", batch=1)
+        typer.echo(f"wrote {path}")

@@ -93,13 +93,7 @@ def _show(experiment: str, findings: Findings) -> list[Section]:
 
 
 def rows_shown(experiment: str, findings: Findings) -> list[Row]:
-    """The rows that an ablation shows, most of them those of other experiments.
-
-    Example:
-        >>> row = {"dataset": "flowers102", "model": "resnet18", "seed": 0, "original": 66.0}
-        >>> len(rows_shown("ablation-jitter", Findings({"classification": [row]})))
-        1
-    """
+    """The rows that an ablation shows, most of them those of other experiments."""
     return [
         row
         for dataset in _datasets(experiment, findings)
@@ -127,19 +121,7 @@ def _comparable(experiment: str, findings: Findings, dataset: str) -> list[Row]:
 
 
 def of_ablation(experiment: str, rows: Sequence[Row], dataset: str) -> dict[Variant, list[Row]]:
-    """The rows that belong to an ablation, by variant; each way of training apart.
-
-    Args:
-        experiment: its id.
-        rows: of any experiments on images.
-        dataset: which.
-
-    Example:
-        >>> row = {"model": "ce_resnet18", "rotations": 6, "lifting": "hsv", "ce_stages": 4,
-        ...        "augmentation": "none", "dataset": "flowers102", "seed": 0}
-        >>> [variant.rotations for variant in of_ablation(ROTATIONS, [row], "flowers102")]
-        [6]
-    """
+    """The rows that belong to an ablation, by variant; each way of training apart."""
     own = [row for row in rows if row["dataset"] == dataset]
     return by_variant([row for row in own if _belongs(experiment, variant_of(row))])
 
@@ -161,29 +143,12 @@ def _belongs(experiment: str, variant: Variant) -> bool:
 
 
 def strength(variant: Variant) -> float:
-    """The strength of a variant's hue jitter in turns.
-
-    Example:
-        >>> strength(Variant("baseline", "resnet18", 1, "", 0, "jitter 0.2"))
-        0.2
-    """
+    """The strength of a variant's hue jitter in turns."""
     return 0.0 if variant.augmentation == "none" else float(variant.augmentation.split()[1])
 
 
 def table(experiment: str, rows: Sequence[Row], dataset: str) -> Table:
-    """The numbers of an ablation, beside the paper's where it gives any.
-
-    Args:
-        experiment: its id.
-        rows: of any experiments on images.
-        dataset: which.
-
-    Example:
-        >>> row = {"model": "resnet18", "dataset": "flowers102", "seed": 0, "original": 67.0,
-        ...        "hue_mean": 13.0, "augmentation": "none"}
-        >>> table("ablation-jitter", [row], "flowers102").rows
-        [('ResNet-18', '66.79 ± 0.89', '67.00', '13.41 ± 0.34', '13.00', '1')]
-    """
+    """The numbers of an ablation, beside the paper's where it gives any."""
     groups = _sorted(experiment, of_ablation(experiment, rows, dataset))
     means = {ACTION_NAMES[action]: f"{PREFIX[action]}_mean" for action in ACTIONS[1:]}
     swept = {
@@ -250,17 +215,6 @@ def peak_table(rows: Sequence[Row], dataset: str) -> Table:
     """How far the peaks of the hue curves differ in height, for every lifting and action.
 
     Theory says: not at all under the action a network lifts with.
-
-    Args:
-        rows: of any experiments on images.
-        dataset: which.
-
-    Example:
-        >>> row = {"model": "ce_resnet18", "rotations": 3, "lifting": "hsv", "ce_stages": 4,
-        ...        "augmentation": "none", "dataset": "flowers102", "seed": 0,
-        ...        "hue_curve": [60.0] * 37, "rgb_curve": [50.0] * 12 + [60.0] * 25}
-        >>> peak_table([row], "flowers102").rows
-        [('HSV', '3', '60.0 to 60.0', '50.0 to 60.0', '–')]
     """
     groups = _sorted(ROTATIONS, of_ablation(ROTATIONS, rows, dataset))
     lines = []
@@ -286,22 +240,7 @@ def _span(group: Sequence[Row], key: str, rotations: int) -> str:
 
 
 def figures(experiment: str, rows: Sequence[Row], dataset: str) -> dict[str, Figure]:
-    """The figures of an ablation by the names of their files; empty if no row has a hue curve.
-
-    Args:
-        experiment: its id.
-        rows: of any experiments on images; those without hue curves are left out.
-        dataset: which.
-
-    Example:
-        >>> row = {"model": "resnet18", "dataset": "mine", "seed": 0, "augmentation": "none",
-        ...        "original": 50.0, "hue_curve": [50.0] * 37}
-        >>> list(figures("ablation-cosetpool", [row], "mine"))
-        ['ablation-cosetpool']
-        >>> small = row | {"size": 64}
-        >>> figures("ablation-jitter", [small], "mine")["ablation-jitter"].axes[0].get_title()
-        'ResNet-18, 64 pixels'
-    """
+    """The figures of an ablation by the names of their files; empty if no row has a hue curve."""
     groups = of_ablation(experiment, [row for row in rows if row.get("hue_curve")], dataset)
     if not groups:
         return {}

@@ -155,10 +155,6 @@ def table1(rows: Sequence[Row], dataset: str) -> Table:
     Of the hybrids it has the one with two equivariant stages, as the paper; :func:`table3`
     has them all.
 
-    Args:
-        rows: of any datasets.
-        dataset: which.
-
     Example:
         >>> row = {"model": "resnet18", "dataset": "flowers102", "augmentation": "none",
         ...        "epochs": 200, "seed": 0, "original": 67.0, "hue_mean": 13.0}
@@ -174,10 +170,6 @@ def table1(rows: Sequence[Row], dataset: str) -> Table:
 
 def table3(rows: Sequence[Row], dataset: str) -> Table:
     """Table 3 for one dataset: accuracy by the number of equivariant stages.
-
-    Args:
-        rows: of any datasets.
-        dataset: which.
 
     Example:
         >>> row = {"model": "ce_resnet44", "rotations": 3, "ce_stages": 1, "dataset": "cifar10",
@@ -220,12 +212,7 @@ def _table(
 
 
 def title(rows: Sequence[Row], dataset: str) -> str:
-    """The title of a table: dataset, measure, and how all of ours differ from the paper.
-
-    Example:
-        >>> title([{"model": "resnet18", "dataset": "flowers102", "size": 64}], "flowers102")
-        'Flowers-102: accuracy in percent; ours: 64 pixels instead of 224'
-    """
+    """The title of a table: dataset, measure, and how all of ours differ from the paper."""
     ours = shared_setting(rows, beside_paper=True)
     return f"{dataset_title(dataset)}: accuracy in percent" + (f"; ours: {ours}" if ours else "")
 
@@ -234,16 +221,6 @@ def headline(rows: Sequence[Row], dataset: str) -> str:
     """Our most robust network of a dataset, for each kind of augmentation, in words.
 
     The paper's highest numbers stand beside it if the network was trained as in the paper.
-
-    Args:
-        rows: of any datasets.
-        dataset: which.
-
-    Example:
-        >>> row = {"model": "ce_resnet18", "rotations": 12, "lifting": "hsv", "seed": 0,
-        ...        "dataset": "flowers102", "original": 71.0, "hue_mean": 70.0}
-        >>> headline([row], "flowers102").partition(" (without")[0]
-        'Flowers-102: CE-ResNet-18 (HSV, n = 12) reaches 71.0 % and 70.0 % when hues are shifted'
     """
     own = [row for row in rows if row["dataset"] == dataset]
     groups, ours = by_variant(own), shared_setting(own, beside_paper=True)
@@ -288,12 +265,7 @@ def _augmentation_kind(variant: Variant) -> str:
 
 
 def style(variant: Variant) -> dict[str, Any]:
-    """Colour and marker for the network, grey for grey input, dashes for the augmentation.
-
-    Example:
-        >>> style(Variant("baseline", "resnet18", 1, "", 0, "jitter 0.5"))["linestyle"]
-        '--'
-    """
+    """Colour and marker for the network, grey for grey input, dashes for the augmentation."""
     if variant.kind != "ce":
         color, marker = _STYLES[variant.kind]
     elif variant.full:
@@ -313,19 +285,11 @@ def style(variant: Variant) -> dict[str, Any]:
 def figure_1b(rows: Sequence[Row], dataset: str = PAPER_DATASET) -> Figure | None:
     """The paper's Figure 1b: plain, grey and equivariant networks, with and without jitter.
 
-    Our networks of the most rotations with HSV lifting stand beside them.
-
-    Args:
-        rows: of any datasets; those trained the paper's way are shown, or if there are none,
-            those trained like most.
-        dataset: which; the paper shows Flowers-102.
+    Our networks of the most rotations with HSV lifting stand beside them. Rows trained the
+    paper's way are shown or, if there are none, those trained like most.
 
     Returns:
         None if no row of the dataset has a hue curve.
-
-    Example:
-        >>> figure_1b([{"model": "resnet18", "dataset": "cifar10", "seed": 0}]) is None
-        True
     """
     swept = alike(_swept(rows, dataset))
     groups = by_variant(swept)
@@ -353,19 +317,9 @@ def figure_1b(rows: Sequence[Row], dataset: str = PAPER_DATASET) -> Figure | Non
 def hue_figure(rows: Sequence[Row], dataset: str) -> Figure | None:
     """The hue curves of all networks trained on a dataset, a panel for each augmentation.
 
-    Args:
-        rows: of any datasets; those without ``hue_curve`` are left out.
-        dataset: which.
-
     Returns:
         Means over seeds, with a band of one standard deviation; None if no row of the dataset
         has a hue curve.
-
-    Example:
-        >>> row = {"model": "resnet18", "dataset": "mine", "seed": 0, "augmentation": "none"}
-        >>> figure = hue_figure([row | {"hue_curve": [50.0] * 37}], "mine")
-        >>> figure.axes[0].get_title()
-        'mine, no colour augmentation'
     """
     panels: dict[str, list[Curve]] = {}
     swept = _swept(rows, dataset)
@@ -387,14 +341,7 @@ def _swept(rows: Sequence[Row], dataset: str) -> list[Row]:
 
 
 def mean_curve(group: Sequence[Row], key: str, label: str, style: dict[str, Any]) -> Curve:
-    """The mean over seeds, with the standard deviation.
-
-    Args:
-        group: rows of one network that have the curve.
-        key: the name of the curve in the rows.
-        label: at the end of the curve.
-        style: of the line.
-    """
+    """The mean over seeds, with the standard deviation."""
     shifts = [hue_shifts(row.get("shifts") or len(row[key])).tolist() for row in group]
     # Rows that were swept over other shifts than the first cannot be averaged with it.
     same = [row[key] for row, turns in zip(group, shifts, strict=True) if turns == shifts[0]]

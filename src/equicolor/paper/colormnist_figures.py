@@ -56,19 +56,8 @@ def _styles(variants: Sequence[Variant]) -> dict[Variant, dict[str, Any]]:
 def per_class_figure(rows: Sequence[Row], data: ColorMNIST) -> Figure:
     """Images a class has, and how well every network knows it (paper, Figure 2a).
 
-    Args:
-        rows: of the long-tailed experiment.
-        data: its dataset, for names and sizes of the classes.
-
     Returns:
         Bars sorted by size; over them the mean over seeds with its standard deviation.
-
-    Example:
-        >>> from equicolor.data import load_mnist, longtailed_colormnist
-        >>> data = longtailed_colormnist(load_mnist(embedded=True), test_per_class=1)
-        >>> row = {"model": "z2cnn", "augmentation": "none", "weighted": False}
-        >>> len(per_class_figure([row | {"per_class": [50.0] * 30}], data).axes)
-        2
     """
     counts = data.class_counts()
     order = torch.argsort(counts, descending=True, stable=True)
@@ -111,20 +100,10 @@ def per_class_figure(rows: Sequence[Row], data: ColorMNIST) -> Figure:
 def sigma_figure(rows: Sequence[Row]) -> Figure:
     """Accuracy over the spread of the hue (paper, Figure 2b), and what is gained over Z2CNN.
 
-    Args:
-        rows: of the biased experiment.
-
     Returns:
         Above the mean over seeds with its standard deviation, below the mean difference of a seed
         from the plain network of that seed with its standard error, if they have several seeds in
         common. Data drawn once and data drawn for every seed have a column each.
-
-    Example:
-        >>> row = {"augmentation": "none", "weighted": False}
-        >>> rows = [row | {"model": model, "sigma": sigma, "seed": seed, "original": 90.0}
-        ...         for model in ("z2cnn", "cecnn") for sigma in (0.0, 12.0) for seed in (0, 1)]
-        >>> [len(axes.get_xticks()) for axes in sigma_figure(rows).axes]
-        [2, 2]
     """
     sigmas, curves = curves_of(rows)
     draws = sorted({variant.redrawn for variant in curves})
@@ -191,16 +170,7 @@ def _draw_curves(
 
 
 def hue_figure(turns: Sequence[float], curves: Mapping[str, Sequence[float]]) -> Figure:
-    """Accuracy against the hue shift of the test images.
-
-    Args:
-        turns: the shifts.
-        curves: accuracy of each model at each of them, in percent.
-
-    Example:
-        >>> len(hue_figure([-0.5, 0.0, 0.5], {"z2cnn": [20.0, 70.0, 20.0]}).axes)
-        2
-    """
+    """Accuracy against the hue shift of the test images."""
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes, strip = figure.subplots(2, 1, height_ratios=(12, 1), sharex=True)
     degrees = [360 * turn for turn in turns]
@@ -235,12 +205,6 @@ def sample_sheet(datasets: Sequence[ColorMNIST], *, columns: int | None = None) 
 
     Returns:
         Rows that end early belong to rare classes; their size stands beside them.
-
-    Example:
-        >>> from equicolor.data import biased_colormnist, load_mnist
-        >>> data = biased_colormnist(12.0, load_mnist(embedded=True), test_size=10)
-        >>> len(sample_sheet([data], columns=4).axes)
-        1
     """
     panels = [panel for data in datasets for panel in _panels(data)]
     columns = 36 // len(panels) if columns is None else columns

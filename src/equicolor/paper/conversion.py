@@ -140,17 +140,7 @@ def show(findings: Findings) -> list[Section]:
 
 
 def table(rows: Sequence[Row], dataset: str) -> Table:
-    """Accuracies before conversion, after it, and after a fine-tune.
-
-    Args:
-        rows: of :func:`rows`.
-        dataset: which.
-
-    Example:
-        >>> row = {"dataset": "mine", "stage": "converted", "original": 61.0, "hue_mean": 60.0}
-        >>> table([row], "mine").rows
-        [('converted', '61.00', '60.00')]
-    """
+    """Accuracies before conversion, after it, and after a fine-tune."""
     lines = [
         (_stage(row), f"{row['original']:.2f}", f"{row['hue_mean']:.2f}")
         for row in rows
@@ -161,20 +151,7 @@ def table(rows: Sequence[Row], dataset: str) -> Table:
 
 
 def hue_figure(rows: Sequence[Row], dataset: str) -> Figure | None:
-    """Accuracy over the hue shift, before conversion and after.
-
-    Args:
-        rows: as for :func:`table`; those without hue curves are left out.
-        dataset: which.
-
-    Returns:
-        None if no row has a hue curve.
-
-    Example:
-        >>> row = {"dataset": "mine", "stage": "converted", "hue_curve": [60.0] * 37}
-        >>> len(hue_figure([row] * 8, "mine").axes[0].get_lines())
-        8
-    """
+    """Accuracy over the hue shift, before conversion and after."""
     swept = [row for row in rows if row["dataset"] == dataset and row.get("hue_curve")]
     if not swept:
         return None

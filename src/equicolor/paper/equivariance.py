@@ -23,8 +23,7 @@ from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import Row
 
 __all__ = [
-    "DEMO", "HueResponse", "Spec", "build", "measure", "plot", "relative_change", "response",
-    "rows", "sample_photo", "show",
+    "DEMO", "Spec", "build", "measure", "plot", "relative_change", "rows", "sample_photo", "show",
 ]  # fmt: skip
 
 WIDTHS = (16, 32, 64)
@@ -50,55 +49,10 @@ DEMO = (
 )
 
 
-@dataclass(frozen=True)
-class HueResponse:
-    """How far the output of a network moves with the hue of its input.
-
-    Args:
-        spec: the network.
-        turns: hue shifts ``[S]``, evenly over the circle from 0.
-        change: relative change of the output ``[draws, S]``, a row for each random draw.
-    """
-
-    spec: Spec
-    turns: Tensor
-    change: Tensor
-
-    @property
-    def mean(self) -> float:
-        """The mean over the circle and the draws."""
-        return float(self.change.mean())
-
-    @property
-    def worst(self) -> float:
-        """The largest change on the circle, averaged over the draws."""
-        return float(self.change.amax(1).mean())
-
-    @property
-    def at_group(self) -> float | None:
-        """Like :attr:`worst`, but at the angles of the group alone; None for a plain network."""
-        if self.spec.rotations == 1:
-            return None
-        steps = self.turns * self.spec.rotations
-        return float(self.change[:, (steps - steps.round()).abs() < 1e-4].amax(1).mean())
-
-    def row(self) -> Row:
-        """The numbers, with the mean over the draws at every shift under ``change``."""
-        return {
-            "network": self.spec.name,
-            "rotations": self.spec.rotations,
-            "lifting": None if self.spec.rotations == 1 else self.spec.lifting,
-            "worst": self.worst,
-            "mean": self.mean,
-            "at_group_angles": self.at_group,
-            "change": [round(value, 9) for value in self.change.mean(0).tolist()],
-        }
-
-
 def rows() -> list[Row]:
     """Measure the networks of :data:`DEMO`."""
     photo = sample_photo()
-    return [measure(spec, photo).row() for spec in DEMO]
+    return [measure(spec, photo) for spec in DEMO]
 
 
 def show(findings: Findings) -> list[Section]:
@@ -122,7 +76,7 @@ def show(findings: Findings) -> list[Section]:
             f"against {last['worst']:.1%} ({last['network']}), and "
             f"{last['at_group_angles'] or 0:.0e} at the group's own angles.",
             Table(columns, lines, "Ours: relative change of a random network's output"),
-            plot([response(row) for row in rows], sample_photo()),
+            plot(rows, sample_photo()),
             "Change of the pooled output of small random networks while a photo's hue shifts.",
             "equivariance",
         )
@@ -130,15 +84,7 @@ def show(findings: Findings) -> list[Section]:
 
 
 def sample_photo(height: int = 64) -> Tensor:
-    """The photo of a flower that comes with scikit-learn, ``[1, 3, H, W]`` in [0, 1].
-
-    Args:
-        height: the height to scale it to; the width follows.
-
-    Example:
-        >>> sample_photo(32).shape
-        torch.Size([1, 3, 32, 48])
-    """
+    """The photo of a flower that comes with scikit-learn, ``[1, 3, H, W]`` in [0, 1]."""
     # Imported here: only the photo needs scikit-learn.
     from sklearn.datasets import load_sample_image
 
@@ -150,13 +96,8 @@ def sample_photo(height: int = 64) -> Tensor:
 def build(spec: Spec, photo: Tensor, seed: int = 0) -> nn.Sequential:
     """A small random network in eval mode: three convolutions, then pooling to ``[B, 64]``.
 
-    Batch statistics are those of the photo; untouched ones would leave the signal of a
-    random network to fade from layer to layer.
-
-    Args:
-        spec: which network.
-        photo: images ``[B, 3, H, W]`` to take the batch statistics from.
-        seed: of the weights.
+    Batch statistics are those of the photo ``[B, 3, H, W]``. With the initial ones the signal of
+    a random network would fade from layer to layer.
 
     Example:
         >>> photo = torch.rand(1, 3, 32, 48)
@@ -221,60 +162,56 @@ def relative_change(
     return change
 
 
-def measure(spec: Spec, photo: Tensor, *, shifts: int = SHIFTS, seeds: int = SEEDS) -> HueResponse:
+def measure(spec: Spec, photo: Tensor, *, shifts: int = SHIFTS, seeds: int = SEEDS) -> Row:
     """Measure a network over the hue circle.
 
     Args:
         spec: the network.
         photo: one image ``[1, 3, H, W]`` in [0, 1].
-        shifts: the number of shifts, evenly over the circle.
+        shifts: the number of shifts, evenly over the circle from 0.
         seeds: the number of random draws of the network.
+
+    Returns:
+        A row with the relative ``change`` of the output at every shift, its ``mean`` over the
+        circle, its largest value there (``worst``) and at the angles of the group alone (None for
+        a plain network). All are means over the draws.
 
     Example:
         >>> plain = measure(Spec("plain"), torch.rand(1, 3, 16, 16), shifts=6, seeds=2)
-        >>> plain.change.shape, plain.worst > 0.01
-        (torch.Size([2, 6]), True)
+        >>> len(plain["change"]), plain["worst"] > 0.01, plain["at_group_angles"]
+        (6, True, None)
     """
     turns = torch.arange(shifts) / shifts
     draws = [relative_change(build(spec, photo, seed), photo, turns) for seed in range(seeds)]
-    return HueResponse(spec, turns, torch.stack(draws))
+    change, steps = torch.stack(draws), turns * spec.rotations
+    at_group = change[:, (steps - steps.round()).abs() < 1e-4]
+    plain = spec.rotations == 1
+    return {
+        "network": spec.name,
+        "rotations": spec.rotations,
+        "lifting": None if plain else spec.lifting,
+        "worst": float(change.amax(1).mean()),
+        "mean": float(change.mean()),
+        "at_group_angles": None if plain else float(at_group.amax(1).mean()),
+        "change": [round(value, 9) for value in change.mean(0).tolist()],
+    }
 
 
-def response(row: Row) -> HueResponse:
-    """The response of a row of :meth:`HueResponse.row`; the mean over all draws is its one draw.
-
-    Example:
-        >>> row = {"network": "plain", "rotations": 1, "lifting": None, "change": [0.0, 0.5]}
-        >>> response(row).turns.tolist()
-        [0.0, 0.5]
-    """
-    spec = Spec(row["network"], row["rotations"], row["lifting"] or "rgb")
-    change = torch.tensor([row["change"]])
-    return HueResponse(spec, torch.arange(change.shape[1]) / change.shape[1], change)
-
-
-def plot(responses: Sequence[HueResponse], photo: Tensor) -> Figure:
-    """Draw the change against the hue shift, under a strip of shifted photos.
+def plot(rows: Sequence[Row], photo: Tensor) -> Figure:
+    """The change against the hue shift, under a strip of shifted photos.
 
     Args:
-        responses: from :func:`measure`, in the order of :data:`DEMO`.
-        photo: the photo they were measured on.
-
-    Example:
-        >>> photo = torch.rand(1, 3, 16, 16)
-        >>> figure = plot([measure(Spec("plain"), photo, shifts=6, seeds=1)], photo)
-        >>> len(figure.axes)
-        2
+        rows: of :func:`measure`, in the order of :data:`DEMO`.
+        photo: what they were measured on.
     """
     figure = Figure(figsize=(8, 5), layout="constrained")
     strip, curves = figure.subplots(2, 1, height_ratios=(1, 6.2))
     _draw_strip(strip, photo)
-    for response, colour in zip(responses, COLOURS, strict=False):
+    for row, colour in zip(rows, COLOURS, strict=False):
         # Close the circle: 360 degrees is 0 degrees again.
-        degrees = 360 * torch.cat((response.turns, torch.ones(1)))
-        change = torch.cat((response.change, response.change[:, :1]), 1).clamp_min(1e-8)
-        line = degrees.numpy(), change.mean(0).numpy()
-        curves.plot(*line, color=colour, lw=2, label=response.spec.name)
+        change = torch.tensor([*row["change"], row["change"][0]]).clamp_min(1e-8)
+        degrees = torch.linspace(0, 360, len(change))
+        curves.plot(degrees.numpy(), change.numpy(), color=colour, lw=2, label=row["network"])
     rounding = torch.finfo(torch.float32).eps
     curves.axhline(rounding, color="black", lw=0.8, ls=":")
     curves.text(75, 0.8 * rounding, "float32 rounding", ha="center", va="top", fontsize=9)
@@ -287,7 +224,7 @@ def plot(responses: Sequence[HueResponse], photo: Tensor) -> Figure:
         ylabel="relative change of the output",
     )
     curves.grid(alpha=0.3)
-    figure.legend(loc="outside upper center", ncols=len(responses), frameon=False)
+    figure.legend(loc="outside upper center", ncols=len(rows), frameon=False)
     return figure
 
 

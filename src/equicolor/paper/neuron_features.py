@@ -162,12 +162,6 @@ def sheet(
     Returns:
         A line of blocks for each layer, a channel's next to each other; in a block, a row is a
         rotation: the feature, and beside it the crops.
-
-    Example:
-        >>> features, crops = torch.rand(1, 3, 3, 8, 8), torch.rand(1, 3, 3, 3, 8, 8)
-        >>> unit = NeuronFeatures("relu", (4,), features, crops, torch.ones(1, 3, 3))
-        >>> len(sheet({"relu": {"": unit, "random hues": unit}}, {"relu": torch.rand(8)}).axes)
-        2
     """
     everything = [features for sources in drawn.values() for features in sources.values()]
     columns = max(len(s) * len(next(iter(s.values())).channels) for s in drawn.values())

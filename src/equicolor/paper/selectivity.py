@@ -72,19 +72,8 @@ def show(findings: Findings) -> list[Section]:
 def gains(rows: Sequence[Row], dataset: str) -> dict[int, float]:
     """Points of accuracy that equivariance up to a stage gains over the plain network.
 
-    Args:
-        rows: of networks trained without colour augmentation, and any others; those trained the
-            paper's way are compared or, if there are none, those trained like most.
-        dataset: which.
-
     Returns:
         By the number of equivariant stages; 0 of them gain 0. Empty without a plain network.
-
-    Example:
-        >>> row = {"dataset": "mine", "seed": 0, "augmentation": "none", "original": 66.0}
-        >>> hybrid = {"model": "ce_resnet18", "rotations": 3, "ce_stages": 1, "original": 68.0}
-        >>> gains([row | {"model": "resnet18"}, row | hybrid], "mine")
-        {0: 0.0, 1: 2.0}
     """
     means: dict[int, float] = {}
     for variant, group in by_variant(_compared(rows, dataset)).items():
@@ -96,7 +85,7 @@ def gains(rows: Sequence[Row], dataset: str) -> dict[int, float]:
 
 
 def _compared(rows: Sequence[Row], dataset: str) -> list[Row]:
-    """Networks of a dataset that were trained the same way, without augmentation."""
+    """Networks trained without augmentation in the paper's way; if none was, those like most."""
     own = [row for row in rows if row["dataset"] == dataset]
     return alike([row for row in own if (row.get("augmentation") or "none") == "none"])
 
@@ -117,29 +106,14 @@ def _titles(rows: Sequence[Row], trained: Sequence[Row]) -> dict[str, str]:
 
 
 def score(rows: Sequence[Row], dataset: str) -> float:
-    """The mean selectivity of all units of a dataset's plain network.
-
-    Example:
-        >>> score([{"dataset": "mine", "layer": "all", "selectivity": 0.7}], "mine")
-        0.7
-    """
+    """The mean selectivity of all units of a dataset's plain network."""
     return statistics.fmean(
         row["selectivity"] for row in rows if row["dataset"] == dataset and row["layer"] == "all"
     )
 
 
 def table(rows: Sequence[Row], trained: Sequence[Row]) -> Table:
-    """Selectivity and gains of every dataset.
-
-    Args:
-        rows: of the selectivity of units; the row of all units has the layer ``"all"``.
-        trained: of trained networks.
-
-    Example:
-        >>> units = {"model": "resnet18", "layer": "all", "selectivity": 0.7, "units": 9}
-        >>> table([units | {"dataset": "mine"}], []).rows
-        [('mine', '–', '0.700', '9')]
-    """
+    """Selectivity of the rows of all units (layer ``"all"``), and gains of trained networks."""
     gained = {dataset: gains(trained, dataset) for dataset in datasets_of(rows)}
     titles = _titles(rows, trained)
     stages = sorted({count for gain in gained.values() for count in gain if count})
@@ -160,14 +134,6 @@ def gain_figure(rows: Sequence[Row], trained: Sequence[Row]) -> Figure:
     """The paper's Figure 4: gain over equivariant stages, coloured by selectivity.
 
     Lines are dotted where they pass stages that were not run.
-
-    Args:
-        rows, trained: as for :func:`table`.
-
-    Example:
-        >>> units = {"model": "resnet18", "layer": "all", "selectivity": 0.7, "units": 9}
-        >>> len(gain_figure([units | {"dataset": "mine"}], []).axes)
-        2
     """
     scores = {dataset: score(rows, dataset) for dataset in datasets_of(rows)}
     span = Normalize(min(0.0, *scores.values()), max(1.0, *scores.values()))

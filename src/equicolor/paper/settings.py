@@ -95,12 +95,7 @@ def alike(rows: Sequence[Row]) -> list[Row]:
 
 
 def most_common(rows: Sequence[Row], key: str) -> Any:
-    """The commonest value of a key, or None where rows do not say.
-
-    Example:
-        >>> most_common([{"width": 55}, {"width": 64}, {"width": 64}], "width")
-        64
-    """
+    """The commonest value of a key, or None where rows do not say."""
     values = {repr(row[key]): row[key] for row in rows if row.get(key) is not None}
     counts = Counter(repr(row.get(key)) for row in rows if row.get(key) is not None)
     return values[counts.most_common(1)[0][0]] if counts else None

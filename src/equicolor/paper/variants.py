@@ -114,12 +114,7 @@ class Variant(NamedTuple):
 
 
 def all_stages(network: str) -> int:
-    """How many stages a ResNet has.
-
-    Example:
-        >>> all_stages("resnet18"), all_stages("resnet44")
-        (4, 3)
-    """
+    """How many stages a ResNet has."""
     digits = re.sub(r"\D", "", network)
     known = ARCHITECTURES.get(int(digits)) if digits else None
     return len(known.blocks) if known else 4
@@ -210,12 +205,7 @@ def _paper_width(variant: Variant) -> int | None:
 
 
 def variant_of(row: Row) -> Variant:
-    """The network of a row and its augmentation, whatever else it was trained with.
-
-    Example:
-        >>> variant_of({"model": "ciconv_resnet18-gray"}).name
-        'CIConv-W ResNet-18 (grey input)'
-    """
+    """The network of a row and its augmentation, whatever else it was trained with."""
     model, rotations = row["model"], row.get("rotations") or 1
     network = model.removeprefix("ce_").removeprefix("ciconv_").removesuffix("-gray")
     augmentation, gray = row.get("augmentation") or "none", model.endswith("-gray")
@@ -244,12 +234,7 @@ def datasets_of(rows: Sequence[Row]) -> list[str]:
 
 
 def dataset_title(dataset: str) -> str:
-    """What a dataset is called in print.
-
-    Example:
-        >>> dataset_title("flowers102"), dataset_title("mine")
-        ('Flowers-102', 'mine')
-    """
+    """What a dataset is called in print."""
     return DATASETS[dataset].title if dataset in DATASETS else dataset
 
 
