@@ -24,7 +24,6 @@ LEVELS = (
 EXCEPTIONS = {
     ("evaluation", "training"): {"run_folder", "seen"},
     ("training", "evaluation"): {"", "images"},
-    ("models", "conversion"): {"rebuilding"},
 }
 
 

@@ -56,8 +56,8 @@ WORK: dict[str, tuple[str, ...]] = {
         "equicolor.analysis.inspection.inspect.inspect",
     ),
     "convert": (
-        "equicolor.conversion.command.convert_source",
-        "equicolor.conversion.command.hue_table",
+        "equicolor.conversion.report.convert_source",
+        "equicolor.conversion.report.hue_table",
     ),
     "export": ("equicolor.models.export.export",),
     "demo": ("equicolor.paper.demo.run",),
@@ -75,7 +75,7 @@ WORK: dict[str, tuple[str, ...]] = {
 GO_ON: dict[str, Any] = {
     "equicolor.evaluation.report.write": [],
     "equicolor.evaluation.diagnose.load_subject": None,
-    "equicolor.conversion.command.convert_source": [],
+    "equicolor.conversion.report.convert_source": [],
     "equicolor.paper.reproduce_all.state": "new",
     "equicolor.paper.report.read": None,
 }

@@ -10,8 +10,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from equicolor.cli.app import app
-from equicolor.conversion import command
-from equicolor.conversion.cost_report import NetworkCost
+from equicolor.conversion import report
+from equicolor.conversion.report import NetworkCost
 from equicolor.models import load_model, save_model, z2cnn
 from equicolor.models.gray import GrayInput
 from equicolor.training.recipes import TrainingRecipe
@@ -78,7 +78,7 @@ def test_both_are_judged_on_the_same_images(tmp_path, monkeypatch, toys, options
     run = make_run(tmp_path / "run", toys, model="resnet18", size=32, resize=40)
     output = tmp_path / "converted.safetensors"
     judged, counted = [], []
-    diagnose = command.diagnose
+    diagnose = report.diagnose
 
     def judge(*arguments, **how):
         judged.append(diagnose(*arguments, shifts=4, **how))
@@ -88,9 +88,9 @@ def test_both_are_judged_on_the_same_images(tmp_path, monkeypatch, toys, options
         counted.append(size)
         return [NetworkCost("before", 1, 1, None)]
 
-    monkeypatch.setattr(command, "convert", functools.partial(command.convert, verify=False))
-    monkeypatch.setattr(command, "diagnose", judge)
-    monkeypatch.setattr(command, "cost_report", count)
+    monkeypatch.setattr(report, "convert", functools.partial(report.convert, verify=False))
+    monkeypatch.setattr(report, "diagnose", judge)
+    monkeypatch.setattr(report, "cost_report", count)
     arguments = ["convert", run, "-o", output, "--rotations", "2", "--data", toys, *options]
     result = CliRunner().invoke(app, [*map(str, arguments), "--device", "cpu"])
     assert result.exit_code == 0, result.output
@@ -104,7 +104,7 @@ def test_both_are_judged_on_the_same_images(tmp_path, monkeypatch, toys, options
 def test_a_grey_run_stays_grey(tmp_path, toys):
     run = make_run(tmp_path / "run", toys, model="z2cnn", size=28, resize=30, gray=True)
     output = tmp_path / "converted.safetensors"
-    command.convert_source(run, output, rotations=2)
+    report.convert_source(run, output, rotations=2)
     network = load_model(output)
     assert network.config["source_options"]["gray"]
     assert network.origin == (28, 30, "toys", 3, "")

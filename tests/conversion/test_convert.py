@@ -11,7 +11,7 @@ from torch import nn
 import equicolor
 from equicolor.color import shift_hue
 from equicolor.conversion import ConversionError, Source, convert
-from equicolor.conversion.cost_report import cost_report, cost_rows
+from equicolor.conversion.report import cost_report, cost_rows
 from equicolor.models import (
     CheckpointError,
     ce_resnet18,

@@ -56,7 +56,7 @@ def convert(
 
     `equicolor train flowers102 --finetune converted.safetensors` trains it further.
     """
-    from equicolor.conversion.command import check_names, convert_source, hue_table
+    from equicolor.conversion.report import check_names, convert_source, hue_table
     from equicolor.devices import choose_device
     from equicolor.reporting.tables import Table
 

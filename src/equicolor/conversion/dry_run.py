@@ -1,4 +1,4 @@
-"""Run a network once without computing anything, and see which of its modules run when."""
+"""Run a network once without computing anything, and note which of its modules run when."""
 
 import contextlib
 import copy
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 __all__ = [
-    "Call",
-    "Draw",
+    "BATCH",
+    "DROPOUTS",
     "DryRun",
+    "RunError",
     "dry_run",
     "ghost_of",
     "own_random_numbers",
@@ -25,8 +26,7 @@ __all__ = [
 ]
 
 BATCH = 2  # more than one, so that nothing is broadcast that should not be
-# In train mode, without numbers: code that splits a batch into so many parts, or parts of so many
-# images, shows itself.
+# In train mode: divisible by many numbers, so that code can split the batch and be noticed.
 _TRAINING_BATCH = 480
 DROPOUTS = (
     "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "alpha_dropout",
@@ -41,15 +41,27 @@ _DRAWS = {
 _SPLITS = {"split", "split_with_sizes", "chunk", "tensor_split", "unbind"}
 
 
+class RunError(ValueError):
+    """A network that does not take images.
+
+    Attributes:
+        reason: the message without its advice.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}; if it needs another size, pass image_size")
+        self.reason = reason
+
+
 class Call(NamedTuple):
-    """A call of a module: when it began and ended, counted in beginnings and ends."""
+    """When a call of a module began and ended; beginnings and ends are counted together."""
 
     start: int
     end: int
 
 
 class Draw(NamedTuple):
-    """A call of a function that draws random numbers, by the code of a module."""
+    """A call of a function that draws random numbers, in the code of a module."""
 
     path: str
     function: str
@@ -57,7 +69,7 @@ class Draw(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """A batch normalisation by the code of a module, or a split of the batch for one by hand."""
+    """A batch normalisation, or a split of the batch, in the code of a module."""
 
     path: str
     shape: list[int]  # of its input, or of the first part
@@ -69,10 +81,10 @@ class DryRun:
     """What happened in one pass through a network.
 
     Attributes:
+        batch: the number of images.
         calls: of every module that was called, by its path.
         attention: paths of the modules that computed attention.
-        batch: the number of images.
-        draws: of random numbers; in eval mode those of dropout functions that would draw some.
+        draws: of random numbers; in eval mode, calls of dropout functions.
         norms: calls of functions that normalise batches or split them.
         inputs: the shapes of what a module was called with, one for every call.
         outputs: the shapes of the tensors that came out.
@@ -86,31 +98,15 @@ class DryRun:
     inputs: dict[str, list[list[int]]] = field(default_factory=dict)
     outputs: list[list[int]] = field(default_factory=list)
 
-    def ends(self) -> list[str]:
-        """The paths of all called modules, the last to finish first.
-
-        Example:
-            >>> dry_run(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), 8).ends()
-            ['', '1', '0']
-        """
-        return sorted(self.calls, key=lambda path: self.calls[path][-1].end, reverse=True)
-
 
 def dry_run(model: nn.Module, size: int) -> DryRun:
-    """Follow images through a network in eval mode; the network is not changed.
+    """Follow images of height and width ``size`` through a network in eval mode.
 
-    On the meta device, where nothing is computed; a network that does not run there, since its
-    code looks at numbers or makes tensors on a device of its own choice, runs where it is.
-
-    Args:
-        model: a network of images.
-        size: their height and width.
-
-    Returns:
-        Which modules ran when.
+    The network is not changed. It runs on the meta device, where nothing is computed, or, if its
+    code does not run there, on its own device.
 
     Raises:
-        ValueError: if the network does not take such images.
+        RunError: if the network does not take such images.
 
     Example:
         >>> run = dry_run(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), 8)
@@ -130,13 +126,13 @@ def training_run(model: nn.Module, size: int) -> DryRun | None:
     """
     try:
         return _run(model, size, training=True)
-    except ValueError:
+    except RunError:
         return None
 
 
 @contextlib.contextmanager
 def own_random_numbers(model: nn.Module) -> Iterator[None]:
-    """Leave random numbers as they were: Python's, NumPy's, torch's on the CPU and the network's.
+    """Restore random states afterwards: Python's, NumPy's, torch's on the CPU and the network's.
 
     Example:
         >>> before = random.getstate()
@@ -163,7 +159,7 @@ def _run(model: nn.Module, size: int, *, training: bool) -> DryRun:
     with own_random_numbers(model):
         try:
             return _follow(ghost_of(model).train(training), images)
-        except ValueError:
+        except RunError:
             if tensor.is_meta:
                 raise
         images = torch.rand(BATCH, 3, size, size, dtype=dtype, device=tensor.device)
@@ -212,9 +208,8 @@ def _follow(model: nn.Module, images: Tensor) -> DryRun:
         except Exception as error:  # whatever the network's own code does
             where = f" in {watch.stack[-1]!r}" if watch.stack and watch.stack[-1] else ""
             reason = str(error).partition("\n")[0]
-            raise ValueError(
-                f"{type(model).__name__} does not take images {list(images.shape)}: "
-                f"{reason}{where}; if it needs another size, pass image_size"
+            raise RunError(
+                f"{type(model).__name__} does not take images {list(images.shape)}: {reason}{where}"
             ) from error
     watch.run.outputs = [list(tensor.shape) for tensor in tensors_of(outputs)]
     return watch.run

@@ -1,18 +1,27 @@
 """What will be replaced in a network, decided before anything is."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import nn
 
 from equicolor._text import did_you_mean
 from equicolor.conversion.dry_run import DROPOUTS, DryRun
-from equicolor.conversion.supported import ConversionError, Problem, kind_of
+from equicolor.conversion.supported import (
+    ATTENTION,
+    Advice,
+    ConversionError,
+    LayerError,
+    Problem,
+    kind_of,
+)
 
 __all__ = ["Exit", "Plan", "make_plan"]
 
 _HEAD_PARTS = (nn.Linear, nn.LayerNorm, nn.BatchNorm1d)
+Modules = Mapping[str, nn.Module]  # by path
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,13 @@ class Exit:
 
     where: str
     path: str = ""
+
+    def time(self, run: DryRun) -> float:
+        """When the hues are pooled, in the count of a run."""
+        if self.where == "output" or self.path not in run.calls:
+            return math.inf
+        first = run.calls[self.path][0]
+        return first.start if self.where == "before" else first.end
 
 
 @dataclass(frozen=True)
@@ -50,6 +66,11 @@ class Plan:
     def mixes(self) -> bool:
         """Whether any layer gets a filter over the hues."""
         return any(kind in ("conv", "linear") for kind in self.replaced.values())
+
+    def exit_for(self, coset_pool: str | None) -> Exit:
+        """Where the hues are pooled; if they are kept apart, a classifier sees every one."""
+        apart = self.exit.where == "before" and coset_pool is None
+        return Exit("output") if apart else self.exit
 
 
 def make_plan(
@@ -80,22 +101,21 @@ def make_plan(
     classifier = Exit("output") if exit_ is not None else _find_head(modules, run)
     if exit_ is None:
         exit_ = classifier if until is None else _find_until(modules, run, until)
-    inside = _inside(run, exit_)
-    replaced, problems = {}, list(_attention(modules, run, inside))
     draws = [_draws(modules, mode, exit_) for mode in (run, training) if mode is not None]
-    problems += dict.fromkeys(itertools.chain(*draws))
-    hopeless = {problem.path for problem in problems}
+    problems = [*_attention(modules, run, exit_), *dict.fromkeys(itertools.chain(*draws))]
+    replaced: dict[str, str] = {}
+    refused = {problem.path for problem in problems}
     for path, module in modules.items():
-        if path in hopeless or any(path.startswith(f"{other}.") for other in hopeless if other):
+        inside = path not in run.calls or _starts_before(run, path, exit_.time(run))
+        part = any(path.startswith(f"{other}.") for other in refused if other)
+        if path in refused or part or not inside:
             continue
         try:
-            if path in run.calls and not inside(path):
-                continue
             kind = kind_of(module)
-            _check_called(path, module, run, exit_, training)
-        except ConversionError as error:
-            problems.append(Problem(path, type(module).__name__, str(error)))
-            hopeless.add(path)
+            _check_called(path, module, kind, run, exit_, training)
+        except LayerError as error:
+            problems.append(Problem(path, type(module).__name__, str(error), error.advice))
+            refused.add(path)
             continue
         if kind != "keep" and path in run.calls:
             replaced[path] = kind
@@ -104,7 +124,7 @@ def make_plan(
         where = "the network" if until is None else f"what comes before the end of {until!r}"
         if not problems:  # else this is a consequence of them
             reason = f"{where} has no convolution to convert"
-            problems.append(Problem("", type(model).__name__, reason))
+            problems.append(Problem("", type(model).__name__, reason, Advice.CONVOLUTION))
         return Plan("", {}, exit_, tuple(problems))
     first = min(convolutions, key=lambda path: run.calls[path][0].start)
     del replaced[first]
@@ -113,16 +133,16 @@ def make_plan(
     return Plan(first, replaced, exit_, tuple(problems), classifier.path)
 
 
-def _find_head(modules: dict[str, nn.Module], run: DryRun) -> Exit:
+def _find_head(modules: Modules, run: DryRun) -> Exit:
     """The classifier: the linear layer that everything ends with, and what belongs to it."""
-    weighted = (path for path in run.ends() if modules[path]._parameters)
-    last = next((path for path in weighted if any(_own(modules[path]))), "")
+    ends = sorted(run.calls, key=lambda path: run.calls[path][-1].end, reverse=True)
+    last = next((path for path in ends if _has_weights(modules[path])), "")
     if not last or not isinstance(modules[last], nn.Linear) or len(run.calls[last]) > 1:
         return Exit("output")
     head = last
     while "." in head:
         parent = head.rpartition(".")[0]
-        parts = [part for part in modules[parent].modules() if any(_own(part))]
+        parts = [part for part in modules[parent].modules() if _has_weights(part)]
         whole = isinstance(modules[parent], nn.Sequential) and parent in run.calls
         if not whole or not all(isinstance(part, _HEAD_PARTS) for part in parts):
             break
@@ -130,69 +150,61 @@ def _find_head(modules: dict[str, nn.Module], run: DryRun) -> Exit:
     return Exit("before", head)
 
 
-def _own(module: nn.Module) -> Iterator[bool]:
-    return (parameter is not None for parameter in module._parameters.values())
+def _has_weights(module: nn.Module) -> bool:
+    """Whether a module has parameters itself, not only in its parts."""
+    return any(parameter is not None for parameter in module._parameters.values())
 
 
-def _find_until(modules: dict[str, nn.Module], run: DryRun, until: str) -> Exit:
-    if until not in modules or not until:
-        parts = [path for path in modules if path and "." not in path]
-        hint = did_you_mean(until, filter(None, modules), f"it has {', '.join(parts[:8])}")
+def _find_until(modules: Modules, run: DryRun, until: str) -> Exit:
+    paths = [path for path in modules if path]
+    if until not in paths:
+        parts = [path for path in paths if "." not in path]
+        hint = did_you_mean(until, paths, f"it has {', '.join(parts[:8])}")
         raise ConversionError(f"until names no module of the network: {until!r}; {hint}")
     calls = len(run.calls.get(until, []))
     if calls != 1:
-        times = "never calls it" if not calls else f"calls it {calls} times"
+        times = f"calls it {calls} times" if calls else "never calls it"
         children = [path for path in run.calls if path.rpartition(".")[0] == until]
         hint = f"; its parts are {', '.join(children[:8])}" if not calls and children else ""
-        raise ConversionError(f"until={until!r} cannot end the equivariant part: the network "
-                              f"{times}{hint}")  # fmt: skip
+        raise ConversionError(
+            f"until={until!r} cannot end the equivariant part: the network {times}{hint}"
+        )
     return Exit("after", until)
 
 
-class _inside:  # noqa: N801
-    """Whether a module runs before the hues are pooled."""
-
-    def __init__(self, run: DryRun, exit_: Exit) -> None:
-        self.run, self.boundary = run, float("inf")
-        if exit_.where == "output" or exit_.path not in run.calls:
-            return
-        first = run.calls[exit_.path][0]
-        self.boundary = first.start if exit_.where == "before" else first.end
-
-    def __call__(self, path: str) -> bool:
-        calls = self.run.calls.get(path, [])
-        return any(call.start < self.boundary for call in calls)
-
-    def crosses(self, path: str) -> bool:
-        """Whether it is called on both sides."""
-        calls = self.run.calls.get(path, [])
-        return self(path) and any(call.start > self.boundary for call in calls)
+def _starts_before(run: DryRun, path: str, time: float) -> bool:
+    return any(call.start < time for call in run.calls.get(path, []))
 
 
 def _check_called(
-    path: str, module: nn.Module, run: DryRun, exit_: Exit, training: DryRun | None
+    path: str, module: nn.Module, kind: str, run: DryRun, exit_: Exit, training: DryRun | None
 ) -> None:
-    weights = any(_own(module)) and path != ""
+    """Refuse weights that are not used, and modules that are used on both sides of the pool."""
+    weights = _has_weights(module) and path != ""
     if weights and path not in run.calls:
         only = ", only in training" if training is not None and path in training.calls else ""
-        raise ConversionError(
-            f"it has weights but is not called in eval mode{only}: what it sees is unknown"
+        raise LayerError(
+            f"it has weights but is not called in eval mode{only}: what it sees is unknown",
+            Advice.ONLY_CALLED,
         )
-    if _inside(run, exit_).crosses(path) and (weights or kind_of(module) != "keep"):
-        raise ConversionError("it is used before and after the hues are pooled")
+    time = exit_.time(run)
+    starts = [call.start for call in run.calls.get(path, [])]
+    crosses = any(start < time for start in starts) and any(start > time for start in starts)
+    if crosses and (weights or kind != "keep"):
+        raise LayerError("it is used before and after the hues are pooled")
 
 
-def _attention(modules: dict[str, nn.Module], run: DryRun, inside: _inside) -> Iterator[Problem]:
+def _attention(modules: Modules, run: DryRun, exit_: Exit) -> Iterator[Problem]:
     for path in dict.fromkeys(run.attention):
-        if inside(path):
-            reason = "attention mixes places by content: it has no filters over hues"
-            yield Problem(path, type(modules[path]).__name__, reason)
+        if _starts_before(run, path, exit_.time(run)):
+            kind = type(modules[path]).__name__
+            yield Problem(path, kind, ATTENTION, Advice.NO_ATTENTION)
 
 
-def _draws(modules: dict[str, nn.Module], run: DryRun, exit_: Exit) -> Iterator[Problem]:
+def _draws(modules: Modules, run: DryRun, exit_: Exit) -> Iterator[Problem]:
     """Random numbers that the code of a module draws by itself, before the hues are pooled."""
-    boundary = _inside(run, exit_).boundary
-    functions = {draw.path: draw.function for draw in reversed(run.draws) if draw.when < boundary}
+    time = exit_.time(run)
+    functions = {draw.path: draw.function for draw in reversed(run.draws) if draw.when < time}
     for path, function in functions.items():
         module = modules[path]
         if _shares_or_is_refused(module):
@@ -209,12 +221,16 @@ def _draws(modules: dict[str, nn.Module], run: DryRun, exit_: Exit) -> Iterator[
         yield Problem(path, type(module).__name__, reason)
 
 
+def _shares_or_is_refused(module: nn.Module) -> bool:
+    """Whether a module that draws gets a version for hues, or is refused for what it is."""
+    try:
+        return isinstance(module, nn.RReLU) or kind_of(module) in ("dropout", "depth")
+    except LayerError:
+        return True
+
+
 def _splits(
-    modules: dict[str, nn.Module],
-    run: DryRun,
-    training: DryRun,
-    exit_: Exit,
-    replaced: Iterable[str],
+    modules: Modules, run: DryRun, training: DryRun, exit_: Exit, replaced: Iterable[str]
 ) -> Iterator[Problem]:
     """Batch norms, layers for hues and code that get the whole batch in eval mode alone."""
     before, after = _shapes(run, exit_, replaced), _shapes(training, exit_, replaced)
@@ -223,7 +239,7 @@ def _splits(
         if any(size % run.batch for size in sizes):
             continue  # the same in eval mode: the trial of the result names it
         for shape in shapes:
-            # A sequence that comes first is as long for any batch; that is named later, too.
+            # A sequence that comes first is as long for any batch; the trial names that, too.
             if shape[0] % training.batch and shape[0] not in sizes - {run.batch}:
                 reason = (
                     f"in training it gets parts of a batch, {shape} of {training.batch} images, "
@@ -234,17 +250,9 @@ def _splits(
 
 def _shapes(run: DryRun, exit_: Exit, replaced: Iterable[str]) -> dict[str, list[list[int]]]:
     """What batch norms and layers for hues get before the hues are pooled, by their paths."""
-    boundary = _inside(run, exit_).boundary
+    time = exit_.time(run)
     shapes = {path: list(run.inputs.get(path, ())) for path in replaced}
     for norm in run.norms:
-        if norm.when < boundary:
+        if norm.when < time:
             shapes.setdefault(norm.path, []).append(norm.shape)
     return shapes
-
-
-def _shares_or_is_refused(module: nn.Module) -> bool:
-    """Whether a module that draws gets a version for hues, or is named for what it is."""
-    try:
-        return isinstance(module, nn.RReLU) or kind_of(module) in ("dropout", "depth")
-    except ConversionError:
-        return True

@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Iterable, Iterator
+from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
@@ -15,18 +16,57 @@ from equicolor.nn.batched import HueLift
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.observed import is_untouched
 
-__all__ = ["ConversionError", "Problem", "check_network", "check_weights", "kind_of", "refuse"]
+__all__ = [
+    "ATTENTION",
+    "CHANNEL_DROPOUTS",
+    "Advice",
+    "ConversionError",
+    "LayerError",
+    "Problem",
+    "check_network",
+    "check_weights",
+    "kind_of",
+    "pads_to_stride",
+    "refuse",
+]
 
+CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 # One scale and shift per channel, or none: the same for every rotation.
 _KEPT = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.PReLU, nn.ConvTranspose2d, nn.Conv1d)
-_CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 # Draw random numbers in training, other ones for every hue.
 _RANDOM = (nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 _SHOWN = 6
+ATTENTION = "attention mixes places by content: it has no filters over hues"
 
 
 class ConversionError(ValueError):
     """A network that cannot be converted, and why."""
+
+
+class Advice(Enum):
+    """What works instead. Of several problems, the first advice in this order is given."""
+
+    CONVOLUTION = "a network, or an until='NAME', with an nn.Conv2d that sees the images"
+    NO_ATTENTION = (
+        "a convolutional network (ResNet, RegNet, EfficientNet, ConvNeXt, ...); or "
+        "equicolor.adapt(model), which puts an equivariant stem beside this network's own"
+    )
+    PLAIN_NETWORK = "the plain network it was made from"
+    UNTIL = "until='NAME' ends the equivariant part before these; or equicolor.adapt(model)"
+    # Last, so that it is given only where every problem is of this kind.
+    ONLY_CALLED = (
+        "without the modules that are not called. Build the network without them "
+        "(aux_logits=False), or put nn.Identity() in their place; and where code reads their "
+        "weights, let it call them instead"
+    )
+
+
+class LayerError(ConversionError):
+    """A layer that cannot be converted, why, and what works instead."""
+
+    def __init__(self, reason: str, advice: Advice = Advice.UNTIL) -> None:
+        super().__init__(reason)
+        self.advice = advice
 
 
 class Problem(NamedTuple):
@@ -35,6 +75,7 @@ class Problem(NamedTuple):
     path: str
     kind: str
     reason: str
+    advice: Advice = Advice.UNTIL
 
 
 def kind_of(module: nn.Module) -> str:
@@ -45,7 +86,7 @@ def kind_of(module: nn.Module) -> str:
         ``"depth"`` for what needs shared random numbers; ``"keep"`` for what stays.
 
     Raises:
-        ConversionError: with the reason, if nothing can become of it.
+        LayerError: with the reason, if nothing can become of it.
 
     Example:
         >>> kind_of(nn.Conv2d(3, 4, 3)), kind_of(nn.ReLU()), kind_of(nn.Dropout2d())
@@ -53,50 +94,49 @@ def kind_of(module: nn.Module) -> str:
         >>> kind_of(nn.Conv3d(3, 4, 3))
         Traceback (most recent call last):
             ...
-        equicolor.conversion.supported.ConversionError: there are no hue filters for this layer
+        equicolor.conversion.supported.LayerError: there are no hue filters for this layer
     """
     if isinstance(module, (CEConv2d, CELiftConv2d, HueLift)):
-        raise ConversionError("it is colour-equivariant already")
+        raise LayerError("it is colour-equivariant already", Advice.PLAIN_NETWORK)
     if parametrize.is_parametrized(module) or hasattr(module, "weight_g"):
-        raise ConversionError("its weight is parametrised; remove_parametrizations() first")
+        raise LayerError("its weight is parametrised; remove_parametrizations() first")
     if isinstance(module, nn.Conv2d):
-        own = type(module).forward is nn.Conv2d.forward
-        if not (own or pads_to_stride(module)):
-            raise ConversionError("it is a convolution with a forward of its own")
+        if type(module).forward is not nn.Conv2d.forward and not pads_to_stride(module):
+            raise LayerError("it is a convolution with a forward of its own")
         return "conv"
     if isinstance(module, nn.Linear):
         if type(module).forward is not nn.Linear.forward:
-            raise ConversionError("it is a linear layer with a forward of its own")
+            raise LayerError("it is a linear layer with a forward of its own")
         return "linear"
     if _is_attention(module):
-        raise ConversionError("attention mixes places by content: it has no filters over hues")
-    if isinstance(module, _CHANNEL_DROPOUTS) or type(module) is nn.Dropout:
+        raise LayerError(ATTENTION, Advice.NO_ATTENTION)
+    if isinstance(module, CHANNEL_DROPOUTS) or type(module) is nn.Dropout:
         return "dropout"
     if isinstance(module, nn.modules.dropout._DropoutNd):
-        raise ConversionError("there is no version of this dropout with shared masks")
+        raise LayerError("there is no version of this dropout with shared masks")
     if type(module).__name__ in ("StochasticDepth", "DropPath"):
         return "depth"
     if _is_random(module):
-        raise ConversionError(
+        raise LayerError(
             "it draws random numbers in training, which would differ between the hues; build the "
             "network without it"
         )
     if isinstance(module, _BatchNorm) and module.running_mean is None:
-        raise ConversionError(
+        raise LayerError(
             "it has no running statistics (track_running_stats=False), so it compares the images "
             "of a batch, in which the hues lie; a batch norm that keeps them works, or a GroupNorm"
         )
     if isinstance(module, nn.Embedding):
-        raise ConversionError("embeddings know nothing of hue")
+        raise LayerError("embeddings know nothing of hue")
     if isinstance(module, nn.RNNBase):
-        raise ConversionError("recurrent layers have no filters over hues")
+        raise LayerError("recurrent layers have no filters over hues")
     if not isinstance(module, _KEPT):
         _check_parameters(module)
     return "keep"
 
 
 def check_network(model: Any) -> None:
-    """Refuse what is no network of images that is written in Python.
+    """Refuse what is not a network of images written in Python.
 
     Example:
         >>> check_network(lambda images: images)
@@ -137,32 +177,33 @@ def check_weights(model: nn.Module) -> Iterator[Problem]:
     """
     owners: dict[int, str] = {}
     for path, module in model.named_modules():
+        kind = type(module).__name__
         computed = isinstance(module, (_ConvNd, nn.Linear)) and "weight" not in module._parameters
         if computed and not parametrize.is_parametrized(module):
             reason = (
                 "its weight is computed by a hook (spectral_norm, weight_norm or prune); remove "
                 "that first: torch.nn.utils.remove_spectral_norm, remove_weight_norm, prune.remove"
             )
-            yield Problem(path, type(module).__name__, reason)
+            yield Problem(path, kind, reason)
             continue
         try:
             if kind_of(module) == "keep":
                 continue
-        except ConversionError:  # named later, if it is in the equivariant part
+        except LayerError:  # the plan names it, if it is in the equivariant part
             continue
         if not is_untouched(module):
             reason = (
                 "it has hooks, or a method of its own, which a replacement would lose; remove "
                 "them, and register them on the converted network"
             )
-            yield Problem(path, type(module).__name__, reason)
+            yield Problem(path, kind, reason)
         for name, parameter in module._parameters.items():
             if parameter is None:
                 continue
             owner = owners.setdefault(id(parameter), f"{path}.{name}")
             if owner != f"{path}.{name}":
                 reason = f"its {name} is also {owner!r}: tied weights would come apart"
-                yield Problem(path, type(module).__name__, reason)
+                yield Problem(path, kind, reason)
 
 
 def pads_to_stride(module: nn.Module) -> bool:
@@ -170,62 +211,31 @@ def pads_to_stride(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv2dSame"
 
 
-def drops_channels(module: nn.Module) -> bool:
-    """Whether a dropout drops whole channels."""
-    return isinstance(module, _CHANNEL_DROPOUTS)
-
-
 def refuse(model: nn.Module, problems: Iterable[Problem]) -> None:
     """Raise an error that names every problem, if there is one."""
-    found = list(problems)
-    if not found:
+    problems = list(problems)
+    if not problems:
         return
-    alike: dict[tuple[str, str], list[str]] = {}
-    for problem in found:
+    paths: dict[tuple[str, str], list[str]] = {}
+    for problem in problems:
         path = problem.path or "(the network itself)"
-        alike.setdefault((problem.kind, problem.reason), []).append(path)
-    shown = []
-    for (kind, reason), paths in list(alike.items())[:_SHOWN]:
-        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-        shown.append(f"  {paths[0]}{more}: {kind}: {reason}")
-    if len(alike) > _SHOWN:
-        shown.append(f"  and {len(alike) - _SHOWN} other kinds")
-    raise ConversionError(
-        f"{type(model).__name__} cannot be converted; nothing was changed:\n"
-        + "\n".join(shown)
-        + "\n"
-        + _advice(found)
-    )
-
-
-def _advice(problems: list[Problem]) -> str:
-    words = " ".join(problem.reason for problem in problems)
-    if all("not called" in problem.reason for problem in problems):
-        return (
-            "What works: without the modules that are not called. Build the network without them "
-            "(aux_logits=False), or put nn.Identity() in their place; and where code reads their "
-            "weights, let it call them instead"
-        )
-    if "has no convolution" in words:
-        return "What works: a network, or an until='NAME', with an nn.Conv2d that sees the images"
-    if "attention" in words or "position or class" in words:
-        return (
-            "What works: a convolutional network (ResNet, RegNet, EfficientNet, ConvNeXt, ...); or "
-            "equicolor.adapt(model), which puts an equivariant stem beside this network's own"
-        )
-    if "already" in words:
-        return "What works: the plain network it was made from"
-    return (
-        "What works: until='NAME' ends the equivariant part before these; or equicolor.adapt(model)"
-    )
+        paths.setdefault((problem.kind, problem.reason), []).append(path)
+    lines = [f"{type(model).__name__} cannot be converted; nothing was changed:"]
+    for (kind, reason), (first, *others) in list(paths.items())[:_SHOWN]:
+        more = f" and {len(others)} more" if others else ""
+        lines.append(f"  {first}{more}: {kind}: {reason}")
+    if len(paths) > _SHOWN:
+        lines.append(f"  and {len(paths) - _SHOWN} other kinds")
+    advices = {problem.advice for problem in problems}
+    advice = next(advice for advice in Advice if advice in advices)
+    raise ConversionError("\n".join([*lines, f"What works: {advice.value}"]))
 
 
 def _is_random(module: nn.Module) -> bool:
-    settings: Any = module
-    if re.match(r"DropBlock", type(module).__name__):  # torchvision's p, timm's drop_prob
+    if type(module).__name__.startswith("DropBlock"):  # torchvision's p, timm's drop_prob
         return bool(getattr(module, "p", getattr(module, "drop_prob", 1.0)))
     if isinstance(module, nn.RReLU):
-        return bool(settings.lower != settings.upper)
+        return bool(module.lower != module.upper)
     return isinstance(module, _RANDOM)
 
 
@@ -234,8 +244,7 @@ def _is_attention(module: nn.Module) -> bool:
         return True
     # Squeeze-excite and its relatives call themselves attention too; they are convolutions.
     named = re.search(r"Attention", type(module).__name__) is not None
-    inner = list(module.modules())
-    return named and any(isinstance(part, nn.Linear) for part in inner)
+    return named and any(isinstance(part, nn.Linear) for part in module.modules())
 
 
 def _check_parameters(module: nn.Module) -> None:
@@ -245,8 +254,10 @@ def _check_parameters(module: nn.Module) -> None:
             continue
         shape = list(parameter.shape)
         if type(module).__module__.startswith("torch.nn."):
-            raise ConversionError("there are no hue filters for this layer")
+            raise LayerError("there are no hue filters for this layer")
         if name in ("pos_embed", "cls_token", "pos_embedding", "class_token"):
-            raise ConversionError(f"{name} {shape} is a position or class token, not a filter")
+            raise LayerError(
+                f"{name} {shape} is a position or class token, not a filter", Advice.NO_ATTENTION
+            )
         if sum(size > 1 for size in shape) > 1:
-            raise ConversionError(f"its parameter {name} {shape} is of an unknown kind")
+            raise LayerError(f"its parameter {name} {shape} is of an unknown kind")

@@ -3,9 +3,11 @@
 Every count of channels ``c`` becomes ``c * p / u`` with one ``p`` for all, where ``u`` divides
 all counts: sums, concatenations and flattened maps then still fit, whatever the network does.
 Networks whose counts have no large common divisor (EfficientNet, RegNet) get each count rounded
-by itself, which fits as long as they only add maps of equal counts. A dry run decides.
+by itself, which fits as long as they only add maps of equal counts. A dry run tells whether it
+fits.
 """
 
+import bisect
 import math
 from collections.abc import Callable, Iterator
 
@@ -13,39 +15,32 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from equicolor.conversion.dry_run import dry_run, ghost_of
+from equicolor.conversion.dry_run import RunError, dry_run, ghost_of
 from equicolor.conversion.plan import Plan
 from equicolor.conversion.supported import ConversionError
 
-__all__ = ["match_parameters", "scale_channels"]
+__all__ = ["match_widths", "scale_channels"]
 
-_FINE = 16  # common divisors from here on are fine enough a scale
-_NEAR = 0.03  # of the parameters: no other scale is tried
+_FINE = 16  # a smaller common divisor has too few steps
+_NEAR = 0.03  # relative distance in parameters at which no other scale is tried
 _STEPS = 256  # of the scale, where every count is rounded by itself
-_MULTIPLE = 8  # of channels that hardware likes, for counts from _LARGE on
+_MULTIPLE = 8  # channels from _LARGE on are a multiple of it, for fast kernels
 _LARGE = 128
 
 Scale = Callable[[int], int]
 
 
-def match_parameters(model: nn.Module, plan: Plan, rotations: int, size: int) -> dict[int, int]:
+def match_widths(model: nn.Module, plan: Plan, rotations: int, size: int) -> dict[int, int]:
     """New channel counts, by old ones, at which a converted network is as large as the original.
 
-    Args:
-        model: the original network.
-        plan: what will be converted.
-        rotations: the number of hues.
-        size: height and width of images to try it with.
-
-    Raises:
-        ConversionError: if the network does not allow it.
+    Images of height and width ``size`` are tried.
 
     Example:
         >>> from equicolor.conversion.plan import make_plan
         >>> model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3), nn.AvgPool2d(4),
         ...                       nn.Flatten(), nn.Linear(64, 10))
         >>> plan = make_plan(model, dry_run(model, 8))
-        >>> match_parameters(model, plan, rotations=6, size=8)
+        >>> match_widths(model, plan, rotations=6, size=8)
         {64: 50}
     """
     if plan.exit.where == "after":
@@ -55,13 +50,13 @@ def match_parameters(model: nn.Module, plan: Plan, rotations: int, size: int) ->
             "match_parameters keeps the outputs of a classifier, but this network ends in none"
         )
     target = sum(parameter.numel() for parameter in model.parameters())
-    counts = sorted(set(_counts(model, plan)))
-    unit = math.gcd(*counts, *_group_units(model, plan))
-    multiples = _multiples(model, plan)
+    ghost = ghost_of(model)
+    counts = _counts(ghost, plan)
+    unit = math.gcd(*counts, *_group_units(model))
+    multiples = _multiples(model)
     exact = [_exact(step, unit) for step in range(1, unit + 1)] if unit >= _FINE else []
     rounded = [_rounded(step / _STEPS, multiples) for step in range(8, _STEPS + 1)]
-    ghost, reason, found = ghost_of(model), "", dict[int, int]()
-    nearest = math.inf
+    reason, best, nearest = "", dict[int, int](), math.inf
     for scales in (exact, rounded):
         if not scales or nearest <= _NEAR:
             continue
@@ -73,16 +68,16 @@ def match_parameters(model: nn.Module, plan: Plan, rotations: int, size: int) ->
         scale_channels(candidate, plan, channels)
         try:
             dry_run(candidate, size)
-        except ValueError as error:
+        except RunError as error:
             reason = str(error)
             continue
-        found, nearest = channels, distance
-    if not found:
+        best, nearest = channels, distance
+    if not best:
         raise ConversionError(
             f"{type(model).__name__} cannot be made narrower layer by layer ({reason}); build it "
             "narrower yourself and convert that"
         )
-    return found
+    return best
 
 
 def _search(
@@ -100,27 +95,22 @@ def _search(
         scale_channels(candidate, plan, {count: scale(count) for count in counts})
         return _converted_parameters(candidate, plan, rotations)
 
-    # More channels, more parameters: look for the first scale that has enough.
-    low, high = 0, len(scales) - 1
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if parameters(scales[middle]) >= target else (middle + 1, high)
-    near = {scale: parameters(scale) for scale in scales[max(low - 1, 0) : low + 1]}
+    # More channels, more parameters: the first scale that has enough, and the one before.
+    first = bisect.bisect_left(
+        range(len(scales) - 1), target, key=lambda index: parameters(scales[index])
+    )
+    near = {scale: parameters(scale) for scale in scales[max(first - 1, 0) : first + 1]}
     best = min(near, key=lambda scale: abs(near[scale] - target))
     return {count: best(count) for count in counts}, near[best]
 
 
 def scale_channels(network: nn.Module, plan: Plan, channels: dict[int, int]) -> None:
-    """Give the layers of a network new channel counts, with weights drawn anew.
+    """Give the layers of a network new channel counts, by old ones; weights are drawn anew.
 
-    The images' channels and the outputs of the classifier stay.
-
-    Args:
-        network: changed in place.
-        plan: of its conversion.
-        channels: new counts by old ones.
+    The network changes in place. The images' channels and the outputs of the classifier stay.
     """
-    head = _last_linear(network, plan)
+    classifier = network.get_submodule(plan.exit.path)
+    head = [module for module in classifier.modules() if isinstance(module, nn.Linear)][-1]
     for path, module in list(network.named_modules()):
         _scale(module, channels, first=path == plan.first, last=module is head)
 
@@ -176,32 +166,22 @@ def _resize(module: nn.Module, name: str, shape: tuple[int, ...]) -> None:
     setattr(module, name, nn.Parameter(new, requires_grad=old.requires_grad) if trained else new)
 
 
-def _last_linear(network: nn.Module, plan: Plan) -> nn.Module:
-    head = network.get_submodule(plan.exit.path)
-    return [module for module in head.modules() if isinstance(module, nn.Linear)][-1]
+class _Counts(dict[int, int]):
+    """Channel counts that stay, each noted when it is asked for."""
+
+    def __missing__(self, count: int) -> int:
+        self[count] = count
+        return count
 
 
-def _counts(model: nn.Module, plan: Plan) -> Iterator[int]:
+def _counts(ghost: nn.Module, plan: Plan) -> list[int]:
     """Every count of channels that is scaled."""
-    head = _last_linear(model, plan)
-    for path, module in model.named_modules():
-        if isinstance(module, nn.Conv2d):
-            yield module.out_channels
-            if path != plan.first:
-                yield module.in_channels
-        elif isinstance(module, nn.Linear):
-            yield module.in_features
-            if module is not head:
-                yield module.out_features
-        elif isinstance(module, _NormBase):
-            yield module.num_features
-        elif isinstance(module, nn.GroupNorm):
-            yield module.num_channels
-        elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
-            yield from module.normalized_shape
+    counts = _Counts()
+    scale_channels(ghost_of(ghost), plan, counts)
+    return sorted(counts)
 
 
-def _group_units(model: nn.Module, plan: Plan) -> Iterator[int]:
+def _group_units(model: nn.Module) -> Iterator[int]:
     """What the unit must divide beside the counts, so that groups keep their width."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d) and module.groups > 1:
@@ -210,9 +190,9 @@ def _group_units(model: nn.Module, plan: Plan) -> Iterator[int]:
             yield module.num_channels // module.num_groups
 
 
-def _multiples(model: nn.Module, plan: Plan) -> dict[int, int]:
+def _multiples(model: nn.Module) -> dict[int, int]:
     """What a new count must be a multiple of, where layers work in groups."""
-    found: dict[int, int] = {}
+    multiples: dict[int, int] = {}
     for module in model.modules():
         pairs: list[tuple[int, int]] = []
         if isinstance(module, nn.Conv2d) and module.groups > 1:
@@ -221,8 +201,8 @@ def _multiples(model: nn.Module, plan: Plan) -> dict[int, int]:
         elif isinstance(module, nn.GroupNorm):
             pairs = [(module.num_channels, module.num_groups)]
         for count, multiple in pairs:
-            found[count] = math.lcm(found.get(count, 1), multiple)
-    return found
+            multiples[count] = math.lcm(multiples.get(count, 1), multiple)
+    return multiples
 
 
 def _exact(step: int, unit: int) -> Scale:

@@ -100,14 +100,12 @@ def _check_rebuilt(model: Network) -> None:
     if changed:
         problem = _listed("differ", changed)
     if converted:
-        from equicolor.conversion.rebuilding import same_outputs
-
         options = model.config["source_options"]
         hint = (
             f"It was taken for {model.config['source']} with {options or 'no options'}: name "
             "every option it was built with, source=Source(spec, {options}) in equicolor.convert"
         )
-        if not changed and not same_outputs(model, rebuilt):  # type: ignore[arg-type]
+        if not changed and not model.same_outputs(rebuilt):
             problem = "with the same weights, the file's network computes something else"
     if problem:
         raise CheckpointError(

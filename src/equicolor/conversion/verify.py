@@ -1,7 +1,7 @@
 """Try a conversion with numbers before it is returned.
 
-Hues lie in the batch, so a converted network is what it should be only if the network's code
-treats every image of a batch alike and by itself. A copy with few hues is tried on small images:
+Hues lie in the batch, so a conversion is right only if the network's code treats every image of
+a batch alike and by itself. A copy with few hues is tried on small images:
 
 * with hue filters as they start, what the layers for hues see and what is pooled must be the
   original's in every hue, and grey images, which have no hue, must give what the original gives;
@@ -9,8 +9,9 @@ treats every image of a batch alike and by itself. A copy with few hues is tried
   the image, and what comes out must stay. This must hold in train mode, too, where norms see all
   hues of a batch, for the same random numbers.
 
-What is tried is how a network computes, not what it has learnt. So norms get statistics that fit,
-and scales that start at zero a value: otherwise blocks would be silent, and nothing seen of them.
+The trial is about how a network computes, not about what it has learnt. So norms get statistics
+that fit, and scales that start at zero get a value: otherwise a block would add nothing, and its
+mistakes would not show.
 """
 
 import collections
@@ -31,12 +32,17 @@ from torch import Tensor, nn
 
 from equicolor.color import to_gray
 from equicolor.conversion.dry_run import own_random_numbers, tensors_of
-from equicolor.conversion.network import ConvertedNetwork
+from equicolor.conversion.network import (
+    Conversion,
+    ConvertedNetwork,
+    as_taken,
+    assemble,
+    new_path,
+)
 from equicolor.conversion.plan import Exit, Plan
-from equicolor.conversion.replacing import carry_out, exit_of, new_path
 from equicolor.conversion.supported import ConversionError
 from equicolor.nn import functional
-from equicolor.nn.batched import BatchedCEConv2d, BatchedCosetPool, HueLift
+from equicolor.nn.batched import BatchedCEConv2d, BatchedCosetPool
 
 __all__ = ["WHAT_WORKS", "check_numbers"]
 
@@ -57,44 +63,38 @@ _PERTURBATION = 0.5  # of the hue filters
 _NOISE = 1e3  # of images, in units of rounding errors
 
 
-def check_numbers(
-    original: nn.Module, plan: Plan, lift: HueLift, coset_pool: str | None, size: int
-) -> None:
+def check_numbers(original: nn.Module, plan: Plan, how: Conversion, size: int) -> None:
     """Refuse a conversion that does not compute what it should.
+
+    A network on the meta device is not tried.
 
     Args:
         original: the network, as wide as it is converted; it is not changed.
         plan: of its conversion.
-        lift: what the converted network begins with; a network on the meta device is not tried.
-        coset_pool: ``"max"``, ``"avg"`` or None.
+        how: the options of the conversion.
         size: height and width of images that the network takes; smaller ones are tried first.
 
     Raises:
         ConversionError: with what was seen, and where.
-
-    Example:
-        >>> from equicolor.conversion.dry_run import dry_run
-        >>> from equicolor.conversion.plan import make_plan
-        >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
-        >>> check_numbers(model, make_plan(model, dry_run(model, 8)), HueLift(6), None, 8)
     """
     if any(tensor.is_meta for tensor in original.parameters()):
         return
     with torch.no_grad(), own_random_numbers(original):
-        trial = _set_up(original, plan, lift, coset_pool, size)
+        trial = _set_up(original, plan, how, size)
         if trial is None:
             warnings.warn(
                 f"{type(original).__name__} was converted without a trial with numbers: it gives "
                 "none for images of any size that was tried",
-                stacklevel=3,
+                stacklevel=5,
             )
             return
+        pools = how.coset_pool is not None
         _check_hues(trial)
-        if coset_pool is not None:
+        if pools:
             _check_grey(trial)
         _mix_hues(trial.converted)
-        _check_shift(trial, pooled=coset_pool is not None)
-        _check_training(trial, pooled=coset_pool is not None)
+        _check_shift(trial, pools=pools)
+        _check_training(trial, pools=pools)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,16 +117,11 @@ class _Trial:
     exit: Exit
     images: Tensor
 
-    @property
-    def rotations(self) -> int:
-        """The number of hues."""
-        return self.converted.rotations
-
     def compare(
-        self, found: Tensors, expected: Tensors, seen: str, allowed: Errors | None = None
+        self, tensors: Tensors, expected: Tensors, finding: str, allowed: Errors | None = None
     ) -> None:
         """Refuse the network if something is not as expected, naming the first place."""
-        for place, tensor in found.items():
+        for place, tensor in tensors.items():
             if place not in expected:
                 how = "which the original does not compute"
             else:
@@ -140,58 +135,41 @@ class _Trial:
             mode = "in train mode, " if self.converted.training else ""
             raise ConversionError(
                 f"{type(self.original).__name__} was converted and tried with numbers, and {mode}"
-                f"{seen}: "
+                f"{finding}: "
                 f"its code mixes or reorders the images of a batch, in which the hues lie. The "
                 f"first to see something else is {name} ({how}). {WHAT_WORKS} (verify=False "
                 "converts without this trial)"
             )
 
 
-def _set_up(
-    original: nn.Module, plan: Plan, lift: HueLift, coset_pool: str | None, size: int
-) -> _Trial | None:
+def _set_up(original: nn.Module, plan: Plan, how: Conversion, size: int) -> _Trial | None:
     """A trial, in float64 if the network's code allows it; None where it gives no numbers."""
     sides = [side for side in _SIDES if side < size]
-    few = _like(lift, min(lift.rotations, _HUES))
+    few = dataclasses.replace(how, rotations=min(how.rotations, _HUES), check_range=False)
     for dtype, side in itertools.product((torch.float64, torch.float32), (*sides, size)):
         settled = _settled(original, few, dtype, side)
         if settled is not None:
             model, images = settled
-            without_layers = dataclasses.replace(plan, replaced={})
-            converted = carry_out(model, plan, few, coset_pool)
-            pooled = carry_out(model, without_layers, few, coset_pool)
-            exit_ = exit_of(plan, coset_pool)
+            converted = assemble(model, plan, few)
+            pooled = assemble(model, dataclasses.replace(plan, replaced={}), few)
+            exit_ = plan.exit_for(how.coset_pool)
             return _Trial(model, converted, pooled, tuple(plan.replaced), exit_, images)
     return None
 
 
 def _settled(
-    original: nn.Module, lift: HueLift, dtype: torch.dtype, side: int
+    original: nn.Module, how: Conversion, dtype: torch.dtype, side: int
 ) -> tuple[nn.Module, Tensor] | None:
     """A copy of a network for trials and images that it takes; None if it does not."""
-    device = next(original.parameters()).device
     try:
         model = copy.deepcopy(original).to(dtype).eval()
-        images = _blocks(side).to(device, dtype)
-        lift.to(device, dtype)
-        outputs = _settle(model, lift(_given(lift, images)))
+        images = _blocks(side).to(next(model.parameters()).device, dtype)
+        lift = how.lift(images)
+        outputs = _settle(model, lift(as_taken(lift, images)))
     except Exception:  # whatever the network's own code does at another size, in another dtype
         return None
     finite = all(bool(tensor.isfinite().all()) for tensor in outputs)
     return (model, images) if finite else None
-
-
-def _like(lift: HueLift, rotations: int) -> HueLift:
-    numbers = lift.numbers if lift.normalizes else {}
-    return HueLift(
-        rotations,
-        lift.lifting,
-        mean=numbers.get("mean"),
-        std=numbers.get("std"),
-        takes=lift.takes,
-        padded=lift.padded,
-        check_range=False,
-    )
 
 
 def _blocks(side: int) -> Tensor:
@@ -202,11 +180,6 @@ def _blocks(side: int) -> Tensor:
         for n in (1, 8)
     )
     return 0.2 + 0.4 * tint + F.interpolate(0.2 * blocks, (side, side))
-
-
-def _given(lift: HueLift, images: Tensor) -> Tensor:
-    """Images in [0, 1] as a converted network takes them."""
-    return images if lift.takes == "images" else (images - lift.mean) / lift.std
 
 
 def _settle(model: nn.Module, images: Tensor) -> list[Tensor]:
@@ -250,42 +223,42 @@ def _mix_hues(converted: ConvertedNetwork) -> None:
 
 def _check_hues(trial: _Trial) -> None:
     """Entry k of what layers see and what is pooled must be the original's in hue k."""
-    given = _given(trial.converted.lift, trial.images)
-    hues = trial.converted.lift(given).unflatten(0, (trial.rotations, -1))
+    images = as_taken(trial.converted.lift, trial.images)
+    hues = trial.converted.lift(images).unflatten(0, (trial.converted.rotations, -1))
     runs = [_run_original(trial, hue) for hue in hues]
     expected = {
         place: torch.cat([torch.atleast_1d(run[place]) for run in runs]) for place in runs[0]
     }
-    found, _ = _run_converted(trial, given)
-    trial.compare(found, expected, "hue k is not the original network on the shifted image")
+    features, _ = _run_converted(trial, images)
+    trial.compare(features, expected, "hue k is not the original network on the shifted image")
 
 
 def _check_grey(trial: _Trial) -> None:
     """All hues of grey images are alike, so pooling them changes nothing."""
     lift = trial.pooled.lift
-    grey = _given(lift, to_gray(trial.images))
+    grey = as_taken(lift, to_gray(trial.images))
     expected = _outputs(trial.original(lift(grey)[:_BATCH]))
-    seen = "for grey images it does not give what the original network gives"
-    trial.compare(_outputs(trial.pooled(grey)), expected, seen)
+    finding = "for grey images it does not give what the original network gives"
+    trial.compare(_outputs(trial.pooled(grey)), expected, finding)
 
 
-def _check_shift(trial: _Trial, *, pooled: bool) -> None:
+def _check_shift(trial: _Trial, *, pools: bool) -> None:
     """What layers see and what is pooled must roll with the hue of the image, outputs must not."""
-    lift, n = trial.converted.lift, trial.rotations
+    lift, n = trial.converted.lift, trial.converted.rotations
     shifted = functional.hue_orbit(trial.images, n, lift.lifting)[n - 1]  # by +1/n
-    features, outputs = _run_converted(trial, _given(lift, trial.images))
-    shifted_features, shifted_outputs = _run_converted(trial, _given(lift, shifted))
+    features, outputs = _run_converted(trial, as_taken(lift, trial.images))
+    shifted_features, shifted_outputs = _run_converted(trial, as_taken(lift, shifted))
     training = trial.converted.training
     allowed = _effect_of_rounding(trial, features | outputs) if training else None
     rolled = {
         place: tensor.unflatten(0, (n, -1)).roll(1, 0).flatten(0, 1)
         for place, tensor in features.items()
     }
-    seen = "once its hue filters are trained, features do not shift with the hue"
-    trial.compare(shifted_features, rolled, seen, allowed)
-    if pooled:
-        seen = "once its hue filters are trained, outputs change with the hue"
-        trial.compare(shifted_outputs, outputs, seen, allowed)
+    finding = "once its hue filters are trained, features do not shift with the hue"
+    trial.compare(shifted_features, rolled, finding, allowed)
+    if pools:
+        finding = "once its hue filters are trained, outputs change with the hue"
+        trial.compare(shifted_outputs, outputs, finding, allowed)
 
 
 def _effect_of_rounding(trial: _Trial, exact: Tensors) -> Errors:
@@ -297,7 +270,7 @@ def _effect_of_rounding(trial: _Trial, exact: Tensors) -> Errors:
     generator = torch.Generator().manual_seed(3)
     noise = torch.randn(trial.images.shape, generator=generator, device="cpu").to(trial.images)
     noisy = trial.images * (1 + _NOISE * torch.finfo(noise.dtype).eps * noise)
-    features, outputs = _run_converted(trial, _given(trial.converted.lift, noisy))
+    features, outputs = _run_converted(trial, as_taken(trial.converted.lift, noisy))
     return {
         place: 10 * float((tensor - exact[place]).abs().max())
         for place, tensor in (features | outputs).items()
@@ -306,16 +279,16 @@ def _effect_of_rounding(trial: _Trial, exact: Tensors) -> Errors:
     }
 
 
-def _check_training(trial: _Trial, *, pooled: bool) -> None:
+def _check_training(trial: _Trial, *, pools: bool) -> None:
     """The same in train mode, unless the original wants more than images there."""
     original, converted = trial.original.train(), trial.converted.train()
-    given = _given(converted.lift, trial.images)
+    images = as_taken(converted.lift, trial.images)
     try:
-        _as_new(original)(converted.lift(given)[:_BATCH])
+        _as_new(original)(converted.lift(images)[:_BATCH])
     except Exception:  # whatever the network's own code does
         return
     try:
-        _check_shift(trial, pooled=pooled)
+        _check_shift(trial, pools=pools)
     except ConversionError:
         raise
     except Exception as error:  # that the original does not raise
@@ -334,11 +307,11 @@ def _run_original(trial: _Trial, images: Tensor) -> Tensors:
     if exit_.where == "before":
         places[_POOL] = modules[exit_.path]
     after = {_POOL: modules[exit_.path]} if exit_.where == "after" else {}
-    with _kept(places, after) as kept:
+    with _recorded(places, after) as tensors:
         outputs = trial.original(images)
     if exit_.where == "output":
-        kept |= {(_POOL, call): tensor for call, tensor in enumerate(tensors_of(outputs))}
-    return kept
+        tensors |= {(_POOL, call): tensor for call, tensor in enumerate(tensors_of(outputs))}
+    return tensors
 
 
 def _run_converted(trial: _Trial, images: Tensor) -> tuple[Tensors, Tensors]:
@@ -347,9 +320,9 @@ def _run_converted(trial: _Trial, images: Tensor) -> tuple[Tensors, Tensors]:
     modules = dict(converted.named_modules())
     places = {path: modules[new_path(path, trial.exit)] for path in trial.replaced}
     places[_POOL] = next(m for m in modules.values() if isinstance(m, BatchedCosetPool))
-    with _kept(places, {}) as kept:
+    with _recorded(places, {}) as tensors:
         outputs = converted(images)
-    return kept, _outputs(outputs)
+    return tensors, _outputs(outputs)
 
 
 def _as_new(network: nn.Module) -> nn.Module:
@@ -365,24 +338,26 @@ def _outputs(value: Any) -> Tensors:
 
 
 @contextlib.contextmanager
-def _kept(inputs: Mapping[str, nn.Module], outputs: Mapping[str, nn.Module]) -> Iterator[Tensors]:
-    """Keep copies of what modules get, or give, by names and in the order of the calls."""
-    kept: Tensors = {}
+def _recorded(
+    inputs: Mapping[str, nn.Module], outputs: Mapping[str, nn.Module]
+) -> Iterator[Tensors]:
+    """Copies of what modules get, or give, by names and in the order of the calls."""
+    tensors: Tensors = {}
     calls = collections.Counter[str]()
 
-    def keep(name: str, value: Any) -> None:
+    def record(name: str, value: Any) -> None:
         for tensor in tensors_of(value):
-            kept[name, calls[name]] = tensor.clone()
+            tensors[name, calls[name]] = tensor.clone()
             calls[name] += 1
 
     with contextlib.ExitStack() as stack:
         for name, module in inputs.items():
-            hook: Any = functools.partial(lambda name, module, args: keep(name, args), name)
+            hook: Any = functools.partial(lambda name, module, args: record(name, args), name)
             stack.enter_context(module.register_forward_pre_hook(hook))
         for name, module in outputs.items():
-            hook = functools.partial(lambda name, module, args, value: keep(name, value), name)
+            hook = functools.partial(lambda name, module, args, value: record(name, value), name)
             stack.enter_context(module.register_forward_hook(hook))
-        yield kept
+        yield tensors
 
 
 def _difference(one: Tensor, other: Tensor, allowed: float) -> str:

@@ -1,0 +1,390 @@
+"""Make any convolutional network colour-equivariant, its weights included."""
+
+import copy
+import itertools
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from equicolor import _checks
+from equicolor.conversion.dry_run import BATCH, DryRun, RunError, dry_run, training_run
+from equicolor.conversion.layers import draw
+from equicolor.conversion.network import Conversion, ConvertedNetwork, assemble, new_path
+from equicolor.conversion.plan import Exit, Plan, make_plan
+from equicolor.conversion.source import (
+    Source,
+    build_source,
+    choose_image_size,
+    choose_resize,
+    find_normalization,
+    source_of,
+)
+from equicolor.conversion.supported import ConversionError, check_network, check_weights, refuse
+from equicolor.conversion.verify import WHAT_WORKS, check_numbers
+from equicolor.conversion.widths import match_widths, scale_channels
+from equicolor.models.foreign import ForeignNetwork
+from equicolor.models.registry import Network
+from equicolor.nn.batched import COSET_POOLS, TAKES
+from equicolor.nn.functional import LIFTINGS
+
+__all__ = ["INITS", "convert", "converted"]
+
+INITS = ("pretrained", "random")
+
+
+def convert(
+    model: nn.Module,
+    rotations: int = 3,
+    lifting: str = "hsv",
+    until: str | None = None,
+    init: str = "pretrained",
+    coset_pool: str | None = "max",
+    *,
+    normalization: Any = "auto",
+    takes: str = "images",
+    image_size: int | None = None,
+    match_parameters: bool = False,
+    source: str | Source | None = None,
+    check_range: bool = True,
+    verify: bool = True,
+) -> nn.Module:
+    r"""A colour-equivariant copy of a convolutional network, its weights included.
+
+    The images are lifted to :math:`n` hues, which pass through the network side by side;
+    convolutions and linear layers get a filter over the hues, and the hues are pooled before
+    the classifier. With ``init="pretrained"`` those filters are the identity: hue :math:`k`
+    carries exactly what the original network computes for the image shifted by
+    :math:`-k/n` turns, and the pooled result is invariant to hue shifts by :math:`1/n` before
+    any training. Training then learns to mix the hues.
+
+    The converted network takes images in [0, 1] and normalises them itself, after the shift.
+
+    All that holds if the network treats every image of a batch alike and by itself, since the
+    hues lie in the batch. Nobody can read that from a network, so it is tried: the shapes that
+    its layers see without computing anything, and the result with numbers, in float64 on small
+    images: a copy with three hues (or n, if those are fewer) must carry the original network in
+    every hue, and with random filters over the hues its features must shift with the hue of
+    the image and its outputs stay, in eval and in train mode. Of a detector the backbone is
+    tried, and of outputs that are no tensors what leads to them. Networks on the meta device
+    have no numbers to try.
+
+    Args:
+        model: a network of images from torchvision, timm, equicolor or yourself; or a detector
+            of torchvision, whose backbone is converted. It is not changed.
+        rotations: the number :math:`n` of hues.
+        lifting: ``"hsv"``, exact for HSV hue shifts, or ``"rgb"``, the paper's rotation.
+        until: the module that the equivariant part ends with, such as ``"layer2"``: a hybrid.
+        init: ``"pretrained"`` keeps the weights; ``"random"`` draws all of them anew.
+        coset_pool: ``"max"`` or ``"avg"`` over the hues; None keeps them apart, and every
+            output is :math:`[B, n, ...]`.
+        normalization: what the network expects of its images: ``"auto"`` reads it from timm's
+            metadata and knows equicolor's networks; ``"imagenet"``; a pair (mean, std); a member
+            of a torchvision weights enum; or None for images in [0, 1] as they are.
+        takes: ``"images"`` in [0, 1]; or ``"normalized"``, for a part of your own network that
+            gets its images normalised already.
+        image_size: height and width of the images the network is tried with; its own if it has
+            any, else 224.
+        match_parameters: with ``init="random"``, make all layers narrower, so that the
+            converted network has about as many parameters as the original.
+        source: where the network comes from, such as ``"torchvision:resnet18"``, for
+            :func:`equicolor.models.save_model`; timm's and equicolor's networks know it.
+        check_range: refuse images far outside [0, 1]; see :class:`equicolor.nn.batched.HueLift`.
+        verify: try the result with numbers, as said above; False tries the shapes alone, for
+            networks too large to be computed a dozen times over.
+
+    Returns:
+        A :class:`ConvertedNetwork`, or for a detector the detector.
+
+    Raises:
+        ConversionError: if something in the network cannot be converted, with its path, or if
+            what came out is not what it should be.
+
+    Example:
+        >>> import torch
+        >>> from equicolor.color import shift_hue
+        >>> plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3),
+        ...                       nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+        >>> network = convert(plain, rotations=4, normalization=None, image_size=16)
+        >>> images = torch.rand(2, 3, 16, 16)
+        >>> torch.allclose(network(shift_hue(images, 1 / 4)), network(images), atol=1e-5)
+        True
+    """
+    _checks.positive_int("rotations", rotations)
+    _checks.one_of("lifting", lifting, LIFTINGS)
+    _checks.one_of("init", init, INITS)
+    _checks.one_of("takes", takes, TAKES)
+    if coset_pool not in COSET_POOLS:
+        raise ValueError(f"coset_pool must be 'max', 'avg' or None, got {coset_pool!r}")
+    if until is not None and coset_pool is None:
+        raise ValueError("a hybrid (until=...) pools its hues: coset_pool must be 'max' or 'avg'")
+    if match_parameters and init != "random":
+        raise ValueError("match_parameters changes every layer: it needs init='random'")
+    check_network(model)
+    detector = _is_detector(model)
+    if detector:
+        _check_detector_options(normalization, takes, coset_pool, match_parameters, source)
+        parts: Any = model
+        transform, body = parts.transform, getattr(parts.backbone, "body", parts.backbone)
+        normalization, takes = (transform.image_mean, transform.image_std), "normalized"
+        size = _detector_size(transform) if image_size is None else image_size
+    else:
+        body = model.network if isinstance(model, ForeignNetwork) else model
+        size = choose_image_size(model, image_size)
+    mean, std = find_normalization(model, normalization)
+    how = Conversion(
+        rotations, lifting, until, coset_pool, takes, check_range, mean, std, padded=detector
+    )
+    refuse(body, check_weights(body))  # first: such networks cannot even be copied
+    run = dry_run(body, size)
+    plan = make_plan(body, run, until, training=training_run(body, size))
+    refuse(body, plan.problems)
+    channels = match_widths(body, plan, rotations, size) if match_parameters else None
+    network = _build(_Original(body, run, size), plan, how, channels, verify=verify)
+    if init == "random":
+        draw(network)
+    if detector:
+        return _with_backbone(model, network)
+    if not plan.mixes:
+        warnings.warn(
+            f"no layer of {type(body).__name__} gets a filter over the hues (convolutions "
+            "and linear layers between the first convolution and the pool do): the result is "
+            "invariant, but training cannot make it compare hues",
+            stacklevel=2,
+        )
+    if isinstance(model, Network):
+        network.class_names, network.origin = model.class_names, model.origin
+    network.image_size, network.resize = size, choose_resize(model, size)
+    known = source_of(model, source, run, plan.exit)
+    if known is not None:
+        network.config = _config(known, how, network, init, channels)
+    return network
+
+
+def converted(
+    *,
+    source: str,
+    source_options: Mapping[str, Any] | None = None,
+    rotations: int = 3,
+    lifting: str = "hsv",
+    until: str | None = None,
+    coset_pool: str | None = "max",
+    takes: str = "images",
+    check_range: bool = True,
+    image_size: int = 224,
+    resize: int | None = None,
+    init: str = "pretrained",
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    channels: Sequence[tuple[int, int]] | None = None,
+) -> ConvertedNetwork:
+    """The network that a configuration of :func:`equicolor.convert` describes, without weights.
+
+    Args:
+        source, source_options: of :class:`equicolor.conversion.Source`.
+        rotations, lifting, until, coset_pool, takes, check_range, image_size, init: of
+            :func:`equicolor.convert`.
+        resize: the short side of an image before its centre is cropped, if that is known.
+        mean, std: of the normalisation.
+        channels: pairs of old and new channel counts, if parameters were matched.
+
+    Example:
+        >>> from equicolor.conversion import convert
+        >>> from equicolor.models import z2cnn
+        >>> options = dict(convert(z2cnn(3), rotations=4).config)
+        >>> options.pop("model")
+        'converted'
+        >>> converted(**options).rotations
+        4
+    """
+    where = Source(source, dict(source_options or {}))
+    body = build_source(where)
+    run = dry_run(body, image_size)
+    plan = make_plan(body, run, until)
+    refuse(body, plan.problems)
+    how = Conversion(
+        rotations,
+        lifting,
+        until,
+        coset_pool,
+        takes,
+        check_range,
+        mean=None if mean is None else tuple(mean),
+        std=None if std is None else tuple(std),
+    )
+    counts = None if channels is None else dict(channels)
+    # Its numbers were verified before it was saved.
+    network = _build(_Original(body, run, image_size), plan, how, counts, verify=False)
+    network.image_size, network.resize = image_size, resize
+    network.config = _config(where, how, network, init, counts)
+    return network
+
+
+def _config(
+    source: Source,
+    how: Conversion,
+    network: ConvertedNetwork,
+    init: str,
+    channels: Mapping[int, int] | None,
+) -> dict[str, Any]:
+    """The arguments of :func:`converted`."""
+    return {
+        "model": "converted",
+        "source": source.spec,
+        "source_options": dict(source.options),
+        "rotations": how.rotations,
+        "lifting": how.lifting,
+        "until": how.until,
+        "coset_pool": how.coset_pool,
+        "takes": how.takes,
+        "check_range": how.check_range,
+        "image_size": network.image_size,
+        "resize": network.resize,
+        "init": init,
+        "mean": None if how.mean is None else list(how.mean),
+        "std": None if how.std is None else list(how.std),
+        "channels": None if channels is None else sorted(channels.items()),
+    }
+
+
+def _is_detector(model: nn.Module) -> bool:
+    backbone = getattr(model, "backbone", None)
+    normalizes = hasattr(getattr(model, "transform", None), "image_mean")
+    return normalizes and isinstance(backbone, nn.Module)
+
+
+def _check_detector_options(
+    normalization: Any,
+    takes: str,
+    coset_pool: str | None,
+    match_parameters: bool,
+    source: str | Source | None,
+) -> None:
+    """Refuse options that would be ignored."""
+    changed = {
+        "normalization": not (isinstance(normalization, str) and normalization == "auto"),
+        "takes": takes != "images",
+        "match_parameters": match_parameters,
+        "source": source is not None,
+    }
+    if any(changed.values()):
+        names = " and ".join(name for name, there in changed.items() if there)
+        raise ValueError(
+            f"a detector normalises its images itself, keeps its widths and is kept by its "
+            f"state_dict(): {names} cannot be given. Convert its backbone by itself for that"
+        )
+    if coset_pool is None:
+        raise ValueError(
+            "what follows a detector's backbone is plain: coset_pool is 'max' or 'avg'"
+        )
+
+
+def _detector_size(transform: Any) -> int:
+    sizes = getattr(transform, "min_size", (224,))
+    return int(sizes[0] if isinstance(sizes, (tuple, list)) else sizes)
+
+
+def _with_backbone(model: nn.Module, network: ConvertedNetwork) -> nn.Module:
+    """A copy of a detector whose backbone, or its body, was converted."""
+    detector: Any = copy.deepcopy(model)
+    if hasattr(detector.backbone, "body"):
+        detector.backbone.body = network
+    else:
+        vars(network)["out_channels"] = getattr(detector.backbone, "out_channels", None)
+        detector.backbone = network
+    return detector  # type: ignore[no-any-return]
+
+
+class _Original(NamedTuple):
+    """A network, a pass through it, and the height and width of the images."""
+
+    network: nn.Module
+    run: DryRun
+    size: int
+
+
+def _build(
+    original: _Original,
+    plan: Plan,
+    how: Conversion,
+    channels: dict[int, int] | None,
+    *,
+    verify: bool,
+) -> ConvertedNetwork:
+    """Carry out a plan on a copy of a network, and try the result.
+
+    Where pooling before the last linear layer does not give what the original gives, as in a
+    network with two classifiers, the hues are pooled at the outputs.
+    """
+    model = original.network
+    if channels is not None:
+        model = copy.deepcopy(model)
+        scale_channels(model, plan, channels)
+
+    def attempt(plan: Plan) -> ConvertedNetwork:
+        network = assemble(model, plan, how)
+        _check_shapes(network, original, plan, how)
+        if verify:
+            check_numbers(model, plan, how, original.size)
+        network.batch_comes_first = all(shape[:1] == [BATCH] for shape in original.run.outputs)
+        return network
+
+    try:
+        return attempt(plan)
+    except ConversionError as error:
+        if plan.exit.where != "before" or channels is not None:
+            raise
+        at_output = make_plan(original.network, original.run, how.until, Exit("output"))
+        if at_output.problems:
+            raise
+        try:
+            return attempt(at_output)
+        except ConversionError:
+            raise error from None
+
+
+def _check_shapes(
+    network: ConvertedNetwork, original: _Original, plan: Plan, how: Conversion
+) -> None:
+    """Run the result: it must return what the original returns, with or without its hues."""
+    outputs = original.run.outputs
+    if how.coset_pool is None:
+        outputs = [[BATCH, how.rotations, *shape[1:]] for shape in outputs]
+    seen: object
+    try:
+        run = dry_run(network, original.size)
+        _check_batch_first(network, plan, original.run, run, plan.exit_for(how.coset_pool))
+        seen = run.outputs
+    except RunError as error:
+        seen = error.reason
+    if seen == outputs:
+        return
+    if how.until is not None:
+        raise ConversionError(
+            f"until={how.until!r} cannot end the equivariant part: data flows past it, so plain "
+            "and equivariant features would meet. Name a module that everything passes, such as a "
+            f"whole stage ({seen})"
+        )
+    raise ConversionError(
+        f"{type(network.network).__name__} does something to the batch that conversion does not "
+        f"know: expected outputs {outputs}, got {seen}. {WHAT_WORKS}"
+    )
+
+
+def _check_batch_first(
+    network: ConvertedNetwork, plan: Plan, before: DryRun, after: DryRun, exit_: Exit
+) -> None:
+    """Refuse a layer for hues that gets them anywhere but in front, or not all of them."""
+    n = network.rotations
+    for path in plan.replaced:
+        new = new_path(path, exit_)
+        for old_shape, shape in itertools.zip_longest(before.inputs[path], after.inputs[new]):
+            whole = old_shape is not None and shape is not None and not old_shape[0] % BATCH
+            if not whole or shape[0] != n * old_shape[0]:
+                kind = type(network.get_submodule(new)).__name__
+                raise ConversionError(
+                    f"{type(network.network).__name__} does not keep the batch first: for "
+                    f"{BATCH} images {path!r} sees {old_shape}, and for {BATCH} images in {n} "
+                    f"hues, which lie in the batch, it ({kind}) sees {shape}. {WHAT_WORKS}"
+                )

@@ -1,0 +1,257 @@
+"""What a conversion costs and gains: the work of ``equicolor convert``."""
+
+import contextlib
+import copy
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from equicolor.conversion.convert import convert
+from equicolor.conversion.supported import ConversionError
+from equicolor.data.datasets import find_dataset, load_dataset
+from equicolor.evaluation.diagnose import diagnose
+from equicolor.evaluation.evaluate import Evaluation
+from equicolor.evaluation.images import choose_preparation
+from equicolor.models.checkpoints import load_model, save_model
+from equicolor.models.cost import cost
+from equicolor.models.foreign import LIBRARIES
+from equicolor.models.loading import load_network
+from equicolor.models.registry import Network
+from equicolor.models.tensor_files import WEIGHTS
+from equicolor.nn import fold
+from equicolor.reporting.tables import Table
+
+__all__ = [
+    "NetworkCost",
+    "check_names",
+    "convert_source",
+    "cost_report",
+    "cost_rows",
+    "hue_table",
+]
+
+_REPEATS = 5
+_EVERY = 3  # of the 37 shifts, 10 degrees apart, is shown
+_SUFFIX = ".safetensors"
+_SOURCES = (
+    f"a checkpoint of equicolor (*{_SUFFIX}), a folder that holds {WEIGHTS}, timm:NAME or "
+    "torchvision:NAME"
+)
+_IN_PYTHON = "use equicolor.convert in Python, and keep the state_dict() of what it returns"
+
+
+def check_names(source: str | Path, output: Path, data: str | None = None) -> None:
+    """Refuse a source, output or dataset that cannot be used, before anything is computed.
+
+    Example:
+        >>> check_names("timm:resnet18", Path("converted.txt"))
+        Traceback (most recent call last):
+            ...
+        ValueError: a checkpoint is written as *.safetensors, got converted.txt
+    """
+    if output.suffix not in ("", _SUFFIX):
+        raise ValueError(f"a checkpoint is written as *{_SUFFIX}, got {output}")
+    library, colon, _ = str(source).partition(":")
+    path = Path(source)
+    if not (colon and library in LIBRARIES):
+        if ".py" in (path.suffix, Path(str(source).rpartition(":")[0]).suffix):
+            raise ConversionError(
+                f"the network of {source} could not be built again from a checkpoint, so none can "
+                f"be written: {_IN_PYTHON}. This command takes {_SOURCES}"
+            )
+        if not path.exists():
+            raise FileNotFoundError(f"no network at {source}; expected {_SOURCES}")
+        if path.is_file() and path.suffix not in ("", ".ckpt", _SUFFIX):
+            raise ValueError(f"{source} is no checkpoint; expected {_SOURCES}")
+    if data is not None:
+        load_dataset(data, "test")
+
+
+def convert_source(
+    source: str | Path,
+    output: Path,
+    *,
+    pretrained: bool = True,
+    size: int | None = None,
+    device: torch.device | str = "cpu",
+    **options: Any,
+) -> list[tuple[str, ...]]:
+    """Convert a network by name, write the checkpoint ``output``, and count what it costs.
+
+    Args:
+        source, pretrained: of :func:`equicolor.models.loading.load_network`.
+        output: the checkpoint to write.
+        size: height and width of the images; by default the network's own. Costs are counted at
+            it, and the checkpoint keeps it.
+        device: where to take the time.
+        options: of :func:`equicolor.convert`.
+
+    Returns:
+        The rows of a table of costs, before and after.
+
+    Example:
+        >>> import tempfile
+        >>> from equicolor.models import z2cnn
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> _ = save_model(z2cnn(10), folder / "plain.safetensors")
+        >>> rows = convert_source(folder / "plain.safetensors", folder / "new.safetensors")
+        >>> [row[1] for row in rows]
+        ['25,570', '32,770 (1.28×)', '25,290 (0.99×)']
+    """
+    network = load_network(source, pretrained=pretrained)
+    converted = convert(network, image_size=size, **options)
+    if not isinstance(converted, Network) or not converted.config:
+        raise ConversionError(
+            f"{source} could not be built again from a checkpoint, so none is written: {_IN_PYTHON}"
+        )
+    save_model(converted, output)
+    how = f"{converted.rotations} hues, {converted.config['lifting']}"
+    networks = {"before": network, f"converted: {how}": converted}
+    with contextlib.suppress(ValueError):  # not every network can be folded
+        networks["converted, folded"] = fold(converted)
+    return cost_rows(cost_report(networks, converted.image_size, device=device))
+
+
+def hue_table(
+    source: str | Path,
+    output: Path,
+    data: str,
+    *,
+    pretrained: bool = True,
+    device: torch.device | str = "cpu",
+) -> tuple[Table, str]:
+    """Accuracy under HSV hue shifts before and after, as a table and in one line.
+
+    Both networks see the same images, cut as the converted network's file says, so that
+    ``equicolor evaluate`` gives the same for that file.
+
+    Args:
+        source, pretrained: of :func:`convert_source`.
+        output: the checkpoint that it wrote.
+        data: a dataset by name, or a folder of class folders.
+        device: where to compute.
+    """
+    size, resize = choose_preparation(load_model(output), find_dataset(data).kind)
+    how: dict[str, Any] = {"actions": ["hsv"], "size": size, "resize": resize, "device": device}
+    before = diagnose(source, data, pretrained=pretrained, **how)
+    after = diagnose(output, data, split_seed=before.facts["split_seed"], **how)
+    degrees = before.sweeps["hsv"].shifts.mul(360).round().int().tolist()[::_EVERY]
+    names = ["original", "mean over hue shifts", *(f"shifted by {angle}°" for angle in degrees)]
+    rows = list(zip(names, _column(before), _column(after), strict=True))
+    columns = ("accuracy in %", "before", "converted")
+    headline = (
+        f"{before.original:.2f} % before and {after.original:.2f} % after conversion on "
+        f"{before.facts['dataset']}; {before.sweeps['hsv'].mean:.2f} % and "
+        f"{after.sweeps['hsv'].mean:.2f} % on average over hue shifts"
+    )
+    return Table(columns, rows), headline
+
+
+def _column(evaluation: Evaluation) -> list[str]:
+    sweep = evaluation.sweeps["hsv"]
+    numbers = [evaluation.original, sweep.mean, *sweep.accuracy.tolist()[::_EVERY]]
+    return [f"{value:.2f}" for value in numbers]
+
+
+@dataclass(frozen=True)
+class NetworkCost:
+    """What one network costs.
+
+    Attributes:
+        name: for the table.
+        parameters: how many.
+        macs: multiply-accumulates of one image.
+        milliseconds: of a batch, the median of a few; None where it was not timed.
+    """
+
+    name: str
+    parameters: int
+    macs: int
+    milliseconds: float | None
+
+
+def cost_report(
+    networks: Mapping[str, nn.Module],
+    input_size: int = 224,
+    *,
+    device: torch.device | str = "cpu",
+    batch: int = 8,
+    timed: bool = True,
+) -> list[NetworkCost]:
+    """Count and time networks; they are not changed.
+
+    Args:
+        networks: by name, such as ``{"before": model, "after": convert(model)}``.
+        input_size: height and width of the images.
+        device: where to take the time.
+        batch: images at once.
+        timed: whether to take the time.
+
+    Returns:
+        One entry a network.
+
+    Example:
+        >>> from equicolor.conversion import convert
+        >>> from equicolor.models import z2cnn
+        >>> plain = z2cnn(10)
+        >>> before, after = cost_report({"before": plain, "after": convert(plain)}, 28, timed=False)
+        >>> before.parameters, after.parameters
+        (25570, 32770)
+    """
+    found = []
+    for name, network in networks.items():
+        parameters, macs = cost(network, input_size)
+        took = _milliseconds(network, input_size, torch.device(device), batch) if timed else None
+        found.append(NetworkCost(name, parameters, macs, took))
+    return found
+
+
+def cost_rows(costs: Sequence[NetworkCost]) -> list[tuple[str, ...]]:
+    """The cells of a table, each number with its ratio to the first network's.
+
+    Example:
+        >>> cost_rows([NetworkCost("a", 2000, 10**9, 1.0), NetworkCost("b", 3000, 10**10, 5.0)])[1]
+        ('b', '3,000 (1.50×)', '10.00 G (10.0×)', '5.0 ms (5.0×)')
+    """
+    first = costs[0]
+    rows = []
+    for each in costs:
+        cells = [f"{each.parameters:,}", _macs(each.macs), "–"]
+        ratios = [f"{each.parameters / first.parameters:.2f}×", f"{each.macs / first.macs:.1f}×"]
+        if each.milliseconds is not None and first.milliseconds is not None:
+            cells[2] = f"{each.milliseconds:.1f} ms"
+            ratios.append(f"{each.milliseconds / first.milliseconds:.1f}×")
+        if each is not first:
+            cells = [
+                *(f"{a} ({b})" for a, b in zip(cells, ratios, strict=False)),
+                *cells[len(ratios) :],
+            ]
+        rows.append((each.name, *cells))
+    return rows
+
+
+def _macs(number: int) -> str:
+    return f"{number / 1e9:.2f} G" if number >= 1e9 else f"{number / 1e6:.2f} M"
+
+
+def _milliseconds(network: nn.Module, size: int, device: torch.device, batch: int) -> float:
+    network = copy.deepcopy(network).to(device).eval()
+    tensor = next(network.parameters())
+    images = torch.rand(batch, 3, size, size, device=device, dtype=tensor.dtype)
+    times = []
+    with torch.no_grad():
+        for _ in range(_REPEATS + 1):
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            start = time.perf_counter()
+            network(images)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            times.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times[1:])  # the first call warms up

@@ -1,0 +1,218 @@
+"""What is known of a network: its origin, its normalisation and the size of its images."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from equicolor import _checks
+from equicolor.conversion.dry_run import DryRun
+from equicolor.conversion.plan import Exit
+from equicolor.conversion.supported import ConversionError
+from equicolor.models.checkpoints import build_from_config
+from equicolor.models.foreign import LIBRARIES, ForeignNetwork, load_foreign
+from equicolor.models.layers import IMAGENET_MEAN, IMAGENET_STD
+from equicolor.models.registry import Network, list_models
+
+__all__ = [
+    "Normalization",
+    "Source",
+    "build_source",
+    "choose_image_size",
+    "choose_resize",
+    "find_normalization",
+    "source_of",
+]
+
+OURS = "equicolor"
+# What a checkpoint may set in a network of torchvision or timm: sizes, and layers by name. Other
+# arguments read files or download; a number of blocks could be huge.
+_FILE_OPTIONS = frozenset(
+    {
+        "act_layer", "aux_logits", "aux_loss", "avg_down", "base_width", "bn_size", "cardinality",
+        "channels", "conv_mlp", "dilated", "down_kernel_size", "drop_block_rate", "drop_path_rate",
+        "drop_rate", "dropout", "global_pool", "groups", "growth_rate", "head_init_scale",
+        "head_norm_first", "init_weights", "ls_init_value", "norm_layer", "num_classes",
+        "output_stride", "pad_type", "proj_drop_rate", "reduce_first", "reduced_tail",
+        "replace_stem_pool", "replace_stride_with_dilation", "stem_type", "stem_width",
+        "stochastic_depth_prob", "transform_input", "width_mult", "width_per_group",
+        "zero_init_last", "zero_init_residual",
+    }
+)  # fmt: skip
+_WORD = re.compile(r"\w{0,40}")  # the name of a layer or of a kind of pooling: no path, no address
+
+
+@dataclass(frozen=True)
+class Source:
+    """A network by name.
+
+    Attributes:
+        spec: ``equicolor:NAME``, ``torchvision:NAME`` or ``timm:NAME``.
+        options: the arguments its builder was called with.
+
+    Example:
+        >>> type(build_source(Source("equicolor:z2cnn", {"num_classes": 3}))).__name__
+        'Z2CNN'
+    """
+
+    spec: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        library, colon, name = self.spec.partition(":")
+        if library not in (OURS, *LIBRARIES) or not colon or not name:
+            raise ValueError(
+                f"source must be equicolor:NAME, torchvision:NAME or timm:NAME, got {self.spec!r}"
+            )
+
+
+def build_source(source: Source) -> nn.Module:
+    """The network of a source, without trained weights: what a checkpoint asks for.
+
+    Raises:
+        ValueError: for what a file may not ask for; it runs no code and downloads nothing.
+    """
+    library, _, name = source.spec.partition(":")
+    if library == OURS:
+        if name not in list_models():
+            raise ValueError(f"a checkpoint cannot be built from {source.spec}")
+        return build_from_config({"model": name, **source.options})
+    for option, value in source.options.items():
+        values = value if isinstance(value, (list, tuple)) else [value]
+        plain = all(isinstance(v, (bool, int, float, type(None))) for v in values)
+        if option not in _FILE_OPTIONS or not (
+            plain or (isinstance(value, str) and _WORD.fullmatch(value))
+        ):
+            raise ValueError(
+                f"a checkpoint may not set {option}={value!r} of {source.spec}: keep the "
+                "state_dict() instead"
+            )
+    return load_foreign(source.spec, pretrained=False, **source.options).network
+
+
+def source_of(
+    model: nn.Module, source: str | Source | None, run: DryRun, exit_: Exit
+) -> Source | None:
+    """Where a network came from: ``source``, or what the network says; None if unknown."""
+    if isinstance(source, Source):
+        return source
+    if isinstance(model, Network) and source is None:
+        options = dict(model.config)
+        return Source(f"{OURS}:{options.pop('model')}", options) if options else None
+    name = source
+    if name is None and isinstance(model, ForeignNetwork):
+        name = model.name
+    if name is None and (architecture := _timm_config(model).get("architecture")):
+        name = f"timm:{architecture}"
+    if name is None or name.partition(":")[0] not in (OURS, *LIBRARIES):
+        return None if source is None else Source(source)
+    # Classes are the one option that nearly every network is built with.
+    classifies = exit_.where == "before" or (len(run.outputs) == 1 and len(run.outputs[0]) == 2)
+    return Source(name, {"num_classes": run.outputs[0][1]} if classifies else {})
+
+
+def _timm_config(model: nn.Module) -> Mapping[str, Any]:
+    """The metadata that timm's networks carry; empty for others."""
+    config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
+    return config if isinstance(config, dict) else {}
+
+
+def choose_image_size(model: nn.Module, image_size: int | None) -> int:
+    """The height and width of images to try a network with."""
+    if image_size is not None:
+        return _checks.positive_int("image_size", image_size)
+    size = getattr(model, "image_size", None)
+    if isinstance(size, int):
+        return size
+    shape = _timm_config(model).get("input_size")
+    return int(shape[-1]) if shape else 224
+
+
+def choose_resize(model: nn.Module, size: int) -> int | None:
+    """The short side before the centre is cropped, in the proportion of the network's training."""
+    if isinstance(model, (ForeignNetwork, Network)):
+        return None if model.resize is None else round(model.resize * size / model.image_size)
+    share = _timm_config(model).get("crop_pct")
+    return round(size / float(share)) if share else None
+
+
+class Normalization(NamedTuple):
+    """Mean and standard deviation per channel; None for a network that takes plain images."""
+
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+
+
+_NONE = Normalization(None, None)
+_FORMS = (
+    "'imagenet', a pair (mean, std), a member of a torchvision weights enum such as "
+    "ResNet18_Weights.DEFAULT, or None for a network that takes images in [0, 1] as they are"
+)
+
+
+def find_normalization(model: nn.Module, normalization: Any = "auto") -> Normalization:
+    """The normalisation of a network; see :func:`equicolor.convert` for the argument.
+
+    Raises:
+        ConversionError: if it is unknown.
+
+    Example:
+        >>> find_normalization(nn.Identity(), ((0.5,), (0.25,)))
+        Normalization(mean=(0.5,), std=(0.25,))
+        >>> find_normalization(nn.Identity(), None)
+        Normalization(mean=None, std=None)
+    """
+    numbers = _find(model, normalization)
+    mean, std = numbers.mean or (0.0,), numbers.std or (1.0,)
+    if not 0 <= min(mean) <= max(mean) <= 1 or max(std) > 1:
+        raise ConversionError(
+            f"the normalisation of images in [0, 1] has a mean in [0, 1] and a std of at most 1, "
+            f"got mean {list(mean)} and std {list(std)}: divide those of 8-bit images by 255"
+        )
+    return numbers
+
+
+def _find(model: nn.Module, normalization: Any) -> Normalization:
+    if normalization is None:
+        return _NONE
+    if isinstance(normalization, str) and normalization == "imagenet":
+        return Normalization(IMAGENET_MEAN, IMAGENET_STD)
+    if isinstance(normalization, str) and normalization == "auto":
+        return _from_metadata(model)
+    if isinstance(normalization, type):
+        raise ConversionError(
+            f"normalization must be a member of {normalization.__name__}, such as "
+            f"{normalization.__name__}.DEFAULT; got the class itself"
+        )
+    if isinstance(normalization, (tuple, list)) and len(normalization) == 2:
+        return Normalization(*(_numbers(each) for each in normalization))
+    preset: Any = normalization.transforms() if hasattr(normalization, "transforms") else None
+    if not hasattr(preset, "mean") or not hasattr(preset, "std"):
+        raise ConversionError(f"normalization must be {_FORMS}; got {normalization!r}")
+    return Normalization(tuple(preset.mean), tuple(preset.std))
+
+
+def _numbers(values: Any) -> tuple[float, ...]:
+    """The numbers of a sequence, a tensor, an array, or one alone."""
+    try:
+        return tuple(torch.as_tensor(values, dtype=torch.float64, device="cpu").flatten().tolist())
+    except (TypeError, ValueError, RuntimeError):
+        raise ConversionError(f"mean and std must be numbers, got {values!r}") from None
+
+
+def _from_metadata(model: nn.Module) -> Normalization:
+    if isinstance(model, Network):
+        return _NONE  # ours take images in [0, 1], and normalise inside where they need it
+    if isinstance(model, ForeignNetwork):
+        numbers = (tuple(t.flatten().tolist()) for t in (model.mean.double(), model.std.double()))
+        return _NONE if model.plain else Normalization(*numbers)
+    config = _timm_config(model)
+    if "mean" in config and "std" in config:
+        return Normalization(tuple(config["mean"]), tuple(config["std"]))
+    raise ConversionError(
+        f"nothing says how {type(model).__name__} expects its images to be normalised, and hue is "
+        f"defined for images in [0, 1]: pass normalization={_FORMS}"
+    )
