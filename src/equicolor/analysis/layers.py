@@ -143,17 +143,13 @@ def layers_left_out(network: nn.Module, size: int | tuple[int, int]) -> dict[str
         (['0'], {'2': [1, 4, 16]})
     """
     calls = _watch(network, _checks.int_pair("size", size, minimum=1))
-    modules = dict(network.named_modules())
-    others = {layer: call for layer, call in calls.items() if _is_local(call) and not _is_map(call)}
-    for is_kind in _KINDS:
-        shapes = {n: call.shape for n, call in others.items() if is_kind(modules[call.name])}
-        if shapes:
-            return shapes
-    return {
-        name: call.shape
+    others = {name: call for name, call in calls.items() if _is_local(call) and not _is_map(call)}
+    names = _first_kind(network, others) or [
+        name
         for name, call in others.items()
-        if len(call.shape) > 2 and any(True for _ in modules[call.name].parameters(recurse=False))
-    }
+        if len(call.shape) > 2 and [*network.get_submodule(call.name).parameters(recurse=False)]
+    ]
+    return {name: others[name].shape for name in names}
 
 
 def receptive_fields(
@@ -252,13 +248,20 @@ def _is_pooled(planes: Planes) -> bool:
     return all(bool((planes[index] == torch.inf).all()) for index in NOMINAL)
 
 
-def _by_default(network: nn.Module, calls: Mapping[str, _ModuleCall]) -> list[str]:
-    modules = dict(network.named_modules())
-    local = [layer for layer, call in calls.items() if _is_map(call) and _is_local(call)]
+def _first_kind(network: nn.Module, calls: Mapping[str, _ModuleCall]) -> list[str]:
+    """All layers of the first of :data:`_KINDS` that there is."""
     for is_kind in _KINDS:
-        names = [layer for layer in local if is_kind(modules[calls[layer].name])]
+        names = [n for n, call in calls.items() if is_kind(network.get_submodule(call.name))]
         if names:
             return names
+    return []
+
+
+def _by_default(network: nn.Module, calls: Mapping[str, _ModuleCall]) -> list[str]:
+    maps = {name: call for name, call in calls.items() if _is_map(call) and _is_local(call)}
+    names = _first_kind(network, maps)
+    if names:
+        return names
     raise ValueError(
         f"{type(network).__name__} has no layers of features [B, C, H, W] to look at; name some"
     )

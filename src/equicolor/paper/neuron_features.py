@@ -16,9 +16,14 @@ from equicolor.analysis import (
     top_activations,
 )
 from equicolor.analysis.activations import Batches, images_of
-from equicolor.analysis.hue_rows import HueRows
+from equicolor.analysis.hue_rows import (
+    MEASURED,
+    HueRows,
+    by_selectivity,
+    selective_channels,
+    unit_rows,
+)
 from equicolor.analysis.inspection.figures import photo_png, tiles
-from equicolor.analysis.unit_rows import MEASURED, by_selectivity, selective_channels, unit_rows
 from equicolor.paper.quick_pictures import quick_note
 from equicolor.paper.rows import Findings
 from equicolor.paper.variants import dataset_title, datasets_of, figure_file, variant_of

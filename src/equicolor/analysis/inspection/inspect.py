@@ -29,8 +29,8 @@ from equicolor.analysis import (
     top_activations,
 )
 from equicolor.analysis.activations import Batches
+from equicolor.analysis.hue_rows import MEASURED, by_selectivity, selective_channels, unit_rows
 from equicolor.analysis.selectivity import GREYS
-from equicolor.analysis.unit_rows import MEASURED, by_selectivity, selective_channels, unit_rows
 from equicolor.evaluation.diagnose import Subject, judge
 from equicolor.evaluation.evaluate import Evaluation
 from equicolor.evaluation.images import OtherClassesError, count_outputs, match_classes

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
+from equicolor.analysis.hue_rows import SELECTIVE
 from equicolor.analysis.inspection import figures
 from equicolor.analysis.inspection.inspect import Inspection, Sheet
-from equicolor.analysis.unit_rows import SELECTIVE
 from equicolor.evaluation.figures import evaluation_figure
 from equicolor.evaluation.report import class_table, summary_table
 from equicolor.models.facts import network_title
