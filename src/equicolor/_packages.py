@@ -1,4 +1,4 @@
-"""Needed packages: the oldest torch, the extras, a torchvision that was built for another torch."""
+"""Required packages: the oldest torch, the extras, and a torchvision built for another torch."""
 
 import functools
 import importlib
@@ -11,14 +11,14 @@ import torch
 
 __all__ = ["declare_vision_operators", "how_to_install", "import_vision"]
 
-# Checked here, because pip can be told to ignore what a package requires.
+# Checked here, because pip can ignore what a package requires.
 if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11):
     raise ImportError(
         f"equicolor needs torch 2.11 or newer, and torch {torch.__version__} is installed: "
         "pip install 'torch>=2.11'"
     )
 
-# The extra that installs a package, where it is not [train].
+# The extra that installs a package, if it is not [train].
 _EXTRAS = {
     "onnx": "export",
     "onnxruntime": "export",
@@ -67,7 +67,7 @@ def import_vision(name: str) -> ModuleType:
         ) from None
 
 
-@functools.cache  # torch forgets the operators of a library that nothing refers to
+@functools.cache  # torch drops the operators of a library that nothing refers to
 def declare_vision_operators() -> torch.library.Library | None:
     """Make torchvision importable if its compiled operators do not load into this torch.
 

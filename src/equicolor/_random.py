@@ -1,7 +1,7 @@
 """Random numbers as a function of (seed, stream, step, index), without any state.
 
-Networks that train side by side each draw from their own seed, whatever trains beside them,
-and a resumed run draws what the interrupted one would have drawn: there is nothing to save.
+Networks that train side by side draw from their own seeds, independently of each other. A resumed
+run draws the same numbers as an uninterrupted one, and has no state to save.
 """
 
 import torch
@@ -17,9 +17,9 @@ def uniform(seeds: Tensor, stream: int, step: int | Tensor, size: int) -> Tensor
 
     Args:
         seeds: int64 ``[S]``.
-        stream: tells apart what the numbers are for.
-        step: the time, an int, or int64 of no dimensions or one a seed.
-        size: how many numbers a seed.
+        stream: the purpose of the numbers; other streams are independent.
+        step: the time: an int, an int64 scalar, or int64 ``[S]``.
+        size: numbers for each seed.
 
     Returns:
         float32 ``[S, size]``.
@@ -33,15 +33,15 @@ def uniform(seeds: Tensor, stream: int, step: int | Tensor, size: int) -> Tensor
     index = torch.arange(size, device=seeds.device)
     key = _mix(_mix(_mix(seeds) + stream) + step)
     # Rows are windows of one sequence of 2**32 numbers. Of W windows about W² · size / 2**32 pairs
-    # overlap, shifted against each other: about 6 % of the dropout masks of a long run. It stays
-    # so, since splits of datasets and orders of resumed runs depend on every number.
+    # overlap, at different offsets: about 6 % of the dropout masks of a long run. Changing this
+    # would change the order and the crops of every run.
     bits = _mix(_mix(key[:, None] + index))
     # 24 bits fit a float32 exactly, so 1.0 cannot come out.
     return (bits >> 8).float() * 2**-24
 
 
 def permutation(seeds: Tensor, stream: int, step: int | Tensor, size: int) -> Tensor:
-    """Random orders of ``size`` things, int64 ``[S, size]``, one a seed.
+    """Random orders of ``size`` items, int64 ``[S, size]``, one for each seed.
 
     Example:
         >>> permutation(torch.tensor([3]), 0, 0, 4).sort().values.tolist()

@@ -1,4 +1,4 @@
-"""Devices by name, and what they are called."""
+"""Devices by name, their precision, and how much of a computer is free."""
 
 import functools
 import os
@@ -24,7 +24,7 @@ _CAPABILITY = (8, 0)  # the first with bfloat16
 
 
 def choose_device(name: str = "auto") -> torch.device:
-    """A device by name: ``"auto"`` takes the GPU where there is one.
+    """A device by name: ``"auto"`` is the GPU if there is one.
 
     Example:
         >>> choose_device("cpu")
@@ -89,35 +89,26 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def cores() -> int:
-    """How many cores this process may use.
-
-    Example:
-        >>> cores() >= 1
-        True
-    """
+    """How many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def usable_threads() -> int:
-    """How many of torch's CPU threads are of use: fewer where other processes compute, too.
+    """How many CPU threads torch should use: fewer while other processes compute.
 
-    The threads of an operation wait for the slowest of them. Where there are more than free
-    cores, two can be forty times slower than one.
-
-    Example:
-        >>> 1 <= usable_threads() <= torch.get_num_threads()
-        True
+    The threads of an operation wait for the slowest one. With more threads than free cores, two
+    can be forty times slower than one.
     """
     most = torch.get_num_threads()
     others = _others_running()
-    # Linux counts what runs on all cores, not only on those that this process may use.
+    # Linux counts the threads on all cores, also on those that this process may not use.
     return max(1, min(most, (os.cpu_count() or 1) - others)) if others else most
 
 
 def _others_running() -> int:
-    """How many other threads of this computer compute just now; 0 if Linux does not say."""
+    """How many other threads of this computer are running; 0 if that is unknown."""
     counts = []
     for _ in range(5):
         time.sleep(0.02)

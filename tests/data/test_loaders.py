@@ -252,10 +252,10 @@ def test_the_data_path_follows_the_memory(
     for memory, expected in ((2 * needed, "resident"), (2 * needed - 4, "streaming")):
         monkeypatch.setattr(loaders, "_memory", lambda device, memory=memory: memory)
         assert choose_data_path(image_set, "cpu", short_side=32) == expected
-        assert choose_data_path(image_set, "cpu", wanted="streaming") == "streaming"
-        assert choose_data_path(image_set, "cpu", wanted="resident") == "resident"
+        assert choose_data_path(image_set, "cpu", data_path="streaming") == "streaming"
+        assert choose_data_path(image_set, "cpu", data_path="resident") == "resident"
     with pytest.raises(ValueError, match="data_path must be one of 'auto', 'resident'"):
-        choose_data_path(image_set, "cpu", wanted="gpu")
+        choose_data_path(image_set, "cpu", data_path="gpu")
 
 
 def test_this_computer_has_memory() -> None:

@@ -205,7 +205,9 @@ def _describe(recipe: TrainingRecipe, folder: Path, options: RunOptions, force: 
     count = sum(parameter.numel() for parameter in network.parameters())
     steps = len(Epochs(len(images), recipe.batch_size, shuffle=True))
     side = recipe.short_side("train")
-    path = choose_data_path(images, options.accelerator, short_side=side, wanted=options.data_path)
+    path = choose_data_path(
+        images, options.accelerator, short_side=side, data_path=options.data_path
+    )
     typer.echo(recipe.to_json().rstrip())
     typer.echo(
         f"would train {recipe.model} ({count:,} parameters) on {len(images):,} images of "

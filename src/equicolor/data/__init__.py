@@ -1,4 +1,8 @@
-"""Images: where they come from, how they are coloured, and what training does to them."""
+"""Datasets by name or folder, images decoded once, and their augmentation.
+
+:func:`load_dataset` gives an :class:`ImageSet`, :func:`decode` its pixels;
+:mod:`equicolor.data.loaders` makes batches of them with an :class:`Augmentation`.
+"""
 
 from equicolor.data.augment import Augmentation
 from equicolor.data.augmix import AugMix

@@ -160,24 +160,22 @@ def biased_colormnist(
     test_size = len(digits.test_labels) if test_size is None else test_size
     generator = _generator(seed)
     splits = []
-    for part, size in (("training", train_size), ("test", test_size)):
+    for part, size, images, labels in (
+        ("training", train_size, digits.train_images, digits.train_labels),
+        ("test", test_size, digits.test_images, digits.test_labels),
+    ):
         _checks.positive_int(f"{part} size", size)
-        images, labels = (
-            (digits.train_images, digits.train_labels)
-            if part == "training"
-            else (digits.test_images, digits.test_labels)
-        )
         if size > len(labels):
             raise ValueError(
                 f"{size} {part} images were asked for, but {digits.source} has {len(labels)}"
             )
-        chosen = torch.randperm(len(labels), generator=generator)[:size]
+        selected = torch.randperm(len(labels), generator=generator)[:size]
         deviation = torch.randn(size, generator=generator, dtype=torch.float64) * degrees / 360
-        hue = (labels[chosen] / 10 + deviation) % 1
+        hue = (labels[selected] / 10 + deviation) % 1
         full = torch.stack([hue, torch.ones_like(hue), torch.ones_like(hue)], 1)[..., None, None]
         colors = hsv_to_rgb(full).flatten(1).float()
-        painted = _paint(images[chosen], colors, (0.5, 0.1), generator, weigh_twice)
-        splits.append(Split(painted, labels[chosen]))
+        painted = _paint(images[selected], colors, (0.5, 0.1), generator, weigh_twice)
+        splits.append(Split(painted, labels[selected]))
     names = tuple(str(digit) for digit in range(10))
     short = f"{degrees:g}"
     name = f"colormnist-biased-{short if float(short) == degrees else repr(degrees)}"
@@ -200,20 +198,20 @@ def _draw(
     images: Tensor, labels: Tensor, sizes: list[int], generator: torch.Generator, part: str
 ) -> tuple[Tensor, Tensor]:
     """Disjoint digits for 30 classes of the given sizes: images and classes."""
-    chosen, classes = [], []
+    selected, classes = [], []
     for digit in range(10):
         members = torch.nonzero(labels == digit).flatten()
         members = members[torch.randperm(len(members), generator=generator)]
-        wanted = sizes[3 * digit : 3 * digit + 3]
-        if sum(wanted) > len(members):
+        counts = sizes[3 * digit : 3 * digit + 3]
+        if sum(counts) > len(members):
             raise ValueError(
-                f"{sum(wanted)} {part} images of digit {digit} are needed for three disjoint "
+                f"{sum(counts)} {part} images of digit {digit} are needed for three disjoint "
                 f"colours, but there are {len(members)}; ask for fewer per class"
             )
-        for color, part_of in enumerate(members[: sum(wanted)].split(wanted)):
-            chosen.append(part_of)
+        for color, part_of in enumerate(members[: sum(counts)].split(counts)):
+            selected.append(part_of)
             classes.append(torch.full_like(part_of, 3 * digit + color))
-    return images[torch.cat(chosen)], torch.cat(classes)
+    return images[torch.cat(selected)], torch.cat(classes)
 
 
 def _paint(

@@ -1,7 +1,7 @@
 """Datasets by name or by folder: find one, load a split of it, see whether it is complete."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -181,10 +181,8 @@ DATASETS = {
 def find_dataset(name: str | Path) -> DatasetInfo:
     """A dataset by name, or a folder of class folders by its path.
 
-    Args:
-        name: one of :data:`DATASETS`, or a path. ``./name`` is a folder of the same name as a
-            dataset. It is called ``folder:name``, so that its results are not taken for the
-            dataset's.
+    ``./name`` is a folder of the same name as a dataset. It is called ``folder:name``, so that its
+    results are not taken for the dataset's.
 
     Raises:
         MissingDataError: if a path is not a folder.
@@ -208,7 +206,9 @@ def find_dataset(name: str | Path) -> DatasetInfo:
         )  # fmt: skip
     if _is_path(name):
         raise MissingDataError(f"no folder of images at {path}")
-    raise ValueError(f"{unknown_dataset(str(name), DATASETS)} (there is no folder {path}, either)")
+    raise ValueError(
+        f"{unknown_dataset(str(name), [*DATASETS])} (there is no folder {path}, either)"
+    )
 
 
 def canonical_dataset(name: str | Path) -> str:
@@ -231,16 +231,15 @@ def _is_path(name: str | Path) -> bool:
     return isinstance(name, Path) or os.sep in name or name.startswith((".", "~"))
 
 
-def unknown_dataset(name: str, known: Iterable[str]) -> ValueError:
+def unknown_dataset(name: str, names: Sequence[str]) -> ValueError:
     """The error for an unknown name, with the nearest known ones."""
-    known = list(known)
-    if name.lower() == "mnist" and "mnist" not in known:
+    if name.lower() == "mnist" and "mnist" not in names:
         return ValueError(
             "mnist is what ColorMNIST is painted from, see 'equicolor reproduce "
             "colormnist-longtailed' and 'colormnist-biased'; it is no set of images"
         )
     plain = name.lower().replace("-", "").replace(" ", "_")
-    hint = did_you_mean(plain, known, f"known are {', '.join(known)}")
+    hint = did_you_mean(plain, names, f"known are {', '.join(names)}")
     return ValueError(f"unknown dataset {name!r}; {hint}")
 
 

@@ -213,7 +213,7 @@ def decode(
         cache = None  # pixels are in memory already
     decoder = Decoder(images, short_side, workers, progress, on_corrupt == "skip")
     pixels, plan = decoder.in_memory() if cache is None else decoder.on_disk(Path(cache))
-    corrupt = plan.corrupt
+    corrupt = decoder.corrupt
     if corrupt and on_corrupt == "error":  # cached by a call that skipped them
         raise CorruptImageError(corrupt[min(corrupt)])
     whole = [index for index in range(len(images)) if index not in corrupt]

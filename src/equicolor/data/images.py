@@ -208,13 +208,6 @@ class ImageFiles(Sequence[ImageFile]):
             return NotImplemented
         return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
 
-    def __hash__(self) -> int:
-        return hash((self._names, len(self)))
-
-    def __repr__(self) -> str:
-        shown = ", ".join(str(file.path) for file in self[:2])
-        return f"ImageFiles({shown}{', …' if len(self) > 2 else ''}: {len(self)})"
-
 
 class Contents(NamedTuple):
     """What the reader of a dataset returns: the fields of :class:`ImageSet` that it decides."""

@@ -9,6 +9,7 @@ import signal
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Required, TypedDict, Unpack
 
 import torch
@@ -65,7 +66,7 @@ def choose_data_path(
     device: torch.device | str,
     *,
     short_side: int | None = 256,
-    wanted: str = "auto",
+    data_path: str = "auto",
 ) -> str:
     """Where decoded images are held during training: ``"resident"`` or ``"streaming"``.
 
@@ -73,12 +74,12 @@ def choose_data_path(
         images: what to train on.
         device: where to train.
         short_side: the short side of decoded images.
-        wanted: the answer; ``"auto"`` is ``"resident"`` if the decoded images take no more than a
-            share of the device's memory (40 % of a GPU's, half of the computer's).
+        data_path: the answer; ``"auto"`` is ``"resident"`` if the decoded images take no more than
+            a share of the device's memory (40 % of a GPU's, half of the computer's).
     """
-    _checks.one_of("data_path", wanted, DATA_PATHS)
-    if wanted != "auto":
-        return wanted
+    _checks.one_of("data_path", data_path, DATA_PATHS)
+    if data_path != "auto":
+        return data_path
     device = torch.device(device)
     share = MEMORY_SHARE["cuda" if device.type == "cuda" else "cpu"] * _memory(device)
     fits = estimated_bytes(images, short_side=short_side) <= share
@@ -315,19 +316,15 @@ class _Requests:
             yield _Request(epoch, positions, order[positions % epochs.size])
 
 
+@dataclass
 class _Cutter(Dataset[_Crops | Exception]):
     """Decodes and crops whole batches, in a worker."""
 
-    def __init__(
-        self,
-        images: ImageSet,
-        augmentation: Augmentation,
-        epochs: Epochs,
-        short_side: int | None,
-        skip_corrupt: bool,
-    ) -> None:
-        self.images, self.augmentation, self.epochs = images, augmentation, epochs
-        self.short_side, self.skip_corrupt = short_side, skip_corrupt
+    images: ImageSet
+    augmentation: Augmentation
+    epochs: Epochs
+    short_side: int | None
+    skip_corrupt: bool
 
     def __getitem__(self, request: _Request) -> _Crops | Exception:
         try:

@@ -110,8 +110,8 @@ def load_mnist(root: Path | str | None = None, *, embedded: bool | None = None) 
     if not place.is_dir() and "EQUICOLOR_DATA" in os.environ:
         raise MissingDataError(f"EQUICOLOR_DATA names {place}, which is not a folder")
     folder = place / FOLDER
-    paths = {name: _path(folder, name) for name in FILES}
-    missing = [name for name, path in paths.items() if path is None]
+    paths = {name: _paths(folder, name) for name in FILES}
+    missing = [name for name in FILES if not paths[name]]
     if embedded is None and root is None and len(missing) == len(FILES):
         return _embedded()
     if missing:
@@ -120,7 +120,7 @@ def load_mnist(root: Path | str | None = None, *, embedded: bool | None = None) 
             "Get it with 'equicolor datasets get mnist', or set EQUICOLOR_DATA to the folder "
             "that holds MNIST/raw"
         )
-    arrays = [_read(path) for path in paths.values() if path is not None]
+    arrays = [_read(max(forms, key=forms.__getitem__)) for forms in paths.values()]  # a whole one
     train_images, train_labels, test_images, test_labels = arrays
     return Digits(train_images, train_labels.long(), test_images, test_labels.long(), FULL_SOURCE)
 
@@ -128,23 +128,14 @@ def load_mnist(root: Path | str | None = None, *, embedded: bool | None = None) 
 def missing_files(root: Path | str | None = None) -> list[str]:
     """The compressed files that are not in the data folder at full length, packed or unpacked."""
     folder = Path(data_root() if root is None else root) / FOLDER
-    return [f"{name}.gz" for name in FILES if not _whole(folder, name)]
+    return [f"{name}.gz" for name in FILES if True not in _paths(folder, name).values()]
 
 
-def _lengths(folder: Path, name: str) -> dict[Path, int]:
-    """The two forms of a file that are there, with the length each should have."""
+def _paths(folder: Path, name: str) -> dict[Path, bool]:
+    """The forms of a file that are there, plain and compressed, and whether they are whole."""
     file = FILES[name]
     lengths = {folder / name: file.bytes, folder / f"{name}.gz": file.gz_bytes}
-    return {path: length for path, length in lengths.items() if path.is_file()}
-
-
-def _whole(folder: Path, name: str) -> list[Path]:
-    lengths = _lengths(folder, name)
-    return [path for path, length in lengths.items() if path.stat().st_size == length]
-
-
-def _path(folder: Path, name: str) -> Path | None:
-    return next(iter([*_whole(folder, name), *_lengths(folder, name)]), None)
+    return {path: path.stat().st_size == lengths[path] for path in lengths if path.is_file()}
 
 
 def _read(path: Path) -> Tensor:

@@ -12,7 +12,8 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -35,26 +36,24 @@ _FORMAT = 3  # of the files of the cache and their contents
 _PIXELS, _JOURNAL, _INDEX = "pixels.u8", "journal.jsonl", "index.npz"
 
 T = TypeVar("T")
-Corrupt = dict[int, str]  # what is wrong with which image
 
 
 class Plan(NamedTuple):
     """Where each image is in the buffer.
 
     Attributes:
-        offsets, sizes: int64 ``[N]`` and ``[N, 2]`` (height, width) of all images.
-        corrupt: the images that cannot be decoded; those with a corrupt header have size 0.
+        offsets, sizes: int64 ``[N]`` and ``[N, 2]`` (height, width); an image with a corrupt
+            header has size 0.
     """
 
     offsets: np.ndarray
     sizes: np.ndarray
-    corrupt: Corrupt
 
     @classmethod
-    def of_sizes(cls, sizes: np.ndarray, corrupt: Corrupt) -> "Plan":
+    def of_sizes(cls, sizes: np.ndarray) -> "Plan":
         """One image after the other."""
         ends = np.cumsum(3 * sizes.prod(1))
-        return cls(np.concatenate([[0], ends[:-1]]), sizes, corrupt)
+        return cls(np.concatenate([[0], ends[:-1]]), sizes)
 
     def place(self, shard: int) -> slice:
         """The bytes of a shard."""
@@ -87,26 +86,28 @@ def buffer_size(offsets: Tensor, sizes: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Decoder:
-    """Decodes images with threads; ``skip`` goes on after corrupt ones."""
+    """Decodes images with threads.
+
+    Attributes:
+        images, short_side, workers, progress: as of :func:`equicolor.data.decode`.
+        skip: go on after corrupt images.
+        corrupt: what is wrong with which image; filled by decoding.
+    """
 
     images: ImageSet
     short_side: int | None
     workers: int
     progress: Progress | None
     skip: bool
+    corrupt: dict[int, str] = field(default_factory=dict)
 
     def in_memory(self) -> tuple[Tensor, Plan]:
         """Decode into memory."""
         plan = self._plan()
         buffer = np.zeros(plan.total, np.uint8)
-
-        def work(shard: int) -> Corrupt:
-            return self._shard(plan, shard, buffer[plan.place(shard)])
-
-        corrupt = dict(plan.corrupt)
-        for _, found in self._run(plan, set(), work):
-            corrupt |= found
-        return torch.from_numpy(buffer), plan._replace(corrupt=corrupt)
+        for _ in self._run(plan, set(), lambda shard: self._shard(plan, shard, buffer)):
+            pass
+        return torch.from_numpy(buffer), plan
 
     def on_disk(self, cache: Path) -> tuple[Tensor, Plan]:
         """Map a complete file of the cache, after decoding what is missing of it.
@@ -135,47 +136,45 @@ class Decoder:
 
     def _plan(self) -> Plan:
         """Read the headers."""
-        corrupt: Corrupt = {}
+        sizes = np.zeros((len(self.images), 2), np.int64)
 
-        def size(index: int) -> tuple[int, int]:
-            try:
-                return final_size(self.images, index, self.short_side)
-            except CorruptImageError as error:
-                if not self.skip:
-                    raise
-                corrupt[index] = str(error)
-                return 0, 0
+        def read(index: int) -> None:
+            with self._skipping(index):
+                sizes[index] = final_size(self.images, index, self.short_side)
 
+        self.corrupt.clear()
         with ThreadPoolExecutor(self.workers) as pool:
             try:
-                sizes = np.array(list(pool.map(size, range(len(self.images)))), np.int64)
+                list(pool.map(read, range(len(self.images))))
             finally:
                 pool.shutdown(cancel_futures=True)
-        return Plan.of_sizes(sizes, corrupt)
+        return Plan.of_sizes(sizes)
 
-    def _shard(self, plan: Plan, shard: int, out: np.ndarray) -> Corrupt:
-        """Decode the images of one shard into its bytes; returns the corrupt ones."""
-        start = plan.place(shard).start
-        corrupt: Corrupt = {}
+    @contextmanager
+    def _skipping(self, index: int) -> Iterator[None]:
+        """Record an image as corrupt instead of raising the error, if ``skip`` is set."""
+        try:
+            yield
+        except CorruptImageError as error:
+            if not self.skip:
+                raise
+            self.corrupt[index] = str(error)
+
+    def _shard(self, plan: Plan, shard: int, buffer: np.ndarray, start: int = 0) -> None:
+        """Decode the images of one shard into a buffer that begins at byte ``start``."""
         for index in range(shard * SHARD, min((shard + 1) * SHARD, len(self.images))):
-            if index in plan.corrupt:
+            if index in self.corrupt:
                 continue
             height, width = plan.sizes[index]
             offset = plan.offsets[index] - start
-            try:
+            with self._skipping(index):
                 image = decode_image(self.images, index, self.short_side)
                 if image.size != (width, height):
                     raise CorruptImageError(
                         f"{self.images.files[index].describe()} has {image.size} pixels, but "
                         f"its header said {(width, height)}"
                     )
-            except CorruptImageError as error:
-                if not self.skip:
-                    raise
-                corrupt[index] = str(error)
-            else:
-                out[offset : offset + 3 * height * width] = np.asarray(image).reshape(-1)
-        return corrupt
+                buffer[offset : offset + 3 * height * width] = np.asarray(image).reshape(-1)
 
     def _run(self, plan: Plan, done: set[int], work: Callable[[int], T]) -> Iterator[tuple[int, T]]:
         """Do the shards that are not done, in threads; yields each when it is finished."""
@@ -208,7 +207,9 @@ class Decoder:
             with np.load(folder / _INDEX) as index:
                 sizes, checksums = index["sizes"], index["checksums"]
                 reasons = zip(index["corrupt"].tolist(), index["reasons"].tolist(), strict=True)
-                plan = Plan.of_sizes(sizes, dict(reasons))
+                self.corrupt.clear()
+                self.corrupt.update(reasons)
+            plan = Plan.of_sizes(sizes)
             if sizes.shape != (len(self.images), 2) or sizes.dtype != np.int64 or sizes.min() < 0:
                 raise ValueError(f"sizes {list(sizes.shape)} of {len(self.images)} images")
             total = plan.total
@@ -242,33 +243,34 @@ class Decoder:
                 file.truncate(plan.total)
         before = _mapped(path, plan.total)
         done = {key: each for key, each in done.items() if each[1] == _checksum(plan, before, key)}
+        for corrupt, _ in done.values():
+            self.corrupt.update(corrupt)
 
-        def work(shard: int) -> tuple[Corrupt, int]:
+        def work(shard: int) -> int:
             place = plan.place(shard)
-            out = np.zeros(place.stop - place.start, np.uint8)
-            corrupt = self._shard(plan, shard, out)
+            pixels = np.zeros(place.stop - place.start, np.uint8)
+            self._shard(plan, shard, pixels, place.start)
             with path.open("r+b") as file:
                 file.seek(place.start)
-                file.write(out.data)
+                file.write(pixels.data)
                 file.flush()
                 os.fsync(file.fileno())  # on disk before the journal records it
-            return corrupt, zlib.crc32(out.data)
+            return zlib.crc32(pixels.data)
 
+        checksums = {shard: checksum for shard, (_, checksum) in done.items()}
         with journal.open("a") as lines:
-            for shard, (found, checksum) in self._run(plan, set(done), work):
-                done[shard] = found, checksum
-                lines.write(json.dumps([shard, list(found.items()), checksum]) + "\n")
+            for shard, checksum in self._run(plan, set(done), work):
+                checksums[shard] = checksum
+                reasons = [item for item in [*self.corrupt.items()] if item[0] // SHARD == shard]
+                lines.write(json.dumps([shard, reasons, checksum]) + "\n")
                 lines.flush()
-        corrupt = dict(plan.corrupt)
-        for found, _ in done.values():
-            corrupt |= found
         with written_aside(folder / _INDEX) as partial, partial.open("wb") as file:
             np.savez(
                 file,
                 sizes=plan.sizes,
-                checksums=np.array([done[shard][1] for shard in plan.shards], np.int64),
-                corrupt=np.array(sorted(corrupt), np.int64),
-                reasons=np.array([corrupt[index] for index in sorted(corrupt)], np.str_),
+                checksums=np.array([checksums[shard] for shard in plan.shards], np.int64),
+                corrupt=np.array(sorted(self.corrupt), np.int64),
+                reasons=np.array([self.corrupt[index] for index in sorted(self.corrupt)], np.str_),
             )
         journal.unlink()
 
@@ -286,7 +288,7 @@ def _checksum(plan: Plan, pixels: Tensor, shard: int) -> int:
     return zlib.crc32(pixels[plan.place(shard)].numpy().data)
 
 
-def _read_journal(path: Path, plan: Plan) -> dict[int, tuple[Corrupt, int]]:
+def _read_journal(path: Path, plan: Plan) -> dict[int, tuple[dict[int, str], int]]:
     """The finished shards; ignores a line that a crash cut short."""
     done = {}
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []

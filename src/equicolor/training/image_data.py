@@ -162,7 +162,7 @@ class ImageData(pl.LightningDataModule):
 
     def _path(self, images: ImageSet, device: torch.device) -> str:
         short_side = self.recipe.short_side(images.split)
-        return choose_data_path(images, device, short_side=short_side, wanted=self.data_path)
+        return choose_data_path(images, device, short_side=short_side, data_path=self.data_path)
 
     def _loader(
         self,
