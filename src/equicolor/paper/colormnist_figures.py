@@ -1,8 +1,7 @@
 """Figures of the ColorMNIST experiments: the paper's Figure 2, its samples, and hue curves.
 
-Pure functions from rows of :func:`equicolor.paper.colormnist.run`, datasets and
-accuracies to matplotlib figures. Colours are Okabe and Ito's, which the colour-blind can
-tell apart; markers and dashes say the same once more.
+Pure functions from rows, datasets and accuracies to matplotlib figures. Colours are Okabe and
+Ito's, which the colour-blind can tell apart; markers and dashes repeat what they say.
 """
 
 import statistics
@@ -17,13 +16,12 @@ from matplotlib.transforms import ScaledTranslation
 
 from equicolor.data import ColorMNIST
 from equicolor.paper.colormnist_variants import (
-    NAMES,
     REDRAWN,
     Cells,
     Variant,
     by_variant,
     curves_of,
-    gained,
+    gains,
     sigma_label,
     standard_error,
 )
@@ -43,12 +41,12 @@ _TINTS = {"red": "#c0392b", "green": "#1e8449", "blue": "#1f4fbf"}
 
 
 def _styles(variants: Sequence[Variant]) -> dict[Variant, dict[str, Any]]:
-    """Looks of curves in one plot, those that differ in the setting alone made fainter."""
-    seen: dict[Variant, int] = {}
+    """Looks of curves in one plot; those that differ in the setting alone are fainter."""
+    counts: dict[Variant, int] = {}
     styles = {}
     for variant in variants:
         alike = variant._replace(setting="")
-        order = seen[alike] = seen.get(alike, -1) + 1
+        order = counts[alike] = counts.get(alike, -1) + 1
         styles[variant] = variant.style | {"alpha": _FADED[min(order, len(_FADED) - 1)]}
     return styles
 
@@ -71,7 +69,7 @@ def per_class_figure(rows: Sequence[Row], data: ColorMNIST) -> Figure:
     styles = _styles(list(groups))
     for index, (variant, group) in enumerate(groups.items()):
         values = np.array([row["per_class"] for row in group])[:, order.numpy()]
-        # Curves stand side by side within a class, so that their error bars can be told apart.
+        # Curves stand side by side within a class, so that error bars do not overlap.
         shift = 0.5 * ((index + 0.5) / len(groups) - 0.5)
         accuracy.errorbar(
             np.arange(len(order)) + shift,
@@ -107,7 +105,7 @@ def sigma_figure(rows: Sequence[Row]) -> Figure:
     """
     sigmas, curves = curves_of(rows)
     draws = sorted({variant.redrawn for variant in curves})
-    above = gained(curves)
+    above = gains(curves)
     size = (4.5 + 3.5 * len(draws), 7.4 if above else 4.6)
     figure = Figure(figsize=size, layout="constrained")
     heights = (3, 2) if above else (1,)
@@ -127,9 +125,9 @@ def sigma_figure(rows: Sequence[Row]) -> Figure:
     for axes, label in zip(grid[:, 0], ("test accuracy, %", "points above Z2CNN"), strict=False):
         axes.set_ylabel(label)
     # A network that is in both columns is in the legend once.
-    found = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in grid[0]]
-    named = {label: handle for pairs in found for handle, label in pairs}
-    figure.legend(list(named.values()), list(named), loc="outside right center", frameon=False)
+    pairs = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in grid[0]]
+    handles = {label: handle for column in pairs for handle, label in column}
+    figure.legend(list(handles.values()), list(handles), loc="outside right center", frameon=False)
     return figure
 
 
@@ -140,19 +138,19 @@ def _draw_curves(
     error: Callable[[Sequence[float]], float],
 ) -> None:
     """The curves of one kind of draw, markers of one σ side by side."""
-    chosen = [variant for variant in curves if variant.redrawn == redrawn]
-    styles = _styles(chosen)
+    variants = [variant for variant in curves if variant.redrawn == redrawn]
+    styles = _styles(variants)
     figure = axes.get_figure(root=True)
     assert figure is not None
-    for index, variant in enumerate(chosen):
-        found = [list(cell.values()) for cell in curves[variant]]
-        known = [place for place, values in enumerate(found) if values]
-        means = np.array([statistics.fmean(found[place]) for place in known])
-        errors = np.array([error(v) if len(v := found[place]) > 1 else 0.0 for place in known])
-        # In points, for a share of the axis would be wide where there are few σ.
-        inches = _SPREAD * ((index + 0.5) / len(chosen) - 0.5) / 72
+    for index, variant in enumerate(variants):
+        cells = {place: list(cell.values()) for place, cell in enumerate(curves[variant]) if cell}
+        places = list(cells)
+        means = np.array([statistics.fmean(values) for values in cells.values()])
+        errors = np.array([error(v) if len(v) > 1 else 0.0 for v in cells.values()])
+        # In points: a share of the axis would be wide where there are few σ.
+        inches = _SPREAD * ((index + 0.5) / len(variants) - 0.5) / 72
         axes.errorbar(
-            known,
+            places,
             means,
             errors,
             label=variant._replace(redrawn=False).name,
@@ -163,8 +161,8 @@ def _draw_curves(
             transform=axes.transData + ScaledTranslation(inches, 0, figure.dpi_scale_trans),
             **styles[variant],
         )
-        for ends in (means - errors, means + errors):  # which the shift hides from the axis
-            axes.update_datalim(np.column_stack((known, ends)))
+        for ends in (means - errors, means + errors):  # the shift hides them from the axis
+            axes.update_datalim(np.column_stack((places, ends)))
     axes.autoscale_view(scalex=False)
     axes.grid(axis="y", alpha=0.3)
 
@@ -175,9 +173,8 @@ def hue_figure(turns: Sequence[float], curves: Mapping[str, Sequence[float]]) ->
     axes, strip = figure.subplots(2, 1, height_ratios=(12, 1), sharex=True)
     degrees = [360 * turn for turn in turns]
     for model, accuracy in curves.items():
-        style = Variant(model, "none", False).style
-        name = NAMES.get(model, model)
-        axes.plot(degrees, accuracy, label=name, linewidth=2, markersize=4, **style)
+        variant = Variant(model, "none", False)
+        axes.plot(degrees, accuracy, label=variant.name, linewidth=2, markersize=4, **variant.style)
     axes.set(ylim=(0, 103), ylabel="accuracy, %")
     axes.grid(alpha=0.3)
     draw_hues(strip)

@@ -25,6 +25,7 @@ from equicolor.paper.colormnist_hues import HUE_IMAGES, HUE_SHIFTS
 from equicolor.paper.colormnist_variants import (
     Variant,
     by_variant,
+    curves_of,
     gains,
     sigma_label,
     standard_error,
@@ -178,8 +179,8 @@ def longtailed_table(rows: Sequence[Row]) -> Table:
     lines = []
     for variant, group in by_variant(rows).items():
         comparable = variant.plain and not variant.setting
-        known = PAPER_LONGTAILED.get(variant.model) if comparable else None
-        paper = f"{known[0]:.2f} ± {known[1]:.2f}" if known else MISSING
+        published = PAPER_LONGTAILED.get(variant.model) if comparable else None
+        paper = f"{published[0]:.2f} ± {published[1]:.2f}" if published else MISSING
         accuracy = mean_and_std([row["original"] for row in group])
         lines.append((variant.name, accuracy, paper, str(len(group))))
     title = f"Test accuracy in percent, {_epochs(rows)}"
@@ -198,10 +199,10 @@ def biased_table(rows: Sequence[Row]) -> Table:
             for sigma in sigmas
         ]
         lines.append((variant.name, *cells))
-        # Below the first line of a network: data drawn once and for every seed compare to it.
-        known = paper.pop(variant.model, {}) if variant.plain and not variant.setting else {}
-        if known.keys() & set(sigmas):
-            cells = [f"{known[sigma]:.2f}" if sigma in known else MISSING for sigma in sigmas]
+        # Below the first line of a network; data drawn once or for every seed compare to it.
+        numbers = paper.pop(variant.model, {}) if variant.plain and not variant.setting else {}
+        if numbers.keys() & set(sigmas):
+            cells = [f"{numbers[sigma]:.2f}" if sigma in numbers else MISSING for sigma in sigmas]
             lines.append((f"{variant._replace(redrawn=False).name} (paper)", *cells))
     return Table(_columns(sigmas), lines, f"Test accuracy in percent, {_epochs(rows)}")
 
@@ -217,10 +218,10 @@ def gains_table(rows: Sequence[Row]) -> Table:
         ... ]).rows
         [('CECNN', '+2.00 ± 0.00')]
     """
-    sigmas, found = gains(rows)
+    sigmas, curves = curves_of(rows)
     lines = [
         (variant.name, *(_gain(list(cell.values())) for cell in cells))
-        for variant, cells in found.items()
+        for variant, cells in gains(curves).items()
     ]
     title = "Points above Z2CNN of the same seed (mean ± standard error)"
     return Table(_columns(sigmas), lines, title)
@@ -248,40 +249,40 @@ def _epochs(rows: Sequence[Row]) -> str:
 def headline(rows: Sequence[Row]) -> str:
     """CECNN against Z2CNN where both were trained, a sentence for each setting and kind of draw."""
     groups = by_variant(rows)
-    said = [
-        _against(variant, _means(group), _means(groups[usual]))
+    sentences = [
+        _against(variant, _means(group), _means(groups[plain]))
         for variant, group in groups.items()
         if variant.model == "cecnn" and variant.plain
-        if (usual := variant._replace(model="z2cnn")) in groups
+        if (plain := variant._replace(model="z2cnn")) in groups
     ]
-    return " ".join(filter(None, said)) or f"{counted(len(rows), 'network')} trained."
+    return " ".join(filter(None, sentences)) or f"{counted(len(rows), 'network')} trained."
 
 
 _Means = dict[float | None, float]  # over seeds, for each σ if there are any
 
 
 def _means(rows: Sequence[Row]) -> _Means:
-    found: dict[float | None, list[float]] = {}
+    accuracies: dict[float | None, list[float]] = {}
     for row in rows:
-        found.setdefault(row.get("sigma"), []).append(row["original"])
-    return {sigma: statistics.fmean(values) for sigma, values in found.items()}
+        accuracies.setdefault(row.get("sigma"), []).append(row["original"])
+    return {sigma: statistics.fmean(values) for sigma, values in accuracies.items()}
 
 
-def _against(variant: Variant, means: _Means, usual: _Means) -> str:
+def _against(variant: Variant, means: _Means, plain: _Means) -> str:
     """A sentence on the spreads of the hue that both have; empty if there are none."""
-    common = means.keys() & usual.keys()
+    common = means.keys() & plain.keys()
     if not common:
         return ""
-    mean, other = (statistics.fmean(each[sigma] for sigma in common) for each in (means, usual))
-    told = []
+    mean, other = (statistics.fmean(each[sigma] for sigma in common) for each in (means, plain))
+    notes = []
     if len(common) > 1:
-        # Of equal sums of other numbers, rounding is left.
-        ahead = sum(means[sigma] - usual[sigma] > 1e-9 for sigma in common)
-        told = ["mean over σ", f"ahead at {ahead} of {len(common)}"]
+        # More than rounding: equal means may come from sums of other numbers.
+        ahead = sum(means[sigma] - plain[sigma] > 1e-9 for sigma in common)
+        notes = ["mean over σ", f"ahead at {ahead} of {len(common)}"]
     elif (sigma := next(iter(common))) is not None:
-        told = [f"σ = {sigma_label(sigma)}°"]
-    told += variant.circumstances
-    aside = f" ({'; '.join(told)})" if told else ""
+        notes = [f"σ = {sigma_label(sigma)}°"]
+    notes += variant.circumstances
+    aside = f" ({'; '.join(notes)})" if notes else ""
     return (
         f"CECNN {mean:.1f} % against Z2CNN {other:.1f} %{aside}: {abs(mean - other):.1f} points "
         f"{'more' if mean >= other else 'less'} with as many parameters."

@@ -1,4 +1,4 @@
-"""Rows of the ColorMNIST experiments by network and training, and what one gains over another."""
+"""Rows of the ColorMNIST experiments by network and training, and gains over the plain one."""
 
 import math
 import statistics
@@ -9,37 +9,20 @@ from equicolor.paper.settings import in_words
 from equicolor.results import Row
 
 __all__ = [
-    "NAMES",
-    "REDRAWN",
-    "Cells",
-    "Variant",
-    "by_variant",
-    "curves_of",
-    "gained",
-    "gains",
-    "sigma_label",
+    "REDRAWN", "Cells", "Variant", "by_variant", "curves_of", "gains", "sigma_label",
     "standard_error",
-]
+]  # fmt: skip
 
-NAMES = {
-    "z2cnn": "Z2CNN",
-    "z2cnn-gray": "Z2CNN, grey input",
-    "cecnn": "CECNN",
-    "cecnn-pooled": "CECNN, coset pooling",
-    "cecnn-2": "CECNN, 2 layers",
-    "cecnn-4": "CECNN, 4 layers",
-    "cecnn-hsv6": "CECNN, HSV, n = 6",
-    "cecnn-hsv12": "CECNN, HSV, n = 12",
-}
-_STYLES = {
-    "z2cnn": ("#d55e00", "s"),
-    "z2cnn-gray": ("#7a7a7a", "v"),
-    "cecnn": ("#0072b2", "o"),
-    "cecnn-pooled": ("#009e73", "D"),
-    "cecnn-2": ("#e69f00", "^"),
-    "cecnn-4": ("#cc79a7", "P"),
-    "cecnn-hsv6": ("#56b4e9", "h"),
-    "cecnn-hsv12": ("#000000", "X"),
+# Name, colour and marker of each network, in the paper's order.
+_LOOKS = {
+    "z2cnn": ("Z2CNN", "#d55e00", "s"),
+    "z2cnn-gray": ("Z2CNN, grey input", "#7a7a7a", "v"),
+    "cecnn": ("CECNN", "#0072b2", "o"),
+    "cecnn-pooled": ("CECNN, coset pooling", "#009e73", "D"),
+    "cecnn-2": ("CECNN, 2 layers", "#e69f00", "^"),
+    "cecnn-4": ("CECNN, 4 layers", "#cc79a7", "P"),
+    "cecnn-hsv6": ("CECNN, HSV, n = 6", "#56b4e9", "h"),
+    "cecnn-hsv12": ("CECNN, HSV, n = 12", "#000000", "X"),
 }
 REDRAWN = "data drawn for every seed"
 
@@ -60,26 +43,27 @@ class Variant(NamedTuple):
 
     @property
     def name(self) -> str:
-        """For legends and tables."""
+        """The name for legends and tables."""
+        name = _LOOKS[self.model][0] if self.model in _LOOKS else self.model
         jitter = " + jitter" if self.augmentation != "none" else ""
         weighted = " + weighted loss" if self.weighted else ""
-        told = ", ".join(self.circumstances)
-        return NAMES.get(self.model, self.model) + jitter + weighted + (f" ({told})" * bool(told))
+        aside = f" ({', '.join(self.circumstances)})" if self.circumstances else ""
+        return name + jitter + weighted + aside
 
     @property
     def circumstances(self) -> list[str]:
-        """What the network and its training leave open."""
+        """Settings that other rows do not share, and whether data were drawn for every seed."""
         return [self.setting] * bool(self.setting) + [REDRAWN] * self.redrawn
 
     @property
     def plain(self) -> bool:
-        """Trained as in the paper's figure: without jitter and with every image alike."""
+        """Whether it was trained as in the paper's figure: without jitter or weights."""
         return self.augmentation == "none" and not self.weighted
 
     @property
     def style(self) -> dict[str, Any]:
         """Colour, marker and dashes of its curve."""
-        color, marker = _STYLES.get(self.model, ("#333333", "."))
+        _, color, marker = _LOOKS.get(self.model, ("", "#333333", "."))
         return {
             "color": color,
             "marker": marker,
@@ -105,20 +89,20 @@ def by_variant(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
     several = [key for key in keys if len({row.get(key) for row in rows}) > 1]
     groups: dict[Variant, list[Row]] = {}
     for row in rows:
-        setting = ", ".join(_told(key, row[key]) for key in several if key in row)
-        how = row["augmentation"], row["weighted"], setting, "data_seed" in row
-        groups.setdefault(Variant(row["model"], *how), []).append(row)
-    known = list(NAMES)
+        words = [
+            str(row[key]) if key == "digits" else in_words({key: row[key]})
+            for key in several
+            if key in row
+        ]
+        training = row["augmentation"], row["weighted"], ", ".join(words), "data_seed" in row
+        groups.setdefault(Variant(row["model"], *training), []).append(row)
+    order = list(_LOOKS)
 
     def rank(variant: Variant) -> tuple[bool, bool, bool, int]:
-        place = known.index(variant.model) if variant.model in known else len(known)
+        place = order.index(variant.model) if variant.model in order else len(order)
         return variant.redrawn, variant.weighted, variant.augmentation != "none", place
 
     return {variant: groups[variant] for variant in sorted(groups, key=rank)}
-
-
-def _told(key: str, value: Any) -> str:
-    return str(value) if key == "digits" else in_words({key: value})
 
 
 Cells = list[dict[int, float]]  # accuracy of every seed, for each σ
@@ -136,37 +120,28 @@ def curves_of(rows: Sequence[Row]) -> tuple[list[float], dict[Variant, Cells]]:
     return sigmas, curves
 
 
-def gains(rows: Sequence[Row]) -> tuple[list[float], dict[Variant, Cells]]:
-    """Seed by seed, what networks that see the colours gain over the plain one.
+def gains(curves: Mapping[Variant, Cells]) -> dict[Variant, Cells]:
+    """What networks gain over the plain one, seed by seed, of the curves of :func:`curves_of`.
 
-    Returns:
-        All σ in order, and for each what every seed gains, of networks that have several seeds in
-        common with the plain one.
+    Networks without colour are left out: they lose so much that the others would be one line. So
+    are those with one seed in common with the plain one: that difference is mostly noise.
     """
-    sigmas, curves = curves_of(rows)
-    return sigmas, gained(curves)
-
-
-def gained(curves: Mapping[Variant, Cells]) -> dict[Variant, Cells]:
-    """The same as :func:`gains`, of what :func:`curves_of` found."""
-    found: dict[Variant, Cells] = {}
+    differences: dict[Variant, Cells] = {}
     for variant, cells in curves.items():
-        usual = curves.get(variant._replace(model="z2cnn"))
-        # Without colour there is so much to lose that the others would be one line.
-        if usual is None or variant.model in ("z2cnn", "z2cnn-gray") or not variant.plain:
+        plain = curves.get(variant._replace(model="z2cnn"))
+        if plain is None or variant.model in ("z2cnn", "z2cnn-gray") or not variant.plain:
             continue
         both = [
-            {seed: cell[seed] - known[seed] for seed in sorted(cell.keys() & known.keys())}
-            for cell, known in zip(cells, usual, strict=True)
+            {seed: cell[seed] - other[seed] for seed in sorted(cell.keys() & other.keys())}
+            for cell, other in zip(cells, plain, strict=True)
         ]
-        # The difference of two single runs is mostly noise, and nothing could show how much.
         if any(len(cell) > 1 for cell in both):
-            found[variant] = [cell if len(cell) > 1 else {} for cell in both]
-    return found
+            differences[variant] = [cell if len(cell) > 1 else {} for cell in both]
+    return differences
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of the mean of two or more numbers."""
+    """The standard error of the mean of two or more numbers."""
     return statistics.stdev(values) / math.sqrt(len(values))
 
 
