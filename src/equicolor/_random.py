@@ -10,6 +10,8 @@ from torch import Tensor
 __all__ = ["permutation", "uniform"]
 
 _MASK = 0xFFFFFFFF
+_WEIGHTS = (0x2545F4914F6CDD1D, 0x5851F42D4C957F2D, 0x369DEA0F31A53F85)
+_ROUNDS = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))  # of int64
 
 
 def uniform(seeds: Tensor, stream: int, step: int | Tensor, size: int) -> Tensor:
@@ -31,11 +33,9 @@ def uniform(seeds: Tensor, stream: int, step: int | Tensor, size: int) -> Tensor
         True
     """
     index = torch.arange(size, device=seeds.device)
-    key = _mix(_mix(_mix(seeds) + stream) + step)
-    # Rows are windows of one sequence of 2**32 numbers. Of W windows about W² · size / 2**32 pairs
-    # overlap, at different offsets: about 6 % of the dropout masks of a long run. Changing this
-    # would change the order and the crops of every run.
-    bits = _mix(_mix(key[:, None] + index))
+    first, second = _keys(seeds, stream, step)
+    # With one key of 32 bits, rows would be windows of one sequence, and some of them overlap.
+    bits = _mix(_mix(first[:, None] + index) ^ second[:, None])
     # 24 bits fit a float32 exactly, so 1.0 cannot come out.
     return (bits >> 8).float() * 2**-24
 
@@ -48,6 +48,27 @@ def permutation(seeds: Tensor, stream: int, step: int | Tensor, size: int) -> Te
         [[0, 1, 2, 3]]
     """
     return torch.argsort(uniform(seeds, stream, step, size), dim=1, stable=True)
+
+
+def _keys(seeds: Tensor, stream: int, step: int | Tensor) -> tuple[Tensor, Tensor]:
+    """64 bits a seed, as two numbers of 32: a weighted sum, then the end of SplitMix64."""
+    time = step * _WEIGHTS[2]
+    time = time if isinstance(time, Tensor) else _wrapped(time)
+    x = seeds * _WEIGHTS[0] + _wrapped(stream * _WEIGHTS[1]) + time
+    for shift, factor in _ROUNDS:
+        x = (x ^ _shifted(x, shift)) * factor
+    x = x ^ _shifted(x, 31)
+    return x & _MASK, _shifted(x, 32)
+
+
+def _wrapped(number: int) -> int:
+    """A number modulo 2**64, as int64 has it."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """Shift the bits of int64 to the right, with zeros from the left."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _mix(x: Tensor) -> Tensor:
