@@ -38,11 +38,11 @@ def test_bad_input_is_refused(digits: Digits, data: ColorMNIST) -> None:
         ({"network": "resnet18"}, "network must be one of 'z2cnn', 'cecnn'; got 'resnet18'"),
         ({"precision": "16"}, "precision must be one of"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"batch_size": 1}, "batch_size must be at least 2 for batch normalization, got 1"),
-        ({"jitter": -3.0}, "jitter must be a number of at least 0, got -3"),
-        ({"lr": math.nan}, "lr must be a number of at least 0, got nan"),
-        ({"weight_decay": math.inf}, "weight_decay must be a number of at least 0, got inf"),
+        ({"batch_size": 0}, "batch_size must be at least 2, got 0"),
+        ({"batch_size": 1}, "batch_size must be at least 2, got 1"),
+        ({"jitter": -3.0}, "jitter must be at least 0, got -3"),
+        ({"lr": math.nan}, "lr must be finite, got nan"),
+        ({"weight_decay": math.inf}, "weight_decay must be finite, got inf"),
     ],
 )
 def test_recipes_of_nothing_are_refused(change: dict[str, Any], message: str) -> None:

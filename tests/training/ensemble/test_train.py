@@ -27,10 +27,8 @@ from equicolor.data import (
 )
 from equicolor.models.z2cnn import Z2CNN
 from equicolor.training.ensemble import train
-from equicolor.training.ensemble import trainer as ensemble_trainer
 from equicolor.training.ensemble.runs import Recipe, Result
-from equicolor.training.ensemble.train import train_many
-from equicolor.training.ensemble.trainer import StackedTrainer
+from equicolor.training.ensemble.train import StackedTrainer, train_many
 
 CPU = torch.device("cpu")
 PLAIN = Recipe("z2cnn", "z2cnn", {"width": 4, "dropout": 0.0}, epochs=2, batch_size=32)
@@ -43,7 +41,7 @@ def batch(data: ColorMNIST, recipe: Recipe, seed: int, step: int) -> tuple[Tenso
     size = len(data.train.labels)
     steps = -(-size // recipe.batch_size)
     length = -(-size // steps)
-    order = permutation(torch.tensor([seed]), ensemble_trainer._SHUFFLE, step // steps, size)[0]
+    order = permutation(torch.tensor([seed]), train._SHUFFLE, step // steps, size)[0]
     order = torch.cat([order, order])[: steps * length]
     chosen = order[step % steps * length :][:length]
     return data.train.images[chosen], data.train.labels[chosen]
@@ -218,7 +216,7 @@ def test_jitter_shifts_every_image_by_its_own_hue(
     made.step_number.fill_(step)
     for seed, loss in zip([0, 1], made._losses(), strict=True):
         images, labels = batch(data, recipe, seed, step)
-        numbers = uniform(torch.tensor([seed]), ensemble_trainer._JITTER, step, len(labels))[0]
+        numbers = uniform(torch.tensor([seed]), train._JITTER, step, len(labels))[0]
         turns = (numbers - 0.5).tolist()  # ± half a turn
         assert min(turns) < -0.3
         assert max(turns) > 0.3
@@ -240,8 +238,8 @@ def test_shuffle_jitter_and_dropout_draw_from_streams_of_their_own(
 
         return record
 
-    monkeypatch.setattr(ensemble_trainer, "permutation", recording(permutation))
-    monkeypatch.setattr(ensemble_trainer, "uniform", recording(uniform))
+    monkeypatch.setattr(train, "permutation", recording(permutation))
+    monkeypatch.setattr(train, "uniform", recording(uniform))
     trainer(dataclasses.replace(DROPPING, jitter=0.5), [data], [0])._losses()
     assert len(streams) == len(set(streams)) == 3
 

@@ -34,19 +34,9 @@ def _tile(rows, lanes, start, ROWS: tl.constexpr, LANES: tl.constexpr):
 
 @triton.jit
 def _cut_gradient(
-    y,
-    gradient,
-    scale,
-    offset,
-    factors,
-    row,
-    lane,
-    place,
-    inside,
-    lanes,
-    pixels,
+    y, gradient, scale, offset, factors, row, lane, place, inside, lanes, pixels,
     HAS_FACTORS: tl.constexpr,
-):
+):  # fmt: skip
     """The activations before the norm, and the gradient after it."""
     value = tl.load(y + place, inside, 0.0).to(tl.float32)
     slope = tl.load(gradient + place, inside, 0.0).to(tl.float32)
@@ -81,18 +71,9 @@ def _moments_kernel(
 
 @triton.jit
 def _forward_kernel(
-    y,
-    out,
-    scale,
-    offset,
-    factors,
-    rows,
-    lanes,
-    pixels,
-    HAS_FACTORS: tl.constexpr,
-    ROWS: tl.constexpr,
-    LANES: tl.constexpr,
-):
+    y, out, scale, offset, factors, rows, lanes, pixels,
+    HAS_FACTORS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
     """Scale, shift, cut and drop."""
     start = tl.program_id(1).to(tl.int64) * ROWS
     row, lane, place, inside = _tile(rows, lanes, start, ROWS, LANES)
@@ -108,21 +89,9 @@ def _forward_kernel(
 
 @triton.jit
 def _sums_kernel(
-    y,
-    gradient,
-    scale,
-    offset,
-    factors,
-    mean,
-    out,
-    rows,
-    lanes,
-    pixels,
-    STEPS: tl.constexpr,
-    HAS_FACTORS: tl.constexpr,
-    ROWS: tl.constexpr,
-    LANES: tl.constexpr,
-):
+    y, gradient, scale, offset, factors, mean, out, rows, lanes, pixels,
+    STEPS: tl.constexpr, HAS_FACTORS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
     """Sums of the gradient, and of the gradient times the centred activation."""
     first = tl.program_id(1).to(tl.int64) * STEPS * ROWS
     total = tl.zeros([ROWS, LANES], tl.float32)
@@ -132,19 +101,9 @@ def _sums_kernel(
     for step in range(STEPS):
         row, lane, place, inside = _tile(rows, lanes, first + step * ROWS, ROWS, LANES)
         value, slope = _cut_gradient(
-            y,
-            gradient,
-            scale,
-            offset,
-            factors,
-            row,
-            lane,
-            place,
-            inside,
-            lanes,
-            pixels,
+            y, gradient, scale, offset, factors, row, lane, place, inside, lanes, pixels,
             HAS_FACTORS,
-        )
+        )  # fmt: skip
         total += slope
         weighted += slope * (value - means)
     place = tl.program_id(1) * 2 * lanes + lane
@@ -154,21 +113,9 @@ def _sums_kernel(
 
 @triton.jit
 def _backward_kernel(
-    y,
-    gradient,
-    scale,
-    offset,
-    factors,
-    slope_y,
-    constant,
-    out,
-    rows,
-    lanes,
-    pixels,
-    HAS_FACTORS: tl.constexpr,
-    ROWS: tl.constexpr,
-    LANES: tl.constexpr,
-):
+    y, gradient, scale, offset, factors, slope_y, constant, out, rows, lanes, pixels,
+    HAS_FACTORS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
     """The gradient before the norm."""
     start = tl.program_id(1).to(tl.int64) * ROWS
     row, lane, place, inside = _tile(rows, lanes, start, ROWS, LANES)
@@ -201,14 +148,9 @@ def norm_and_cut(
 class _NormAndCut(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        y: Tensor,
-        weight: Tensor,
-        shift: Tensor,
-        factors: Tensor | None,
-        n: int,
+        ctx: Any, y: Tensor, weight: Tensor, shift: Tensor, factors: Tensor | None, n: int,
         eps: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         y = y.contiguous(memory_format=torch.channels_last)
         factors = None if factors is None else factors.contiguous()
         rows, lanes, pixels = _sizes(y)
@@ -229,18 +171,9 @@ class _NormAndCut(torch.autograd.Function):
         scales, offsets = _to_lanes(scale, n, lanes), _to_lanes(shift - mean * scale, n, lanes)
         out = torch.empty_like(y)
         _forward_kernel[_grid(lanes, triton.cdiv(rows, _ROWS))](
-            y,
-            out,
-            scales,
-            offsets,
-            factors,
-            rows,
-            lanes,
-            pixels,
-            factors is not None,
-            _ROWS,
+            y, out, scales, offsets, factors, rows, lanes, pixels, factors is not None, _ROWS,
             _LANES,
-        )
+        )  # fmt: skip
         ctx.save_for_backward(y, factors, mean, inverse, scale, scales, offsets)
         ctx.n = n
         ctx.mark_non_differentiable(mean, var)
@@ -257,17 +190,9 @@ class _NormAndCut(torch.autograd.Function):
         sums = torch.empty(blocks, 2, lanes, device=y.device)
         common = y, gradient, scales, offsets, factors
         _sums_kernel[_grid(lanes, blocks)](
-            *common,
-            _to_lanes(mean, n, lanes),
-            sums,
-            rows,
-            lanes,
-            pixels,
-            steps,
-            has_factors,
-            _ROWS,
-            _LANES,
-        )
+            *common, _to_lanes(mean, n, lanes), sums, rows, lanes, pixels, steps, has_factors,
+            _ROWS, _LANES,
+        )  # fmt: skip
         by_hue = sums.sum(0).view(2, networks, -1)[..., : n * channels]
         d_shift, d_centred = by_hue.unflatten(2, (n, channels)).sum(2)
         d_weight = d_centred * inverse
@@ -277,17 +202,9 @@ class _NormAndCut(torch.autograd.Function):
         constant = -scale * d_shift / count - slope * mean
         out = torch.empty_like(y)
         _backward_kernel[_grid(lanes, triton.cdiv(rows, _ROWS))](
-            *common,
-            _to_lanes(slope, n, lanes),
-            _to_lanes(constant, n, lanes),
-            out,
-            rows,
-            lanes,
-            pixels,
-            has_factors,
-            _ROWS,
-            _LANES,
-        )
+            *common, _to_lanes(slope, n, lanes), _to_lanes(constant, n, lanes), out, rows, lanes,
+            pixels, has_factors, _ROWS, _LANES,
+        )  # fmt: skip
         return out, d_weight, d_shift, None, None, None
 
 

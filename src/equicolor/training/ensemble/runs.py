@@ -1,7 +1,6 @@
 """What is trained on coloured digits, as data: recipe, runs, and what came of them."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,10 +11,11 @@ from torch import Tensor
 
 from equicolor import _checks
 from equicolor.data.colormnist import ColorMNIST
-from equicolor.devices import choose_precision
+from equicolor.devices import PRECISIONS, RENAMED_PRECISIONS, choose_precision
 from equicolor.models.registry import create_model
 from equicolor.models.tensor_files import read_pickle
 from equicolor.models.z2cnn import DROPPING, Z2CNN
+from equicolor.training.fields import check, setting
 
 __all__ = ["Recipe", "Result", "Run", "check_runs", "identity", "read_kept"]
 
@@ -39,28 +39,20 @@ class Recipe:
     """
 
     model: str
-    network: str = "z2cnn"
+    network: str = setting("z2cnn", choices=("z2cnn", "cecnn"))
     options: dict[str, Any] = field(default_factory=dict)
     gray: bool = False
-    jitter: float = 0.0
+    jitter: float = setting(0.0, at_least=0)
     weighted: bool = False
-    epochs: int = 1000
-    batch_size: int = 256
-    lr: float = 1e-3
-    weight_decay: float = 1e-5
-    precision: str = "auto"
+    epochs: int = setting(1000, at_least=1, at_most=_checks.MOST["epochs"])
+    batch_size: int = setting(256, at_least=2)  # for batch normalization
+    lr: float = setting(1e-3, at_least=0)
+    weight_decay: float = setting(1e-5, at_least=0)
+    precision: str = setting("auto", choices=("auto", *PRECISIONS), renamed=RENAMED_PRECISIONS)
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained."""
-        _checks.one_of("network", self.network, ("z2cnn", "cecnn"))
-        choose_precision(self.precision, cuda=False)  # which refuses what is none
-        _checks.positive_int("epochs", self.epochs)
-        if _checks.positive_int("batch_size", self.batch_size) < 2:
-            raise ValueError("batch_size must be at least 2 for batch normalization, got 1")
-        for name in ("jitter", "lr", "weight_decay"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must be a number of at least 0, got {value}")
+        check(self)
 
     def precision_on(self, device: torch.device) -> str:
         """What convolutions compute in on a device."""
@@ -100,16 +92,7 @@ class Result:
 
 
 def check_runs(runs: Sequence[Run]) -> None:
-    """Refuse runs that cannot train side by side.
-
-    Args:
-        runs: a dataset and a seed for each network.
-
-    Example:
-        >>> check_runs([])
-        Traceback (most recent call last):
-        ValueError: expected at least one dataset and seed to train for, got none
-    """
+    """Refuse runs that cannot train side by side."""
     if not runs:
         raise ValueError("expected at least one dataset and seed to train for, got none")
     for what, found in (
@@ -129,18 +112,7 @@ def check_runs(runs: Sequence[Run]) -> None:
 
 
 def identity(recipe: Recipe, runs: Sequence[Run]) -> dict[str, Any]:
-    """What decides the outcome of a training, as JSON: what is kept of it is for these alone.
-
-    Args:
-        recipe, runs: as for :func:`equicolor.training.ensemble.train.train_many`.
-
-    Example:
-        >>> from equicolor.data import biased_colormnist, load_mnist
-        >>> data = biased_colormnist(12.0, load_mnist(embedded=True))
-        >>> found = identity(Recipe("z2cnn"), [(data, 7)])
-        >>> found["runs"] == [[data.checksum, 7]], found["network"]["width"]
-        (True, 20)
-    """
+    """What decides the outcome of a training, as JSON: checkpoints of others are refused."""
     return {
         # Built, since defaults that are not in the recipe decide, too.
         "network": recipe.build(runs[0][0].num_classes, 0).config,
@@ -155,11 +127,7 @@ def identity(recipe: Recipe, runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def read_kept(path: Path) -> dict[str, Any]:
-    """What an earlier run left in a torch file, on the CPU.
-
-    Raises:
-        ValueError: if the file is damaged, in any byte.
-    """
+    """The contents of a torch file, on the CPU; a ValueError if any byte of it is damaged."""
     remedy = "delete it to start that job anew"
     saved = read_pickle(path, remedy)
     if not isinstance(saved, dict):
