@@ -77,21 +77,7 @@ def _size(trained: Origin, default: int) -> dict[str, int]:
 def finetune_remarks(
     recipe: TrainingRecipe, class_names: Sequence[str], root: Path | None = None
 ) -> list[str]:
-    """What to know about a fine-tune before it runs.
-
-    Args:
-        recipe: of any training; there is nothing to remark on one that begins from nothing.
-        class_names: of its dataset.
-        root: the data folder (default: :func:`equicolor.data.data_root`).
-
-    Returns:
-        Sentences: that the classifier is drawn anew, and that images are tested on which the
-        network was, or may have been, trained on before.
-
-    Example:
-        >>> finetune_remarks(TrainingRecipe(), ["a", "b"])
-        []
-    """
+    """What to know about a fine-tune before it runs."""
     if recipe.finetune is None:
         return []
     remarks = []
@@ -105,16 +91,7 @@ def finetune_remarks(
 
 
 def finetune_seen(recipe: TrainingRecipe, root: Path | None = None) -> Seen:
-    """The test images of a fine-tune that its network was trained on before.
-
-    Args:
-        recipe: of any training.
-        root: the data folder (default: :func:`equicolor.data.data_root`).
-
-    Example:
-        >>> finetune_seen(TrainingRecipe()).names
-        ()
-    """
+    """The test images of a fine-tune that its network was trained on before."""
     if recipe.finetune is None:
         return Seen()
     tested = load_dataset(recipe.dataset, "test", root=root, seed=recipe.split_seed)

@@ -277,18 +277,7 @@ def _task(
 def check_network(
     network: Network, recipe: TrainingRecipe, count: int, options: RunOptions
 ) -> None:
-    """Try a network on the images and batches of its recipe, before anything is written.
-
-    Args:
-        network: it is not changed.
-        recipe: how it will be trained.
-        count: how many there are to train on.
-        options: how many processes share a batch.
-
-    Raises:
-        ValueError: if the images are too small, or batches for its batch norms; or if the
-            processes cannot share a batch.
-    """
+    """Try a network on the images and batches of its recipe, before anything is written."""
     shared = Epochs(count, recipe.batch_size, shuffle=True, world_size=options.processes)
     images = (shared.batch if options.sync_norm else shared.own_batch) * recipe.augmentation.views
     trial = copy.deepcopy(network).train()

@@ -30,11 +30,7 @@ __all__ = ["ImageData", "check_images"]
 
 
 def check_images(recipe: TrainingRecipe, images: ImageSet) -> None:
-    """Refuse images that a recipe cannot train on, as far as they are known undecoded.
-
-    Raises:
-        ValueError: if they are too small for its crops.
-    """
+    """Refuse images that a recipe cannot train on, as far as they are known undecoded."""
     if images.pixels is not None:
         check_sizes(recipe.augmentation, torch.tensor([images.pixels.shape[2:]]))
 

@@ -172,11 +172,7 @@ class Monitor(Callback):
             self.ask(trainer)
 
     def ask(self, trainer: pl.Trainer) -> None:
-        """Wait for the device; write rows, and stop if a loss has diverged.
-
-        Raises:
-            DivergedError: if a loss was not finite.
-        """
+        """Wait for the device; write rows, and stop if a loss has diverged."""
         if not self._waiting:
             return
         task = trainer.lightning_module
@@ -201,11 +197,7 @@ class Monitor(Callback):
             self._publish(rows, trainer, self._progress)
 
     def before_saving(self, trainer: pl.Trainer) -> None:
-        """The same, and stop if the weights have diverged, which the next loss would tell.
-
-        Raises:
-            DivergedError: if a loss, or a weight, was not finite.
-        """
+        """The same, and stop if the weights have diverged, which the next loss would tell."""
         self.ask(trainer)
         values = trainer.lightning_module.state_dict().values()
         finite = [value.isfinite().all() for value in values if value.is_floating_point()]

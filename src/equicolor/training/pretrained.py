@@ -21,14 +21,6 @@ def new_head(
 ) -> str:
     """Why the classifier of a checkpoint is drawn anew for these classes.
 
-    Args:
-        checkpoint: a file of :func:`equicolor.models.save_model`, or the folder of a run.
-        num_classes: how many there are.
-        class_names: their names; None compares the number alone, as do files without names.
-
-    Returns:
-        In words; empty if the classifier is kept.
-
     Example:
         >>> import tempfile
         >>> from equicolor.models import save_model, z2cnn
@@ -55,22 +47,7 @@ def load_pretrained(
     *,
     digest: str = "",
 ) -> Network:
-    """The network of a checkpoint for these classes, in training mode.
-
-    Args:
-        checkpoint, num_classes, class_names: see :func:`new_head`.
-        digest: of the network that is expected; empty for any.
-
-    Raises:
-        ValueError: if it is another network.
-
-    Example:
-        >>> import tempfile
-        >>> from equicolor.models import save_model, z2cnn
-        >>> path = save_model(z2cnn(2, width=4), Path(tempfile.mkdtemp()) / "net.safetensors")
-        >>> load_pretrained(path, 3).config["num_classes"]
-        3
-    """
+    """The network of a checkpoint for these classes, in training mode."""
     file = checkpoint_file(checkpoint)
     found = weights_digest(file) if digest else ""
     if found != digest:

@@ -21,10 +21,6 @@ class RunFolder:
 
     Attributes:
         path: the folder.
-
-    Example:
-        >>> RunFolder(Path("runs/flowers")).recipe
-        PosixPath('runs/flowers/recipe.json')
     """
 
     path: Path
@@ -64,21 +60,12 @@ class RunFolder:
         return self.path / ".lock"
 
     def locked(self) -> AbstractContextManager[None]:
-        """Hold the folder, which is created, against other processes.
-
-        Raises:
-            LockedError: at once, if another one trains in it.
-        """
+        """Hold the folder, which is created, against other processes."""
         self.path.mkdir(parents=True, exist_ok=True)
         return locked(self._lock, f"training in {self.path}: wait for it, or choose another folder")
 
     def check(self, recipe: TrainingRecipe) -> None:
-        """Refuse a folder that holds something else than a run of this recipe.
-
-        Raises:
-            ValueError: if it holds a run of another recipe.
-            FileExistsError: if it holds something that is no run.
-        """
+        """Refuse a folder that holds something else than a run of this recipe."""
         if not self.recipe.is_file():
             if self.path.exists() and (not self.path.is_dir() or self._strangers()):
                 raise FileExistsError(
@@ -98,11 +85,7 @@ class RunFolder:
             )
 
     def read_images(self) -> dict[str, int]:
-        """The size of every training file by its name; empty where the run does not say.
-
-        Raises:
-            ValueError: if the list is damaged.
-        """
+        """The size of every training file by its name; empty where the run does not say."""
         if not self.images.is_file():
             return {}
         try:
@@ -114,14 +97,7 @@ class RunFolder:
         return files
 
     def check_images(self, files: Mapping[str, int]) -> None:
-        """Refuse to continue a run on other training images.
-
-        Args:
-            files: of :func:`equicolor.data.images.list_images`.
-
-        Raises:
-            ValueError: with what changed.
-        """
+        """Refuse to continue a run on other training images."""
         before = self.read_images() if self.checkpoint.is_file() else {}
         changed = changes(before, files) if before else []
         if changed:
@@ -160,13 +136,7 @@ class RunFolder:
         *,
         anew: bool = False,
     ) -> None:
-        """Create the folder with its recipe, unless it is there; no other process may train in it.
-
-        Args:
-            recipe: what the run trains.
-            files: what it trains on, see :meth:`check_images`.
-            anew: delete what an earlier run left, and nothing else.
-        """
+        """Create the folder with its recipe, unless it is there; the caller holds the lock."""
         written = (self.result, self.model, self.checkpoint, self.metrics, self.images)
         for path in (self.recipe, *written):
             for half in self.path.glob(f"{path.name}.*partial"):  # of a process that was killed
@@ -184,13 +154,6 @@ class RunFolder:
 def recipe_of_run(path: Path | str) -> TrainingRecipe | None:
     """The recipe of a training run.
 
-    Args:
-        path: the folder of a run, or its network or checkpoint; other networks that lie there,
-            such as converted ones, are not the run's.
-
-    Returns:
-        None if it is not of a run.
-
     Example:
         >>> recipe_of_run("nowhere") is None
         True
@@ -207,18 +170,7 @@ def recipe_of_run(path: Path | str) -> TrainingRecipe | None:
 
 
 def origin_of(path: Path | str) -> Origin:
-    """The images a network was trained on: by the recipe of its run, else by its own file.
-
-    Args:
-        path: a file of :func:`equicolor.models.save_model`, or the folder of a run.
-
-    Example:
-        >>> import tempfile
-        >>> from equicolor.models import save_model, z2cnn
-        >>> path = save_model(z2cnn(30), Path(tempfile.mkdtemp()) / "z2cnn.safetensors")
-        >>> origin_of(path).image_size
-        28
-    """
+    """The images a network was trained on: by the recipe of its run, else by its own file."""
     recipe, file = recipe_of_run(path), checkpoint_file(path)
     if recipe is None:
         return read_origin(file)

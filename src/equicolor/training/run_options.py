@@ -99,11 +99,7 @@ class RunOptions:
         return choose_device(self.device).type
 
     def check_launcher(self) -> None:
-        """Refuse a number of processes that torchrun or SLURM did not start.
-
-        Raises:
-            ValueError: with both numbers, or if nobody started those of other computers.
-        """
+        """Refuse a number of processes that torchrun or SLURM did not start."""
         started = _started()
         if started is None and self.num_nodes > 1 and "MASTER_ADDR" not in os.environ:
             raise ValueError(

@@ -28,30 +28,12 @@ class Seen(NamedTuple):
     remarks: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, Any]:
-        """What a result says about them; nothing where there is nothing to remark.
-
-        Example:
-            >>> Seen().facts()
-            {}
-        """
+        """What a result says about them; nothing where there is nothing to remark."""
         return {"seen_images": len(self.names), "warnings": [*self.remarks]} if self.remarks else {}
 
 
 def seed_of_training(origin: Origin, class_names: Sequence[str], info: DatasetInfo) -> int | None:
-    """The seed to split a dataset with, so that no image is tested that was trained on.
-
-    Args:
-        origin: what the network was trained on.
-        class_names: of the network.
-        info: a dataset. A folder with the same classes may be the same images, moved.
-
-    Returns:
-        None where the dataset comes with a split, or is another one.
-
-    Example:
-        >>> seed_of_training(Origin(split_seed=3), (), find_dataset("caltech101")) is None
-        True
-    """
+    """The seed to split a dataset with, so that no image is tested that was trained on."""
     moved = isinstance(info.layout, Folder) and info.layout.classes() == [*class_names]
     if info.split_by_seed and (moved or info.name == origin.dataset):
         return origin.split_seed

@@ -89,11 +89,6 @@ class SyncedBatchNorm2d(nn.BatchNorm2d):
 
     Arguments, state and the names in the state dict are those of
     :class:`torch.nn.BatchNorm2d`. All processes must run it together while they train.
-
-    Example:
-        >>> import torch
-        >>> SyncedBatchNorm2d(4)(torch.rand(2, 4, 8, 8)).shape
-        torch.Size([2, 4, 8, 8])
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -116,13 +111,7 @@ class SyncedBatchNorm2d(nn.BatchNorm2d):
 
 
 class SyncedCEBatchNorm2d(CEBatchNorm2d, SyncedBatchNorm2d):
-    """:class:`~equicolor.nn.CEBatchNorm2d` over the slices of all processes.
-
-    Example:
-        >>> import torch
-        >>> SyncedCEBatchNorm2d(4)(torch.rand(2, 4, 3, 8, 8)).shape
-        torch.Size([2, 4, 3, 8, 8])
-    """
+    """:class:`~equicolor.nn.CEBatchNorm2d` over the slices of all processes."""
 
 
 _SYNCED: dict[type[nn.Module], type[SyncedBatchNorm2d]] = {
@@ -136,15 +125,6 @@ def sync_batch_norm(network: M) -> M:
     """Let every batch norm of a network share its statistics between processes, in place.
 
     Parameters, buffers, hooks and the names in the state dict stay what they are.
-
-    Args:
-        network: any network of ``BatchNorm2d`` and ``CEBatchNorm2d``.
-
-    Returns:
-        The network.
-
-    Raises:
-        ValueError: for batch norms of another kind.
 
     Example:
         >>> from equicolor.models import resnet18

@@ -27,12 +27,7 @@ class Counts(NamedTuple):
 
     @classmethod
     def of(cls, totals: list[float]) -> "Counts":
-        """The means of what :meth:`Tally.take` gave, brought to the host.
-
-        Example:
-            >>> Counts.of([24.0, 3.0, 8.0])
-            Counts(loss=3.0, accuracy=37.5, images=8)
-        """
+        """The means of what :meth:`Tally.take` gave, brought to the host."""
         loss, hits, images = totals
         return cls(loss / max(images, 1), 100 * hits / max(images, 1), int(images))
 

@@ -245,15 +245,7 @@ def _convolve(x: Tensor, bank: Tensor) -> Tensor:
 def norm_and_cut(
     y: Tensor, weight: Tensor, shift: Tensor, factors: Tensor | None, *, n: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch norm over the hues of a channel, ReLU and dropout; also the mean and variance.
-
-    Args:
-        y: ``[B, S * P, H, W]``.
-        weight, shift: of the norm, ``[S, C]``.
-        factors: of dropout, ``[B, S * P]``.
-        n: hues of a channel.
-        eps: added to the variance.
-    """
+    """Batch norm over the hues of a channel, ReLU and dropout; also the mean and variance."""
     networks, channels = weight.shape
     lane_var, lane_mean = torch.var_mean(y.float(), (0, 2, 3), correction=0)
     lane_mean, lane_var = (
