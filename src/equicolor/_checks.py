@@ -16,17 +16,18 @@ MOST = {
     "rotations": 1_000, "width": 65_536, "size": 32_768, "image_size": 32_768,
     "resize": 32_768, "shifts": 100_000, "num_classes": 10_000_000, "epochs": 1_000_000_000,
     "batch_size": 1_000_000_000, "seeds": 1_000_000, "workers": 1_024,
+    "seed": 2**32 - 1,
 }  # fmt: skip
 
 
-def positive_int(name: str, value: object) -> int:
-    """Return ``value`` if it is an integer of at least 1, and not absurdly large."""
+def positive_int(name: str, value: object, *, at_most: int | None = None) -> int:
+    """Return ``value`` if it is an integer of at least 1, and no larger than a limit."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise WrongTypeError(f"{name} must be an int, got {type(value).__name__}: {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
-    if value > MOST.get(name, value):
-        raise ValueError(f"{name} must be at most {MOST[name]:,}, got {value}")
+    if at_most is not None and value > at_most:
+        raise ValueError(f"{name} must be at most {at_most:,}, got {value}")
     return value
 
 

@@ -281,7 +281,10 @@ def _train(
     }
     size = given.pop("size")
     if size is not None:
-        changes |= {"size": _checks.positive_int("size", size), "resize": usual_resize(size)}
+        changes |= {
+            "size": _checks.positive_int("size", size, at_most=_checks.MOST["size"]),
+            "resize": usual_resize(size),
+        }
     chosen = {name: value for name, value in given.items() if value is not None}
     runs = experiment.plan(dataset, **chosen, **changes)
     return experiment.reproduce(

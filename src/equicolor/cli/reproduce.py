@@ -287,7 +287,7 @@ def run_experiments(
                 what = "datasets" if name == "datasets" else f"--{name}"
                 raise ValueError(f"{names[0]} does not take {what}")
     for name, value in chosen.items():
-        _checks.positive_int(name, value)
+        _checks.positive_int(name, value, at_most=_checks.MOST.get(name))
     cuda = _sees_gpu(how.devices, how.launcher)
     scope = Scope(output, quick=quick, datasets=tuple(datasets or ()), cuda=cuda, **chosen)
     if not (quick or cuda or set(names or _SLOW).isdisjoint(_SLOW)):

@@ -76,7 +76,7 @@ class Augmentation:
     precision: str = "float32"
 
     def __post_init__(self) -> None:
-        _checks.positive_int("size", self.size)
+        _checks.positive_int("size", self.size, at_most=_checks.MOST["size"])
         _checks.one_of("crop", self.crop, CROPS)
         _checks.one_of("precision", self.precision, tuple(PRECISIONS))
         if self.crop != "padded" and self.resize < self.size:

@@ -82,7 +82,7 @@ class AugMix:
     full: bool = False
 
     def __post_init__(self) -> None:
-        _checks.positive_int("width", self.width)
+        _checks.positive_int("width", self.width, at_most=_checks.MOST["width"])
         low, high = _checks.int_pair("depth", self.depth, minimum=1)
         if low > high:
             raise ValueError(f"depth must be two numbers in order, got {self.depth}")

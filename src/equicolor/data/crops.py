@@ -68,7 +68,7 @@ def resample(
     batch, _, height, width = images.shape
     check_shape("sizes", sizes, (batch, 2))
     check_shape("boxes", boxes, (batch, 4))
-    _checks.positive_int("size", size)
+    _checks.positive_int("size", size, at_most=_checks.MOST["size"])
     if images.dtype == torch.float64:
         dtype = torch.float64
     exact = torch.promote_types(dtype, torch.float32)
@@ -174,7 +174,7 @@ def padded_crop_boxes(sizes: Tensor, numbers: Tensor, size: int, padding: int) -
     """
     _check_sizes(sizes)
     check_shape("numbers", numbers, (len(sizes), 2))
-    _checks.positive_int("size", size)
+    _checks.positive_int("size", size, at_most=_checks.MOST["size"])
     free = sizes.double() + 2 * padding - size
     top, left = ((numbers.double() * (free + 1)).floor() - padding).unbind(1)
     return torch.stack((left, top, left + size, top + size), 1)
@@ -191,7 +191,7 @@ def centre_boxes(sizes: Tensor, size: int, resize: int) -> Tensor:
         [[16.0, 16.0, 240.0, 240.0], [288.0, 32.0, 736.0, 480.0]]
     """
     _check_sizes(sizes)
-    if resize < _checks.positive_int("size", size):
+    if resize < _checks.positive_int("size", size, at_most=_checks.MOST["size"]):
         raise ValueError(f"resize must be at least size={size}, got {resize}")
     source = sizes.double()
     short = source.amin(1, keepdim=True)

@@ -206,7 +206,7 @@ def decode(
         _checks.positive_int("short_side", short_side)
     if workers is None:
         workers = min(cores(), 32)
-    _checks.positive_int("workers", workers)
+    _checks.positive_int("workers", workers, at_most=_checks.MOST["workers"])
     if images.pixels is not None:
         if short_side is None or min(images.pixels.shape[2:]) <= short_side:
             return Decoded.from_pixels(images)

@@ -306,7 +306,9 @@ def find_corrupt(
         return ""
 
     problems = []
-    with ThreadPoolExecutor(_checks.positive_int("workers", workers)) as pool:
+    with ThreadPoolExecutor(
+        _checks.positive_int("workers", workers, at_most=_checks.MOST["workers"])
+    ) as pool:
         try:
             for done, reason in enumerate(pool.map(problem, range(total)), 1):
                 problems += [reason] * bool(reason)

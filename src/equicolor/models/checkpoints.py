@@ -40,7 +40,7 @@ SHOWN = 3  # how many mismatches an error names
 # What a file may ask for before its weights say how large the network is.
 _MOST = 10_000  # of anything, or as many as the longest side of its weights
 _LIMITS = {key: _checks.MOST[key] for key in ("image_size", "resize", "rotations")}
-_LIMITS["split_seed"] = 2**32 - 1
+_LIMITS["split_seed"] = _checks.MOST["seed"]
 
 
 def save_model(model: nn.Module, path: str | Path) -> Path:

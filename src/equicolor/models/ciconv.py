@@ -208,7 +208,7 @@ def ciconv_resnet44(
 def _build(
     depth: int, num_classes: int, width: int | str | Sequence[int] | None, invariant: str
 ) -> CIConvResNet:
-    _checks.positive_int("num_classes", num_classes)
+    _checks.positive_int("num_classes", num_classes, at_most=_checks.MOST["num_classes"])
     stage_widths = resolve_widths(depth, width, rotations=1, ce_stages=0)
     model = CIConvResNet(
         ARCHITECTURES[depth], num_classes, stage_widths=stage_widths, invariant=invariant

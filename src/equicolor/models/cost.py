@@ -65,5 +65,5 @@ def _shape(input_size: int | Sequence[int]) -> tuple[int, ...]:
     if len(sizes) != 4 or not all(isinstance(size, int) and size > 0 for size in sizes):
         raise ValueError(f"input_size must be an int, [H, W] or [B, 3, H, W], got {input_size!r}")
     for size in sizes[2:]:
-        _checks.positive_int("size", size)
+        _checks.positive_int("size", size, at_most=_checks.MOST["size"])
     return sizes

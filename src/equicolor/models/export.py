@@ -89,7 +89,7 @@ def export(
         )
     _checks.one_of("form", form, PLAIN_FORMS)
     size = _checks.int_pair("input_size", input_size, minimum=1)
-    _checks.positive_int("size", max(size))
+    _checks.positive_int("size", max(size), at_most=_checks.MOST["size"])
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name the file to write")
     if path.exists() and not overwrite:

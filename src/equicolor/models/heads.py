@@ -37,7 +37,7 @@ def with_classes(network: Network, num_classes: int) -> Network:
         >>> with_classes(resnet18(10, width=4), 7).config["num_classes"]
         7
     """
-    _checks.positive_int("num_classes", num_classes)
+    _checks.positive_int("num_classes", num_classes, at_most=_checks.MOST["num_classes"])
     if classes_of(network.config) == num_classes:
         return network
     config = copy.deepcopy(network.config)

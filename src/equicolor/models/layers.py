@@ -132,7 +132,7 @@ class Normalize(DerivedConstants):
 
 def check_group(rotations: int, lifting: str, coset_pool: str | None) -> None:
     """Refuse bad options of equivariant layers before anything is built."""
-    _checks.positive_int("rotations", rotations)
+    _checks.positive_int("rotations", rotations, at_most=_checks.MOST["rotations"])
     _checks.one_of("lifting", lifting, ("rgb", "hsv"))
     if coset_pool not in COSET_POOLS:
         raise ValueError(f"coset_pool must be 'max', 'avg' or None (flatten); got {coset_pool!r}")

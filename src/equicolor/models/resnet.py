@@ -314,8 +314,12 @@ def resolve_widths(
     if isinstance(width, Sequence):
         if len(width) != stages:
             raise ValueError(f"width needs {stages} numbers, one a stage; got {list(width)}")
-        return tuple(_checks.positive_int("width", value) for value in width)
-    return tuple(widths.doubled(_checks.positive_int("width", width), stages))
+        return tuple(
+            _checks.positive_int("width", value, at_most=_checks.MOST["width"]) for value in width
+        )
+    return tuple(
+        widths.doubled(_checks.positive_int("width", width, at_most=_checks.MOST["width"]), stages)
+    )
 
 
 class ResNetBuilder(Protocol):
@@ -353,7 +357,7 @@ def _builder(name: str, depth: int, default_rotations: int) -> ResNetBuilder:
         lifting: str = "rgb",
         normalize: bool = True,
     ) -> ResNet:
-        _checks.positive_int("num_classes", num_classes)
+        _checks.positive_int("num_classes", num_classes, at_most=_checks.MOST["num_classes"])
         layers.check_group(rotations, lifting, coset_pool)
         if isinstance(ce_stages, bool) or not isinstance(ce_stages, int | None):
             raise TypeError(f"ce_stages must be None or an int, got {ce_stages!r}")

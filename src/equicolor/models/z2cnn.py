@@ -42,8 +42,8 @@ class Z2CNN(Network):
         dropout: float,
     ) -> None:
         super().__init__()
-        _checks.positive_int("num_classes", num_classes)
-        _checks.positive_int("width", width)
+        _checks.positive_int("num_classes", num_classes, at_most=_checks.MOST["num_classes"])
+        _checks.positive_int("width", width, at_most=_checks.MOST["width"])
         layers.check_group(rotations, lifting, coset_pool)
         if not 0 <= ce_layers <= DEPTH:
             raise ValueError(f"ce_layers must lie between 0 and {DEPTH}, got {ce_layers}")

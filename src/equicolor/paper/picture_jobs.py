@@ -85,9 +85,9 @@ def plan(
         >>> [run.name for run in plan("flowers102", ["baseline", "hsv-12"], seeds=2)]
         ['baseline-seed0', 'hsv-12-seed0', 'baseline-seed1', 'hsv-12-seed1']
     """
-    _checks.positive_int("seeds", seeds)
+    _checks.positive_int("seeds", seeds, at_most=_checks.MOST["seeds"])
     if epochs is not None:
-        changes["epochs"] = _checks.positive_int("epochs", epochs)
+        changes["epochs"] = _checks.positive_int("epochs", epochs, at_most=_checks.MOST["epochs"])
     title = find_dataset(dataset).name
     if networks is None:
         networks = [name.removeprefix(f"{title}/") for name in recipes(dataset)]

@@ -76,7 +76,7 @@ def reproduce(
     _checks.one_of("experiment", experiment, colormnist.EXPERIMENTS)
     for name, value in (("seeds", seeds), ("epochs", epochs)):
         if value is not None:
-            _checks.positive_int(name, value)
+            _checks.positive_int(name, value, at_most=_checks.MOST.get(name))
     where = choose_device(device)
     digits = load_mnist(embedded=True if quick else None)
     count, listed = colormnist_jobs.plan(

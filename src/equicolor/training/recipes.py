@@ -39,7 +39,6 @@ __all__ = [
     "find_recipe", "recipes",
 ]  # fmt: skip
 
-SEEDS = 2**32 - 1  # the largest: random numbers are a function of 32 bits of it
 JITTER = 0.5  # turns: the whole circle, as in the paper
 FINETUNING = {"epochs": 20, "lr": 1e-4}  # a tenth of the paper's
 
@@ -140,7 +139,7 @@ class TrainingRecipe:
         "Of the split, where a dataset comes without one.",
         usual="0; the run's to finetune",
         at_least=0,
-        at_most=SEEDS,
+        at_most=_checks.MOST["seed"],
         published=False,
         short="split",
     )
@@ -158,7 +157,7 @@ class TrainingRecipe:
         "Of everything random.",
         usual="0; the run's to finetune",
         at_least=0,
-        at_most=SEEDS,
+        at_most=_checks.MOST["seed"],
         compared=False,
     )
 
