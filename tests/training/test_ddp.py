@@ -12,6 +12,7 @@ import torch
 
 from equicolor.models import load_model
 from equicolor.training import fit as fitting
+from equicolor.training import loop
 from equicolor.training.fit import RunOptions, fit
 from equicolor.training.monitor import Metrics
 from equicolor.training.recipes import TrainingRecipe
@@ -29,12 +30,13 @@ OPTIONS = {"device": "cpu", "checkpoint_every": 0, "validate_every": 2}
 
 SCRIPT = """
 from equicolor.training import fit as fitting
+from equicolor.training import loop
 from equicolor.training.recipes import TrainingRecipe
 
 evaluate = fitting.evaluate
 fitting.evaluate = lambda network, *args, **options: evaluate(network.float(), *args, **options)
 for name, text in {texts!r}.items():
-    fitting._PRECISIONS["float32"] = "32-true" if name == "float32" else "64-true"
+    loop._PRECISIONS["float32"] = "32-true" if name == "float32" else "64-true"
     options = fitting.RunOptions(devices=2, **{options!r})
     found = fitting.fit(TrainingRecipe.from_json(text), {folder!r} + "/" + name, options)
     print(name, found is not None)
@@ -76,7 +78,7 @@ def test_two_processes_learn_what_one_learns(
 ) -> None:
     recipe, evaluate = recipes[name], fitting.evaluate
     if name != "float32":
-        monkeypatch.setitem(fitting._PRECISIONS, "float32", "64-true")
+        monkeypatch.setitem(loop._PRECISIONS, "float32", "64-true")
         monkeypatch.setattr(
             fitting, "evaluate", lambda net, *a, **k: evaluate(net.float(), *a, **k)
         )

@@ -2,25 +2,17 @@
 
 import contextlib
 import copy
-import gc
 import hashlib
 import importlib.util
 import json
-import logging
-import signal
-import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
-from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from torch import nn
@@ -34,22 +26,19 @@ from equicolor.evaluation.images import try_images
 from equicolor.models import Network, save_model
 from equicolor.models.checkpoints import read_config
 from equicolor.models.gray import GrayInput
-from equicolor.models.tensor_files import CheckpointError, one_line
 from equicolor.reporting.progress import counting, say
 from equicolor.results import read_rows, write_results
 from equicolor.training.finetuning import finetune_remarks, finetune_seen
 from equicolor.training.image_data import ImageData
-from equicolor.training.monitor import DivergedError, Metrics, Monitor
+from equicolor.training.loop import train
+from equicolor.training.monitor import Metrics
 from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.run_folder import RunFolder
 from equicolor.training.run_options import RunOptions
-from equicolor.training.run_state import REMEDY, EpochCheckpoint, SafeCheckpointIO
 from equicolor.training.sync_norm import sync_batch_norm
 from equicolor.training.task import ClassificationTask
 
 __all__ = ["Fit", "RunOptions", "check_network", "fit"]
-
-_PRECISIONS = {"bfloat16": "bf16-mixed", "float32": "32-true"}
 
 
 class Fit(NamedTuple):
@@ -171,7 +160,7 @@ def fit(
             say(console, remark)
     if not first:
         with _threads_restored():
-            _fit(task, data, folder, options, None, first=False)
+            train(task, data, folder, options, None, first=False)
         return None
     seen = finetune_seen(recipe, options.root)
     with folder.locked(), _threads_restored():  # now that nothing can be wrong with the recipe
@@ -180,42 +169,13 @@ def fit(
             if folder.result.is_file():
                 return _finished(folder)
         folder.begin(recipe, images.files, anew=anew)
-        begun = _fit(task, data, folder, options, console, first=True)
+        begun = train(task, data, folder, options, console, first=True)
         network = _trained_network(task, data, images)
         save_model(network, folder.model)
         row = _judge(network, data, recipe, folder, options, console, seen.facts())
         facts = {"recipe": asdict(recipe), "class_names": data.train.class_names}
         write_results(folder.result, [row], device=options.accelerator, **facts)
     return Fit(folder, row, begun)
-
-
-def _fit(
-    task: ClassificationTask,
-    data: ImageData,
-    folder: RunFolder,
-    options: RunOptions,
-    console: Console | None,
-    *,
-    first: bool,
-) -> int:
-    """Train, watched; the number of epochs that had been trained before."""
-    saves = EpochCheckpoint(folder.checkpoint, every=options.checkpoint_every)
-    monitor = Monitor(
-        Metrics(folder.metrics),
-        console=console,
-        loggers=lambda step: _loggers(folder, task.recipe, options, step),
-        last_good=lambda: _last_good(folder, saves),
-    )
-    saves.before = monitor.before_saving
-    try:
-        begun = _train(task, data, folder, options, [monitor, saves], console)
-    except DivergedError:
-        if first:
-            raise
-        raise SystemExit(2) from None  # every process finds it; one says it
-    if data.skips_while_training:
-        data.say_skipped("train")
-    return begun
 
 
 def _trained_network(task: ClassificationTask, data: ImageData, images: Listing) -> Network:
@@ -298,43 +258,6 @@ def _digest(names: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps(names).encode()).hexdigest()[:16]
 
 
-def _train(
-    task: ClassificationTask,
-    data: ImageData,
-    folder: RunFolder,
-    options: RunOptions,
-    callbacks: list[pl.Callback],
-    console: Console | None,
-) -> int:
-    """Train to the end; the number of epochs that had been trained before."""
-    # Lightning's objects refer to each other in circles: an earlier run's would hold on to
-    # the device's memory until Python happens to look.
-    gc.collect()
-    resume = folder.checkpoint if folder.checkpoint.is_file() else None
-    begun = _Begun(task.recipe.epochs)
-    handler = signal.getsignal(signal.SIGINT)
-    with _quiet_lightning(), torch.random.fork_rng(devices=[]):
-        trainer = _trainer(task.recipe, folder, options, [begun, *callbacks])
-        try:
-            trainer.fit(task, datamodule=data, ckpt_path=resume)
-        except SystemExit:
-            # Lightning turns an interrupt into an exit, and ignores further ones.
-            if not trainer.interrupted:
-                raise
-            signal.signal(signal.SIGINT, handler)
-            say(console, f"The same command continues the run in {folder.path}.")
-            raise KeyboardInterrupt from None
-        except Exception as error:
-            known = (ValueError, OSError, torch.OutOfMemoryError)
-            if resume is None or begun.trained or isinstance(error, known):
-                raise
-            # Lightning takes the parts of a checkpoint as they are.
-            raise CheckpointError(
-                f"{resume} is not the state of this run ({one_line(error)}): {REMEDY}"
-            ) from error
-    return begun.epochs
-
-
 @contextlib.contextmanager
 def _threads_restored() -> Iterator[None]:
     """Undo what a checkpoint sets: training and judging go on in the threads of before."""
@@ -343,96 +266,6 @@ def _threads_restored() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-class _Begun(pl.Callback):
-    """Remembers where training began."""
-
-    def __init__(self, epochs: int) -> None:
-        self.epochs = epochs  # where there is nothing left to train
-        self.trained = False  # whether a step went well
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.epochs = trainer.current_epoch
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        self.trained = True
-
-
-def _trainer(
-    recipe: TrainingRecipe, folder: RunFolder, options: RunOptions, callbacks: list[pl.Callback]
-) -> pl.Trainer:
-    many = options.processes > 1
-    # Buffers are the same everywhere as long as batch norms share their statistics.
-    ddp = DDPStrategy(broadcast_buffers=not options.sync_norm, gradient_as_bucket_view=True)
-    plugins: list[Any] = [SafeCheckpointIO()]
-    if SLURMEnvironment.detect():
-        # The same command continues a run: no checkpoints of Lightning's own are needed.
-        plugins.append(SLURMEnvironment(auto_requeue=False))
-    return pl.Trainer(
-        accelerator=options.accelerator,
-        devices=options.devices,
-        num_nodes=options.num_nodes,
-        strategy=ddp if many or options.strategy == "ddp" else "auto",
-        precision=_PRECISIONS[recipe.precision],  # type: ignore[arg-type]
-        max_epochs=recipe.epochs,
-        callbacks=callbacks,
-        plugins=plugins,
-        benchmark=options.accelerator == "cuda",
-        limit_val_batches=None if options.validate_every else 0,
-        check_val_every_n_epoch=options.validate_every or 1,
-        num_sanity_val_steps=0,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        default_root_dir=folder.path,
-    )
-
-
-@contextlib.contextmanager
-def _quiet_lightning() -> Iterator[None]:
-    """Lightning's remarks and warnings kept out of the output: a user can do nothing about them."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"lightning\.")
-        # Of filters with a dimension of size 1, whose stride means nothing.
-        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        hook = threading.excepthook
-        # Of a full disk TensorBoard's thread prints a traceback, beside our own line.
-        threading.excepthook = lambda args: (
-            None if isinstance(args.exc_value, OSError) else hook(args)
-        )
-        try:
-            yield
-        finally:
-            threading.excepthook = hook
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
-
-
-def _loggers(
-    folder: RunFolder, recipe: TrainingRecipe, options: RunOptions, step: int
-) -> Sequence[Logger]:
-    """TensorBoard where it is installed, Weights & Biases where it is asked for."""
-    made: list[Logger] = []
-    if importlib.util.find_spec("tensorboard") is not None:
-        # What a killed run logged after its last checkpoint is logged again.
-        board = TensorBoardLogger(folder.path, "tensorboard", "", purge_step=step + 1)
-        made.append(board)
-    if options.wandb:
-        made.append(WandbLogger(name=folder.path.name, project="equicolor", config=asdict(recipe)))
-    return made
-
-
-def _last_good(folder: RunFolder, saves: EpochCheckpoint) -> str:
-    if not folder.checkpoint.is_file():
-        return "it was too early for a checkpoint"
-    when = f"after epoch {saves.epochs}" if saves.epochs is not None else "it began with"
-    return f"{folder.checkpoint} keeps the state {when}"
 
 
 def _judge(

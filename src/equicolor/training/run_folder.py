@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 
 from equicolor._files import locked, write_whole
@@ -15,49 +14,32 @@ from equicolor.training.recipes import TrainingRecipe
 __all__ = ["RunFolder", "origin_of", "recipe_of_run"]
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """Where a run keeps its files.
 
     Attributes:
         path: the folder.
+        recipe: what the run trains; what makes a folder the folder of a run.
+        images: the files that the run trains on, by name, and their sizes in bytes.
+        checkpoint: the state after the last epoch that was saved.
+        metrics: loss and accuracy of every epoch.
+        model: the trained network, for ``load_model``.
+        result: the evaluation of the trained network; written last.
+
+    Example:
+        >>> RunFolder(Path("runs/flowers")).recipe
+        PosixPath('runs/flowers/recipe.json')
     """
 
-    path: Path
-
-    @property
-    def recipe(self) -> Path:
-        """What the run trains; what makes a folder the folder of a run."""
-        return self.path / "recipe.json"
-
-    @property
-    def images(self) -> Path:
-        """The files that the run trains on, by name, and their sizes in bytes."""
-        return self.path / "images.json"
-
-    @property
-    def checkpoint(self) -> Path:
-        """The state after the last epoch that was saved."""
-        return self.path / "last.ckpt"
-
-    @property
-    def metrics(self) -> Path:
-        """Loss and accuracy of every epoch."""
-        return self.path / "metrics.csv"
-
-    @property
-    def model(self) -> Path:
-        """The trained network, for ``load_model``."""
-        return self.path / "model.safetensors"
-
-    @property
-    def result(self) -> Path:
-        """How the trained network was judged; written last."""
-        return self.path / "result.json"
-
-    @property
-    def _lock(self) -> Path:
-        return self.path / ".lock"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recipe = path / "recipe.json"
+        self.images = path / "images.json"
+        self.checkpoint = path / "last.ckpt"
+        self.metrics = path / "metrics.csv"
+        self.model = path / "model.safetensors"
+        self.result = path / "result.json"
+        self._lock = path / ".lock"
 
     def locked(self) -> AbstractContextManager[None]:
         """Hold the folder, which is created, against other processes."""

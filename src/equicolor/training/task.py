@@ -194,11 +194,11 @@ class ClassificationTask(pl.LightningModule):
             )
         changed = TrainingRecipe.from_json(owner["recipe"]).differences(self.recipe)
         changed += [
-            f"{value} {name} instead of {owner[name]}"
+            f"{value} {name} instead of {owner.get(name)}"
             if isinstance(value, int)
             else f"other {name}"
             for name, value in self.facts.items()
-            if name in owner and value != owner[name]  # older ones say less
+            if value != owner.get(name)
         ]
         if changed:
             raise CheckpointError(
