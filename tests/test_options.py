@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.other_values import other_value
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -23,6 +24,8 @@ from equicolor import nn as ce
 from equicolor.cli.app import app
 from equicolor.models import cecnn, list_models, save_model
 from equicolor.models.registry import get_builder
+from equicolor.training.fields import settings
+from equicolor.training.recipes import TrainingRecipe
 
 Call = tuple[str, ...]
 
@@ -123,14 +126,14 @@ VALUES: dict[str | tuple[str, str], str] = {
     ("evaluate", "batch_size"): "0",  # refused; another one changes no result
     "cache": "{folder}/kept",
     "ce_stages": "2", ("cost", "ce_stages"): "2", "checkpoint_every": "7", "classes": "7",
-    "clip": "2", "coset_pool": "avg", "data": "{folder}/images",
+    "coset_pool": "avg", "data": "{folder}/images",
     ("evaluate", "data"): "{folder}/other", "data_path": "streaming",
     "dataset": "{folder}/other", "datasets": "{folder}/images",
     "device": "cpu" if torch.cuda.is_available() else "cuda", ("train", "device"): "cuda",
 
-    "devices": "2", "ema": "0.5", "epochs": "7", "finetune": "{folder}/network.safetensors",
+    "devices": "2", "epochs": "7", "finetune": "{folder}/network.safetensors",
     "form": "dense", "grey": "opponent", "init": "random", "input_size": "56",
-    "js": "", "jitter": "0.25", "label_smoothing": "0.1", "launcher": "submitit-local",
+    "js": "", "jitter": "0.25", "launcher": "submitit-local",
     "launcher_option": "timeout_min=3", "layers": "a", "lifting": "hsv",
     ("convert", "lifting"): "rgb", "limit_images": "3", "lr": "0.5",
     "model": "ce_resnet34", ("cost", "model"): "resnet44", ("export", "model"): "z2cnn",
@@ -139,12 +142,12 @@ VALUES: dict[str | tuple[str, str], str] = {
     "num_nodes": "2", "only": "equivariance", "optimizer": "sgd", "output": "{folder}/elsewhere",
     ("inspect", "output"): "{folder}/elsewhere.html", "pictures": "{folder}/drawn",
     "precision": "bfloat16", "recipe": "hsv-12",
-    "resize": "99", "rotations": "6", ("convert", "rotations"): "4", "schedule": "cosine",
+    "resize": "99", "rotations": "6", ("convert", "rotations"): "4",
     "seed": "3", "seeds": "2", "shard": "0/2", "sheets": "a", "shifts": "7", "sigmas": "12",
     "size": "48", "source": "timm:resnet18", "sources": "{folder}/rows.json", "split": "train",
     "split_seed": "3", "strategy": "ddp", "to": "torchscript",
     "top": "3", "units": "2", "until": "blocks.2", "validate_every": "2",
-    "weight_decay": "0.5", "width": "8", "workers": "2",
+    "width": "8", "workers": "2",
 }  # fmt: skip
 
 
@@ -162,6 +165,8 @@ def arguments(name: Call, option: str) -> list[str]:
     if getattr(parameter, "is_flag", False):
         return [(parameter.secondary_opts if parameter.default else parameter.opts)[0]]
     value = found(VALUES, name, option)
+    if value is None and name == ("train",) and option in settings(TrainingRecipe):
+        value = str(other_value(option))
     assert value is not None, f"give VALUES an entry for {option}, of {' '.join(name)}"
     return [value] if parameter.param_type_name == "argument" else [parameter.opts[-1], value]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.other_values import other_value
 
 from equicolor.data.datasets import DATASETS
 from equicolor.models.registry import Origin
@@ -119,16 +120,6 @@ def test_rows_and_their_keys_follow_from_the_fields() -> None:
     mixed = {"jitter", "augmix", "js"}  # the augmentation
     fields = {field.name for field in dataclasses.fields(TrainingRecipe)}
     assert fields - silent - mixed == set(ROW_KEYS) - {"augmentation", "finetuned"}
-
-
-def other_value(name: str) -> object:
-    """A value of a setting that is not the default."""
-    about, default = settings(TrainingRecipe)[name], getattr(TrainingRecipe(), name)
-    if about.choices:
-        return next(choice for choice in about.choices if choice != default)
-    if isinstance(default, bool):
-        return not default
-    return default + 1 if isinstance(default, int) else default / 2 or 0.25
 
 
 def test_different_recipes_have_different_folders(tmp_path: Path) -> None:
