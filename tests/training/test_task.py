@@ -240,3 +240,31 @@ class TestWeightAverage:
     def test_errors(self) -> None:
         with pytest.raises(ValueError, match=r"decay must lie in \(0, 1\), got 1"):
             WeightAverage(nn.Linear(1, 1), 1)
+
+
+@pytest.mark.parametrize("schedule", ["onecycle", "cosine", "constant"])
+def test_the_learning_rate_rises_for_the_share_of_steps_that_warmup_says(schedule: str) -> None:
+    recipe = TrainingRecipe(
+        "z2cnn", {"width": 2}, size=28, lr=0.5, optimizer="sgd", schedule=schedule, warmup=0.4
+    )
+    task, steps = ClassificationTask(recipe, recipe.build(3)), 20
+    device = SimpleNamespace(root_device=torch.device("cpu"))
+    trainer = SimpleNamespace(estimated_stepping_batches=steps, strategy=device)
+    task._trainer = cast(Any, trainer)
+    configured = cast(Any, task.configure_optimizers())
+    optimizer, scheduler = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
+    rates = []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    top = rates.index(max(rates))
+    assert top in (7, 8)  # 40 % of 20; the cycle counts its first step
+    assert max(rates) == pytest.approx(0.5, rel=0.01)
+    assert rates[: top + 1] == sorted(rates[: top + 1])
+    assert rates[0] < 0.1
+    if schedule == "constant":
+        assert set(rates[top:]) == {0.5}
+    else:
+        assert rates[top:] == sorted(rates[top:], reverse=True)
+        assert rates[-1] < 0.05

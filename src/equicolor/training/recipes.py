@@ -127,6 +127,13 @@ class TrainingRecipe:
         "onecycle (of the momentum, too), cosine or constant.",
         choices=("onecycle", "cosine", "constant"),
     )
+    warmup: float | None = setting(
+        None,
+        "Share of the steps until the highest learning rate.",
+        usual="0.3 for onecycle, else 0",
+        at_least=0,
+        below=1,
+    )
     label_smoothing: float = setting(
         0.0, "Probability spread over all classes.", at_least=0, at_most=1, short="smooth"
     )

@@ -4,6 +4,7 @@ Nothing here waits for the device: losses and hits are added up there, and
 :mod:`equicolor.training.monitor` asks for them now and then.
 """
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR
 
 from equicolor._text import counted
 from equicolor.data.loaders import SKIPPED, Batch
@@ -173,12 +174,20 @@ class ClassificationTask(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _schedule(self, optimizer: Optimizer) -> LRScheduler | None:
-        if self.recipe.schedule == "constant":
-            return None
-        steps = int(self.trainer.estimated_stepping_batches)
-        if self.recipe.schedule == "cosine":
-            return CosineAnnealingLR(optimizer, steps)
-        return OneCycleLR(optimizer, self.recipe.lr, total_steps=steps)
+        recipe, steps = self.recipe, int(self.trainer.estimated_stepping_batches)
+        if recipe.schedule == "onecycle":
+            share = 0.3 if recipe.warmup is None else recipe.warmup  # torch's default
+            return OneCycleLR(optimizer, recipe.lr, total_steps=steps, pct_start=share)
+        rise, cosine = round((recipe.warmup or 0) * steps), recipe.schedule == "cosine"
+        if not rise:
+            return CosineAnnealingLR(optimizer, steps) if cosine else None
+
+        def factor(step: int) -> float:
+            if step < rise:
+                return (step + 1) / (rise + 1)
+            return (1 + math.cos(math.pi * (step - rise) / (steps - rise))) / 2 if cosine else 1.0
+
+        return LambdaLR(optimizer, factor)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Say what the checkpoint belongs to."""
