@@ -1,7 +1,6 @@
 """An exponential average of a network's weights while it trains."""
 
 import copy
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,8 @@ class WeightAverage(nn.Module):
 
     After step t the decay is ``min(decay, (1 + t) / (10 + t))``, so that the random weights of
     the beginning are soon forgotten. Running statistics of batch norms are averaged too.
+    torch's ``AveragedModel`` asks the device for its count in every step, which would make a GPU
+    wait.
 
     Args:
         network: what to follow.
@@ -40,20 +41,15 @@ class WeightAverage(nn.Module):
     @torch.no_grad()
     def update(self, network: nn.Module, step: int) -> None:
         """Move towards the network's weights after a step of the optimizer, counted from 1."""
-        own, theirs = (_by_kind(module) for module in (self.network, network))
         decay = min(self.decay, (1 + step) / (10 + step))
-        get_ema_multi_avg_fn(decay)(own.floats, theirs.floats, 0)
-        for mine, other in zip(own.counters, theirs.counters, strict=True):
-            mine.copy_(other)
+        pairs = list(zip(_tensors(self.network), _tensors(network), strict=True))
+        floats = [pair for pair in pairs if pair[0].is_floating_point()]
+        averages, values = map(list, zip(*floats, strict=True))
+        get_ema_multi_avg_fn(decay)(averages, values, 0)
+        for average, value in pairs:
+            if not average.is_floating_point():  # a counter
+                average.copy_(value)
 
 
-class _Tensors(NamedTuple):
-    floats: list[Tensor]
-    counters: list[Tensor]
-
-
-def _by_kind(network: nn.Module) -> _Tensors:
-    """Parameters and buffers: what can be averaged, and what is counted."""
-    tensors = [*network.parameters(), *network.buffers()]
-    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
-    return _Tensors(floats, [tensor for tensor in tensors if not tensor.is_floating_point()])
+def _tensors(network: nn.Module) -> list[Tensor]:
+    return [*network.parameters(), *network.buffers()]

@@ -135,15 +135,7 @@ def fit(
         if folder.result.is_file():
             return _finished(folder) if first else None
     _check_saving()
-    data = ImageData(
-        recipe,
-        data_path=options.data_path,
-        workers=options.workers,
-        skip_corrupt=options.skip_corrupt,
-        root=options.root,
-        cache=options.cache,
-        console=console,
-    )
+    data = ImageData(recipe, options, console)
     images = list_images(data.train)
     if not anew:
         folder.check_images(images.files)

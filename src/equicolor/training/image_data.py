@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -25,6 +24,7 @@ from equicolor.data.loaders import (
 )
 from equicolor.reporting.progress import counting, say
 from equicolor.training.recipes import TrainingRecipe
+from equicolor.training.run_options import RunOptions
 
 __all__ = ["ImageData", "check_images"]
 
@@ -40,13 +40,7 @@ class ImageData(pl.LightningDataModule):
 
     Args:
         recipe: which images, and how they are augmented.
-        data_path: ``"resident"``, ``"streaming"``, or ``"auto"``:
-            see :func:`~equicolor.data.loaders.choose_data_path`.
-        workers: processes that decode what is streamed, for each device; None divides the
-            processor's cores among the devices.
-        skip_corrupt: leave corrupt images out instead of stopping at them.
-        root: the data folder (default: :func:`equicolor.data.data_root`).
-        cache: where decoded images are kept (default: :func:`equicolor.data.default_cache`).
+        options: where they lie, and how they are read.
         console: shows progress; None shows nothing.
 
     Attributes:
@@ -54,25 +48,16 @@ class ImageData(pl.LightningDataModule):
     """
 
     def __init__(
-        self,
-        recipe: TrainingRecipe,
-        *,
-        data_path: str = "auto",
-        workers: int | None = None,
-        skip_corrupt: bool = False,
-        root: Path | str | None = None,
-        cache: Path | None = None,
-        console: Console | None = None,
+        self, recipe: TrainingRecipe, options: RunOptions, console: Console | None = None
     ) -> None:
         super().__init__()
-        self.recipe, self.data_path, self.workers = recipe, data_path, workers
-        self.skip_corrupt, self.console = skip_corrupt, console
+        self.recipe, self.options, self.console = recipe, options, console
         self.train, self.test = (
-            load_dataset(recipe.dataset, split, root=root, seed=recipe.split_seed)
+            load_dataset(recipe.dataset, split, root=options.root, seed=recipe.split_seed)
             for split in ("train", "test")
         )
         check_images(recipe, self.train)
-        self.cache = default_cache() if cache is None else cache
+        self.cache = default_cache() if options.cache is None else options.cache
         self._decoded: dict[str, Decoded] = {}
         self._skipped: dict[str, set[str]] = {"train": set(), "test": set()}
         self._streamed: StreamingLoader | None = None  # what is trained on
@@ -98,7 +83,7 @@ class ImageData(pl.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run has to know: the corrupt images that any process met streaming."""
-        if self._streamed is None or not self.skip_corrupt:
+        if self._streamed is None or not self.options.skip_corrupt:
             return {}
         self._skipped["train"].update(_gathered(self.skipped("train")))
         return {"skipped": list(self.skipped("train"))}
@@ -158,7 +143,9 @@ class ImageData(pl.LightningDataModule):
 
     def _path(self, images: ImageSet, device: torch.device) -> str:
         short_side = self.recipe.short_side(images.split)
-        return choose_data_path(images, device, short_side=short_side, data_path=self.data_path)
+        return choose_data_path(
+            images, device, short_side=short_side, data_path=self.options.data_path
+        )
 
     def _loader(
         self,
@@ -170,40 +157,28 @@ class ImageData(pl.LightningDataModule):
         rank: int = 0,
         world_size: int = 1,
     ) -> Loader:
-        recipe = self.recipe
+        share: dict[str, Any] = {"rank": rank, "world_size": world_size, "shuffle": shuffle}
+        share |= {"batch_size": self.recipe.batch_size, "seed": self.recipe.seed}
         if device.type == "cuda":  # where half precision is enough, and much faster
             augmentation = dataclasses.replace(augmentation, precision="float16")
         if self._path(images, device) == "resident":
-            return ResidentLoader(
-                self._decode(images),
-                augmentation,
-                batch_size=recipe.batch_size,
-                seed=recipe.seed,
-                shuffle=shuffle,
-                rank=rank,
-                world_size=world_size,
-                device=device,
-            )
+            return ResidentLoader(self._decode(images), augmentation, device=device, **share)
         streamed = StreamingLoader(
             images,
             augmentation,
-            short_side=recipe.short_side(images.split),
+            short_side=self.recipe.short_side(images.split),
             workers=self._workers(world_size),
-            skip_corrupt=self.skip_corrupt,
-            batch_size=recipe.batch_size,
-            seed=recipe.seed,
-            shuffle=shuffle,
-            rank=rank,
-            world_size=world_size,
+            skip_corrupt=self.options.skip_corrupt,
             device=device,
+            **share,
         )
         if shuffle:
             self._streamed = streamed
         return streamed
 
     def _workers(self, world_size: int) -> int:
-        if self.workers is not None:
-            return self.workers
+        if self.options.workers is not None:
+            return self.options.workers
         neighbours = 1 if self.trainer is None or world_size == 1 else self.trainer.num_devices
         return suggested_max_num_workers(neighbours)
 
@@ -216,7 +191,7 @@ class ImageData(pl.LightningDataModule):
                     short_side=self.recipe.short_side(images.split),
                     cache=self.cache,
                     progress=progress,
-                    on_corrupt="skip" if self.skip_corrupt else "error",
+                    on_corrupt="skip" if self.options.skip_corrupt else "error",
                 )
             self._skipped[images.split].update(decoded.skipped)
             self.say_skipped(images.split)
@@ -229,7 +204,7 @@ class ImageData(pl.LightningDataModule):
             found = find_corrupt(
                 images,
                 workers=max(self._workers(1), 1),
-                on_corrupt="skip" if self.skip_corrupt else "error",
+                on_corrupt="skip" if self.options.skip_corrupt else "error",
                 progress=progress,
             )
         self._skipped[images.split].update(found)
