@@ -114,12 +114,12 @@ def train(
         network["coset_pool"] = None
     usual = {"precision": choose_precision("auto", cuda=options.accelerator == "cuda")}
     changes = usual | field_values(TrainingRecipe, settings)
-    chosen = _choose(dataset, recipe, model, network, changes, finetune)
-    folder = Path("runs") / chosen.folder_name if output is None else output
+    full_recipe = _choose(dataset, recipe, model, network, changes, finetune)
+    folder = Path("runs") / full_recipe.folder_name if output is None else output
     if dry_run:
-        _describe(chosen, folder, options, force)
+        _describe(full_recipe, folder, options, force)
     else:
-        _run(chosen, folder, options, force)
+        _run(full_recipe, folder, options, force)
 
 
 def _choose(
@@ -136,29 +136,29 @@ def _choose(
     from equicolor.training.finetuning import finetune_recipe
 
     if finetune is not None:
-        given = [*["model"] * bool(model), *["recipe"] * bool(recipe), *network]
-        if given:
+        extra = [*["model"] * bool(model), *["recipe"] * bool(recipe), *network]
+        if extra:
             raise ValueError(
-                f"--finetune takes the network of the checkpoint as it is, got {', '.join(given)}"
+                f"--finetune takes the network of the checkpoint as it is, got {', '.join(extra)}"
             )
         if dataset is None:
             raise ValueError("--finetune needs a dataset: a name, or a folder of class folders")
-        chosen = finetune_recipe(dataset, finetune)
+        full_recipe = finetune_recipe(dataset, finetune)
     elif recipe is not None:
-        chosen = find_recipe(recipe, dataset)
+        full_recipe = find_recipe(recipe, dataset)
         if model is not None:
-            chosen = dataclasses.replace(chosen, model=model)
+            full_recipe = dataclasses.replace(full_recipe, model=model)
     elif dataset is not None:
-        chosen = default_recipe(dataset, model)
+        full_recipe = default_recipe(dataset, model)
     else:
         raise ValueError("a dataset is needed: a name, a folder, or --recipe DATASET/NETWORK")
-    if "size" in changes and chosen.crop == "resized":
+    if "size" in changes and full_recipe.crop == "resized":
         changes["resize"] = usual_resize(changes["size"])
-    chosen = dataclasses.replace(chosen, options=chosen.options | network, **changes)
+    full_recipe = dataclasses.replace(full_recipe, options=full_recipe.options | network, **changes)
     if finetune is None:
         with torch.device("meta"):  # bad options are told before anything else
-            chosen.build(2)
-    return chosen
+            full_recipe.build(2)
+    return full_recipe
 
 
 def _run(recipe: TrainingRecipe, folder: Path, options: RunOptions, force: bool) -> None:
@@ -171,14 +171,14 @@ def _run(recipe: TrainingRecipe, folder: Path, options: RunOptions, force: bool)
     if options.processes == 1 and not finished and not continued:
         settle_threads(options.accelerator)
     with told_to_skip(options.skip_corrupt):
-        found = fit(recipe, folder, options, overwrite=force, console=Console(stderr=True))
-    if found is None:  # not the first of several processes
+        run_result = fit(recipe, folder, options, overwrite=force, console=Console(stderr=True))
+    if run_result is None:  # not the first of several processes
         return
     if finished:
         typer.echo(f"{folder} holds this run already, finished; --force trains it again")
     else:
-        typer.echo(f"wrote {', '.join(map(str, found.written))}")
-    typer.echo(found.headline)
+        typer.echo(f"wrote {', '.join(map(str, run_result.written))}")
+    typer.echo(run_result.headline)
 
 
 def _describe(recipe: TrainingRecipe, folder: Path, options: RunOptions, force: bool) -> None:

@@ -161,13 +161,13 @@ def fit(
             if folder.result.is_file():
                 return _finished(folder)
         folder.begin(recipe, images.files, anew=anew)
-        begun = train(task, data, folder, options, console, first=True)
+        epochs_before = train(task, data, folder, options, console, first=True)
         network = _trained_network(task, data, images)
         save_model(network, folder.model)
         row = _judge(network, data, recipe, folder, options, console, seen.facts())
         facts = {"recipe": asdict(recipe), "class_names": data.train.class_names}
         write_results(folder.result, [row], device=options.accelerator, **facts)
-    return Fit(folder, row, begun)
+    return Fit(folder, row, epochs_before)
 
 
 def _trained_network(task: ClassificationTask, data: ImageData, images: Listing) -> Network:
@@ -283,7 +283,7 @@ def _judge(
         **{f"skipped_{split}": len(data.skipped(split)) for split in ("train", "test")},
     }
     with counting(console, "judging under hue shifts") as progress:
-        found = evaluate(
+        evaluation = evaluate(
             network.to(device),
             data.test_images(device),
             class_names=data.test.class_names,
@@ -292,4 +292,4 @@ def _judge(
             progress=progress,
             facts=facts,
         )
-    return found.rows()[0]
+    return evaluation.rows()[0]

@@ -100,12 +100,12 @@ class ImageData(pl.LightningDataModule):
     def say_skipped(self, split: str) -> None:
         """Print how many corrupt images were left out, if any were."""
         images = {"train": self.train, "test": self.test}[split]
-        found = self.skipped(split)
-        if found:
+        skipped = self.skipped(split)
+        if skipped:
             say(
                 self.console,
-                f"left out {counted(len(found), 'corrupt image')} of {images.name} ({split}), "
-                f"beginning with {found[0]}",
+                f"left out {counted(len(skipped), 'corrupt image')} of {images.name} ({split}), "
+                f"beginning with {skipped[0]}",
             )
 
     def train_dataloader(self) -> Loader:
@@ -201,13 +201,13 @@ class ImageData(pl.LightningDataModule):
     def _verify(self, images: ImageSet) -> None:
         title = f"reading {images.name} ({images.split})"
         with counting(self.console, title) as progress:
-            found = find_corrupt(
+            corrupt = find_corrupt(
                 images,
                 workers=max(self._workers(1), 1),
                 on_corrupt="skip" if self.options.skip_corrupt else "error",
                 progress=progress,
             )
-        self._skipped[images.split].update(found)
+        self._skipped[images.split].update(corrupt)
         self.say_skipped(images.split)
 
 
@@ -215,6 +215,6 @@ def _gathered(names: tuple[str, ...]) -> Iterable[str]:
     """The names that all processes know."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return names
-    found: list[tuple[str, ...]] = [() for _ in range(torch.distributed.get_world_size())]
-    torch.distributed.all_gather_object(found, names)
-    return (name for each in found for name in each)
+    gathered: list[tuple[str, ...]] = [() for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather_object(gathered, names)
+    return (name for each in gathered for name in each)

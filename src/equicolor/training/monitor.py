@@ -78,13 +78,13 @@ class Metrics:
 
     def keep(self, epochs: int) -> None:
         """Drop the rows after an epoch, which is where a resumed run begins."""
-        kept = [
+        rows = [
             row for row in self.read() if row["epoch"].isdigit() and int(row["epoch"]) <= epochs
         ]
         if not self.path.is_file():
             return
         with written_aside(self.path) as partial:
-            Metrics(partial).append(kept)
+            Metrics(partial).append(rows)
 
 
 def _number(text: object) -> bool:

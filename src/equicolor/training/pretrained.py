@@ -36,8 +36,8 @@ def new_head(
     if classes_of(read_config(file)) != num_classes:
         return "another number of classes"
     before = read_class_names(file)
-    known = class_names is not None and len(before) == num_classes
-    return "other classes" if known and before != tuple(class_names or ()) else ""
+    comparable = class_names is not None and len(before) == num_classes
+    return "other classes" if comparable and before != tuple(class_names or ()) else ""
 
 
 def load_pretrained(
@@ -49,10 +49,10 @@ def load_pretrained(
 ) -> Network:
     """The network of a checkpoint for these classes, in training mode."""
     file = checkpoint_file(checkpoint)
-    found = weights_digest(file) if digest else ""
-    if found != digest:
+    actual = weights_digest(file) if digest else ""
+    if actual != digest:
         raise ValueError(
-            f"{checkpoint} is not the network that the run began with: its digest is {found}, but "
+            f"{checkpoint} is not the network that the run began with: its digest is {actual}, but "
             f"that of the recipe is {digest}"
         )
     network = load_model(file)

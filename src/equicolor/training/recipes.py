@@ -316,10 +316,10 @@ class TrainingRecipe:
             contents = json.loads(text)
         except RecursionError:
             raise ValueError("not a training recipe: it is nested without end") from None
-        known = {field.name for field in dataclasses.fields(cls)}
-        if not isinstance(contents, dict) or not contents.keys() <= known:
-            strange = sorted(set(contents) - known) if isinstance(contents, dict) else contents
-            raise ValueError(f"not a training recipe: it holds {strange!r:.100}")
+        names = {field.name for field in dataclasses.fields(cls)}
+        if not isinstance(contents, dict) or not contents.keys() <= names:
+            unknown = sorted(set(contents) - names) if isinstance(contents, dict) else contents
+            raise ValueError(f"not a training recipe: it holds {unknown!r:.100}")
         return cls(**contents)
 
     def differences(self, other: "TrainingRecipe") -> list[str]:
@@ -425,14 +425,14 @@ def recipes(dataset: str | None = None) -> dict[str, TrainingRecipe]:
 
 def _of_dataset(dataset: str) -> dict[str, TrainingRecipe]:
     plain, title = default_recipe(dataset), find_dataset(dataset).name
-    found = {}
+    named = {}
     for network, change in _networks(plain.model).items():
         for suffix, augmentation in _AUGMENTATIONS.items():
             if suffix == "+augmix" and network in _NO_AUGMIX:
                 continue
             changed = dataclasses.replace(plain, **change, **augmentation)
-            found[f"{title}/{network}{suffix}"] = changed
-    return found
+            named[f"{title}/{network}{suffix}"] = changed
+    return named
 
 
 _AUGMENTATIONS: dict[str, Mapping[str, Any]] = {
@@ -446,16 +446,16 @@ _NO_AUGMIX = ("ciconv-w", "gray")  # the paper mixes only the baseline and equiv
 def _networks(plain: str) -> dict[str, dict[str, Any]]:
     """What tells each network's recipe from the plain ResNet's."""
     equivariant = f"ce_{plain}"
-    found: dict[str, dict[str, Any]] = {"baseline": {}}
+    networks: dict[str, dict[str, Any]] = {"baseline": {}}
     for stages in range(1, _STAGES[plain] + 1):
         hybrid = {"rotations": 3, "ce_stages": stages}
-        found[f"ce-{stages}"] = {"model": equivariant, "options": hybrid}
-    found["ciconv-w"] = {"model": f"ciconv_{plain}"}
-    found["gray"] = {"gray": True}
+        networks[f"ce-{stages}"] = {"model": equivariant, "options": hybrid}
+    networks["ciconv-w"] = {"model": f"ciconv_{plain}"}
+    networks["gray"] = {"gray": True}
     for rotations in (3, 6, 12):
         exact = {"rotations": rotations, "lifting": "hsv"}
-        found[f"hsv-{rotations}"] = {"model": equivariant, "options": exact}
-    return found
+        networks[f"hsv-{rotations}"] = {"model": equivariant, "options": exact}
+    return networks
 
 
 _STAGES = {"resnet18": 4, "resnet44": 3}
@@ -479,10 +479,10 @@ def find_recipe(name: str, dataset: str | None = None) -> TrainingRecipe:
             ...
         ValueError: unknown recipe 'stl10/hvs-12'; did you mean 'stl10/hsv-12' or 'stl10/hsv-6'?
     """
-    known = recipes(dataset)
+    named = recipes(dataset)
     if dataset is not None and "/" not in name:
         name = f"{find_dataset(dataset).name}/{name}"
-    if name in known:
-        return known[name]
-    hint = did_you_mean(name.lower(), known, "it is DATASET/NETWORK")
+    if name in named:
+        return named[name]
+    hint = did_you_mean(name.lower(), named, "it is DATASET/NETWORK")
     raise ValueError(f"unknown recipe {name!r}; {hint}")

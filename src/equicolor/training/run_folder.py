@@ -56,10 +56,10 @@ class RunFolder:
                 )
             return
         try:
-            found = TrainingRecipe.from_json(self.recipe.read_text())
+            trained = TrainingRecipe.from_json(self.recipe.read_text())
         except (ValueError, TypeError) as error:
             raise ValueError(f"{self.recipe} cannot be read: {error}") from None
-        differences = found.differences(recipe)
+        differences = trained.differences(recipe)
         if differences:
             raise ValueError(
                 f"{self.path} holds a run of another recipe: {', '.join(differences)}. Choose "
@@ -97,19 +97,19 @@ class RunFolder:
         """
         if not (self.checkpoint.is_file() and self.images.is_file()):
             return []
-        begun = self.images.stat().st_mtime_ns
+        start = self.images.stat().st_mtime_ns
         states = {path: path.stat() for path in (file.path for file in images.files)}
         # A file that was moved here, or copied with its times, keeps its time of writing alone.
         return [
             f"{path.parent.name}/{path.name}"
             for path, state in states.items()
-            if max(state.st_mtime_ns, state.st_ctime_ns) > begun
+            if max(state.st_mtime_ns, state.st_ctime_ns) > start
         ]
 
     def _strangers(self) -> bool:
         """Whether there is anything that a run which was killed at once does not leave."""
-        own = {self._lock.name}
-        return any(p.name not in own and p.suffix != ".partial" for p in self.path.iterdir())
+        ours = {self._lock.name}
+        return any(p.name not in ours and p.suffix != ".partial" for p in self.path.iterdir())
 
     def begin(
         self,
@@ -142,8 +142,8 @@ def recipe_of_run(path: Path | str) -> TrainingRecipe | None:
     """
     path = Path(path)
     run = RunFolder(path if path.is_dir() else path.parent)
-    file, own = run.recipe, path.is_dir() or path in (run.model, run.checkpoint)
-    if not (path.exists() and own and file.is_file()):
+    file, of_run = run.recipe, path.is_dir() or path in (run.model, run.checkpoint)
+    if not (path.exists() and of_run and file.is_file()):
         return None
     try:
         return TrainingRecipe.from_json(file.read_text())

@@ -74,12 +74,12 @@ def find_seen(
     if not isinstance(find_dataset(dataset).layout, (Folder, Caltech101)):
         return Seen()
     recipe = recipe_of_run(checkpoint)
-    found = _seen_last(checkpoint, origin, dataset, tested, root)
+    last = _seen_last(checkpoint, origin, dataset, tested, root)
     if recipe is None or recipe.finetune is None or not Path(recipe.finetune).exists():
-        return found
+        return last
     before = find_seen(recipe.finetune, origin_of(recipe.finetune), dataset, tested, root)
-    names = dict.fromkeys(found.names + before.names)
-    return Seen(tuple(names), found.remarks + before.remarks)
+    names = dict.fromkeys(last.names + before.names)
+    return Seen(tuple(names), last.remarks + before.remarks)
 
 
 def _seen_last(

@@ -44,17 +44,17 @@ class _NormalizeTogether(torch.autograd.Function):
         gradient = gradients[0].to(mean.dtype)
         centred = x.to(mean.dtype) - _spread(mean)
         sums = torch.stack([gradient.sum(_DIMS), (gradient * centred).sum(_DIMS)])
-        own = sums.clone()
+        local = sums.clone()
         dist.all_reduce(sums)
         shift, slope = (sums / count).unbind()
         scale = inverse if weight is None else inverse * weight
         result = gradient - _spread(shift) - centred * _spread(slope * inverse**2)
         result *= _spread(scale)
-        wanted = ctx.needs_input_grad
+        needed = ctx.needs_input_grad
         return (
             result.to(x.dtype),
-            (own[1] * inverse).to(weight.dtype) if wanted[1] else None,
-            own[0].to(weight.dtype) if wanted[2] else None,
+            (local[1] * inverse).to(weight.dtype) if needed[1] else None,
+            local[0].to(weight.dtype) if needed[2] else None,
             None,
         )
 
@@ -69,9 +69,9 @@ def _gather_statistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and variance of every channel over all processes, and the number of values."""
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     var, mean = torch.var_mean(x.to(dtype), _DIMS, correction=0)
-    own = torch.cat([mean, var, mean.new_full((1,), x.numel() // x.shape[1])])
-    everyone = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyone, own)
+    local = torch.cat([mean, var, mean.new_full((1,), x.numel() // x.shape[1])])
+    everyone = [torch.empty_like(local) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, local)
     means, variances, counts = torch.stack(everyone).split([len(mean), len(var), 1], 1)
     count = counts.sum()
     mean = (counts * means).sum(0) / count
@@ -137,12 +137,12 @@ def sync_batch_norm(network: M) -> M:
         for name, module in network.named_modules()
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and type(module) not in _ALREADY
     }
-    strange = [name for name, module in norms.items() if type(module) not in _SYNCED]
-    if strange:
-        kind = type(norms[strange[0]]).__name__
+    unsupported = [name for name, module in norms.items() if type(module) not in _SYNCED]
+    if unsupported:
+        kind = type(norms[unsupported[0]]).__name__
         raise ValueError(
             f"only BatchNorm2d and CEBatchNorm2d can share statistics between processes; "
-            f"{strange[0]} is a {kind}"
+            f"{unsupported[0]} is a {kind}"
         )
     for module in norms.values():
         # The state is the same and only what it is used for differs, so the module can stay.

@@ -80,8 +80,8 @@ class StackedZ2CNN:
     ) -> "StackedZ2CNN":
         """The stacked form of a network's architecture."""
         options = ("width", "rotations", "ce_layers", "coset_pool", "lifting")
-        known = {key: network.config[key] for key in options if key in network.config}
-        return cls(**known, dtype=dtype, pad=pad, fused=fused)
+        architecture = {key: network.config[key] for key in options if key in network.config}
+        return cls(**architecture, dtype=dtype, pad=pad, fused=fused)
 
     def logits(
         self,
@@ -143,8 +143,8 @@ class StackedZ2CNN:
         if n > 1 and self.lifting == "hsv":
             orbit = shift_hue_orbit(images.float(), n).to(self.dtype)
             images = orbit.permute(1, 2, 0, 3, 4, 5).flatten(2, 3)  # [S, B, n * 3, H, W]
-            own = torch.eye(n, device=weight.device, dtype=weight.dtype)
-            bank = torch.einsum("kr,soihw->skorihw", own, weight).flatten(1, 2).flatten(2, 3)
+            identity = torch.eye(n, device=weight.device, dtype=weight.dtype)
+            bank = torch.einsum("kr,soihw->skorihw", identity, weight).flatten(1, 2).flatten(2, 3)
         elif n > 1:
             # Made on the device: a CUDA graph cannot copy from the host.
             rotations = rotation_matrix(torch.arange(n, device=weight.device) / n)
@@ -213,8 +213,8 @@ class StackedZ2CNN:
                 running_mean[0].copy_(mean + bias[0])
             normed = normed.permute(0, 2, 3, 1).reshape(pixels.shape).permute(0, 3, 1, 2)
             active = F.relu(normed)
-            kept = active if factors is None else active * factors[..., None, None]
-            return kept.to(y.dtype)
+            dropped = active if factors is None else active * factors[..., None, None]
+            return dropped.to(y.dtype)
         if not training:
             mean, var = running_mean - bias, running_var
             return scale_and_cut(y, mean, var, weight, shift, factors, n=n, eps=EPS)

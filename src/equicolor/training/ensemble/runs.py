@@ -95,20 +95,20 @@ def check_runs(runs: Sequence[Run]) -> None:
     """Refuse runs that cannot train side by side."""
     if not runs:
         raise ValueError("expected at least one dataset and seed to train for, got none")
-    for what, found in (
+    for what, numbers in (
         ("training images", {len(data.train.labels) for data, _ in runs}),
         ("test images", {len(data.test.labels) for data, _ in runs}),
         ("classes", {data.num_classes for data, _ in runs}),
     ):
-        if len(found) > 1:
+        if len(numbers) > 1:
             raise ValueError(
-                f"datasets that train together need as many {what}, got {sorted(found)}"
+                f"datasets that train together need as many {what}, got {sorted(numbers)}"
             )
-    known = set[tuple[int, int]]()
+    pairs = set[tuple[int, int]]()
     for data, seed in runs:
-        if (id(data), seed) in known:
+        if (id(data), seed) in pairs:
             raise ValueError(f"seed {seed} is to train on {data.name} twice")
-        known.add((id(data), seed))
+        pairs.add((id(data), seed))
 
 
 def identity(recipe: Recipe, runs: Sequence[Run]) -> dict[str, Any]:

@@ -116,9 +116,9 @@ class StackedTrainer:
         """The loss of every run on its batch, ``[S]``."""
         position = self.step_number % self.steps_per_epoch
         offsets = position * self.batch + torch.arange(self.batch, device=self.device)
-        chosen = self.order[:, offsets]
-        images = self.images[self.run_data[:, None], chosen]
-        labels = self.labels[self.run_data[:, None], chosen]
+        places = self.order[:, offsets]
+        images = self.images[self.run_data[:, None], places]
+        labels = self.labels[self.run_data[:, None], places]
         if self.recipe.jitter:
             turns = uniform(self.run_seeds, _JITTER, self.step_number, self.batch)
             images = shift_hue(images, self.recipe.jitter * (2 * turns - 1))
@@ -203,8 +203,8 @@ class StackedTrainer:
         labels = torch.stack([data.test.labels for data in self.datasets]).to(self.device)
         predicted = []
         for start in range(0, labels.shape[1], _TEST_BATCH):
-            chosen = slice(start, start + _TEST_BATCH)
-            part = torch.stack([data.test.images[chosen] for data in self.datasets])
+            batch_slice = slice(start, start + _TEST_BATCH)
+            part = torch.stack([data.test.images[batch_slice] for data in self.datasets])
             batch = part.to(self.device)[self.run_data]
             batch = to_gray(batch) if self.recipe.gray else batch
             predicted.append(stacked.logits(state, batch).argmax(-1))
