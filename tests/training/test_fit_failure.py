@@ -293,7 +293,7 @@ class TestFailure:
             ({"devices": 0}, "devices must be at least 1"),
             ({"strategy": "fsdp"}, "strategy must be one of 'auto', 'ddp'"),
             ({"data_path": "disk"}, "data_path must be one of"),
-            ({"validate_every": -1}, "validate_every must be a number of at least 0, got -1"),
+            ({"validate_every": -1}, "validate_every must be at least 0, got -1"),
             ({"checkpoint_every": math.nan}, "checkpoint_every must be .*, got nan"),
             ({"workers": 10**9}, "workers must be at most 1,024, got 1000000000"),
         ],

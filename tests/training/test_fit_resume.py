@@ -110,7 +110,7 @@ class TestLock:
             return task(*arguments)
 
         monkeypatch.setattr(fitting, "_task", late)
-        monkeypatch.setattr(fitting, "_fit", None)
+        monkeypatch.setattr(fitting, "train", None)
         found = fit(recipe, tmp_path / "run", CPU)
         assert found is not None
         assert found.continued == 1

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 from equicolor._files import locked, write_whole
@@ -14,6 +15,7 @@ from equicolor.training.recipes import TrainingRecipe
 __all__ = ["RunFolder", "origin_of", "recipe_of_run"]
 
 
+@dataclass
 class RunFolder:
     """Where a run keeps its files.
 
@@ -31,8 +33,10 @@ class RunFolder:
         PosixPath('runs/flowers/recipe.json')
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
+
+    def __post_init__(self) -> None:
+        path = self.path
         self.recipe = path / "recipe.json"
         self.images = path / "images.json"
         self.checkpoint = path / "last.ckpt"
