@@ -67,7 +67,7 @@ def test_from_conversion_to_fine_tuning(place: Path) -> None:
         "--batch-size", "4", "--data-path", "streaming", "--workers", "0",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
-    run = Path("runs/fruit-finetune-converted-seed0")
+    (run,) = Path("runs").glob("fruit-finetune-converted*-seed0-*")
     tuned = load_model(run / "model.safetensors")
     assert tuned.config == network.config
     new, old = tuned.state_dict(), network.state_dict()
