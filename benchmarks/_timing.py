@@ -25,9 +25,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from equicolor.devices import choose_device
 from equicolor.nn.observed import counting
-from equicolor.results import write_results
+from equicolor.results import Row, write_results
 
-Row = dict[str, Any]
 Step = Callable[[], object]
 Call = Callable[[Tensor], Tensor]
 

@@ -11,11 +11,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from equicolor.cli.app import app
+from equicolor.results import Row
 
 SCRIPTS = Path(__file__).parents[1] / "benchmarks"
 TINY = ("--device", "cpu", "--batch", "2", "--size", "32", "--rounds", "2", "--min-ms", "0")
-
-Row = dict[str, Any]
 
 
 @pytest.fixture
