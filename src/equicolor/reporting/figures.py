@@ -1,4 +1,4 @@
-"""What figures share: how they become small files, and the strip of hues below a curve."""
+"""Shared by figures: small PNG files, names in labels, and the strip of hues below a curve."""
 
 import io
 
@@ -14,12 +14,12 @@ __all__ = ["as_it_is", "draw_hues", "png"]
 
 
 def png(figure: Figure, dpi: int = 110, limit: int = 150_000) -> bytes:
-    """A figure as a small PNG: plots do with a palette, and noisy pictures with a smaller one.
+    """A figure as a small PNG with a palette of 256 colours, or fewer to stay below a limit.
 
     Args:
         figure: what to draw.
         dpi: pixels an inch.
-        limit: bytes to stay below, if 100 colours are enough for that.
+        limit: bytes; a figure of 100 colours may still be larger.
 
     Example:
         >>> png(Figure(figsize=(1, 1)))[1:4]
@@ -45,7 +45,7 @@ def draw_hues(axes: Axes) -> None:
 
 
 def as_it_is(name: str) -> str:
-    r"""A name from outside for a figure, where matplotlib does not take it for a formula.
+    r"""A name from outside, escaped so that matplotlib does not read it as a formula.
 
     Example:
         >>> print(as_it_is("US$ and C$"))

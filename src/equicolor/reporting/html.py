@@ -1,6 +1,6 @@
 """Reports: one HTML file with everything inside, to open, mail or archive.
 
-No scripts, no links, no other files: styles are inline and pictures are PNGs in base64.
+No scripts, no links, no other files: styles are inline and figures are PNGs in base64.
 """
 
 import base64
@@ -57,14 +57,14 @@ dd { margin: 0; overflow-wrap: anywhere; }
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report; whatever is not given is left out.
+    """A part of a report; empty attributes are left out.
 
     Attributes:
         title: its heading.
         text: paragraphs, separated by blank lines.
         table: a table below the text.
         figure: a matplotlib figure, or the bytes of a PNG, below the table.
-        caption: what the figure shows; it is also the picture's text for screen readers.
+        caption: what the figure shows; also its text for screen readers.
         file: name of the figure's own file, without suffix. A section with a name and without a
             figure says in its text why the figure cannot be drawn.
     """
@@ -129,7 +129,7 @@ def write_report(
     numbers: Mapping[str, str] | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write what :func:`render` makes, whole or not at all.
+    """Write the page of :func:`render`, whole or not at all.
 
     Example:
         >>> import tempfile
@@ -154,8 +154,8 @@ def _section(section: Section) -> str:
         kind = "wide dense" if len(section.table.columns) >= _MANY_COLUMNS else "wide"
         parts.append(f'<div class="{kind}">{section.table.html()}</div>')
     if section.figure is not None:
-        picture = section.figure if isinstance(section.figure, bytes) else png(section.figure)
-        encoded = base64.b64encode(picture).decode()
+        image = section.figure if isinstance(section.figure, bytes) else png(section.figure)
+        encoded = base64.b64encode(image).decode()
         described = html.escape(section.caption or section.title, quote=True)
         caption = f"<figcaption>{html.escape(section.caption)}</figcaption>"
         parts.append(
@@ -166,7 +166,7 @@ def _section(section: Section) -> str:
 
 
 def _provenance(facts: Mapping[str, Any]) -> str:
-    """How it was made, as a list of names and values."""
+    """Command, versions and device as a list of names and values."""
     items = []
     for name, value in facts.items():
         if isinstance(value, Mapping):

@@ -48,31 +48,28 @@ class Table:
                 )
 
     def without_empty(self, columns: Iterable[str]) -> "Table":
-        """The table without those of some columns that hold dashes alone.
-
-        Args:
-            columns: by their names in the header, such as those of the paper's numbers.
+        """The table without the columns of some names that hold dashes alone.
 
         Example:
             >>> table = Table(("network", "paper", "ours"), [("z2cnn", MISSING, "71.6")])
             >>> table.without_empty(["paper"]).columns
             ('network', 'ours')
         """
-        named = set(columns)
-        kept = [
+        optional = set(columns)
+        shown = [
             index
             for index, name in enumerate(self.columns)
-            if name not in named or any(row[index] != MISSING for row in self.rows)
+            if name not in optional or any(row[index] != MISSING for row in self.rows)
         ]
         return dataclasses.replace(
             self,
-            columns=tuple(self.columns[index] for index in kept),
-            rows=[tuple(row[index] for index in kept) for row in self.rows],
-            text_columns=sum(index < self.text_columns for index in kept),
+            columns=tuple(self.columns[index] for index in shown),
+            rows=[tuple(row[index] for index in shown) for row in self.rows],
+            text_columns=sum(index < self.text_columns for index in shown),
         )
 
     def rich(self) -> RichTable:
-        """The table for the terminal, where rich does not take a cell for its markup.
+        """The table for the terminal; rich does not read markup in its cells.
 
         Example:
             >>> Table(("a", "b"), [("x", "1")]).rich().row_count
@@ -108,11 +105,11 @@ class Table:
         return f"<table>{caption}\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody></table>"
 
     def _html_row(self, cells: Sequence[str], tag: str) -> str:
-        made = []
+        parts = []
         for index, cell in enumerate(cells):
             kind = "" if index < self.text_columns else ' class="number"'
-            made.append(f"<{tag}{kind}>{html.escape(cell)}</{tag}>")
-        return f"<tr>{''.join(made)}</tr>"
+            parts.append(f"<{tag}{kind}>{html.escape(cell)}</{tag}>")
+        return f"<tr>{''.join(parts)}</tr>"
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -120,7 +117,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def mean_and_std(values: Sequence[float], digits: int = 2) -> str:
-    """The mean of some numbers and, of two or more, their sample standard deviation.
+    """The mean of some numbers and, if there are several, their sample standard deviation.
 
     Example:
         >>> mean_and_std([71.0, 72.0]), mean_and_std([71.0]), mean_and_std([])
