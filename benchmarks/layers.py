@@ -10,10 +10,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from _timing import Case, Row, Settings, Steps, parser, run, settings_of
+from _timing import Case, Settings, Steps, parser, run, settings_of
 from equicolor.models import widths
 from equicolor.nn import CEConv2d
 from equicolor.nn.algorithm import choose_algorithm
+from equicolor.results import Row
 
 SHAPES = ("stage1", "stage2", "stage3", "stage4", "colormnist")
 VARIANTS = ("auto", "dense", "cyclic")

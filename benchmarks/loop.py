@@ -13,7 +13,8 @@ from typing import Any
 
 from rich.console import Console
 
-from _timing import Case, Row, Settings, finish, measure, parser, settings_of, write
+from _timing import Case, Settings, finish, measure, parser, settings_of, write
+from equicolor.results import Row
 from equicolor.training.fit import fit
 from equicolor.training.monitor import Metrics
 from equicolor.training.recipes import TrainingRecipe, find_recipe

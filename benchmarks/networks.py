@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from _timing import Call, Case, Row, Settings, Steps, parser, run, settings_of
+from _timing import Call, Case, Settings, Steps, parser, run, settings_of
 from equicolor.models import create_model
 from equicolor.nn import capture, fold, set_algorithm
+from equicolor.results import Row
 
 MODES = ("training", "forward", "folded")
 FORMS = ("eager", "captured", "compiled", "compiled-graphs")

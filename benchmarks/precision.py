@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from _timing import Row, Settings, finish, parser, settings_of, write
+from _timing import Settings, finish, parser, settings_of, write
 from equicolor.models import create_model
 from equicolor.nn import set_algorithm
+from equicolor.results import Row
 from networks import adam, network_named, update
 
 LAST = 20  # steps whose mean loss is the final one
