@@ -66,10 +66,8 @@ WORK: dict[str, tuple[str, ...]] = {
     "demo": ("equicolor.paper.demo.run",),
     "datasets": ("equicolor.data.download.download",),
     "reproduce": (
-        "equicolor.paper.reproduce_all.launch",
-        "equicolor.paper.reproduce.launch",
-        "equicolor.paper.classification.launch",
-        "equicolor.paper.reproduce_all.state",
+        "equicolor.paper.engine.launch",
+        "equicolor.paper.engine.state",
         "equicolor.paper.report.read",
         "equicolor.paper.report.write",
         "equicolor.paper.report.pictures",
@@ -79,7 +77,7 @@ GO_ON: dict[str, Any] = {
     "equicolor.evaluation.report.write": [],
     "equicolor.evaluation.diagnose.load_subject": None,
     "equicolor.conversion.report.convert_source": [],
-    "equicolor.paper.reproduce_all.state": "new",
+    "equicolor.paper.engine.state": "new",
     "equicolor.paper.report.read": None,
 }
 
@@ -116,7 +114,7 @@ INSTEAD: dict[tuple[str, str], str] = {
     ("train", "finetune"): "{folder}/images",
     ("reproduce", "quick"): "",
     ("reproduce", "sources"): "",
-    ("reproduce", "pictures"): "--from {folder}/rows.json",
+    ("reproduce", "figures"): "--from {folder}/rows.json",
     ("convert", "match_parameters"): BASE["convert"] + " --init random",
 }
 # A value of every option that is no flag: for one command, or for all.
@@ -133,14 +131,15 @@ VALUES: dict[str | tuple[str, str], str] = {
 
     "devices": "2", "epochs": "7", "finetune": "{folder}/network.safetensors",
     "form": "dense", "grey": "opponent", "init": "random", "input_size": "56",
-    "js": "", "jitter": "0.25", "launcher": "submitit-local",
+    "js": "", "jitter": "0.25", "launcher": "slurm",
     "launcher_option": "timeout_min=3", "layers": "a", "lifting": "hsv",
     ("convert", "lifting"): "rgb", "limit_images": "3", "lr": "0.5",
     "model": "ce_resnet34", ("cost", "model"): "resnet44", ("export", "model"): "z2cnn",
     "models": "z2cnn", "name": "cifar10", "network": "timm:resnet18",
     ("evaluate", "network"): "{folder}/second.safetensors", "networks": "baseline",
     "num_nodes": "2", "only": "equivariance", "optimizer": "sgd", "output": "{folder}/elsewhere",
-    ("inspect", "output"): "{folder}/elsewhere.html", "pictures": "{folder}/drawn",
+    ("inspect", "output"): "{folder}/elsewhere.html",
+    "figures": "{folder}/drawn", "pictures": "{folder}/drawn",
     "precision": "bfloat16", "recipe": "hsv-12",
     "resize": "99", "rotations": "6", ("convert", "rotations"): "4",
     "seed": "3", "seeds": "2", "shard": "0/2", "sheets": "a", "shifts": "7", "sigmas": "12",

@@ -1,4 +1,4 @@
-"""``equicolor reproduce list``, ``all`` and the experiments without options of their own."""
+"""``equicolor reproduce`` as a user sees it: ``list``, ``all`` and every experiment."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from equicolor.cli.app import app
-from equicolor.paper import reproduce_all
+from equicolor.cli.reproduce import parse_seeds
+from equicolor.paper import engine
 from equicolor.paper.launching import Shard
 from equicolor.paper.registry import EXPERIMENTS
 from equicolor.results import write_results
@@ -40,7 +41,7 @@ def test_experiments_have_help() -> None:
     for name in EXPERIMENTS:
         result = invoke("reproduce", name, "--help")
         assert result.exit_code == 0
-        assert "--quick" in result.stdout or name == "classification"
+        assert "--quick" in result.stdout
         assert "--workers" in result.stdout
     result = invoke("reproduce", "ablation-rotation")
     assert result.exit_code == 2
@@ -51,12 +52,12 @@ def test_experiments_have_help() -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     made: list[tuple[Any, ...]] = []
 
-    def fake(scope, names, how, *, console) -> reproduce_all.Reproduced:
-        made.append((scope, names, how))
-        failed = {"conversion": "no data"} if names is None else {}
-        return reproduce_all.Reproduced(Path("report.html"), [Path("a.json")], 3, 2, failed)
+    def fake(scope, ids, how, *, console) -> engine.Reproduced:
+        made.append((scope, ids, how))
+        reasons = {"conversion": "no data"} if ids is None else {}
+        return engine.Reproduced(Path("report.html"), [Path("a.json")], 3, 2, reasons)
 
-    monkeypatch.setattr(reproduce_all, "reproduce_all", fake)
+    monkeypatch.setattr(engine, "reproduce", fake)
     return made
 
 
@@ -73,7 +74,7 @@ def test_options_reach_the_experiments(calls: list[tuple[Any, ...]]) -> None:
     assert (scope.output, scope.quick, scope.datasets) == (
         Path("out"), False, ("flowers102", "cifar10"),
     )  # fmt: skip
-    assert (scope.seeds, scope.epochs, scope.size, scope.cuda) == (3, 30, 64, False)
+    assert (scope.seeds, scope.epochs, scope.size, scope.cuda) == ((0, 1, 2), 30, 64, False)
     assert (how.workers, how.devices, how.shard) == (4, ("cpu",), Shard(1, 2))
 
 
@@ -96,17 +97,51 @@ def test_quick_runs_have_a_folder_of_their_own(calls: list[tuple[Any, ...]]) -> 
     result = invoke("reproduce", "all", "--quick", "--device", "cpu")
     assert result.exit_code == 1  # one of them failed
     assert result.stderr == "conversion: no data\n"
-    quick = ("reproduce", "classification", "--quick", "--device", "cpu")
-    assert invoke(*quick, "--seeds", "2", "--size", "32").exit_code == 0
-    assert (calls[1][0].seeds, calls[1][0].size) == (2, 32)
-    for option in ("--networks", "--actions"):
-        result = invoke(*quick, option, "hsv")
-        assert result.exit_code == 2
-        assert "--quick has networks and hue shifts of its own" in result.stderr
+    quick = ("reproduce", "classification", "--quick", "--device", "cpu", "--networks", "hsv-6")
+    assert invoke(*quick, "--seeds", "1,2", "--size", "32", "--actions", "hsv, rgb").exit_code == 0
+    scope = calls[1][0]
+    assert (scope.seeds, scope.size, scope.networks) == ((1, 2), 32, ("hsv-6",))
+    assert scope.actions == ("hsv", "rgb")
     assert [(scope.output, names) for scope, names, _ in calls] == [
         (Path("runs/reproduce-quick"), None),
         (Path("runs/reproduce-quick"), ["classification"]),
     ]
+
+
+def test_options_of_colormnist_reach_it(calls: list[tuple[Any, ...]]) -> None:
+    options = ("--seeds", "2", "--epochs", "3", "--models", "cecnn, z2cnn", "--device", "cpu")
+    more = ("--sigmas", "12, 1e6", "--precision", "float32", "--redraw")
+    assert invoke("reproduce", "colormnist-biased", *options, *more).exit_code == 0
+    # The same command in other words.
+    all_of = ("reproduce", "all", "--only", "colormnist-biased")
+    assert invoke(*all_of, *options, *more).exit_code == 0
+    ((scope, ids, how), other) = calls
+    assert (scope, ids, how) == other
+    assert ids == ["colormnist-biased"]
+    assert (scope.output, scope.seeds, scope.epochs) == (Path("runs/reproduce"), (0, 1), 3)
+    assert (scope.networks, scope.sigmas) == (("cecnn", "z2cnn"), (12.0, 1e6))
+    assert (scope.precision, scope.redraw, scope.quick) == ("float32", True, False)
+
+
+def test_an_experiment_has_only_the_options_it_takes() -> None:
+    for options in (("equivariance", "--seeds", "2"), ("colormnist-longtailed", "--redraw")):
+        result = invoke("reproduce", *options)
+        assert result.exit_code == 2
+        assert "No such option" in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--networks", "--models", "--actions"])
+def test_an_option_that_lists_nothing_is_refused(option: str) -> None:
+    result = invoke("reproduce", "classification", "flowers102", option, " ,")
+    assert result.exit_code == 2
+    assert "takes names separated by commas, got ' ,'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"), [("2", (0, 1)), ("5,", (5,)), ("1-3,7", (1, 2, 3, 7)), ("4-4", (4,))]
+)
+def test_seeds_are_a_number_or_a_list(text: str, seeds: tuple[int, ...]) -> None:
+    assert parse_seeds(text) == seeds
 
 
 @pytest.mark.parametrize(
@@ -119,11 +154,19 @@ def test_quick_runs_have_a_folder_of_their_own(calls: list[tuple[Any, ...]]) -> 
         (["--seeds", "9999999"], "seeds must be at most 1,000,000, got 9999999"),
         (["--shard", "2"], "shard must be I/N with I from 0 to N - 1, such as 0/4; got '2'"),
         (["--launcher-option", "gpu"], "--launcher-option must be NAME=VALUE, got 'gpu'"),
-        (["--pictures", "docs"], "--pictures needs --from: a run has them in its figures/"),
+        (["--pictures", "docs"], "--pictures is now --figures"),
+        (["--launcher", "submitit-local"], "--launcher submitit-local is now --launcher processes"),
+        (["--figures", "docs"], "--figures needs --from: a run has them in its figures/"),
         (
-            ["--from", "results", "--pictures", "docs", "-o", "runs/x"],
-            "--pictures writes the figures alone: it takes no --output",
+            ["--from", "results", "--figures", "docs", "-o", "runs/x"],
+            "--figures writes the figures alone: it takes no --output",
         ),
+        (["--seeds", "1,x"], "--seeds takes 3, 1,2 or 3-5, say; got '1,x'"),
+        (["--seeds", "5-3"], "seeds must be at least 1, got -1"),
+        (["--only", "colormnist-biased", "--sigmas", "a"], "--sigmas takes numbers separated by"),
+        (["--epochs", "0"], "epochs must be at least 1, got 0"),
+        (["--device", "tpu"], "device must be one of 'auto', 'cpu', 'cuda'; got 'tpu'"),
+        (["--only", "conversion", "--networks", "a"], "conversion does not take --networks"),
         (["--only", "configurations", "--seeds", "2"], "configurations does not take --seeds"),
         (["--only", "equivariance", "--datasets", "a"], "equivariance does not take datasets"),
         (["--from", "results", "--quick"], "--from shows the rows that are there"),
@@ -134,7 +177,11 @@ def test_quick_runs_have_a_folder_of_their_own(calls: list[tuple[Any, ...]]) -> 
     ],
 )
 def test_bad_options_are_one_line(
-    options: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: list[str],
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    calls: list[tuple[Any, ...]],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = invoke("reproduce", "all", *options)
@@ -142,6 +189,7 @@ def test_bad_options_are_one_line(
     assert result.stderr.startswith(f"equicolor: {line}")
     assert result.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+    assert not calls
 
 
 def test_results_are_shown_without_training(tmp_path: Path) -> None:
@@ -151,7 +199,7 @@ def test_results_are_shown_without_training(tmp_path: Path) -> None:
     assert "| resnet18 | 4 | 3 | 55 | 11.79 | 11.79 |" in result.stdout  # to paste into pages
     assert (tmp_path / "out" / "report.html").is_file()
     docs = tmp_path / "docs"
-    result = invoke("reproduce", "all", "--from", source, "--pictures", str(docs))
+    result = invoke("reproduce", "all", "--from", source, "--figures", str(docs))
     assert result.exit_code == 0
     assert [path.name for path in docs.iterdir()] == ["configurations.png"]
 
@@ -168,11 +216,10 @@ def test_a_run_keeps_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_shard_that_failed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fake(scope, names, how, *, console) -> reproduce_all.Reproduced:
-        failed = {"conversion": "it broke"}
-        return reproduce_all.Reproduced(Path("report.html"), [], 3, 2, failed, True)
+    def fake(scope, ids, how, *, console) -> engine.Reproduced:
+        return engine.Reproduced(Path("report.html"), [], 3, 2, {"conversion": "it broke"}, True)
 
-    monkeypatch.setattr(reproduce_all, "reproduce_all", fake)
+    monkeypatch.setattr(engine, "reproduce", fake)
     result = invoke("reproduce", "conversion", "--quick", "--device", "cpu", "--shard", "0/2")
     assert result.exit_code == 1
     assert "conversion: it broke" in result.stderr

@@ -18,7 +18,7 @@ import torch
 from equicolor.data import load_mnist, longtailed_colormnist
 from equicolor.paper import demo
 
-# Its workers run it too, so they have the same few pictures, and the second network can be made
+# Its workers run it too, so they have the same few images, and the second network can be made
 # to wait: it must be far from done when the first one is. Workers that need not wait are forked,
 # which saves their imports.
 _SCRIPT = """
@@ -31,23 +31,32 @@ import time
 from pathlib import Path
 from rich.console import Console
 from equicolor.data import longtailed_colormnist
-from equicolor.paper import colormnist, demo
+from equicolor.paper import demo
 
 demo.longtailed_colormnist = functools.partial(longtailed_colormnist, largest=12, test_per_class=2)
 output, wait = Path(sys.argv[1]), float(sys.argv[2])
 if not wait:
     context = multiprocessing.get_context("fork")
     multiprocessing.get_context = lambda method: context
-run = colormnist.run
+train_many, hue_curve = demo.train_many, demo.hue_curve
 
-def waiting(jobs, *arguments, progress, **options):
+def note(text):
+    with output.with_name("log").open("a") as log:
+        log.write(f"{text}\\n")
+
+def noting(recipe, *arguments, progress, **options):
     def report(done, total):
+        note(f"{recipe.model} {done}")
         progress(done, total)
-        time.sleep(wait if jobs[0].name == "cecnn" else 0)
+        time.sleep(wait if recipe.model == "cecnn" else 0)
 
-    return run(jobs, *arguments, progress=report, **options)
+    return train_many(recipe, *arguments, progress=report, **options)
 
-colormnist.run = waiting
+def swept(*arguments, **options):
+    note("swept")
+    return hue_curve(*arguments, **options)
+
+demo.train_many, demo.hue_curve = noting, swept
 if __name__ == "__main__":
     # Tests may run in the background, where shells have interrupts ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -65,9 +74,9 @@ def test_interrupted_demo_resumes_and_writes_its_report(tmp_path: Path) -> None:
     script.write_text(_SCRIPT)
     command = [sys.executable, str(script), str(output)]
     process = subprocess.Popen([*command, "60"], stderr=subprocess.PIPE, text=True)
-    unfinished = output / "unfinished"
-    deadline = time.monotonic() + 120
-    while not (unfinished / "z2cnn.json").exists() and time.monotonic() < deadline:
+    log, deadline = tmp_path / "log", time.monotonic() + 120
+    while not log.exists() or not {"swept", "cecnn 1"} <= set(log.read_text().splitlines()):
+        assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
@@ -77,10 +86,7 @@ def test_interrupted_demo_resumes_and_writes_its_report(tmp_path: Path) -> None:
     assert "Traceback" not in shown
     assert [path.name for path in output.iterdir()] == ["unfinished"]
 
-    # What was finished is kept: a mark in its row comes back.
-    kept = json.loads((unfinished / "z2cnn.json").read_text())
-    kept["rows"][0]["original"] = 12.345
-    (unfinished / "z2cnn.json").write_text(json.dumps(kept))
+    # What was trained is not trained again.
     (output / "notes.txt").write_text("mine")
     again = subprocess.run([*command, "0", str(outcome)], stderr=subprocess.PIPE, text=True)
     assert again.returncode == 0, again.stderr
@@ -89,7 +95,8 @@ def test_interrupted_demo_resumes_and_writes_its_report(tmp_path: Path) -> None:
     for word in ("Z2CNN", "CECNN", "3/3", "accuracy"):
         assert word in again.stderr
     found = pickle.loads(outcome.read_bytes())
-    assert found.accuracy["z2cnn"] == 12.345
+    trained = [line for line in log.read_text().splitlines() if line.startswith("z2cnn")]
+    assert trained == ["z2cnn 1", "z2cnn 2", "z2cnn 3"]
     check_summary(found, output / "summary.json")
     check_report(output / "report.html")
 
@@ -156,13 +163,13 @@ def test_shifts_of_a_third_are_where_they_should_be() -> None:
 def test_a_workers_error_reaches_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-    (tmp_path / "z2cnn.json").write_text('{"key": "something else", "rows": []}')
+    (tmp_path / "z2cnn.checkpoint").write_text("something else")
     messages: queue.Queue[tuple[str, int, object]] = queue.Queue()
     demo._work("z2cnn", demo._Task(tmp_path, 1, 0, 1), messages)
     model, _, error = messages.get_nowait()
     assert model == "z2cnn"
     assert isinstance(error, ValueError)
-    assert "another configuration" in str(error)
+    assert "z2cnn.checkpoint" in str(error)
 
 
 def test_a_killed_worker_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,30 +1,21 @@
 """Jobs are shared out, each runs once, and an interrupted run goes on."""
 
-import contextlib
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.paper.toy_jobs import job, processes, ran
 
 from equicolor.paper import launching
-from equicolor.paper.jobs import Job, Store
-from equicolor.paper.launching import (
-    JobsFailedError,
-    Launch,
-    Shard,
-    launch,
-    parse_shard,
-    work,
-)
+from equicolor.paper.launching import Launch, Shard, launch, parse_shard
+from equicolor.paper.store import Store
 
 ROOT = Path(__file__).parents[2]
+CPU = Launch(workers=1, devices=("cpu",))
 TWO = Launch(workers=2, devices=("cpu",))
 
 
@@ -37,7 +28,7 @@ def test_shards_cover_all_jobs_once(tmp_path: Path, log: Path) -> None:
     listed = [job(f"{index}", log) for index in range(7)]
     store = Store(tmp_path / "jobs")
     for index in range(3):
-        launch(listed, store, Launch(devices=("cpu",), shard=Shard(index, 3)))
+        launch(listed, store, Launch(workers=1, devices=("cpu",), shard=Shard(index, 3)))
         assert len(ran(log)) == [3, 5, 7][index]
     assert sorted(ran(log)) == [job.name for job in listed]
 
@@ -46,121 +37,131 @@ def test_a_shard_keeps_together_what_needs_each_other(tmp_path: Path, log: Path)
     first, other = job("first", log), job("other", log)
     second = job("second", log, first)
     listed = [first, other, second, job("third", log, second)]
-    launch(listed, Store(tmp_path), Launch(devices=("cpu",), shard=Shard(1, 2)))
+    launch(listed, Store(tmp_path), Launch(workers=1, devices=("cpu",), shard=Shard(1, 2)))
     assert ran(log) == ["other"]
-    launch(listed, Store(tmp_path), Launch(devices=("cpu",), shard=Shard(0, 2)))
+    launch(listed, Store(tmp_path), Launch(workers=1, devices=("cpu",), shard=Shard(0, 2)))
     assert ran(log) == ["other", "first", "second", "third"]
 
 
 def test_a_job_of_a_shard_runs_what_it_needs(tmp_path: Path, log: Path) -> None:
     needed = [job("third", log, job("first", log))]
-    launch(needed, Store(tmp_path), Launch(devices=("cpu",), shard=Shard(0, 1)))
+    launch(needed, Store(tmp_path), Launch(workers=1, devices=("cpu",), shard=Shard(0, 1)))
     assert ran(log) == ["first", "third"]
 
 
+def test_a_finished_job_is_not_run_again(tmp_path: Path, log: Path) -> None:
+    store = Store(tmp_path / "jobs")
+    second = job("second", log, job("first", log))
+    for _ in range(2):
+        assert launch([second], store) == {}
+    assert ran(log) == ["first", "second"]  # what it needs came first
+    outcome = store.outcome(second)
+    assert outcome is not None
+    assert outcome.rows == [{"name": "second", "after": ["first"]}]
+
+
 def test_two_workers_share_the_jobs(tmp_path: Path, log: Path) -> None:
+    pytest.importorskip("submitit")
     broken = job("broken", log, error="it is broken")
     fine = [job(f"{index}", log, seconds=1.0) for index in range(4)]
     store = Store(tmp_path / "jobs")
-    with pytest.raises(JobsFailedError, match="1 job failed: broken: it is broken"):
-        launch([broken, *fine], store, TWO)
+    assert launch([broken, *fine], store, TWO) == {"broken": "it is broken"}
     assert sorted(name for name in ran(log) if name != "broken") == [job.name for job in fine]
     assert len(processes(log)) == 2
+    assert str(os.getpid()) not in processes(log)
     assert ran(log).count("broken") == 1  # what failed with one worker is not tried by another
     assert not list((tmp_path / "jobs").glob(".failed-*"))
     launch(fine, store, TWO)  # finished: no process is started
     assert len([name for name in ran(log) if name != "broken"]) == 4
 
 
-def test_a_worker_that_is_stopped_says_nothing(
-    tmp_path: Path, log: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_worker_that_ends_early_is_named(tmp_path: Path, log: Path) -> None:
+    pytest.importorskip("submitit")
     listed = [job(name, log, stopped=True) for name in ("one", "two")]
-    with pytest.raises(JobsFailedError, match="a worker ended before it did"):
+    failures = launch(listed, Store(tmp_path / "jobs"), TWO)
+    assert all("a worker ended before it did" in reason for reason in failures.values())
+    assert list(failures) == ["one", "two"]
+
+
+def test_several_workers_need_submitit(
+    tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launching.importlib.util, "find_spec", lambda name: None)
+    assert Launch(devices=("cpu",)).places() == ["cpu"]
+    listed = [job(f"{index}", log) for index in range(2)]
+    with pytest.raises(ValueError, match=r"need submitit: pip install 'equicolor\[cluster\]'"):
         launch(listed, Store(tmp_path / "jobs"), TWO)
-    assert capfd.readouterr() == ("", "")
+    assert launch(listed, Store(tmp_path / "jobs"), Launch(devices=("cpu",))) == {}
 
 
-def test_what_failed_is_noted_before_its_lock_is_free(tmp_path: Path, log: Path) -> None:
-    broken, store, notes = job("broken", log, error="it is broken"), Store(tmp_path), tmp_path / "n"
-    notes.mkdir()
-    noted: list[bool] = []
-
-    @contextlib.contextmanager
-    def locked(self: Store, job: Job, *, wait: bool) -> Iterator[bool]:
-        try:
-            yield True
-        finally:
-            noted.append((notes / "broken").is_file())
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Store, "locked", locked)
-        assert list(work([broken], store.root, "cpu", notes=notes)) == ["broken"]
-    assert noted == [True]
-    # One that looked for the note too early finds it when it has the lock.
-    with (
-        pytest.raises(JobsFailedError, match="it is broken"),
-        launching._noting(broken, notes),
-    ):
-        pytest.fail("it runs again")
-    assert ran(log) == ["broken"]
+def test_a_job_that_another_process_runs_is_left_to_it(tmp_path: Path, log: Path) -> None:
+    store, notes = Store(tmp_path / "jobs"), tmp_path
+    first = job("first", log)
+    with store.locked(first) as held:
+        assert held
+        assert not launching._try(first, store, "cpu", notes, None)
+        assert not launching._try(job("second", log, first), store, "cpu", notes, None)
+        assert ran(log) == []
+    assert launching._try(first, store, "cpu", notes, None)
+    assert launching._try(job("second", log, first), store, "cpu", notes, None)
+    assert ran(log) == ["first", "second"]
 
 
 def test_what_fails_does_not_keep_others_from_running(tmp_path: Path, log: Path) -> None:
     broken = job("broken", log, error="it is broken")
     listed = [broken, job("needs it", log, broken), job("fine", log)]
     store = Store(tmp_path / "jobs")
-    with pytest.raises(JobsFailedError, match=r"2 jobs failed: .*broken: it is broken"):
-        launch(listed, store, Launch(devices=("cpu",)))
+    failures = launch(listed, store, CPU)
+    assert failures == {"broken": "it is broken", "needs it": "it is broken"}
     assert store.outcome(listed[2]) is not None
-    assert ran(log) == ["broken", "fine"]  # what needs a broken one does not run it once more
-    with pytest.raises(JobsFailedError, match=r"^1 job failed: broken: it is broken$") as raised:
-        launch(listed[:1], store, Launch(devices=("cpu",)))
-    assert raised.value.failures == {"broken": "it is broken"}
-    assert isinstance(raised.value.__cause__, ValueError)
-    copied = pickle.loads(pickle.dumps(raised.value))  # as from another process
-    assert copied.failures == raised.value.failures
+    assert ran(log) == ["broken", "fine"]
+    assert store.outcome(broken) is None
+    launch([broken], store, CPU)  # another call tries again
+    assert ran(log) == ["broken", "fine", "broken"]
 
 
-def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, log: Path) -> None:
-    code = f"""if __name__ == "__main__":
-        from pathlib import Path
-        from equicolor.paper.jobs import Store
-        from equicolor.paper.launching import Launch, launch
-        from tests.paper.toy_jobs import job
-        log = Path({str(log)!r})
-        listed = [job("quick", log), job("slow", log, seconds=60), job("slow too", log, seconds=60)]
-        how = Launch(workers=2, devices=("cpu",))
-        launch(listed, Store({str(tmp_path / "jobs")!r}), how)
-    """
-    script = tmp_path / "start.py"
-    script.write_text(code)
+_SCRIPT = """
+import signal, sys
+from pathlib import Path
+from equicolor.paper.launching import Launch, launch
+from equicolor.paper.store import Store
+from tests.paper.toy_jobs import job
+
+if __name__ == "__main__":
+    # Tests may run in the background, where shells have interrupts ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    log = Path(sys.argv[1])
+    slow = [job(name, log, seconds=60) for name in ("slow", "slow-too")]
+    how = Launch(workers=2, devices=("cpu",))
+    launch([job("quick", log), *slow], Store(sys.argv[2]), how)
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_was_stopped_goes_on(tmp_path: Path, log: Path, end: signal.Signals) -> None:
+    pytest.importorskip("submitit")
+    script, store = tmp_path / "start.py", Store(tmp_path / "jobs")
+    script.write_text(_SCRIPT)
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    process = subprocess.Popen([sys.executable, script], env=environment)
+    command = [sys.executable, script, log, store.root]
+    process = subprocess.Popen(command, env=environment)
     deadline = time.monotonic() + 120
     while len(ran(log)) < 3 and time.monotonic() < deadline:
         time.sleep(0.1)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert sorted(ran(log)) == ["quick", "slow", "slow"]
+    process.send_signal(end)
+    process.wait(60)
+    assert sorted(ran(log)) == ["quick", "slow", "slow-too"]
     # Its workers end, too, and with them their locks.
-    store = Store(tmp_path / "jobs")
     unfinished = job("slow", log, seconds=60)
-    with store.locked(unfinished, wait=True) as held:
-        assert held
-    assert time.monotonic() < deadline
+    held = False
+    while not held and time.monotonic() < deadline:
+        with store.locked(unfinished) as held:
+            time.sleep(0.1)
+    assert held
     assert store.outcome(unfinished) is None
-    launch([job("quick", log), job("late", log)], store, Launch(devices=("cpu",)))
+    assert store.resumed(unfinished)
+    launch([job("quick", log), job("late", log)], store, CPU)
     assert ran(log)[3:] == ["late"]  # the finished one is not run again
-
-
-def test_submitit_runs_the_same_jobs(tmp_path: Path, log: Path) -> None:
-    pytest.importorskip("submitit")
-    listed = [job(f"{index}", log) for index in range(3)]
-    how = Launch(workers=2, devices=("cpu",), launcher="submitit-local")
-    launch(listed, Store(tmp_path / "jobs"), how)
-    assert sorted(ran(log)) == ["0", "1", "2"]
-    assert str(os.getpid()) not in processes(log)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,7 @@ def test_bad_shards_are_refused(text: str, message: str) -> None:
         ({"launcher": "ray"}, "launcher must be one of 'processes', 'slurm'.*got 'ray'"),
         ({"devices": ("tpu",)}, "device must be one of 'auto', 'cpu', 'cuda'; got 'tpu'"),
         ({"devices": ("cpu:1",)}, "a device is 'cpu', 'cuda' or 'cuda:0', say; got 'cpu:1'"),
-        ({"options": {"slurm_partition": "gpu"}}, "need one, such as slurm; got slurm_partition"),
+        ({"options": {"slurm_partition": "gpu"}}, "need --launcher slurm; got slurm_partition"),
     ],
 )
 def test_bad_options_are_refused(options: dict, message: str) -> None:

@@ -59,7 +59,7 @@ def test_the_page_has_every_experiment_and_figure(found: Findings, tmp_path: Pat
     made = report.write(found, tmp_path, failed={"colormnist-biased": "no digits"})
     page = made.report.read_text()
     for experiment in EXPERIMENTS.values():
-        assert experiment.name in page
+        assert experiment.id in page
         assert f"<h2>{experiment.title}" in page
     names = {path.stem for path in made.pictures}
     assert names == {
@@ -229,14 +229,6 @@ def test_the_note_of_a_file_is_on_the_page(tmp_path: Path) -> None:
     write_results(tmp_path / "a.json", [trained()], experiment="classification", note="Mind this.")
     made = report.write(report.read([tmp_path]), tmp_path / "page", ["classification"])
     assert "<p>Mind this.</p>" in made.report.read_text()
-
-
-def test_files_of_an_experiment_are_found_in_folders(tmp_path: Path) -> None:
-    write_results(tmp_path / "a.json", [trained()], experiment="classification")
-    write_results(tmp_path / "b.json", [trained()], experiment="ablation-jitter")
-    assert report.files_of("classification", [tmp_path]) == [tmp_path / "a.json"]
-    with pytest.raises(ValueError, match="no results of conversion in"):
-        report.files_of("conversion", [tmp_path])
 
 
 def test_neuron_features_need_no_picture() -> None:

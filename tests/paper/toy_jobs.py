@@ -1,31 +1,29 @@
-"""Jobs that note when they run, for tests of what spreads them; workers import them by name."""
+"""Jobs that note when they run, for tests of what runs them; workers import them by name."""
 
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from equicolor.paper.jobs import Job, Outcome, Where
-
-KIND = "tests.paper.toy_jobs:run"
+from equicolor.paper.experiment import Context, Job
 
 
 def job(name: str, log: Path, *after: Job, **settings: Any) -> Job:
-    return Job(name, KIND, {"name": name, **settings}, after, {"log": str(log)})
+    return Job(name, "toy", run, {"name": name, **settings}, after, {"log": str(log)})
 
 
-def run(
-    settings: Mapping[str, Any], folder: Path, where: Where, before: tuple[Outcome, ...]
-) -> list[dict[str, Any]]:
-    with Path(settings["log"]).open("a") as log:
+def run(job: Job, context: Context) -> list[dict[str, Any]]:
+    settings = job.settings
+    with Path(job.about["log"]).open("a") as log:
         log.write(f"{settings['name']} {os.getpid()}\n")
+    context.folder.mkdir(parents=True, exist_ok=True)
+    (context.folder / "training.checkpoint").touch()
     time.sleep(settings.get("seconds", 0))
     if settings.get("stopped"):  # as a training that is told to stop ends
         raise KeyboardInterrupt
     if "error" in settings:
         raise ValueError(settings["error"])
-    needed = [row["name"] for outcome in before for row in outcome.rows]
+    needed = [row["name"] for outcome in context.before for row in outcome.rows]
     return [{"name": settings["name"], "after": needed}]
 
 

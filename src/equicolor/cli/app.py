@@ -21,12 +21,13 @@ except ModuleNotFoundError as missing:
 
 from equicolor import __version__
 from equicolor.cli.convert import convert
+from equicolor.cli.datasets import datasets
 from equicolor.cli.demo import demo
 from equicolor.cli.evaluate import evaluate
-from equicolor.cli.experiments import datasets, reproduce
 from equicolor.cli.export import export
 from equicolor.cli.inspect import inspect
 from equicolor.cli.models import cost, models
+from equicolor.cli.reproduce import reproduce
 from equicolor.cli.train import train
 
 __all__ = ["app", "main"]

@@ -1,101 +1,170 @@
-"""The commands ``equicolor reproduce list``, ``all`` and those of most experiments."""
+"""The commands ``equicolor reproduce``: ``list``, ``all``, and one for each experiment."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from equicolor._text import counted
 from equicolor.cli.options import names as split_names
 
 if TYPE_CHECKING:
+    from equicolor.paper.experiment import Experiment
     from equicolor.paper.launching import Launch
 
-__all__ = ["Devices", "Epochs", "LauncherName", "LauncherOptions", "ShardName", "Size", "Workers",
-           "launch_options", "listed", "register", "run_experiments"]  # fmt: skip
+__all__ = ["parse_seeds", "reproduce"]
 
-# Commands of their own, with options of their own, have these.
-OWN = ("colormnist-longtailed", "colormnist-biased", "classification")
-_SLOW = (*OWN, "selectivity", "neuron-features", "ablation-rotations", "ablation-jitter",
-         "ablation-cosetpool", "conversion")  # fmt: skip
 
-Dataset = Annotated[
+class _Experiments(TyperGroup):
+    """Finds its commands when they are asked for, since experiments import much."""
+
+    _commands: MutableMapping[str, Any] | None = None
+
+    @property
+    def commands(self) -> MutableMapping[str, Any]:
+        """A command for each experiment, ``list`` and ``all``."""
+        if self._commands is None:
+            self._commands = get_command(_all_commands()).commands  # type: ignore[attr-defined]
+        return self._commands
+
+    @commands.setter
+    def commands(self, commands: MutableMapping[str, Any]) -> None:
+        pass
+
+
+reproduce = typer.Typer(
+    cls=_Experiments,
+    no_args_is_help=True,
+    help="Reproduce an experiment of the paper: results, figures and a report in one folder.",
+)
+
+_INTERRUPTED = "An interrupted run is continued by the same command."
+_ALL = f"""Run every experiment, or some, and write one report of all.
+
+Finished jobs are not run again. {_INTERRUPTED} The same command on several computers that share
+the folder shares the work.
+
+`equicolor reproduce all --quick` takes minutes on two cores and needs no data.
+
+`equicolor reproduce all --launcher slurm --workers 16 --launcher-option slurm_partition=gpu
+--launcher-option gpus_per_node=1 --device cuda` runs on a cluster.
+"""
+
+
+def _option(kind: Any, text: str, *names: str, **more: Any) -> Any:
+    return Annotated[kind, typer.Option(*names, help=text, **more)]
+
+
+# Options that change what an experiment runs: fields of Scope.
+_SCOPE: dict[str, Any] = {
+    "datasets": _option(
+        str | None, "Names of 'equicolor datasets' or folders of class folders, with commas.",
+        metavar="A,B", show_default="of the experiment",
+    ),
+    "networks": _option(
+        str | None, "Only these networks, with commas; see 'equicolor train --list-recipes'.",
+        "--networks", "--models", metavar="A,B", show_default="all",
+    ),
+    "seeds": _option(
+        str | None, "How many, from 0; or which, such as 1,2 or 3-5.", metavar="N|A,B|A-B",
+        show_default="1; 10 for ColorMNIST",
+    ),
+    "epochs": _option(int | None, "Epochs.", show_default="as in the paper"),
+    "size": _option(int | None, "Height and width of images.", show_default="as in the paper"),
+    "actions": _option(
+        str | None, "Hue shifts to evaluate under, with commas.", metavar="A,B",
+        show_default="hsv",
+    ),
+    "sigmas": _option(
+        str | None, "Spreads of the hues in degrees, with commas.", metavar="A,B",
+        show_default="the paper's seven",
+    ),
+    "redraw": _option(
+        bool, "Draw digits, hues and noise for every seed, not once for all.", "--redraw"
+    ),
+    "precision": _option(
+        str | None, "Number format of convolutions.", show_default="bfloat16 on a GPU"
+    ),
+}  # fmt: skip
+_DATASET = Annotated[
     str | None,
     typer.Argument(
         help="A name of 'equicolor datasets' or a folder of class folders; several with commas.",
-        show_default="flowers102",
+        show_default="of the experiment",
     ),
 ]
-Quick = Annotated[
-    bool, typer.Option("--quick", help="Minutes on two CPU cores, on small made-up pictures.")
-]
-Seeds = Annotated[
-    int | None, typer.Option(help="How many, from 0.", show_default="1; 10 for ColorMNIST")
-]
-Epochs = Annotated[int | None, typer.Option(help="Epochs.", show_default="as in the paper")]
-Size = Annotated[
-    int | None, typer.Option(help="Height and width of pictures.", show_default="as in the paper")
-]
-Devices = Annotated[
-    str,
-    typer.Option("--device", "--devices", help="auto, cpu, cuda, or several: cuda:0,cuda:1."),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(help="Processes that share the work.", show_default="one a GPU, or one a core"),
-]
-ShardName = Annotated[
-    str | None,
-    typer.Option("--shard", help="Only the I-th of N parts of the jobs, I from 0.", metavar="I/N"),
-]
-LauncherName = Annotated[
-    str, typer.Option("--launcher", help="processes, slurm or submitit-local (both submitit).")
-]
-LauncherOptions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--launcher-option",
-        help="For submitit, such as slurm_partition=gpu or timeout_min=600; repeatable.",
-        metavar="NAME=VALUE",
-    ),
-]
-Output = Annotated[
-    Path | None,
-    typer.Option(
-        "--output",
-        "-o",
-        help="The folder.",
-        show_default="runs/reproduce, or -quick; runs/report-from",
-    ),
-]
-Sources = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--from",
-        help="No training: show the rows of this file, or folder of files; repeatable.",
-        metavar="PATH",
-    ),
-]
-Pictures = Annotated[
-    Path | None,
-    typer.Option("--pictures", help="With --from: write the figures alone to this folder."),
-]
+_ONLY = _option(str | None, "Only these experiments, with commas.", metavar="A,B")
+_COMMON: dict[str, tuple[Any, Any]] = {
+    "quick": (_option(bool, "Minutes on two CPU cores, on small made-up images.", "--quick"),
+              False),
+    "device": (_option(str, "auto, cpu, cuda, or several: cuda:0,cuda:1.", "--device",
+                       "--devices"), "auto"),
+    "workers": (_option(int | None, "Processes that share the work (several need submitit).",
+                        show_default="one a GPU, or one a core"), None),
+    "shard": (_option(str | None, "Only the I-th of N parts of the jobs, I from 0.", metavar="I/N"),
+              None),
+    "launcher": (_option(str, "Where workers run: processes (here) or slurm."), "processes"),
+    "launcher_option": (_option(
+        list[str] | None,
+        "For submitit, such as slurm_partition=gpu or timeout_min=600; repeatable.",
+        metavar="NAME=VALUE"), None),
+    "output": (_option(Path | None, "The folder.", "--output", "-o",
+                       show_default="runs/reproduce, or -quick; runs/report-from"), None),
+    "sources": (_option(
+        list[Path] | None,
+        "No training: show the rows of this file, or folder of files; repeatable.", "--from",
+        metavar="PATH"), None),
+    "figures": (_option(Path | None, "With --from: write the figures alone to this folder."), None),
+    "pictures": (_option(Path | None, "Renamed: --figures.", hidden=True), None),
+}  # fmt: skip
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to ``equicolor reproduce``."""
+def _command(experiment: "Experiment | None") -> Callable[..., None]:
+    """The command of an experiment, with the options it takes; of all of them for None."""
+
+    def command(**values: Any) -> None:
+        if experiment is None:
+            ids = _listed("--only", values.pop("only"))
+        else:
+            ids = [experiment.id]
+            values["datasets"] = values.pop("dataset", None)
+        _reproduce(ids, values)
+
+    options = tuple(_SCOPE) if experiment is None else experiment.options
+    parameters: dict[str, tuple[Any, Any]] = {}
+    if experiment is None:
+        parameters["only"] = (_ONLY, None)
+    for name in options:
+        if name == "datasets" and experiment is not None:
+            parameters["dataset"] = (_DATASET, None)
+        else:
+            parameters[name] = (_SCOPE[name], False if name == "redraw" else None)
+    parameters |= _COMMON
+    signature = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in parameters.items()
+    ]
+    command.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in signature}
+    return command
+
+
+def _all_commands() -> typer.Typer:
     from equicolor.paper.registry import EXPERIMENTS
 
+    app = typer.Typer(rich_markup_mode="markdown")
     app.command("list")(list_experiments)
     for experiment in EXPERIMENTS.values():
-        if experiment.name not in OWN:
-            place = f" ({experiment.paper})" if experiment.paper else ""
-            about = f"{experiment.title}{place}: {experiment.what}."
-            more = "An interrupted run is continued by the same command."
-            app.command(experiment.name, help=f"{about}\n\n{more}")(_command(experiment.name))
-    app.command("all")(reproduce_all)
+        place = f" ({experiment.paper})" if experiment.paper else ""
+        text = f"{experiment.title}{place}: {experiment.what}.\n\n{_INTERRUPTED}"
+        app.command(experiment.id, help=text)(_command(experiment))
+    app.command("all", help=_ALL)(_command(None))
+    return app
 
 
 def list_experiments(
@@ -104,19 +173,18 @@ def list_experiments(
     ] = Path("runs/reproduce"),
 ) -> None:
     """List every figure and table: what it needs, what it costs, and whether it was run."""
-    from equicolor.paper.plans import Scope
+    from equicolor.paper.engine import state
+    from equicolor.paper.experiment import Scope
     from equicolor.paper.registry import EXPERIMENTS, missing_data
-    from equicolor.paper.reproduce_all import state
 
     full = Scope(output, cuda=_sees_gpu(("auto",)))
     quick = Scope(output.with_name(f"{output.name}-quick"), quick=True)
     for name, experiment in EXPERIMENTS.items():
-        absent = missing_data(experiment)
-        data = [f"{each} (missing)" if each in absent else each for each in experiment.data]
-        needs = f"needs {', '.join(data)}" if data else "needs no data"
+        missing = missing_data(experiment)
+        data = [f"{each} (missing)" if each in missing else each for each in experiment.data]
         typer.echo(f"{name:<22} {experiment.paper or 'not in the paper'}")
         typer.echo(f"    {experiment.what}")
-        typer.echo(f"    {needs}")
+        typer.echo(f"    needs {', '.join(data)}" if data else "    needs no data")
         typer.echo(
             f"    about {experiment.full} on one H200: {state(name, full)}; {experiment.quick} "
             f"with --quick on two CPU cores: {state(name, quick)}"
@@ -127,106 +195,84 @@ def list_experiments(
     )
 
 
-def _command(name: str) -> Callable[..., None]:
-    def command(
-        dataset: Dataset = None,
-        quick: Quick = False,
-        seeds: Seeds = None,
-        epochs: Epochs = None,
-        size: Size = None,
-        device: Devices = "auto",
-        workers: Workers = None,
-        shard: ShardName = None,
-        launcher: LauncherName = "processes",
-        launcher_option: LauncherOptions = None,
-        output: Output = None,
-        sources: Sources = None,
-        pictures: Pictures = None,
-    ) -> None:
-        how = launch_options(device, workers, shard, launcher, launcher_option)
-        run_experiments(
-            [name], how, output, quick=quick, sources=sources, pictures=pictures,
-            datasets=listed("DATASET", dataset), seeds=seeds, epochs=epochs, size=size,
-        )  # fmt: skip
-
-    return command
+def _listed(option: str, text: str | None) -> list[str] | None:
+    """What an option lists. A list of nothing is refused: it would mean nothing to do."""
+    items = split_names(text)
+    if items == []:
+        raise ValueError(f"{option} takes names separated by commas, got {text!r}")
+    return items
 
 
-def reproduce_all(
-    only: Annotated[
-        str | None, typer.Option(help="Only these, separated by commas.", metavar="A,B")
-    ] = None,
-    datasets: Annotated[
-        str | None, typer.Option(help="Of experiments on pictures, separated by commas.")
-    ] = None,
-    quick: Quick = False,
-    seeds: Seeds = None,
-    epochs: Epochs = None,
-    size: Size = None,
-    device: Devices = "auto",
-    workers: Workers = None,
-    shard: ShardName = None,
-    launcher: LauncherName = "processes",
-    launcher_option: LauncherOptions = None,
-    output: Output = None,
-    sources: Sources = None,
-    pictures: Pictures = None,
-) -> None:
-    """Run every experiment, or some, and write one report of all.
-
-    Finished jobs are not run again; an interrupted run is continued by the same command. The
-    same command on several computers that share the folder shares the work.
-
-    `equicolor reproduce all --quick` takes minutes on two cores and needs no data.
-
-    `equicolor reproduce all --launcher slurm --workers 16 --launcher-option slurm_partition=gpu
-    --launcher-option gpus_per_node=1 --device cuda` runs on a cluster.
-    """
-    how = launch_options(device, workers, shard, launcher, launcher_option)
-    run_experiments(
-        listed("--only", only), how, output, quick=quick, sources=sources, pictures=pictures,
-        datasets=listed("--datasets", datasets), seeds=seeds, epochs=epochs, size=size,
-    )  # fmt: skip
-
-
-def listed(option: str, text: str | None) -> list[str] | None:
-    """What an option lists; one that lists nothing would be taken for nothing to do.
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Seeds of the command line: how many, or which.
 
     Example:
-        >>> listed("--only", "equivariance, conversion"), listed("--only", None)
-        (['equivariance', 'conversion'], None)
-        >>> listed("--only", ",")
-        Traceback (most recent call last):
-            ...
-        ValueError: --only takes names separated by commas, got ','
+        >>> parse_seeds("3"), parse_seeds("1,2"), parse_seeds("0,4-6")
+        ((0, 1, 2), (1, 2), (0, 4, 5, 6))
     """
-    found = split_names(text)
-    if found == []:
-        raise ValueError(f"{option} takes names separated by commas, got {text!r}")
-    return found
+    from equicolor import _checks
+
+    seeds: list[int] = []
+    most = _checks.MOST["seeds"]
+    try:
+        if text.strip().lstrip("-").isdigit():
+            return tuple(range(_checks.positive_int("seeds", int(text), at_most=most)))
+        for part in _listed("--seeds", text) or []:
+            first, dash, last = part.partition("-")
+            count = int(last) - int(first) + 1 if dash else 1
+            _checks.positive_int("seeds", count, at_most=most)
+            seeds += range(int(first), int(first) + count)
+    except ValueError as error:
+        if "seeds" in str(error):
+            raise
+        raise ValueError(f"--seeds takes 3, 1,2 or 3-5, say; got {text!r}") from None
+    return tuple(dict.fromkeys(seeds))
 
 
-def launch_options(
-    device: str,
-    workers: int | None,
-    shard: str | None,
-    launcher: str,
-    launcher_option: list[str] | None,
-) -> "Launch":
-    """The options of the command line that say how jobs are spread."""
+def _scope_values(values: dict[str, Any]) -> dict[str, Any]:
+    """The options of the command line that were given, as fields of Scope."""
+    from equicolor import _checks
+
+    given: dict[str, Any] = {
+        name: value
+        for name in _SCOPE
+        if (value := values.get(name)) is not None and value is not False
+    }
+    for name, value in given.items():
+        option = f"--{name}"
+        if name in ("epochs", "size"):
+            _checks.positive_int(name, value, at_most=_checks.MOST[name])
+        elif name == "seeds":
+            given[name] = parse_seeds(value)
+        elif name in ("datasets", "networks", "actions", "sigmas"):
+            given[name] = tuple(_listed(option, value) or ())
+    try:
+        if "sigmas" in given:
+            given["sigmas"] = tuple(map(float, given["sigmas"]))
+    except ValueError:
+        raise ValueError(
+            f"--sigmas takes numbers separated by commas, got {values['sigmas']!r}"
+        ) from None
+    return given
+
+
+def _launch_options(values: dict[str, Any]) -> "Launch":
+    """The options of the command line that say where jobs run."""
     from equicolor.paper.launching import Launch, parse_shard
 
     options: dict[str, Any] = {}
-    for text in launcher_option or []:
+    for text in values["launcher_option"] or []:
         name, equals, value = text.partition("=")
         if not (name and equals):
             raise ValueError(f"--launcher-option must be NAME=VALUE, got {text!r}")
         options[name] = int(value) if value.isdigit() else value
+    if values["launcher"] == "submitit-local":
+        raise ValueError("--launcher submitit-local is now --launcher processes")
     return Launch(
-        workers=workers,
-        devices=tuple(listed("--device", device) or ()),
-        shard=None if shard is None else parse_shard(shard),
-        launcher=launcher,
+        workers=values["workers"],
+        devices=tuple(_listed("--device", values["device"]) or ()),
+        shard=None if values["shard"] is None else parse_shard(values["shard"]),
+        launcher=values["launcher"],
         options=options,
     )
 
@@ -244,88 +290,73 @@ def _sees_gpu(devices: tuple[str, ...], launcher: str = "processes") -> bool:
     return False
 
 
-def run_experiments(
-    names: list[str] | None,
-    how: "Launch",
-    output: Path | None,
-    *,
-    quick: bool,
-    sources: list[Path] | None,
-    pictures: Path | None,
-    datasets: list[str] | None = None,
-    **given: int | None,
-) -> None:
+def _reproduce(ids: list[str] | None, values: dict[str, Any]) -> None:
     """Run experiments, or show what files hold of them, and say what was written."""
-    from equicolor.paper import report
+    from equicolor.paper import engine
+    from equicolor.paper.experiment import Scope
     from equicolor.paper.launching import Launch
-    from equicolor.paper.registry import find_experiment
+    from equicolor.paper.registry import EXPERIMENTS, find_experiment
+    from equicolor.paper.report import FIGURES
 
-    for name in names or []:
-        find_experiment(name)
-    if sources and pictures is not None and output is not None:
-        raise ValueError("--pictures writes the figures alone: it takes no --output")
-    if output is None:
-        usual = "report-from" if sources else "reproduce-quick" if quick else "reproduce"
-        output = Path("runs") / usual
-    chosen = {name: value for name, value in given.items() if value is not None}
+    if values["pictures"] is not None:
+        raise ValueError("--pictures is now --figures")
+    experiments = [find_experiment(name) for name in ids or EXPERIMENTS]
+    quick, sources, figures = values["quick"], values["sources"], values["figures"]
+    how, given = _launch_options(values), _scope_values(values)
+    output = values["output"]
     if sources:
-        if quick or datasets or chosen or how != Launch(workers=None):
+        if quick or given or how != Launch():
             raise ValueError(
                 "--from shows the rows that are there: it takes no options of training"
             )
-        _show(sources, names, output, pictures)
+        if figures is not None and output is not None:
+            raise ValueError("--figures writes the figures alone: it takes no --output")
+        _show(sources, ids, output or Path("runs/report-from"), figures)
         return
-    if pictures is not None:
-        raise ValueError("--pictures needs --from: a run has them in its figures/")
-    from equicolor import _checks
-    from equicolor.paper.plans import Scope, options_of
-    from equicolor.paper.reproduce_all import reproduce_all as run_all
-
-    if names is not None and len(names) == 1:  # of several, each takes what it has
-        for name in (*(["datasets"] if datasets else []), *chosen):
-            if name not in options_of(names[0]):
+    if figures is not None:
+        raise ValueError("--figures needs --from: a run has them in its figures/")
+    if ids is not None and len(ids) == 1:  # of several, each takes the options that it has
+        for name in given:
+            if name not in experiments[0].options:
                 what = "datasets" if name == "datasets" else f"--{name}"
-                raise ValueError(f"{names[0]} does not take {what}")
-    for name, value in chosen.items():
-        _checks.positive_int(name, value, at_most=_checks.MOST.get(name))
+                raise ValueError(f"{ids[0]} does not take {what}")
     cuda = _sees_gpu(how.devices, how.launcher)
-    scope = Scope(output, quick=quick, datasets=tuple(datasets or ()), cuda=cuda, **chosen)
-    if not (quick or cuda or set(names or _SLOW).isdisjoint(_SLOW)):
+    if not (quick or cuda) and any("epochs" in each.options for each in experiments):
         typer.echo("no GPU: the full protocol takes weeks; --quick takes minutes", err=True)
-    found = run_all(scope, names, how, console=Console(stderr=True))
-    typer.echo(f"{found.finished} of {found.jobs} jobs are finished")
-    for name, why in found.failed.items():
-        typer.echo(f"{name}: {why}", err=True)
-    for path in found.results:
+    output = output or Path("runs") / ("reproduce-quick" if quick else "reproduce")
+    scope = Scope(output, quick=quick, cuda=cuda, **given)
+    run = engine.reproduce(scope, ids, how, console=Console(stderr=True))
+    typer.echo(f"{run.finished} of {run.jobs} jobs are finished")
+    for name, reason in run.incomplete.items():
+        typer.echo(f"{name}: {reason}", err=True)
+    for path in run.results:
         typer.echo(f"wrote {path}")
-    typer.echo(f"wrote {found.report}, with figures in {output / report.FIGURES}")
-    if found.broken or (found.failed and how.shard is None):
+    typer.echo(f"wrote {run.report}, with figures in {output / FIGURES}")
+    if run.failed or (run.incomplete and how.shard is None):
         raise typer.Exit(1)
 
 
-def _show(
-    sources: list[Path], names: list[str] | None, output: Path, pictures: Path | None
-) -> None:
+def _show(sources: list[Path], ids: list[str] | None, output: Path, figures: Path | None) -> None:
     from equicolor._files import output_folder, write_whole
     from equicolor.paper import report
-    from equicolor.paper.jobs import refuse_run
+    from equicolor.paper.store import refuse_run
 
-    if pictures is None:
+    if figures is None:
         refuse_run(output)
-    found = report.read(sources)
-    if pictures is not None:
-        folder = output_folder(pictures)
-        for name, picture in report.pictures(found, names).items():
-            write_whole(folder / f"{name}.png", picture)
+    findings = report.read(sources)
+    if figures is not None:
+        folder = output_folder(figures)
+        for name, figure in report.pictures(findings, ids).items():
+            write_whole(folder / f"{name}.png", figure)
             typer.echo(f"wrote {folder / name}.png")
         return
-    written = report.write(found, output, names)
-    for section in written.sections:  # to paste into the documentation
-        if section.table is not None and names is not None:
+    page = report.write(findings, output, ids)
+    for section in page.sections:  # to paste into the documentation
+        if section.table is not None and ids is not None:
             typer.echo(f"{section.title}: {section.table.title}\n\n{section.table.markdown()}\n")
-    figures = counted(len(written.pictures), "figure")
-    typer.echo(f"wrote {written.report} and {figures}", err=names is not None)
-    for name, why in written.failed.items():
-        typer.echo(f"{name}: {why}", err=True)
-    if written.failed:
+    drawn = counted(len(page.pictures), "figure")
+    typer.echo(f"wrote {page.report} and {drawn}", err=ids is not None)
+    for name, reason in page.failed.items():
+        typer.echo(f"{name}: {reason}", err=True)
+    if page.failed:
         raise typer.Exit(1)

@@ -17,7 +17,7 @@ from equicolor.evaluation.evaluate import PREFIX
 from equicolor.evaluation.figures import ACTION_NAMES, Curve, hue_panels
 from equicolor.evaluation.hue_sweep import ACTIONS
 from equicolor.paper.classification_results import accuracy_cells, mean_curve, title
-from equicolor.paper.quick_pictures import quick_note
+from equicolor.paper.quick_images import quick_note
 from equicolor.paper.rows import Findings, identity
 from equicolor.paper.settings import alike, deviations, titled
 from equicolor.paper.variants import (

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from equicolor._text import counted
 from equicolor.evaluation.figures import Curve, hue_panels
 from equicolor.evaluation.hue_sweep import hue_shifts
-from equicolor.paper.quick_pictures import quick_note
+from equicolor.paper.quick_images import quick_note
 from equicolor.paper.rows import Findings
 from equicolor.paper.settings import alike, titled
 from equicolor.paper.variants import (

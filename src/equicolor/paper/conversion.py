@@ -17,7 +17,9 @@ from equicolor.evaluation.diagnose import diagnose
 from equicolor.evaluation.figures import Curve, hue_panels
 from equicolor.evaluation.hue_sweep import hue_shifts
 from equicolor.models.checkpoints import checkpoint_file, load_model, save_model
-from equicolor.paper.quick_pictures import quick_note
+from equicolor.paper import image_jobs
+from equicolor.paper.experiment import Context, Experiment, Job, Scope
+from equicolor.paper.quick_images import quick_note
 from equicolor.paper.rows import Findings
 from equicolor.paper.variants import dataset_title, datasets_of
 from equicolor.reporting.html import Section
@@ -29,7 +31,7 @@ from equicolor.training.recipes import JITTER, TrainingRecipe
 from equicolor.training.run_folder import origin_of, recipe_of_run
 from equicolor.training.run_options import RunOptions
 
-__all__ = ["hue_figure", "rows", "show", "table"]
+__all__ = ["EXPERIMENT", "hue_figure", "plan", "rows", "run", "show", "table"]
 
 # Seven colours and four kinds of dashes: 28 curves before one looks like another.
 _COLORS = ("#d55e00", "#0072b2", "#56b4e9", "#009e73", "#cc79a7", "#000000", "#e69f00")
@@ -179,3 +181,42 @@ def _style(index: int) -> dict[str, Any]:
 
 def _stage(row: Row) -> str:
     return str(row.get("stage") or row.get("state") or row.get("model"))
+
+
+def plan(scope: Scope) -> list[Job]:
+    """Train the plain network, and convert it."""
+    jobs = []
+    for dataset in image_jobs.main_datasets(scope):
+        (training,) = image_jobs.training_jobs(dataset, ["baseline"], scope)
+        settings = {"rotations": 6, "lifting": "hsv", "finetune_epochs": 3 if scope.quick else 20}
+        jobs.append(image_jobs.follow(training, "conversion", run, settings, revision=2))
+    return jobs
+
+
+def run(job: Job, context: Context) -> list[Row]:
+    """Evaluate the network before and after conversion, and after fine-tunes."""
+    (training,) = context.before
+    return rows(
+        training.folder,
+        job.about["dataset"],
+        **job.settings,
+        output=context.folder,
+        device=context.device,
+        console=context.console,
+    )
+
+
+EXPERIMENT = Experiment(
+    id="conversion",
+    title="Conversion of a trained network",
+    paper="",
+    finding="Not in the paper.",
+    what="a plain network made equivariant, without training and after a little",
+    full="15 min",
+    quick="1 min",
+    plan=plan,
+    show=show,
+    data=("flowers102",),
+    options=("datasets", "epochs", "size"),
+    keeps=image_jobs.of_other_datasets,
+)

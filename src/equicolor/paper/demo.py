@@ -33,12 +33,12 @@ from equicolor.reporting.progress import progress_bars, say
 from equicolor.reporting.tables import Table
 from equicolor.results import Row, provenance, write_results
 from equicolor.training.ensemble.runs import Recipe
+from equicolor.training.ensemble.train import train_many
 
 __all__ = ["EPOCHS", "MODELS", "REPORT", "SUMMARY", "Demo", "headline", "run", "table"]
 
 MODELS = ("z2cnn", "cecnn")
-# A fiftieth of the paper's training, so with larger steps and smaller batches than its.
-EPOCHS, LEARNING_RATE, BATCH_SIZE = 20, 1e-2, 64
+EPOCHS = colormnist.QUICK_EPOCHS
 RARE = 20  # classes with fewer training images
 REPORT, SUMMARY = "report.html", "summary.json"
 _THREADS = "one in each of two processes"
@@ -52,7 +52,7 @@ class Demo:
 
     Attributes:
         data: the dataset.
-        rows: one for each model, as of :func:`equicolor.paper.colormnist.run`.
+        rows: one for each model, as of :func:`equicolor.paper.colormnist.row`.
         curves: percent of digits read over the hue shifts, for each model; digits are in the
             colour each was seen most often.
         parameters: of each model.
@@ -209,18 +209,18 @@ def _work(model: str, task: _Task, messages: Any) -> None:
         messages.put((model, done, "training"))
 
     try:
-        data = longtailed_colormnist(load_mnist(embedded=True))
-        job = colormnist.Job(model, _recipe(model, task.epochs), (data,))
-        (row,) = colormnist.run(
-            [job],
-            task.folder,
-            seeds=[task.seed],
-            progress=report,
+        data, recipe = longtailed_colormnist(load_mnist(embedded=True)), _recipe(model, task.epochs)
+        task.folder.mkdir(parents=True, exist_ok=True)
+        (result,) = train_many(
+            recipe,
+            [(data, task.seed)],
+            checkpoint=task.folder / f"{model}.checkpoint",
             checkpoint_every=1,
-            networks=True,
+            progress=report,
         )
+        row = colormnist.row(recipe, data, result, torch.device("cpu"))
         messages.put((model, task.epochs, "shifting hues"))
-        (network,) = colormnist.trained(job, task.folder, task.seed)
+        network = colormnist.trained(recipe, data, result)
         curve = hue_curve(network, data, classes=best_known(data), per_class=task.hue_images)
         parameters = sum(parameter.numel() for parameter in network.parameters())
         # A list: a tensor would travel as a handle to memory that ends with this process.
@@ -230,9 +230,8 @@ def _work(model: str, task: _Task, messages: Any) -> None:
 
 
 def _recipe(model: str, epochs: int) -> Recipe:
-    return dataclasses.replace(
-        colormnist.MODELS[model], epochs=epochs, lr=LEARNING_RATE, batch_size=BATCH_SIZE
-    )
+    recipe = dataclasses.replace(colormnist.MODELS[model], epochs=epochs)
+    return colormnist.quick_recipe(recipe)
 
 
 def _name(model: str) -> str:

@@ -17,13 +17,15 @@ from torch import Tensor, nn
 
 from equicolor.color import shift_hue
 from equicolor.nn import CEBatchNorm2d, CEConv2d, CELiftConv2d, CEMaxPool2d, CosetMaxPool
+from equicolor.paper.experiment import Context, Experiment, Job, Scope
 from equicolor.paper.rows import Findings
 from equicolor.reporting.html import Section
 from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import Row
 
 __all__ = [
-    "DEMO", "Spec", "build", "measure", "plot", "relative_change", "rows", "sample_photo", "show",
+    "DEMO", "EXPERIMENT", "Spec", "build", "measure", "plot", "relative_change", "rows",
+    "sample_photo", "show",
 ]  # fmt: skip
 
 WIDTHS = (16, 32, 64)
@@ -237,3 +239,25 @@ def _draw_strip(axes: Axes, photo: Tensor, copies: int = 12) -> None:
     strip = torch.cat(tuple(shifted.permute(0, 2, 3, 1)), dim=1)
     axes.imshow(strip.numpy(), aspect="auto")
     axes.axis("off")
+
+
+def _plan(scope: Scope) -> list[Job]:
+    return [Job("equivariance", "equivariance", _run)]
+
+
+def _run(job: Job, context: Context) -> list[Row]:
+    return rows()
+
+
+EXPERIMENT = Experiment(
+    id="equivariance",
+    title="Equivariance of the layers",
+    paper="",
+    finding="A property of the layers, which needs no training; the paper proves it (section 3) "
+    "and does not plot it.",
+    what="random networks over the hue circle",
+    full="seconds",
+    quick="½ min",
+    plan=_plan,
+    show=show,
+)

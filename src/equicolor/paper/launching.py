@@ -1,25 +1,22 @@
-"""Spread jobs over processes, GPUs and computers.
+"""Run jobs in this process, in processes of this computer, or on a SLURM cluster.
 
-All workers get the same list and take what nobody else is running (:mod:`.jobs` locks what is
-being run), so it does not matter who starts them, when, or how many: processes of this
-computer, a SLURM array through submitit, or the same command typed on several computers that
-share a folder. Where a file system knows no locks, shards divide the list beforehand.
+All workers get the same list of jobs and take what no other worker is running: the store locks a
+job while it runs. So it does not matter who starts workers, when, or how many. submitit starts
+them; the same command typed on several computers that share a folder does, too. Where a file
+system has no locks, shards divide the list beforehand.
 """
 
 import contextlib
-import functools
-import importlib
-import multiprocessing
+import importlib.util
 import os
-import queue
 import re
 import shutil
-import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,29 +25,17 @@ from rich.console import Console
 
 from equicolor import _checks
 from equicolor._text import counted
-from equicolor.paper.jobs import Job, Store, Where, run_job
+from equicolor.devices import choose_device
+from equicolor.paper.experiment import Context, Job
+from equicolor.paper.store import Store
 from equicolor.reporting.progress import say
 
-__all__ = ["LAUNCHERS", "JobsFailedError", "Launch", "Shard", "launch", "parse_shard", "work"]
+__all__ = ["LAUNCHERS", "Launch", "Shard", "launch", "parse_shard", "with_needed", "work"]
 
-# submitit-local starts submitit's workers on this computer: to try out what SLURM would do.
-LAUNCHERS = ("processes", "slurm", "submitit-local")
+LAUNCHERS = ("processes", "slurm")
 _POLL = 0.5  # seconds between two looks at jobs that others are running
-
-Report = Callable[[str, str], None]  # is told the name of a job, and news of it
-Failures = dict[str, Exception]
-
-
-class JobsFailedError(ChildProcessError):
-    """Some jobs failed; the others are finished.
-
-    Attributes:
-        failures: why, by the names of the jobs.
-    """
-
-    def __init__(self, message: str, failures: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.failures = dict(failures or {})
+_LOGS = ".submitit"  # what workers print
+_YEAR = 365 * 24 * 60  # minutes; local workers have no time limit of their own
 
 
 @dataclass(frozen=True)
@@ -71,9 +56,9 @@ class Shard:
                 f"shard must be I/N with I from 0 to N - 1, got {self.index}/{self.count}"
             )
 
-    def of(self, jobs: Sequence[Any]) -> list[Any]:
-        """The jobs of this shard."""
-        return list(jobs[self.index :: self.count])
+    def of(self, items: Sequence[Any]) -> list[Any]:
+        """The items of this shard."""
+        return list(items[self.index :: self.count])
 
 
 def parse_shard(text: str) -> Shard:
@@ -83,30 +68,30 @@ def parse_shard(text: str) -> Shard:
         >>> parse_shard("0/4")
         Shard(index=0, count=4)
     """
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
-    if found is None:
+    parts = re.fullmatch(r"(\d+)/(\d+)", text)
+    if parts is None:
         raise ValueError(f"shard must be I/N with I from 0 to N - 1, such as 0/4; got {text!r}")
-    return Shard(int(found[1]), int(found[2]))
+    return Shard(int(parts[1]), int(parts[2]))
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How jobs are spread.
+    """Where jobs run.
 
     Attributes:
-        workers: processes; None for one a device, or one a core of a CPU.
+        workers: processes; None for one a GPU, or one a core of a CPU, if submitit is installed.
         devices: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``, given to the workers in turn; one
             ``"auto"`` takes the GPUs where there are any.
         shard: the part of the jobs to run here; None for all.
         launcher: one of :data:`LAUNCHERS`.
-        options: of the launcher, as submitit names them: ``slurm_partition`` and so on.
+        options: of SLURM, as submitit names them: ``slurm_partition`` and so on.
 
     Example:
         >>> Launch(workers=3, devices=("cuda:0", "cuda:1")).places()
         ['cuda:0', 'cuda:1', 'cuda:0']
     """
 
-    workers: int | None = 1
+    workers: int | None = None
     devices: tuple[str, ...] = ("auto",)
     shard: Shard | None = None
     launcher: str = "processes"
@@ -124,8 +109,8 @@ class Launch:
             if number and not (kind == "cuda" and number.isdigit()):
                 raise ValueError(f"a device is 'cpu', 'cuda' or 'cuda:0', say; got {name!r}")
         if self.options and self.launcher == "processes":
-            given = ", ".join(self.options)
-            raise ValueError(f"options of a launcher need one, such as slurm; got {given}")
+            names = ", ".join(self.options)
+            raise ValueError(f"options of a launcher need --launcher slurm; got {names}")
 
     def places(self) -> list[str]:
         """A device for each worker."""
@@ -134,281 +119,181 @@ class Launch:
             count = torch.cuda.device_count() if torch.cuda.is_available() else 0
             devices = [f"cuda:{index}" for index in range(count)] or ["cpu"]
         workers = self.workers
-        if workers is None:
+        if workers is None and importlib.util.find_spec("submitit") is None:
+            workers = 1
+        elif workers is None:
             workers = (os.cpu_count() or 1) if set(devices) == {"cpu"} else len(devices)
         return [devices[index % len(devices)] for index in range(workers)]
 
 
-def launch(
-    jobs: Sequence[Job],
-    store: Store,
-    how: Launch | None = None,
-    *,
-    console: Console | None = None,
-    on_done: Callable[[], None] | None = None,
-) -> None:
-    """Run jobs until all are finished, wherever they run.
-
-    Args:
-        jobs: in the order they shall begin; those that they need come by themselves.
-        store: keeps the outcomes.
-        how: how to spread them; one after the other in this process by default.
-        console: shows progress; None shows nothing.
-        on_done: called now and then when further jobs have finished.
-
-    Raises:
-        JobsFailedError: if any failed, after all others are finished.
+def with_needed(jobs: Sequence[Job]) -> list[Job]:
+    """Jobs and those that they need, each once and after what it needs.
 
     Example:
-        >>> import tempfile
-        >>> launch([], Store(tempfile.mkdtemp()))
+        >>> train = Job("train", "training", print)
+        >>> [job.name for job in with_needed([Job("sweep", "sweep", print, after=(train,)), train])]
+        ['train', 'sweep']
     """
-    how = Launch() if how is None else how
-    chosen = list(jobs) if how.shard is None else _part(jobs, how.shard)
-    chosen = [job for job in chosen if store.outcome(job) is None]
-    if not chosen:
-        return
-    places = how.places()
-    if how.launcher == "processes" and len(places) == 1 and places[0] in ("cpu", "cuda", "cuda:0"):
-        _raise(_here(chosen, store, places[0], console, on_done))
-        return
+    ordered: dict[str, Job] = {}
+    for job in jobs:
+        for each in (*with_needed(job.after), job):
+            ordered.setdefault(each.key, each)
+    return list(ordered.values())
+
+
+def launch(
+    jobs: Sequence[Job], store: Store, how: Launch | None = None, *, console: Console | None = None
+) -> dict[str, str]:
+    """Run jobs, and those that they need, until all are finished or have failed.
+
+    Args:
+        jobs: in the order to begin with.
+        store: keeps the outcomes.
+        how: where to run; by default here, one after the other.
+        console: shows progress; None shows nothing.
+
+    Returns:
+        Why jobs failed, by their names; empty if all are finished.
+
+    Example:
+        >>> launch([], Store(tempfile.mkdtemp()))
+        {}
+    """
+    how = Launch(workers=1) if how is None else how
+    listed = with_needed(jobs if how.shard is None else _families(jobs, how.shard))
+    listed = [job for job in listed if store.outcome(job) is None]
+    if not listed:
+        return {}
     store.root.mkdir(parents=True, exist_ok=True)
     notes = Path(tempfile.mkdtemp(prefix=".failed-", dir=store.root.resolve()))
+    places = how.places()[: len(listed)]
+    progress = _Progress(listed, store, notes, len(places), console)
     try:
-        if how.launcher != "processes":
-            failed = _with_submitit(chosen, store, how, places, notes, console)
+        if how.launcher == "processes" and places in (["cpu"], ["cuda"], ["cuda:0"], ["auto"]):
+            work(listed, store.root, places[0].partition(":")[0], notes, progress=progress)
         else:
-            places = places[: len(chosen)]
-            failed = _in_processes(chosen, store, places, notes, console, on_done)
+            _with_submitit(listed, store, how, places, notes, progress)
+        failures = progress.failures()
     finally:
         shutil.rmtree(notes, ignore_errors=True)
-    _raise(failed)
+    return failures
 
 
-def _part(jobs: Sequence[Job], shard: Shard) -> list[Job]:
-    """A shard's jobs; what needs another stays with it, or two shards would run that one."""
+def _families(jobs: Sequence[Job], shard: Shard) -> list[Job]:
+    """The jobs of a shard. Jobs that need the same first job stay together: it runs once."""
     families: dict[str, list[Job]] = {}
     for job in jobs:
-        first = job
-        while first.after:
-            first = first.after[0]
-        families.setdefault(first.name, []).append(job)
+        families.setdefault(with_needed([job])[0].key, []).append(job)
     return [job for family in shard.of(list(families.values())) for job in family]
 
 
-def _raise(failed: Failures) -> None:
-    if not failed:
-        return
-    why = {name: _said(error) for name, error in failed.items()}
-    several = "; ".join(f"{name}: {reason}" for name, reason in why.items())
-    raise JobsFailedError(f"{counted(len(why), 'job')} failed: {several}", why) from next(
-        iter(failed.values())
-    )
+class _Progress:
+    """Says which jobs have ended, and how long the others may take."""
+
+    def __init__(
+        self, jobs: Sequence[Job], store: Store, notes: Path, workers: int, console: Console | None
+    ) -> None:
+        self.jobs, self.store, self.notes = jobs, store, notes
+        self.workers, self.console = workers, console
+        self.waiting, self.start = list(jobs), time.monotonic()
+
+    def update(self) -> None:
+        """Say what has ended since the last call."""
+        for job in list(self.waiting):
+            if failed := _note(job, self.notes).is_file():
+                pass
+            elif self.store.outcome(job) is None:
+                continue
+            self.waiting.remove(job)
+            done = len(self.jobs) - len(self.waiting)
+            seconds = (time.monotonic() - self.start) / done * len(self.waiting)
+            left = f", about {timedelta(seconds=round(seconds))} left" if self.waiting else ""
+            news = "failed" if failed else "done"
+            say(self.console, f"{done}/{len(self.jobs)} {job.name} {news}{left}")
+
+    def failures(self) -> dict[str, str]:
+        """Why jobs are not finished, by their names."""
+        reasons = {}
+        for job in self.jobs:
+            if _note(job, self.notes).is_file():
+                reasons[job.name] = _note(job, self.notes).read_text()
+            elif self.store.outcome(job) is None:
+                logs = self.store.root / _LOGS
+                reasons[job.name] = f"a worker ended before it did; {logs} has its output"
+        return reasons
 
 
-def _said(error: Exception) -> str:
+def work(
+    jobs: Sequence[Job],
+    root: Path,
+    device: str,
+    notes: Path,
+    *,
+    progress: "_Progress | None" = None,
+) -> None:
+    """Run what nobody else is running until all jobs are finished or have failed.
+
+    Args:
+        jobs: each after those it needs.
+        root: of the store.
+        device: where to compute.
+        notes: a folder in which workers note why jobs failed, so that none is tried twice.
+        progress: shows what has ended; None shows nothing.
+    """
+    store, waiting = Store(root), list(jobs)
+    console = progress.console if progress is not None else None
+    while waiting:
+        before = len(waiting)
+        for job in list(waiting):
+            if _try(job, store, device, notes, console):
+                waiting.remove(job)
+                if progress is not None:
+                    progress.update()
+        if len(waiting) == before:
+            time.sleep(_POLL)
+
+
+def _try(job: Job, store: Store, device: str, notes: Path, console: Console | None) -> bool:
+    """Run a job unless another worker does. False if it has to be looked at again."""
+    if store.outcome(job) is not None or _note(job, notes).is_file():
+        return True
+    for needed in job.after:
+        if _note(needed, notes).is_file():
+            shutil.copyfile(_note(needed, notes), _note(job, notes))
+            return True
+        if store.outcome(needed) is None:
+            return False
+    with store.locked(job) as held:
+        if not held:
+            return False
+        if store.outcome(job) is not None or _note(job, notes).is_file():  # by now
+            return True
+        say(console, job.name, "bold")
+        try:
+            _run(job, store, device, console)
+        except Exception as error:  # while the lock is held: the next worker must see the note
+            _note(job, notes).write_text(_reason(error))
+    return True
+
+
+def _run(job: Job, store: Store, device: str, console: Console | None) -> None:
+    before = tuple(outcome for needed in job.after if (outcome := store.outcome(needed)))
+    start, resumed = time.perf_counter(), store.resumed(job)
+    rows = job.run(job, Context(store.folder(job), device, console, before))
+    seconds = time.perf_counter() - start
+    kind = choose_device(device).type
+    store.write(job, rows, device=kind, seconds=seconds, resumed=resumed)
+
+
+def _reason(error: Exception) -> str:
     """What an error says, with its name where that says more."""
     if isinstance(error, (OSError, ValueError)) and str(error):
         return str(error)
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def _here(
-    jobs: Sequence[Job],
-    store: Store,
-    device: str,
-    console: Console | None,
-    on_done: Callable[[], None] | None,
-) -> Failures:
-    """Run jobs in this process."""
-
-    def report(name: str, news: str) -> None:
-        if news == _DONE and on_done is not None:
-            on_done()
-
-    return work(jobs, store.root, device, report, console=console)
-
-
-_DONE, _FAILED = "done", "failed"
-
-
-def work(
-    jobs: Sequence[Job],
-    root: Path | str,
-    device: str,
-    report: Report | None = None,
-    *,
-    notes: Path | None = None,
-    console: Console | None = None,
-) -> Failures:
-    """Run what nobody else is running until all jobs are finished or have failed.
-
-    Args:
-        jobs: in the order they shall begin.
-        root: of the store.
-        device: where to compute.
-        report: is told what was ``"done"`` or ``"failed"``.
-        notes: a folder in which workers tell each other what failed, so that it fails once.
-        console: shows progress; None shows nothing.
-
-    Returns:
-        The errors of the jobs that failed, by name.
-    """
-    store, where = Store(root), Where(device, console)
-    waiting, failed = list(jobs), Failures()
-    while waiting:
-        before = len(waiting)
-        for job in list(waiting):
-            news = _DONE
-            try:
-                _refuse_hopeless(job, failed)
-                _refuse_noted(job, notes)
-                around = functools.partial(_noting, notes=notes)
-                if not run_job(job, store, where, wait=False, around=around):
-                    continue
-            except Exception as error:
-                failed[job.name], news = error, _FAILED
-            waiting.remove(job)
-            if report is not None:
-                report(job.name, news)
-        if len(waiting) == before:
-            time.sleep(_POLL)
-    return failed
-
-
-def _refuse_hopeless(job: Job, failed: Failures) -> None:
-    """Raise again what a job that this one needs has failed with."""
-    for needed in job.after:
-        _refuse_hopeless(needed, failed)
-        if needed.name in failed:
-            raise failed[needed.name]
-
-
-def _refuse_noted(job: Job, notes: Path | None) -> None:
-    """Raise what a job, or one that it needs, has failed with in another worker."""
-    if notes is None:
-        return
-    for needed in job.after:
-        _refuse_noted(needed, notes)
-    if _note(job, notes).is_file():
-        raise JobsFailedError(_note(job, notes).read_text())
-
-
-@contextlib.contextmanager
-def _noting(job: Job, notes: Path | None) -> Iterator[None]:
-    """Note what a job fails with, for the other workers.
-
-    While its lock is held: one that gets it next must find the note.
-    """
-    _refuse_noted(job, notes)
-    try:
-        yield
-    except Exception as error:
-        if notes is not None and notes.is_dir():
-            _note(job, notes).write_text(_said(error))
-        raise
-
-
 def _note(job: Job, notes: Path) -> Path:
-    return notes / job.name.replace("/", ".")
-
-
-def _in_processes(
-    jobs: Sequence[Job],
-    store: Store,
-    places: Sequence[str],
-    notes: Path,
-    console: Console | None,
-    on_done: Callable[[], None] | None,
-) -> Failures:
-    """Run jobs in a process for each place."""
-    context = multiprocessing.get_context("spawn")
-    messages: Any = context.Queue()
-    threads = max(1, (os.cpu_count() or 1) // len(places))
-    workers = [
-        context.Process(target=_worker, args=(jobs, store.root, place, threads, notes, messages))
-        for place in places
-    ]
-    failed = Failures()
-    done: set[str] = set()
-    for worker in workers:
-        worker.start()
-    try:
-        while True:
-            # Looked at before the queue, so that a last message is not overlooked.
-            alive = any(worker.is_alive() for worker in workers)
-            try:
-                name, news, error = messages.get(timeout=_POLL)
-            except queue.Empty:
-                if not alive:
-                    break
-                continue
-            if name in done:  # another worker finished it, and this one saw that
-                continue
-            done.add(name)
-            if error is not None:
-                failed[name] = error
-            elif on_done is not None:
-                on_done()
-            say(console, f"{len(done)}/{len(jobs)} {name} {news}")
-    finally:
-        for worker in workers:
-            worker.terminate()
-        for worker in workers:
-            worker.join(10)
-            if worker.is_alive():
-                worker.kill()
-                worker.join()
-    for job in jobs:
-        if job.name not in done:
-            failed[job.name] = ChildProcessError(f"{job.name}: a worker ended before it did")
-    return failed
-
-
-def _worker(
-    jobs: Sequence[Job], root: Path, place: str, threads: int, notes: Path, messages: Any
-) -> None:  # pragma: no cover (runs in a process of its own)
-    """Work in a process of its own, on its own device, and report to the one that started it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # that one stops its workers
-    kind, _, number = place.partition(":")
-    if number:  # before CUDA begins: then it is the only one, and Lightning's first
-        os.environ["CUDA_VISIBLE_DEVICES"] = _visible(int(number))
-    torch.set_num_threads(threads)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-    def report(name: str, news: str) -> None:
-        if news == _DONE:
-            messages.put((name, news, None))
-
-    try:
-        failed = work(jobs, root, kind, report, notes=notes)
-    except KeyboardInterrupt:  # of a training that was told to stop, and has saved itself
-        return
-    for name, error in failed.items():
-        messages.put((name, _FAILED, _portable(error)))
-
-
-def _end_with_parent() -> None:  # pragma: no cover (runs in a process of its own)
-    """End this process soon after the one that started it was killed: nobody waits for it."""
-    parent = multiprocessing.parent_process()
-    while parent is not None and parent.is_alive():
-        time.sleep(1)
-    os._exit(1)
-
-
-def _visible(number: int) -> str:
-    """A device's name among those this process was given."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return given.split(",")[number] if given else str(number)
-
-
-def _portable(error: Exception) -> Exception:
-    """An error as another process can read it."""
-    if isinstance(error, ValueError):
-        return ValueError(str(error))
-    if isinstance(error, OSError):
-        return JobsFailedError(str(error))
-    return JobsFailedError(f"{type(error).__name__}: {error}")
+    return notes / job.key
 
 
 def _with_submitit(
@@ -417,25 +302,86 @@ def _with_submitit(
     how: Launch,
     places: Sequence[str],
     notes: Path,
-    console: Console | None,
-) -> Failures:
-    """Run jobs in tasks of a SLURM array, or in processes that submitit starts here."""
-    submitit = importlib.import_module("submitit")
-    cluster = "slurm" if how.launcher == "slurm" else "local"
-    executor = submitit.AutoExecutor(folder=store.root / ".submitit", cluster=cluster)
-    options = {"name": "equicolor", "timeout_min": 24 * 60, **how.options}
-    executor.update_parameters(**options)
-    count = min(len(places), len(jobs))
-    root = store.root.resolve()
-    worker = functools.partial(work, notes=notes)
-    tasks = executor.map_array(worker, [list(jobs)] * count, [root] * count, list(places[:count]))
-    numbers = ", ".join(str(task.job_id) for task in tasks)
-    say(
-        console,
-        f"{count} tasks: {numbers}. They go on if this command is interrupted; the same command "
-        "joins in.",
+    progress: _Progress,
+) -> None:
+    """Run jobs in processes that submitit starts, here or on the cluster."""
+    local = how.launcher == "processes"
+    if importlib.util.find_spec("submitit") is None:
+        what = "several workers or devices" if local else "--launcher slurm"
+        raise ValueError(f"{what} need submitit: pip install 'equicolor[cluster]'")
+    import submitit
+
+    executor = submitit.AutoExecutor(
+        folder=store.root / _LOGS, cluster="local" if local else "slurm"
     )
-    failed = Failures()
+    timeout = _YEAR if local else 24 * 60
+    executor.update_parameters(name="equicolor", **{"timeout_min": timeout, **how.options})
+    threads = max(1, (os.cpu_count() or 1) // len(places))
+    parent = os.getpid() if local else None
+    with executor.batch():
+        tasks = [
+            executor.submit(
+                _worker, list(jobs), store.root.resolve(), place, notes, threads, parent,
+                _visible(place),
+            )
+            for place in places
+        ]  # fmt: skip
+    if not local:
+        numbers = ", ".join(str(task.job_id) for task in tasks)
+        say(progress.console, f"{counted(len(tasks), 'task')}: {numbers}. They go on if this "
+            "command is interrupted; the same command joins in.")  # fmt: skip
+    try:
+        while not all(task.done() for task in tasks):
+            progress.update()
+            time.sleep(_POLL)
+    finally:
+        if local:
+            _end(tasks)
+    progress.update()
+
+
+def _end(tasks: Sequence[Any]) -> None:
+    """Interrupt local workers and wait until they have ended."""
     for task in tasks:
-        failed |= task.result()
-    return failed
+        if not task.done():
+            task.cancel()
+    while not all(task.done() for task in tasks):
+        time.sleep(0.1)
+
+
+def _visible(place: str) -> str | None:
+    """The GPUs of a worker: one by its number among those of this process, or all; None for any."""
+    number, visible = place.partition(":")[2], os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not number:
+        return visible
+    return visible.split(",")[int(number)] if visible else number
+
+
+def _worker(
+    jobs: Sequence[Job],
+    root: Path,
+    place: str,
+    notes: Path,
+    threads: int,
+    parent: int | None,
+    visible: str | None,
+) -> None:  # pragma: no cover (runs in a process of its own)
+    """Work in a process of its own, on one device."""
+    if parent is not None:  # on this computer, where submitit hides all GPUs
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        if visible is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible
+        torch.set_num_threads(threads)
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    work(jobs, root, place.partition(":")[0], notes)
+
+
+def _end_with(parent: int) -> None:  # pragma: no cover (runs in a process of its own)
+    """End this process soon after the one that started it was killed: nobody waits for it."""
+    while True:
+        try:
+            os.kill(parent, 0)
+        except OSError:
+            os._exit(1)
+        with contextlib.suppress(InterruptedError):
+            time.sleep(1)

@@ -7,6 +7,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from equicolor._files import write_whole
 from equicolor.analysis import (
     NeuronFeatures,
     RandomHues,
@@ -24,14 +25,17 @@ from equicolor.analysis.hue_rows import (
     unit_rows,
 )
 from equicolor.analysis.inspection.figures import photo_png, tiles
-from equicolor.paper.quick_pictures import quick_note
+from equicolor.paper import image_jobs
+from equicolor.paper.experiment import Context, Experiment, Job, Scope
+from equicolor.paper.quick_images import quick_note
 from equicolor.paper.rows import Findings
-from equicolor.paper.variants import dataset_title, datasets_of, figure_file, variant_of
+from equicolor.paper.variants import all_stages, dataset_title, datasets_of, figure_file, variant_of
 from equicolor.reporting.html import Section
 from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import Row
+from equicolor.training.recipes import default_recipe
 
-__all__ = ["measure_and_draw", "sheet", "show"]
+__all__ = ["EXPERIMENT", "draw", "measure_and_draw", "plan", "sheet", "show"]
 
 
 def show(findings: Findings) -> list[Section]:
@@ -186,3 +190,44 @@ def sheet(
                 about = which or f"selectivity {scores[name][channel]:z.2f}"
                 axes.set_title(f"{name}, channel {channel}, {about}", fontsize=8)
     return figure
+
+
+def plan(scope: Scope) -> list[Job]:
+    """Train the network that is equivariant in all stages, and look at its units."""
+    jobs = []
+    for dataset in image_jobs.main_datasets(scope):
+        place = image_jobs.place(dataset, scope)
+        network = f"ce-{all_stages(default_recipe(place).model)}"
+        (training,) = image_jobs.training_jobs(dataset, [network], scope)
+        settings = {"top": image_jobs.top(scope), "units": 2}
+        jobs.append(image_jobs.follow(training, "neuron-features", draw, settings))
+    return jobs
+
+
+def draw(job: Job, context: Context) -> list[Row]:
+    """Draw the features into the folder; a row for each stage, with how far its hues are off."""
+    (run,) = context.before
+    network, images, half = image_jobs.network_and_images(job, context)
+    facts = image_jobs.facts(run)
+    stages, figure = measure_and_draw(
+        network, images, top=job.settings["top"], units=job.settings["units"], autocast=half
+    )
+    file = figure_file("neuron-features", facts["dataset"])
+    write_whole(context.folder / f"{file}.png", figure)
+    return [{**facts, **row} for row in stages]
+
+
+EXPERIMENT = Experiment(
+    id="neuron-features",
+    title="Neuron features",
+    paper="Fig. 5, App. C",
+    finding="Each row of a neuron feature shows the same shape in another colour.",
+    what="what units respond to, a row for each rotation",
+    full="10 min",
+    quick="½ min",
+    plan=plan,
+    show=show,
+    data=("flowers102",),
+    options=("datasets", "epochs", "size"),
+    keeps=image_jobs.of_other_datasets,
+)

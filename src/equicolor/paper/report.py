@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -11,17 +11,9 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from equicolor._files import output_folder, write_whole
-from equicolor.paper import (
-    ablation_results,
-    classification_results,
-    colormnist_results,
-    configurations,
-    conversion,
-    equivariance,
-    neuron_features,
-    selectivity,
-)
-from equicolor.paper.registry import EXPERIMENTS, Experiment
+from equicolor.paper.ablation_results import rows_shown
+from equicolor.paper.experiment import Experiment
+from equicolor.paper.registry import EXPERIMENTS
 from equicolor.paper.rows import Findings, check, distinct
 from equicolor.reporting.figures import png
 from equicolor.reporting.html import Section, write_report
@@ -29,24 +21,10 @@ from equicolor.reporting.progress import say
 from equicolor.reporting.tables import Table
 from equicolor.results import Row, read_results
 
-__all__ = ["REPORT", "Written", "files_of", "pictures", "read", "sections", "write"]
+__all__ = ["REPORT", "Written", "pictures", "read", "sections", "write"]
 
 REPORT = "report.html"
 FIGURES, RESULTS = "figures", "results"
-
-_SHOW: dict[str, Callable[[Findings], list[Section]]] = {
-    "equivariance": equivariance.show,
-    "colormnist-longtailed": colormnist_results.show_longtailed,
-    "colormnist-biased": colormnist_results.show_biased,
-    "classification": classification_results.show,
-    "configurations": configurations.show,
-    "selectivity": selectivity.show,
-    "neuron-features": neuron_features.show,
-    "ablation-rotations": ablation_results.show_rotations,
-    "ablation-jitter": ablation_results.show_jitter,
-    "ablation-cosetpool": ablation_results.show_pooling,
-    "conversion": conversion.show,
-}
 
 
 class Written(NamedTuple):
@@ -114,29 +92,6 @@ def read(sources: Sequence[Path | str]) -> Findings:
     return Findings(unique, figures, quick=quick, notes=notes)
 
 
-def files_of(experiment: str, sources: Sequence[Path | str]) -> list[Path]:
-    """Files as they are, and those of folders that belong to an experiment.
-
-    Raises:
-        ValueError: if a folder has none.
-
-    Example:
-        >>> files_of("classification", ["results/tables.json"])
-        [PosixPath('results/tables.json')]
-    """
-    files: list[Path] = []
-    for source in map(Path, sources):
-        if not source.is_dir():
-            files.append(source)
-            continue
-        listed = sorted(source.glob("*.json"))
-        own = [path for path in listed if read_results(path).get("experiment") == experiment]
-        if not own:
-            raise ValueError(f"no results of {experiment} in {source}")
-        files += own
-    return files
-
-
 def sections(experiment: Experiment, findings: Findings) -> list[Section]:
     """The sections of an experiment, with figures as PNG; one that says so if it was not run.
 
@@ -146,9 +101,9 @@ def sections(experiment: Experiment, findings: Findings) -> list[Section]:
         ('Conversion of a trained network', True)
     """
     title, paper = _heading(experiment)
-    shown = _SHOW[experiment.name](findings)
+    shown = experiment.show(findings)
     if not shown:
-        command = f"equicolor reproduce all --only {experiment.name}"
+        command = f"equicolor reproduce all --only {experiment.id}"
         command += " --quick" if findings.quick else ""
         return [Section(title, f"{paper}\n\nIt was not run: {command}")]
     first, *others = [
@@ -227,7 +182,7 @@ def write(
     overview = []
     experiments = _experiments(names)
     for experiment in experiments:
-        name = experiment.name
+        name = experiment.id
         try:
             parts = sections(experiment, findings)
         except Exception as error:
@@ -288,9 +243,9 @@ def _overview(
     experiment: Experiment, findings: Findings, figures: int, *, complete: bool
 ) -> tuple[str, ...]:
     """The line of an experiment in the list of all."""
-    count = len(findings.of(experiment.name))
+    count = len(findings.of(experiment.id))
     state = ("shown" if count or figures else "not run") if complete else "incomplete"
     rows = str(count)
     if figures and not count:
-        rows = f"{len(ablation_results.rows_shown(experiment.name, findings))} shared"
-    return experiment.name, experiment.paper or "ours", state, rows, str(figures)
+        rows = f"{len(rows_shown(experiment.id, findings))} shared"
+    return experiment.id, experiment.paper or "ours", state, rows, str(figures)

@@ -12,10 +12,13 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 
 from equicolor.analysis.inspection.figures import selectivity_figure
-from equicolor.paper.quick_pictures import quick_note
+from equicolor.paper import image_jobs
+from equicolor.paper.experiment import Context, Experiment, Job, Scope
+from equicolor.paper.quick_images import IMAGES, quick_note
 from equicolor.paper.rows import Findings
 from equicolor.paper.settings import alike, setting
 from equicolor.paper.variants import (
+    all_stages,
     by_variant,
     dataset_title,
     datasets_of,
@@ -26,8 +29,9 @@ from equicolor.reporting.figures import as_it_is
 from equicolor.reporting.html import Section
 from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import Row
+from equicolor.training.recipes import default_recipe
 
-__all__ = ["gain_figure", "gains", "score", "show", "table"]
+__all__ = ["EXPERIMENT", "gain_figure", "gains", "measure", "plan", "score", "show", "table"]
 
 _MARKERS = "osD^vPX"
 # About what the literature quotes for a plain ResNet's units on each dataset.
@@ -160,3 +164,60 @@ def gain_figure(rows: Sequence[Row], trained: Sequence[Row]) -> Figure:
     figure.legend(loc="outside upper left", frameon=False, fontsize=9)  # it would hide points
     figure.colorbar(ScalarMappable(span, colors), ax=axes, label="colour selectivity")
     return figure
+
+
+def plan(scope: Scope) -> list[Job]:
+    """Train the baseline and the hybrids of every dataset; look at the baseline's units."""
+    jobs = []
+    quick = tuple(IMAGES) if scope.quick else ()
+    for dataset in scope.datasets or quick or image_jobs.datasets_on_disk(scope):
+        place = image_jobs.place(dataset, scope)
+        stages = range(1, all_stages(default_recipe(place).model) + 1)
+        hybrids = [f"ce-{count}" for count in stages if not (scope.quick and count % 2)]
+        trainings = image_jobs.training_jobs(dataset, ["baseline", *hybrids], scope)
+        settings = {"top": image_jobs.top(scope), "grey": "luma"}
+        units = image_jobs.follow(trainings[0], "selectivity", measure, settings)
+        jobs += [*trainings, units]
+    return jobs
+
+
+def measure(job: Job, context: Context) -> list[Row]:
+    """A row for all layers of a trained network, and one for each layer with all its units."""
+    from equicolor.analysis import selectivity
+
+    (run,) = context.before
+    network, images, half = image_jobs.network_and_images(job, context)
+    units = selectivity(
+        network, images, top=job.settings["top"], grey=job.settings["grey"], autocast=half
+    )
+    facts = image_jobs.facts(run)
+    rows = [{**facts, "layer": "all", "units": units.units, "selectivity": round(units.mean, 4)}]
+    for layer, values in units.layers.items():
+        each = values.flatten()
+        rows.append(
+            {
+                **facts,
+                "layer": layer,
+                "units": len(each),
+                "selectivity": round(float(each.mean()), 4),
+                "values": [round(value, 3) for value in each.tolist()],
+            }
+        )
+    return rows
+
+
+EXPERIMENT = Experiment(
+    id="selectivity",
+    title="Colour selectivity",
+    paper="Fig. 4",
+    finding="Datasets whose networks are colour-selective gain from equivariance up to late "
+    "stages, others do not.",
+    what="how colour-selective units are, and what equivariance gains by it",
+    full="40 min a dataset",
+    quick="1 min",
+    plan=plan,
+    show=show,
+    data=("flowers102",),
+    options=("datasets", "seeds", "epochs", "size"),
+    keeps=image_jobs.of_other_datasets,
+)

@@ -405,8 +405,8 @@ _SCRIPT = """
 import os, signal
 from pathlib import Path
 from equicolor.data import load_mnist, longtailed_colormnist
-from equicolor.paper.colormnist import Job, run
 from equicolor.training.ensemble.runs import Recipe
+from equicolor.training.ensemble.train import train_many
 
 def train(folder, victim=None):
     data = longtailed_colormnist(load_mnist(embedded=True), seed=1, largest=5, test_per_class=2)
@@ -418,9 +418,12 @@ def train(folder, victim=None):
         if done == victim:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    jobs = [Job("first", recipe, (data,)), Job("second", recipe, (data,))]
-    rows = run(jobs, Path(folder), seeds=[0, 1], progress=progress, checkpoint_every=1)
-    return rows, epochs
+    folder = Path(folder)
+    folder.mkdir(exist_ok=True)
+    options = {"progress": progress, "checkpoint_every": 1}
+    runs = [(data, 0), (data, 1)]
+    results = train_many(recipe, runs, checkpoint=folder / "training.checkpoint", **options)
+    return [(result.loss, result.per_class) for result in results], epochs
 """
 
 
@@ -439,16 +442,15 @@ def test_a_killed_run_resumes_bit_by_bit(tmp_path: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     killed = subprocess.run([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["first.checkpoint"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["training.checkpoint"]
     namespace: dict[str, Any] = {}
     exec(_SCRIPT, namespace)
     resumed, again = namespace["train"](tmp_path / "run")
     straight, epochs = namespace["train"](tmp_path / "whole")
-    # Epoch 4 was not saved yet; it is done again, and the second job from its start.
-    assert again == [4, 5, 1, 2, 3, 4, 5]
-    assert epochs == [1, 2, 3, 4, 5] * 2
+    assert again == [4, 5]  # epoch 4 was not saved yet
+    assert epochs == [1, 2, 3, 4, 5]
     assert resumed == straight
-    assert len(resumed) == 4
+    assert len(resumed) == 2
 
 
 def test_a_bfloat16_network_trains_alone(data: ColorMNIST) -> None:

@@ -1,4 +1,4 @@
-"""Small picture folders for quick runs: coloured digits, written as PNG files.
+"""Small folders of images for quick runs: coloured digits, written as PNG files.
 
 Real photographs do not ship with any package, so quick runs of the experiments on real images
 use what does: MNIST digits, coloured as in the biased ColorMNIST of the paper. In one folder a
@@ -19,17 +19,17 @@ from PIL import Image
 from equicolor.data import biased_colormnist, load_mnist
 from equicolor.data.colormnist import Split
 
-__all__ = ["PICTURES", "QuickPictures", "quick_note", "write_pictures"]
+__all__ = ["IMAGES", "QuickImages", "quick_note", "write_images"]
 
 
-class QuickPictures(NamedTuple):
+class QuickImages(NamedTuple):
     """A folder of coloured digits.
 
     Attributes:
         title: what it is called in print.
         sigma: standard deviation of a digit's hue, in degrees.
-        train, test: how many pictures.
-        revision: to raise when the pictures change.
+        train, test: how many images.
+        revision: to raise when the images change.
     """
 
     title: str
@@ -39,9 +39,9 @@ class QuickPictures(NamedTuple):
     revision: int = 2
 
 
-PICTURES = {
-    "coloured-digits": QuickPictures("digits, each with its own hue (σ = 24°)", 24.0),
-    "any-hue-digits": QuickPictures("digits of any hue", 1e6),
+IMAGES = {
+    "coloured-digits": QuickImages("digits, each with its own hue (σ = 24°)", 24.0),
+    "any-hue-digits": QuickImages("digits of any hue", 1e6),
 }
 
 
@@ -52,7 +52,7 @@ def quick_note(datasets: Sequence[str]) -> str:
         >>> quick_note(["flowers102"]), quick_note(["any-hue-digits"])[:35]
         ('', 'A quick run, on made-up images: dig')
     """
-    quick = [PICTURES[dataset] for dataset in datasets if dataset in PICTURES]
+    quick = [IMAGES[dataset] for dataset in datasets if dataset in IMAGES]
     if not quick:
         return ""
     return (
@@ -62,22 +62,22 @@ def quick_note(datasets: Sequence[str]) -> str:
     )
 
 
-def write_pictures(name: str, folder: Path | str) -> Path:
+def write_images(name: str, folder: Path | str) -> Path:
     """Write a folder of coloured digits, unless it is there.
 
     Args:
-        name: one of :data:`PICTURES`.
-        folder: where; the pictures go to ``folder/name``.
+        name: one of :data:`IMAGES`.
+        folder: where; the images go to ``folder/name``.
 
     Returns:
         The folder with ``train/`` and ``test/``, a folder for each digit in both.
 
     Example:
-        >>> place = write_pictures("coloured-digits", tempfile.mkdtemp())
+        >>> place = write_images("coloured-digits", tempfile.mkdtemp())
         >>> place.name, len(list(place.glob("train/*/*.png")))
         ('coloured-digits', 600)
     """
-    about, place = PICTURES[name], Path(folder) / name
+    about, place = IMAGES[name], Path(folder) / name
     place.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(place.with_name(f".{name}.lock")):  # others may start at the same time
         done = place / f".revision-{about.revision}"
@@ -98,5 +98,5 @@ def _write(part: Split, folder: Path, class_names: tuple[str, ...]) -> None:
     for class_name in class_names:
         (folder / class_name).mkdir(parents=True)
     pixels = (255 * part.images).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
-    for index, (picture, label) in enumerate(zip(pixels, part.labels.tolist(), strict=True)):
-        Image.fromarray(picture).save(folder / class_names[label] / f"{index:04}.png")
+    for index, (image, label) in enumerate(zip(pixels, part.labels.tolist(), strict=True)):
+        Image.fromarray(image).save(folder / class_names[label] / f"{index:04}.png")

@@ -1,0 +1,203 @@
+"""Run some or all experiments as one list of jobs, and write one report.
+
+Jobs that experiments share run once, jobs that an earlier call finished are not run again, and
+what was interrupted continues.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from filelock import FileLock
+from rich.console import Console
+
+from equicolor._files import output_folder, write_whole
+from equicolor._text import counted
+from equicolor.paper import report
+from equicolor.paper.experiment import Experiment, Job, Scope
+from equicolor.paper.launching import Launch, launch, with_needed
+from equicolor.paper.registry import EXPERIMENTS, find_experiment
+from equicolor.paper.rows import Findings, merged
+from equicolor.paper.store import JOBS, Store
+from equicolor.reporting.progress import say
+from equicolor.results import Row, provenance, read_results, write_results
+
+__all__ = ["Reproduced", "reproduce", "state"]
+
+
+class Reproduced(NamedTuple):
+    """What was run and written.
+
+    Attributes:
+        report: the page.
+        results: the files of rows.
+        jobs, finished: how many jobs there are, and how many of them are finished.
+        incomplete: why experiments could not run, finish or be shown, by their ids.
+        failed: whether anything failed, rather than being left to other shards.
+    """
+
+    report: Path
+    results: list[Path]
+    jobs: int
+    finished: int
+    incomplete: Mapping[str, str]
+    failed: bool = False
+
+
+def reproduce(
+    scope: Scope,
+    ids: Sequence[str] | None = None,
+    how: Launch | None = None,
+    *,
+    console: Console | None = None,
+) -> Reproduced:
+    """Run experiments, write their rows to ``results/`` and a report of all rows in the folder.
+
+    If the data of one of several experiments are missing, or a job fails, the others are still
+    run and the report says why.
+
+    Args:
+        scope: how much of the experiments to run, and the folder.
+        ids: of the experiments; all by default.
+        how: where to run the jobs; here, one after the other, by default.
+        console: shows progress; None shows nothing.
+
+    Returns:
+        What was run and written.
+    """
+    ids = list(EXPERIMENTS) if ids is None else [find_experiment(name).id for name in ids]
+    plans: dict[str, list[Job]] = {}
+    incomplete: dict[str, str] = {}
+    for name in ids:
+        try:
+            plans[name] = EXPERIMENTS[name].plan(scope)
+        except (OSError, ValueError) as error:
+            if len(ids) == 1:
+                raise
+            incomplete[name] = str(error)
+    output = output_folder(scope.output)
+    store = Store(output / JOBS)
+    jobs = with_needed([job for plan in plans.values() for job in plan])
+    try:
+        failures = launch(jobs, store, how, console=console)
+    except KeyboardInterrupt:
+        say(console, "The same command continues where this one stopped.")
+        raise
+    failed = bool(incomplete or failures)
+    sharded = how is not None and how.shard is not None
+    for name, plan in plans.items():
+        if reason := _unfinished(plan, store, failures, sharded=sharded):
+            incomplete[name] = reason
+    for name, experiment in EXPERIMENTS.items():
+        if name not in ids and (plan := _finished(experiment, scope, store)):
+            plans[name] = plan
+    with FileLock(output / ".report.lock"):  # other shards may end at the same time
+        results = [
+            path
+            for name, plan in plans.items()
+            if (path := _write_results(name, plan, store, scope)) is not None
+        ]
+        page = _write_report(jobs, store, scope, incomplete)
+    unshown = page.failed
+    reasons = {
+        name: "; ".join(filter(None, (incomplete.get(name), unshown.get(name))))
+        for name in (*incomplete, *unshown)
+    }
+    finished = sum(store.outcome(job) is not None for job in jobs)
+    return Reproduced(page.report, results, len(jobs), finished, reasons, failed or bool(unshown))
+
+
+def _unfinished(
+    plan: Sequence[Job], store: Store, failures: Mapping[str, str], *, sharded: bool
+) -> str:
+    """Why a plan is not finished; empty if it is."""
+    left = [job.name for job in with_needed(plan) if store.outcome(job) is None]
+    if not left:
+        return ""
+    reasons = [f"{name}: {failures[name]}" for name in left if name in failures]
+    if others := len(left) - len(reasons):
+        reasons.append(f"{others} {'left to other shards' if sharded else 'not run'}")
+    verb = "is" if len(left) == 1 else "are"
+    return f"{counted(len(left), 'job')} {verb} not finished: {'; '.join(reasons)}"
+
+
+def _finished(experiment: Experiment, scope: Scope, store: Store) -> list[Job]:
+    """The jobs of an experiment if others that share them finished them all; else none."""
+    try:
+        jobs = experiment.plan(scope)
+    except (OSError, ValueError):  # its data are missing, or it does not take the options
+        return []
+    return jobs if all(store.outcome(job) is not None for job in jobs) else []
+
+
+def _write_results(name: str, plan: Sequence[Job], store: Store, scope: Scope) -> Path | None:
+    """Write the rows of an experiment, if there are any, and figures that its jobs drew.
+
+    Rows that the file has of other seeds or settings stay.
+    """
+    rows = store.rows(plan)
+    if not rows:
+        return None
+    folder = scope.output / report.RESULTS
+    path = folder / f"{name}.json"
+    done = [job for job in with_needed(plan) if store.outcome(job) is not None]
+    jobs = [store.provenance(job) for job in done]
+    if path.is_file() and (earlier := read_results(path)).get("quick") == scope.quick:
+        names = {job["job"] for job in jobs}
+        jobs += [job for job in earlier.get("jobs", []) if job["job"] not in names]
+        keeps = EXPERIMENTS[name].keeps
+        rows = merged(rows, [row for row in earlier["rows"] if keeps(row, rows)])
+    device = "cuda" if scope.cuda else "cpu"
+    write_results(path, rows, device=device, experiment=name, quick=scope.quick, jobs=jobs)
+    for job in plan:
+        for figure in sorted(store.folder(job).glob(f"{name}*.png")):
+            write_whole(folder / figure.name, figure.read_bytes())
+    return path
+
+
+def _write_report(
+    jobs: Sequence[Job], store: Store, scope: Scope, incomplete: Mapping[str, str]
+) -> report.Written:
+    """Write a report of all rows in the folder, also those of earlier calls."""
+    done = [store.provenance(job) for job in jobs if store.outcome(job) is not None]
+    facts: Row = provenance("cuda" if scope.cuda else "cpu")
+    facts["jobs"] = f"{len(done)} of {len(jobs)}"
+    if done:  # maybe on another computer
+        facts["device"] = ", ".join(sorted({str(job["device"]) for job in done}))
+    seconds = sum(float(job["seconds"]) for job in done)
+    facts["computed for"] = f"{seconds / 60:.1f} minutes in all"
+    if any("resumed" in job for job in done):
+        facts["computed for"] += ", not counting what went before interruptions"
+    folder = scope.output / report.RESULTS
+    rows = any(folder.glob("*.json"))
+    findings = report.read([folder]) if rows else Findings({}, quick=scope.quick)
+    return report.write(
+        findings, scope.output, quick=scope.quick, failed=incomplete, provenance=facts
+    )
+
+
+def state(name: str, scope: Scope) -> str:
+    """How much of an experiment is done in a folder, in words.
+
+    Args:
+        name: its id.
+        scope: as it is run, with the folder.
+
+    Example:
+        >>> state("configurations", Scope(Path("/nowhere")))
+        'not run'
+    """
+    if not scope.output.is_dir():
+        return "not run"
+    store = Store(scope.output / JOBS)
+    try:
+        jobs = with_needed(EXPERIMENTS[name].plan(scope))
+    except (OSError, ValueError):  # its data are missing
+        return "not run"
+    try:
+        done = sum(store.outcome(job) is not None for job in jobs)
+    except ValueError as error:  # a damaged record
+        return str(error)
+    if done == len(jobs):
+        return "done"
+    return f"{done} of {len(jobs)} jobs" if done else "not run"
