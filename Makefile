@@ -60,8 +60,8 @@ bench: $(READY)  ## speed, as ratios; writes results/bench-*.json
 
 # neuron-features.png needs a trained network and photographs, and the samples of ColorMNIST need
 # the full MNIST: what cannot be drawn stays as it is. See docs/experiments.md.
-docs: $(READY)   ## redraw the pictures in docs/ that results/ hold
-	$(BIN)/equicolor reproduce all --from results --pictures docs
+docs: $(READY)   ## redraw the figures in docs/ that results/ hold
+	$(BIN)/equicolor reproduce all --from results --figures docs
 
 clean:           ## remove the environment and reports
 	rm -rf $(VENV) $(VISION) demo-report
