@@ -156,9 +156,9 @@ def convert(
     if isinstance(model, Network):
         network.class_names, network.origin = model.class_names, model.origin
     network.image_size, network.resize = size, choose_resize(model, size)
-    known = source_of(model, source, run, plan.exit)
-    if known is not None:
-        network.config = _config(known, how, network, init, channels)
+    origin = source_of(model, source, run, plan.exit)
+    if origin is not None:
+        network.config = _config(origin, how, network, init, channels)
     return network
 
 

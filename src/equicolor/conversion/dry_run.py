@@ -132,15 +132,7 @@ def training_run(model: nn.Module, size: int) -> DryRun | None:
 
 @contextlib.contextmanager
 def own_random_numbers(model: nn.Module) -> Iterator[None]:
-    """Restore random states afterwards: Python's, NumPy's, torch's on the CPU and the network's.
-
-    Example:
-        >>> before = random.getstate()
-        >>> with own_random_numbers(nn.Linear(3, 4)):
-        ...     _ = random.random()
-        >>> random.getstate() == before
-        True
-    """
+    """Restore random states afterwards: Python's, NumPy's, torch's on the CPU and the network's."""
     devices = {tensor.device for tensor in model.parameters() if tensor.is_cuda}
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
@@ -167,12 +159,7 @@ def _run(model: nn.Module, size: int, *, training: bool) -> DryRun:
 
 
 def ghost_of(model: nn.Module) -> nn.Module:
-    """A copy of a network on the meta device that never held the numbers.
-
-    Example:
-        >>> next(ghost_of(nn.Linear(3, 4)).parameters()).is_meta
-        True
-    """
+    """A copy of a network on the meta device that never held the numbers."""
     memo: dict[int, Any] = {}
     for tensor in itertools.chain(model.parameters(), model.buffers()):
         empty = torch.empty_like(tensor, device="meta")
@@ -183,12 +170,7 @@ def ghost_of(model: nn.Module) -> nn.Module:
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested lists, tuples and dictionaries.
-
-    Example:
-        >>> [len(t) for t in tensors_of({"a": torch.zeros(2), "b": [torch.zeros(3), None]})]
-        [2, 3]
-    """
+    """The tensors in nested lists, tuples and dictionaries."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):

@@ -204,12 +204,15 @@ def cost_report(
         >>> before.parameters, after.parameters
         (25570, 32770)
     """
-    found = []
-    for name, network in networks.items():
-        parameters, macs = cost(network, input_size)
-        took = _milliseconds(network, input_size, torch.device(device), batch) if timed else None
-        found.append(NetworkCost(name, parameters, macs, took))
-    return found
+    where = torch.device(device)
+    return [
+        NetworkCost(
+            name,
+            *cost(network, input_size),
+            milliseconds=_milliseconds(network, input_size, where, batch) if timed else None,
+        )
+        for name, network in networks.items()
+    ]
 
 
 def cost_rows(costs: Sequence[NetworkCost]) -> list[tuple[str, ...]]:
@@ -220,20 +223,21 @@ def cost_rows(costs: Sequence[NetworkCost]) -> list[tuple[str, ...]]:
         ('b', '3,000 (1.50×)', '10.00 G (10.0×)', '5.0 ms (5.0×)')
     """
     first = costs[0]
-    rows = []
-    for each in costs:
-        cells = [f"{each.parameters:,}", _macs(each.macs), "–"]
-        ratios = [f"{each.parameters / first.parameters:.2f}×", f"{each.macs / first.macs:.1f}×"]
+    rows: list[tuple[str, ...]] = [
+        (first.name, f"{first.parameters:,}", _macs(first.macs), _time(first.milliseconds))
+    ]
+    for each in costs[1:]:
+        duration = _time(each.milliseconds)
         if each.milliseconds is not None and first.milliseconds is not None:
-            cells[2] = f"{each.milliseconds:.1f} ms"
-            ratios.append(f"{each.milliseconds / first.milliseconds:.1f}×")
-        if each is not first:
-            cells = [
-                *(f"{a} ({b})" for a, b in zip(cells, ratios, strict=False)),
-                *cells[len(ratios) :],
-            ]
-        rows.append((each.name, *cells))
+            duration += f" ({each.milliseconds / first.milliseconds:.1f}×)"
+        parameters = f"{each.parameters:,} ({each.parameters / first.parameters:.2f}×)"
+        macs = f"{_macs(each.macs)} ({each.macs / first.macs:.1f}×)"
+        rows.append((each.name, parameters, macs, duration))
     return rows
+
+
+def _time(milliseconds: float | None) -> str:
+    return "–" if milliseconds is None else f"{milliseconds:.1f} ms"
 
 
 def _macs(number: int) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from equicolor import _checks
 from equicolor.models.registry import register_model
-from equicolor.models.resnet import ARCHITECTURES, Architecture, ResNet, resolve_widths
+from equicolor.models.resnet import ARCHITECTURES, ResNet, resolve_widths
 
 __all__ = ["CIConv2d", "CIConvResNet", "ciconv_resnet18", "ciconv_resnet44", "color_invariant"]
 
@@ -132,20 +132,22 @@ class CIConvResNet(ResNet):
     """A plain ResNet that sees an image's colour invariant instead of the image.
 
     Args:
-        architecture, num_classes, stage_widths: as for :class:`equicolor.models.resnet.ResNet`.
+        depth: 18 or 44.
+        num_classes, width: as for :func:`equicolor.models.resnet18`.
         invariant: as for :class:`CIConv2d`.
     """
 
     def __init__(
         self,
-        architecture: Architecture,
+        depth: int,
         num_classes: int,
-        *,
-        stage_widths: Sequence[int],
+        width: int | str | Sequence[int] | None,
         invariant: str,
     ) -> None:
+        _checks.positive_int("num_classes", num_classes, at_most=_checks.MOST["num_classes"])
+        stage_widths = resolve_widths(depth, width, rotations=1, ce_stages=0)
         super().__init__(
-            architecture,
+            ARCHITECTURES[depth],
             num_classes,
             stage_widths=stage_widths,
             rotations=1,
@@ -157,6 +159,7 @@ class CIConvResNet(ResNet):
             in_channels=1,
         )
         self.ciconv = CIConv2d(invariant)
+        self.resolved = {"width": list(stage_widths)}
 
     def forward(self, images: Tensor) -> Tensor:
         """Images ``[B, 3, H, W]`` in [0, 1] to logits ``[B, num_classes]``."""
@@ -181,7 +184,7 @@ def ciconv_resnet18(
         >>> ciconv_resnet18(10, width=4)(torch.rand(2, 3, 32, 32)).shape
         torch.Size([2, 10])
     """
-    return _build(18, num_classes, width, invariant)
+    return CIConvResNet(18, num_classes, width, invariant)
 
 
 @register_model
@@ -202,16 +205,4 @@ def ciconv_resnet44(
         >>> ciconv_resnet44(10, width=4)(torch.rand(2, 3, 16, 16)).shape
         torch.Size([2, 10])
     """
-    return _build(44, num_classes, width, invariant)
-
-
-def _build(
-    depth: int, num_classes: int, width: int | str | Sequence[int] | None, invariant: str
-) -> CIConvResNet:
-    _checks.positive_int("num_classes", num_classes, at_most=_checks.MOST["num_classes"])
-    stage_widths = resolve_widths(depth, width, rotations=1, ce_stages=0)
-    model = CIConvResNet(
-        ARCHITECTURES[depth], num_classes, stage_widths=stage_widths, invariant=invariant
-    )
-    model.resolved = {"width": list(stage_widths)}
-    return model
+    return CIConvResNet(44, num_classes, width, invariant)

@@ -84,8 +84,8 @@ def load_foreign(spec: str, *, pretrained: bool = True, **options: Any) -> Forei
     """
     library, _, name = spec.partition(":")
     if library not in LIBRARIES:
-        known = " or ".join(f"{each}:NAME" for each in LIBRARIES)
-        raise ValueError(f"expected {known}, got {spec!r}")
+        forms = " or ".join(f"{each}:NAME" for each in LIBRARIES)
+        raise ValueError(f"expected {forms}, got {spec!r}")
     try:
         return LIBRARIES[library](name, pretrained, options)
     except OSError as error:  # also what urllib and the Hugging Face Hub raise
@@ -163,6 +163,6 @@ LIBRARIES: dict[str, Callable[[str, bool, dict[str, Any]], ForeignNetwork]] = {
 }
 
 
-def _unknown(library: str, name: str, known: Iterable[str]) -> ValueError:
-    hint = did_you_mean(name, known, f"see the list of {library}")
+def _unknown(library: str, name: str, names: Iterable[str]) -> ValueError:
+    hint = did_you_mean(name, names, f"see the list of {library}")
     return ValueError(f"{library} has no network {name!r}; {hint}")

@@ -18,19 +18,14 @@ def classes_of(config: dict[str, Any]) -> int | None:
         >>> classes_of(z2cnn(30).config)
         30
     """
-    found = _options(config).get("num_classes")
-    return found if isinstance(found, int) else None
+    classes = _options(config).get("num_classes")
+    return classes if isinstance(classes, int) else None
 
 
 def with_classes(network: Network, num_classes: int) -> Network:
-    """A network with as many outputs, everything before its classifier kept.
+    """A network with ``num_classes`` outputs and the same weights before its classifier.
 
-    Args:
-        network: one that knows its configuration.
-        num_classes: outputs.
-
-    Returns:
-        The network itself if it has as many; else a new one with a classifier drawn anew.
+    It is the network itself if it has as many; else a new one with a classifier drawn anew.
 
     Example:
         >>> from equicolor.models import resnet18
@@ -46,9 +41,9 @@ def with_classes(network: Network, num_classes: int) -> Network:
     _options(config)["num_classes"] = num_classes
     new = build_from_config(config)
     state = new.state_dict()
-    kept = {k: v for k, v in network.state_dict().items() if v.shape == state[k].shape}
-    new.load_state_dict(kept, strict=False)
-    tensor = next(iter(kept.values()))
+    shared = {k: v for k, v in network.state_dict().items() if v.shape == state[k].shape}
+    new.load_state_dict(shared, strict=False)
+    tensor = next(iter(shared.values()))
     return new.to(tensor.device, next(network.parameters()).dtype).train(network.training)
 
 

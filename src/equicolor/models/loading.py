@@ -122,7 +122,7 @@ def _from_file(path: Path, function: str) -> nn.Module:
     except (Exception, SystemExit) as error:  # whatever the user's code raises
         raise _unusable(path, error) from error
     if not callable(build):
-        own = [
+        functions = [
             key
             for key, value in vars(module).items()
             if callable(value) and getattr(value, "__module__", None) == spec.name
@@ -131,8 +131,8 @@ def _from_file(path: Path, function: str) -> nn.Module:
         raise ValueError(
             f"{path} {lacks}"
             + (
-                f", as in {path}:{own[0]}; it has {', '.join(own)}"
-                if own
+                f", as in {path}:{functions[0]}; it has {', '.join(functions)}"
+                if functions
                 else "; it has none: write one that takes no arguments and returns the network"
             )
         )

@@ -43,7 +43,7 @@ class Origin(NamedTuple):
 
 
 def usual_resize(size: int) -> int:
-    """The short side of images before a centre of this size is cropped, where nobody said it.
+    """The default short side of images before a centre of this size is cropped.
 
     Example:
         >>> usual_resize(224), usual_resize(64), usual_resize(32)
@@ -59,11 +59,8 @@ class Network(nn.Module):
         config: the builder's name under ``"model"`` and every argument, defaults included.
         resolved: arguments the network settled itself, such as a matched width.
         image_size: the height and width of the images it was designed for, or trained on.
-        resize: the short side of an image before its centre is cropped, where that is known.
-        class_names: what its outputs mean, where it was trained and that is known.
-        dataset: the name of what it was trained on, where that is known.
-        split_seed: of the split it was trained on, where that is known.
-        training_digest: of the images it was trained on, where that is known.
+        class_names: what its outputs mean; empty if unknown.
+        resize, dataset, split_seed, training_digest: see :class:`Origin`.
     """
 
     config: dict[str, Any]
@@ -81,7 +78,7 @@ class Network(nn.Module):
 
     @property
     def origin(self) -> Origin:
-        """What images the network was made for; of one that is set, what is known is taken."""
+        """The images that the network was trained on; unknown values of a new one are ignored."""
         return Origin(*(getattr(self, name) for name in Origin._fields))
 
     @origin.setter
@@ -102,8 +99,8 @@ P = ParamSpec("P")
 M = TypeVar("M", bound=Network)
 
 _BUILDERS: dict[str, Callable[..., Network]] = {}
-# Builders that need more than a name, so that they are not listed: made by other parts of the
-# package, which are imported when a checkpoint asks for them.
+# Builders of other packages, imported when a checkpoint asks for them. They need more than a name,
+# so they are not listed.
 _ELSEWHERE = {"converted": "equicolor.conversion.convert"}
 
 

@@ -263,8 +263,8 @@ def matched_widths(
         ((55, 110, 221, 443), (63, 126, 252, 504))
     """
     if depth not in ARCHITECTURES:
-        known = ", ".join(map(str, ARCHITECTURES))
-        raise ValueError(f"depth must be one of {known}; got {depth!r}")
+        depths = ", ".join(map(str, ARCHITECTURES))
+        raise ValueError(f"depth must be one of {depths}; got {depth!r}")
     architecture = ARCHITECTURES[depth]
     if not 0 <= ce_stages <= len(architecture.blocks):
         raise ValueError(

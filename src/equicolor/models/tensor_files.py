@@ -68,7 +68,7 @@ def _digest_of(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
 
 
 def digest(words: str, tensors: Mapping[str, Tensor]) -> str:
-    """A digest of some words and tensors, on whatever device they are.
+    """A digest of some words and of tensors on any device.
 
     Example:
         >>> len(digest("{}", {"weight": torch.zeros(2)}))
