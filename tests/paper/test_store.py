@@ -7,7 +7,7 @@ import pytest
 from tests.paper.toy_jobs import job, run
 
 from equicolor.paper.experiment import Job
-from equicolor.paper.store import Store, refuse_run
+from equicolor.paper.store import Store, refuse_first_edition, refuse_run
 
 
 @pytest.fixture
@@ -93,3 +93,12 @@ def test_the_folder_of_a_run_keeps_its_report(tmp_path: Path) -> None:
     (tmp_path / "jobs").mkdir()
     with pytest.raises(ValueError, match="is the folder of a run, with its own report"):
         refuse_run(tmp_path)
+
+
+def test_jobs_of_the_first_edition_are_refused(tmp_path: Path) -> None:
+    refuse_first_edition(tmp_path)
+    locks = tmp_path / "runs" / ".locks"
+    locks.mkdir(parents=True)
+    (locks / "flowers102.ce-4-seed0.key").write_text("0" * 64)
+    with pytest.raises(ValueError, match="jobs of an earlier version"):
+        refuse_first_edition(tmp_path)

@@ -1,6 +1,7 @@
 """The commands ``equicolor reproduce``: ``list``, ``all``, and one for each experiment."""
 
 import inspect
+import re
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -212,20 +213,17 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     """
     from equicolor import _checks
 
-    seeds: list[int] = []
     most = _checks.MOST["seeds"]
-    try:
-        if text.strip().lstrip("-").isdigit():
-            return tuple(range(_checks.positive_int("seeds", int(text), at_most=most)))
-        for part in _listed("--seeds", text) or []:
-            first, dash, last = part.partition("-")
-            count = int(last) - int(first) + 1 if dash else 1
-            _checks.positive_int("seeds", count, at_most=most)
-            seeds += range(int(first), int(first) + count)
-    except ValueError as error:
-        if "seeds" in str(error):
-            raise
-        raise ValueError(f"--seeds takes 3, 1,2 or 3-5, say; got {text!r}") from None
+    if re.fullmatch(r"\s*-?\d+\s*", text):
+        return tuple(range(_checks.positive_int("seeds", int(text), at_most=most)))
+    seeds: list[int] = []
+    for part in _listed("--seeds", text) or []:
+        bounds = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if bounds is None:
+            raise ValueError(f"--seeds takes 3, 1,2 or 3-5, say; got {text!r}")
+        first, last = int(bounds[1]), int(bounds[2] or bounds[1])
+        _checks.positive_int("seeds", last - first + 1, at_most=most)
+        seeds += range(first, last + 1)
     return tuple(dict.fromkeys(seeds))
 
 
@@ -346,7 +344,7 @@ def _show(sources: list[Path], ids: list[str] | None, output: Path, figures: Pat
     findings = report.read(sources)
     if figures is not None:
         folder = output_folder(figures)
-        for name, figure in report.pictures(findings, ids).items():
+        for name, figure in report.figures(findings, ids).items():
             write_whole(folder / f"{name}.png", figure)
             typer.echo(f"wrote {folder / name}.png")
         return
@@ -354,7 +352,7 @@ def _show(sources: list[Path], ids: list[str] | None, output: Path, figures: Pat
     for section in page.sections:  # to paste into the documentation
         if section.table is not None and ids is not None:
             typer.echo(f"{section.title}: {section.table.title}\n\n{section.table.markdown()}\n")
-    drawn = counted(len(page.pictures), "figure")
+    drawn = counted(len(page.figures), "figure")
     typer.echo(f"wrote {page.report} and {drawn}", err=ids is not None)
     for name, reason in page.failed.items():
         typer.echo(f"{name}: {reason}", err=True)

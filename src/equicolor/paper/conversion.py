@@ -60,7 +60,7 @@ def rows(
 
     Args:
         checkpoint: a plain network of :func:`equicolor.models.save_model`, or the folder of its
-            training run. Pictures are prepared as they were there.
+            training run. Images are prepared as they were there.
         data: a dataset by name, or a folder of class folders; the run's by default.
         rotations, lifting: of :func:`equicolor.convert`.
         coset_pools: each is tried.

@@ -18,7 +18,7 @@ from equicolor.paper.experiment import Experiment, Job, Scope
 from equicolor.paper.launching import Launch, launch, with_needed
 from equicolor.paper.registry import EXPERIMENTS, find_experiment
 from equicolor.paper.rows import Findings, merged
-from equicolor.paper.store import JOBS, Store
+from equicolor.paper.store import JOBS, Store, refuse_first_edition
 from equicolor.reporting.progress import say
 from equicolor.results import Row, provenance, read_results, write_results
 
@@ -66,6 +66,7 @@ def reproduce(
         What was run and written.
     """
     ids = list(EXPERIMENTS) if ids is None else [find_experiment(name).id for name in ids]
+    refuse_first_edition(scope.output)
     plans: dict[str, list[Job]] = {}
     incomplete: dict[str, str] = {}
     for name in ids:

@@ -45,7 +45,7 @@ def show(findings: Findings) -> list[Section]:
     for dataset in datasets_of(rows):
         own = [row for row in rows if row["dataset"] == dataset]
         file = figure_file("neuron-features", dataset)
-        figure = findings.pictures.get(file)
+        figure = findings.figures.get(file)
         text = [quick_note([dataset]), _hue_sentence(own)]
         if figure is None:
             text.append("The figure needs the network and its images, which are not here.")

@@ -21,7 +21,7 @@ from equicolor.reporting.progress import say
 from equicolor.reporting.tables import Table
 from equicolor.results import Row, read_results
 
-__all__ = ["REPORT", "Written", "pictures", "read", "sections", "write"]
+__all__ = ["REPORT", "Written", "figures", "read", "sections", "write"]
 
 REPORT = "report.html"
 FIGURES, RESULTS = "figures", "results"
@@ -32,13 +32,13 @@ class Written(NamedTuple):
 
     Attributes:
         report: the page.
-        pictures: its figures as files.
+        figures: its figures as files.
         sections: of the experiments.
         failed: why experiments could not be shown, by their ids.
     """
 
     report: Path
-    pictures: list[Path]
+    figures: list[Path]
     sections: list[Section]
     failed: Mapping[str, str] = MappingProxyType({})
 
@@ -123,7 +123,7 @@ def _heading(experiment: Experiment) -> tuple[str, str]:
     return f"{experiment.title} ({experiment.paper})", f"The paper: {experiment.finding}"
 
 
-def pictures(
+def figures(
     findings: Findings, names: Sequence[str] | None = None, *, console: Console | None = None
 ) -> dict[str, bytes]:
     """Every figure that can be drawn from rows, as PNG by the name of its file.

@@ -34,7 +34,7 @@ class Findings:
 
     Args:
         rows: by the id of the experiment.
-        pictures: PNG files by name, such as ``"neuron-features-flowers102"``.
+        figures: PNG files by name, such as ``"neuron-features-flowers102"``.
         quick: whether any are of a quick run.
         notes: for the reader of the report, by the id of the experiment.
 
@@ -48,13 +48,13 @@ class Findings:
     def __init__(
         self,
         rows: Mapping[str, Sequence[Row]],
-        pictures: Mapping[str, bytes] | None = None,
+        figures: Mapping[str, bytes] | None = None,
         *,
         quick: bool = False,
         notes: Mapping[str, str] | None = None,
     ) -> None:
         self.rows = {experiment: list(its_rows) for experiment, its_rows in rows.items()}
-        self.pictures = dict(pictures or {})
+        self.figures = dict(figures or {})
         self.quick, self.notes = quick, dict(notes or {})
 
     def of(self, experiment: str) -> list[Row]:

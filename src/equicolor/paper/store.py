@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 from equicolor.paper.experiment import Job, Outcome
 from equicolor.results import Row, read_results, write_results
 
-__all__ = ["JOBS", "Store", "refuse_run"]
+__all__ = ["JOBS", "Store", "refuse_first_edition", "refuse_run"]
 
 JOBS = "jobs"  # the folder of the store in the folder of a run
 _PROVENANCE = ("date", "device", "python", "versions", "seconds", "resumed")
@@ -29,6 +29,16 @@ def refuse_run(folder: Path | str) -> None:
     """
     if (Path(folder) / JOBS).is_dir():
         raise ValueError(f"{folder} is the folder of a run, with its own report: choose another")
+
+
+def refuse_first_edition(folder: Path) -> None:
+    """Refuse a folder whose jobs are kept under the names and settings of the first edition."""
+    for place in (JOBS, "runs"):
+        if any((folder / place / ".locks").glob("*.key")):
+            raise ValueError(
+                f"{folder} holds jobs of an earlier version, whose settings had other names: "
+                "choose another folder"
+            )
 
 
 class Store:
