@@ -5,6 +5,7 @@ from equicolor.data.datasets import DATASETS, dataset_state
 from equicolor.data.mnist import missing_files
 from equicolor.paper import (
     ablations,
+    brightness,
     classification,
     colormnist,
     configurations,
@@ -31,6 +32,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         ablations.JITTER,
         ablations.COSETPOOL,
         conversion.EXPERIMENT,
+        brightness.EXPERIMENT,
     )
 }
 
