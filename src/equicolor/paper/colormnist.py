@@ -91,6 +91,7 @@ def plan(experiment: str, scope: Scope) -> list[Job]:
     """The jobs of one of :data:`EXPERIMENTS`.
 
     Example:
+        >>> from pathlib import Path
         >>> scope = Scope(Path("runs"), quick=True, networks=("cecnn",), seeds=(0, 3))
         >>> [job.name for job in plan("colormnist-longtailed", scope)]
         ['colormnist-longtailed/cecnn-seed0', 'colormnist-longtailed/cecnn-seed3']

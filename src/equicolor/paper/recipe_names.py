@@ -97,7 +97,7 @@ def _network(name: str, dataset: str) -> NamedRecipe:
 def _augmentation(change: str) -> tuple[str, dict[str, Any]] | None:
     """What a change is called and does; None if it is unknown."""
     if change == "augmix":
-        return "+augmix", {"augmix": True}
+        return "+augmix", {"augmix": "original"}
     strength = _JITTER_STRENGTH.fullmatch(change)
     if change != "jitter" and strength is None:
         return None

@@ -49,8 +49,9 @@ class Store:
 
     Example:
         >>> store = Store("runs/reproduce/jobs")
-        >>> store.folder(Job("flowers102/ce-4-seed0", "training", print))
-        PosixPath('runs/reproduce/jobs/flowers102/ce-4-seed0-80e5b2b0')
+        >>> job = Job("flowers102/ce-4-seed0", "training", print)
+        >>> store.folder(job) == Path(f"runs/reproduce/jobs/flowers102/ce-4-seed0-{job.key[:8]}")
+        True
     """
 
     def __init__(self, root: Path | str) -> None:
