@@ -9,6 +9,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from equicolor.evaluation.counting import Asker
 from equicolor.paper import image_jobs
 from equicolor.paper.experiment import Context, Experiment, Job, Scope
 from equicolor.paper.quick_images import quick_note
@@ -39,15 +40,15 @@ def plan(scope: Scope) -> list[Job]:
 def measure(job: Job, context: Context) -> list[Row]:
     """The accuracy of a network on images that are multiplied by each factor and cut to [0, 1]."""
     network, batches, autocast = image_jobs.network_and_images(job, context)
-    factors = job.settings["factors"]
-    correct, total = [0] * len(factors), 0
-    for images, labels in batches:
+    ask, factors = Asker(network, autocast), job.settings["factors"]
+    correct = []  # [factors], a batch each; on the device, which nothing waits for
+    total = 0
+    for batch in batches:
+        images, labels = ask.place(*batch)
+        answers = [ask((images * factor).clamp(max=1)).argmax(1) for factor in factors]
+        correct.append(torch.stack([(answer == labels).sum() for answer in answers]))
         total += len(labels)
-        for index, factor in enumerate(factors):
-            with torch.autocast(images.device.type, autocast, enabled=autocast is not None):
-                logits = network((images * factor).clamp(max=1))
-            correct[index] += int((logits.argmax(1) == labels).sum())
-    curve = [round(100 * count / total, 3) for count in correct]
+    curve = [round(100 * count / total, 3) for count in torch.stack(correct).sum(0).tolist()]
     (run,) = context.before
     return [{**image_jobs.facts(run), "factors": factors, "brightness_curve": curve}]
 
