@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
+from equicolor._files import LockedError, locked
 from equicolor.paper.experiment import Job, Outcome
 from equicolor.results import Row, read_results, write_results
 
@@ -114,16 +113,14 @@ class Store:
         """Hold the lock of a job. Yields False if another process holds it."""
         folder = self.root / ".locks"
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / f"{job.name.replace('/', '.')}-{job.key[:8]}.lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            yield False
-            return
-        try:
+        path = folder / f"{job.name.replace('/', '.')}-{job.key[:8]}.lock"
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locked(path, f"running {job.name}"))
+            except LockedError:
+                yield False
+                return
             yield True
-        finally:
-            lock.release()
 
     def _read(self, job: Job) -> dict[str, Any] | None:
         path = self.record(job)
