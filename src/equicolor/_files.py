@@ -3,7 +3,7 @@
 import hashlib
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -97,6 +97,13 @@ def output_folder(path: Path | str) -> Path:
     refuse_files(path)
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def refuse_to_replace(paths: Iterable[Path], overwrite: bool) -> None:
+    """Raise FileExistsError if the output of a command would replace one of these files."""
+    for path in paths:
+        if path.exists() and not overwrite:
+            raise FileExistsError(f"{path} exists; --force replaces it, --output goes elsewhere")
 
 
 def refuse_files(path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from equicolor._files import output_folder, refuse_files, write_whole
+from equicolor._files import output_folder, refuse_files, refuse_to_replace, write_whole
 from equicolor.evaluation.evaluate import PREFIX, Evaluation
 from equicolor.evaluation.figures import ACTION_NAMES, evaluation_figure
 from equicolor.models.facts import network_title
@@ -124,9 +124,7 @@ def write(
 def refuse_existing(output: Path | str, overwrite: bool) -> None:
     """Refuse a folder that is a file or holds an earlier evaluation, before any work."""
     refuse_files(Path(output))
-    for path in (Path(output) / RESULTS, Path(output) / FIGURE):
-        if path.exists() and not overwrite:
-            raise FileExistsError(f"{path} exists; --force replaces it, --output goes elsewhere")
+    refuse_to_replace((Path(output) / RESULTS, Path(output) / FIGURE), overwrite)
 
 
 def _details(evaluation: Evaluation) -> dict[str, Any]:

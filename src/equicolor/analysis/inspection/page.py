@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from equicolor._files import refuse_to_replace
 from equicolor.analysis.hue_rows import SELECTIVE
 from equicolor.analysis.inspection import figures
 from equicolor.analysis.inspection.inspect import Inspection, Sheet
@@ -240,9 +241,7 @@ def _has_rotations(inspection: Inspection) -> bool:
 
 def refuse_existing(page: Path, force: bool) -> None:
     """Raise FileExistsError if an earlier page or its numbers would be lost."""
-    for path in (page, page.with_suffix(".json")):
-        if path.exists() and not force:
-            raise FileExistsError(f"{path} exists; --force replaces it, --output goes elsewhere")
+    refuse_to_replace((page, page.with_suffix(".json")), force)
 
 
 def write(
