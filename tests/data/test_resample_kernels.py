@@ -48,7 +48,7 @@ def test_crops_are_those_of_matrix_products(name, size):
         boxes = boxes * torch.stack([width, height, width, height], 1)
     made = resample_kernels.crops(raw.pixels, raw.offsets, raw.sizes, indices, boxes, size)
     images, sizes = raw.batch(indices)
-    expected = resample(images.double() / 255, sizes, boxes, size)
+    expected = resample(images, sizes, boxes, size, dtype=torch.float64)
     assert made.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(made.double(), expected, rtol=0, atol=2e-6)
 

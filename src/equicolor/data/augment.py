@@ -16,16 +16,14 @@ from equicolor.data.crops import (
     LEFT,
     TOP,
     centre_boxes,
-    check_shape,
     flip_boxes,
     padded_crop_boxes,
     random_resized_boxes,
-    resample,
 )
 
 __all__ = ["Augmentation"]
 
-CROPS = ("resized", "padded", "centre")
+PADDING = 4  # how far padded crops may reach outside the image
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
 # Places among an image's numbers, after those of a random-resized crop. They are fixed, so that
 # switching one augmentation on or off does not change the others.
@@ -36,30 +34,27 @@ FLIP, JITTER, MIXES = range(LEFT + 1, LEFT + 4)
 class Augmentation:
     """What happens to an image between the dataset and the network.
 
-    A call takes images of different sizes and ``numbers`` uniform numbers for each, and returns
-    images of one size. The numbers of an image are, in this order: ten areas and ten ratios of
-    random-resized crops, top, left, flip, jitter, then those of AugMix (twice for three views).
-    Only numbers at the end are left out if they are not needed.
+    :meth:`boxes` says what to cut out of images of different sizes, and :meth:`finish` changes the
+    colours of what was cut out. Both take ``numbers`` uniform numbers for each image, in this
+    order: ten areas and ten ratios of random-resized crops, top, left, flip, jitter, then those of
+    AugMix (twice for three views). Only numbers at the end are left out if they are not needed.
 
     Attributes:
         size: height and width of the results.
         crop: ``"resized"`` (random area and ratio), ``"padded"`` (random place, no resizing)
             or ``"centre"``.
         resize: the short side before a centre crop, also that of :meth:`evaluation`.
-        padding: how far padded crops may reach outside the image.
         flip: mirror half of the images.
         jitter: hue shifts are uniform in ± this many turns; 0.5 is the whole circle.
         gray: replace the channels by their mean, at test time too.
         augmix: mix in chains of random operations, or None.
         views: 1, or 3 for the Jensen-Shannon loss; see :meth:`finish`.
-        precision: ``"float32"`` or ``"float16"``, for the resampling; see :func:`resample`.
+        precision: ``"float32"`` or ``"float16"``, for the resampling; see :func:`.crops.resample`.
 
     Example:
         >>> train = Augmentation(size=32, crop="padded", jitter=0.5)
-        >>> images = torch.zeros(5, 3, 40, 40, dtype=torch.uint8)
-        >>> sizes = torch.tensor([[32, 32]]).expand(5, 2)
-        >>> train(images, sizes, torch.rand(5, train.numbers)).shape
-        torch.Size([5, 3, 32, 32])
+        >>> train.boxes(torch.tensor([[32, 32]]), torch.full((1, train.numbers), 0.5)).tolist()
+        [[0.0, 0.0, 32.0, 32.0]]
         >>> train.evaluation().numbers
         0
     """
@@ -67,7 +62,6 @@ class Augmentation:
     size: int = 224
     crop: str = "resized"
     resize: int = 256
-    padding: int = 4
     flip: bool = True
     jitter: float = 0.0
     gray: bool = False
@@ -77,12 +71,10 @@ class Augmentation:
 
     def __post_init__(self) -> None:
         _checks.positive_int("size", self.size, at_most=_checks.MOST["size"])
-        _checks.one_of("crop", self.crop, CROPS)
+        _checks.one_of("crop", self.crop, ("resized", "padded", "centre"))
         _checks.one_of("precision", self.precision, tuple(PRECISIONS))
         if self.crop != "padded" and self.resize < self.size:
             raise ValueError(f"resize must be at least size={self.size}, got {self.resize}")
-        if self.padding < 0:
-            raise ValueError(f"padding must be at least 0, got {self.padding}")
         if not 0 <= self.jitter <= 0.5:
             raise ValueError(f"jitter must lie in [0, 0.5] turns, got {self.jitter}")
         if self.views not in (1, 3):
@@ -94,12 +86,17 @@ class Augmentation:
     def numbers(self) -> int:
         """Uniform numbers an image needs."""
         if self.augmix is not None:
-            return MIXES + self.augmix.numbers * (2 if self.views == 3 else 1)
+            return MIXES + AugMix.numbers * (2 if self.views == 3 else 1)
         if self.jitter:
             return JITTER + 1
         if self.flip:
             return FLIP + 1
         return 0 if self.crop == "centre" else LEFT + 1
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The number format of the matrix products of the resampling."""
+        return PRECISIONS[self.precision]
 
     def evaluation(self) -> "Augmentation":
         """The augmentation of test images: the centre, and grey if training is grey.
@@ -118,10 +115,9 @@ class Augmentation:
         if self.crop == "centre":
             boxes = centre_boxes(sizes, self.size, self.resize)
         elif self.crop == "padded":
-            place = numbers[:, TOP : LEFT + 1]
-            boxes = padded_crop_boxes(sizes, place, self.size, self.padding)
+            boxes = padded_crop_boxes(sizes, numbers[:, TOP : LEFT + 1], self.size, PADDING)
         else:
-            boxes = random_resized_boxes(sizes, numbers[:, : LEFT + 1])
+            boxes = random_resized_boxes(sizes, numbers)
         return flip_boxes(boxes, numbers[:, FLIP]) if self.flip else boxes
 
     def finish(self, crops: Tensor, numbers: Tensor) -> Tensor:
@@ -140,34 +136,11 @@ class Augmentation:
         self._check_numbers(numbers, len(crops))
         if self.augmix is None:
             return self._tint(crops, numbers)
-        count = self.augmix.numbers
-        mixed = [
-            self.augmix(crops, numbers[:, start : start + count])
-            for start in range(MIXES, self.numbers, count)
-        ]
+        mixes = numbers[:, MIXES:].split(AugMix.numbers, 1)
+        mixed = [self.augmix(crops, each) for each in mixes]
         if self.views == 1:
             return self._tint(mixed[0], numbers)
         return torch.stack([self._tint(view, numbers) for view in (crops, *mixed)])
-
-    def __call__(self, images: Tensor, sizes: Tensor, numbers: Tensor) -> Tensor:
-        """Crop, resize and colour images.
-
-        Args:
-            images: images ``[B, 3, H, W]``, each in the top left corner.
-            sizes: heights and widths ``[B, 2]``.
-            numbers: uniform numbers ``[B, numbers]``.
-
-        Returns:
-            Images ``[B, 3, size, size]`` in [0, 1], or ``[3, B, 3, size, size]`` for three views.
-        """
-        boxes = self.boxes(sizes, numbers)
-        crops = resample(images, sizes, boxes, self.size, dtype=self.dtype)
-        return self.finish(crops, numbers)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The number format of the matrix products of the resampling."""
-        return PRECISIONS[self.precision]
 
     def _tint(self, images: Tensor, numbers: Tensor) -> Tensor:
         if self.jitter:
@@ -175,4 +148,7 @@ class Augmentation:
         return to_gray(images).contiguous() if self.gray else images
 
     def _check_numbers(self, numbers: Tensor, batch: int) -> None:
-        check_shape("numbers", numbers, (batch, self.numbers))
+        if numbers.shape != (batch, self.numbers):
+            raise ValueError(
+                f"numbers must have shape {[batch, self.numbers]}, got {list(numbers.shape)}"
+            )

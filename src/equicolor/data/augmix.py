@@ -1,6 +1,6 @@
 """AugMix (Hendrycks et al., 2020), a whole batch at a time, on the device of the images.
 
-An image is mixed with ``width`` copies of itself, each changed by a chain of one to three
+An image is mixed with three copies of itself, each changed by a chain of one to three
 random operations. One set of kernels does the different operations of all images:
 
 * **geometric** operations are affine maps: one resampling with a matrix for each image;
@@ -14,7 +14,7 @@ arguments.
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,7 @@ from equicolor import _checks
 
 __all__ = ["COLOUR_OPERATIONS", "OPERATIONS", "AugMix", "apply_operations"]
 
+GEOMETRIC = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
 OPERATIONS = (
     "autocontrast", "equalize", "posterize", "rotate", "solarize",
     "shear_x", "shear_y", "translate_x", "translate_y",
@@ -31,8 +32,9 @@ OPERATIONS = (
 # Left out by default: robustness benchmarks use them as corruptions.
 COLOUR_OPERATIONS = ("color", "contrast", "brightness", "sharpness")
 ALL = OPERATIONS + COLOUR_OPERATIONS
-WEAKEST = 0.1  # levels are uniform from here to the severity, of at most 10
-STRONGEST = 10.0
+WIDTH = 3  # chains
+DEPTH = 3  # most operations of a chain; it has at least one
+WEAKEST, STRONGEST = 0.1, 3.0  # levels; Pillow's operations go up to 10
 IDENTITY = -1
 
 
@@ -40,9 +42,8 @@ class Draw(NamedTuple):
     """The random choices for a batch: ``W`` chains of up to ``D`` operations for each image.
 
     Attributes:
-        mix: the chains' share of the result ``[B]``.
-        weights: each chain's share of that ``[B, W]``; their sum is 1.
-        depths: operations of each chain ``[B, W]``.
+        mix: the chains' share of the result ``[B]``, uniform in [0, 1).
+        weights: each chain's share of that ``[B, W]``, from Dirichlet(1); their sum is 1.
         operations: indices into ``OPERATIONS + COLOUR_OPERATIONS``, and -1 after the end of a
             chain, ``[B, W, D]``.
         levels: strengths ``[B, W, D]``; a negative one reverses the direction of an operation.
@@ -50,7 +51,6 @@ class Draw(NamedTuple):
 
     mix: Tensor
     weights: Tensor
-    depths: Tensor
     operations: Tensor
     levels: Tensor
 
@@ -60,13 +60,9 @@ class AugMix:
     """Mix images with chains of random operations on them.
 
     Attributes:
-        width: chains.
-        depth: fewest and most operations of a chain, uniform in between.
-        alpha: the chains' weights follow Dirichlet(alpha), their share of the result
-            Beta(alpha, alpha). A whole number: its gamma variables are then sums of ``alpha``
-            exponential ones, which uniform numbers give without rejection.
-        severity: levels are uniform in [0.1, severity); 10 is the strongest there is.
         full: also draw colour, contrast, brightness and sharpness.
+        numbers: uniform numbers an image needs. In this order: 2 for the mix, 3 for the weights
+            and 3 for the lengths of the chains, and 9 each for operations, levels and directions.
 
     Example:
         >>> augmix = AugMix()
@@ -75,56 +71,26 @@ class AugMix:
         torch.Size([4, 3, 32, 32])
     """
 
-    width: int = 3
-    depth: tuple[int, int] = (1, 3)
-    alpha: float = 1.0
-    severity: float = 3.0
     full: bool = False
-
-    def __post_init__(self) -> None:
-        _checks.positive_int("width", self.width, at_most=_checks.MOST["width"])
-        low, high = _checks.int_pair("depth", self.depth, minimum=1)
-        if low > high:
-            raise ValueError(f"depth must be two numbers in order, got {self.depth}")
-        if self.alpha < 1 or self.alpha != int(self.alpha):
-            raise ValueError(f"alpha must be a whole number of at least 1, got {self.alpha}")
-        if not WEAKEST <= self.severity <= STRONGEST:
-            raise ValueError(
-                f"severity must lie in [{WEAKEST}, {STRONGEST:g}], got {self.severity}"
-            )
-
-    @property
-    def numbers(self) -> int:
-        """Uniform numbers an image needs.
-
-        In this order: 2 · alpha for the mix, width · alpha for the weights, width depths, and
-        three times width · (most operations): operations, levels, directions.
-        """
-        return (2 + self.width) * int(self.alpha) + self.width * (1 + 3 * self.depth[1])
+    numbers: ClassVar[int] = 2 + 2 * WIDTH + 3 * WIDTH * DEPTH
 
     def draw(self, numbers: Tensor) -> Draw:
         """Turn uniform numbers ``[B, numbers]`` into the choices for each image."""
-        if numbers.ndim != 2 or numbers.shape[1] != self.numbers:
-            raise ValueError(f"AugMix needs numbers [B, {self.numbers}], got {list(numbers.shape)}")
-        batch, most = len(numbers), self.depth[1]
-        alpha, slots = int(self.alpha), self.width * most
-        parts = 2 * alpha, self.width * alpha, self.width, slots, slots, slots
-        mix, weights, depths, which, levels, signs = numbers.double().split(parts, 1)
-        first, second = _gammas(mix, alpha).unbind(1)
-        gammas = _gammas(weights, alpha)
-        span = self.depth[1] - self.depth[0] + 1
-        depth = self.depth[0] + (span * depths).long()
+        slots = WIDTH * DEPTH
+        parts = numbers.double().split((2, WIDTH, WIDTH, slots, slots, slots), 1)
+        mix, weights, lengths, which, levels, signs = parts
+        first, second = _exponentials(mix).unbind(1)
+        shares = _exponentials(weights)
+        length = 1 + (DEPTH * lengths).long()
         count = len(ALL if self.full else OPERATIONS)
-        operations = (count * which).long().view(batch, self.width, most)
-        ended = torch.arange(most, device=numbers.device) >= depth[..., None]
-        level = WEAKEST + (self.severity - WEAKEST) * levels
-        level = torch.where(signs > 0.5, -level, level).view(batch, self.width, most)
+        operations = (count * which).long().view(-1, WIDTH, DEPTH)
+        ended = torch.arange(DEPTH, device=numbers.device) >= length[..., None]
+        level = WEAKEST + (STRONGEST - WEAKEST) * levels
         return Draw(
             mix=(first / (first + second)).float(),
-            weights=(gammas / gammas.sum(1, keepdim=True)).float(),
-            depths=depth,
+            weights=(shares / shares.sum(1, keepdim=True)).float(),
             operations=torch.where(ended, IDENTITY, operations),
-            levels=level,
+            levels=torch.where(signs > 0.5, -level, level).view(-1, WIDTH, DEPTH),
         )
 
     def __call__(self, images: Tensor, numbers: Tensor) -> Tensor:
@@ -137,31 +103,30 @@ class AugMix:
         Returns:
             Images of the same shape.
         """
+        _checks.image_batch("AugMix", images)
+        batch, _, height, width = images.shape
+        if height != width:
+            raise ValueError(f"AugMix needs square images [B, 3, s, s], got {list(images.shape)}")
+        if numbers.shape != (batch, self.numbers):
+            raise ValueError(
+                f"AugMix needs numbers {[batch, self.numbers]}, got {list(numbers.shape)}"
+            )
         draw = self.draw(numbers)
-        batch = len(images)
+        levels = (255 * images.float()).round().clamp(0, 255)
         # All chains form one larger batch: fewer and larger kernels.
-        chains = _to_levels(images).repeat_interleave(self.width, 0)
-        for slot in range(self.depth[1]):
-            operations, levels = draw.operations[..., slot], draw.levels[..., slot]
-            chains = apply_operations(chains, operations.flatten(), levels.flatten(), self.full)
-        chains = chains.view(batch, self.width, *images.shape[1:]) / 255
+        chains = levels.repeat_interleave(WIDTH, 0)
+        for slot in range(DEPTH):
+            operations, strengths = draw.operations[..., slot], draw.levels[..., slot]
+            chains = apply_operations(chains, operations.flatten(), strengths.flatten(), self.full)
+        chains = chains.view(batch, WIDTH, *images.shape[1:]) / 255
         shares = draw.mix[:, None] * draw.weights
         mixed = (chains * shares[..., None, None, None]).sum(1)
-        return ((1 - draw.mix[:, None, None, None]) * images + mixed).to(images.dtype)
+        return ((1 - _per_image(draw.mix)) * images + mixed).to(images.dtype)
 
 
-def _gammas(numbers: Tensor, alpha: int) -> Tensor:
-    """Gamma(alpha) variables from ``alpha`` uniform numbers each, never all zero."""
-    exponentials = -torch.log1p(-numbers).view(len(numbers), -1, alpha)
-    return exponentials.sum(-1).clamp(min=1e-30)
-
-
-def _to_levels(images: Tensor) -> Tensor:
-    """Images in [0, 1] as whole numbers from 0 to 255, in float32."""
-    _checks.image_batch("AugMix", images)
-    if images.shape[2] != images.shape[3]:
-        raise ValueError(f"AugMix needs square images [B, 3, s, s], got {list(images.shape)}")
-    return (255 * images.float()).round().clamp(0, 255)
+def _exponentials(numbers: Tensor) -> Tensor:
+    """Exponential variables from uniform numbers, never all zero."""
+    return (-torch.log1p(-numbers)).clamp(min=1e-30)
 
 
 def apply_operations(images: Tensor, operations: Tensor, levels: Tensor, full: bool) -> Tensor:
@@ -177,11 +142,8 @@ def apply_operations(images: Tensor, operations: Tensor, levels: Tensor, full: b
         full: whether there may be colour operations.
     """
     selected = {name: operations == index for index, name in enumerate(ALL)}
-    moved = _move(images, selected, levels)
-    still = operations < 0
-    for name in ("autocontrast", "equalize", "posterize", "solarize", *COLOUR_OPERATIONS):
-        still = still | selected[name]
-    images = torch.where(_per_image(still), images, moved)
+    geometric = torch.stack([selected[name] for name in GEOMETRIC]).any(0)
+    images = torch.where(_per_image(geometric), _move(images, selected, levels), images)
     images = _look_up(images, selected, levels.abs(), full)
     return _blend(images, selected, levels.abs()) if full else images
 

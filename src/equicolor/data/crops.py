@@ -12,8 +12,6 @@ import math
 import torch
 from torch import Tensor
 
-from equicolor import _checks
-
 __all__ = [
     "centre_boxes",
     "flip_boxes",
@@ -22,7 +20,9 @@ __all__ = [
     "resample",
 ]
 
-TRIES = 10  # of a random-resized crop, before it takes the centre
+SCALE = (0.08, 1.0)  # the area of a random-resized crop, relative to the image's
+RATIO = (3 / 4, 4 / 3)  # its width over its height
+TRIES = 10  # before it takes the centre
 # Places among the numbers of a random-resized crop.
 AREAS, RATIOS = slice(0, TRIES), slice(TRIES, 2 * TRIES)
 TOP, LEFT = 2 * TRIES, 2 * TRIES + 1
@@ -44,8 +44,7 @@ def resample(
     whole numbers and of the output's size is a crop padded with black.
 
     Args:
-        images: images :math:`[B, 3, H, W]`, 8-bit, or floating-point in [0, 1], each in the top
-            left corner.
+        images: uint8 :math:`[B, 3, H, W]`, each image in the top left corner.
         sizes: heights and widths :math:`[B, 2]` of the images.
         boxes: left, top, right and bottom :math:`[B, 4]`, of any real numbers; swapping left
             and right (or top and bottom) flips the result.
@@ -55,8 +54,7 @@ def resample(
             which needs half the memory.
 
     Returns:
-        Images :math:`[B, 3, size, size]` in [0, 1], float64 for float64 images and float32
-        otherwise.
+        Images :math:`[B, 3, size, size]` in [0, 1], in at least float32.
 
     Example:
         >>> images = torch.arange(16, dtype=torch.uint8).view(1, 1, 4, 4).expand(1, 3, 4, 4)
@@ -64,33 +62,18 @@ def resample(
         >>> (255 * resample(images, torch.tensor([[4, 4]]), flipped, 2)[0, 0]).round().tolist()
         [[6.0, 5.0], [10.0, 9.0]]
     """
-    _check_images("resample", images)
     batch, _, height, width = images.shape
-    check_shape("sizes", sizes, (batch, 2))
-    check_shape("boxes", boxes, (batch, 4))
-    _checks.positive_int("size", size, at_most=_checks.MOST["size"])
-    if images.dtype == torch.float64:
-        dtype = torch.float64
     exact = torch.promote_types(dtype, torch.float32)
     left, top, right, bottom = boxes.double().unbind(1)
     rows = _weights(top, bottom, sizes[:, 0], height, size, exact).to(dtype)
     columns = _weights(left, right, sizes[:, 1], width, size, exact).to(dtype)
     # [B, H, 3, W]: with the channels inside, each direction is a single product.
     pixels = images.transpose(1, 2).to(dtype, memory_format=torch.contiguous_format)
-    if _checks.autocasting(images.device):
-        with torch.autocast(images.device.type, enabled=False):
-            resized = _two_products(rows, pixels, columns)
-    else:
-        resized = _two_products(rows, pixels, columns)
-    resized = resized.to(exact)
-    return (resized if images.is_floating_point() else resized / 255).clamp(0, 1).contiguous()
-
-
-def _two_products(rows: Tensor, pixels: Tensor, columns: Tensor) -> Tensor:
-    """Along the rows first, as Pillow: ``[B, s, H]``, ``[B, H, 3, W]`` and ``[B, s, W]``."""
-    narrow = torch.bmm(pixels.flatten(1, 2), columns.mT)
-    small = torch.bmm(rows, narrow.view(*pixels.shape[:2], -1))
-    return small.view(*small.shape[:2], pixels.shape[2], -1).transpose(1, 2)
+    with torch.autocast(images.device.type, enabled=False):
+        narrow = torch.bmm(pixels.flatten(1, 2), columns.mT)  # along the rows first, as Pillow
+        small = torch.bmm(rows, narrow.view(batch, height, 3 * size))
+    resized = small.view(batch, size, 3, size).transpose(1, 2).to(exact)
+    return (resized / 255).clamp(0, 1).contiguous()
 
 
 def _weights(
@@ -115,37 +98,25 @@ def _weights(
     return weight / torch.where(total > 0, total, torch.ones_like(total))
 
 
-def random_resized_boxes(
-    sizes: Tensor,
-    numbers: Tensor,
-    scale: tuple[float, float] = (0.08, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
-) -> Tensor:
+def random_resized_boxes(sizes: Tensor, numbers: Tensor) -> Tensor:
     """Boxes of a random area and aspect ratio: the random-resized crop of torchvision.
 
     An area and the logarithm of a ratio are drawn ten times; the first box that fits into the
     image gets a random place. If none fits, the box is the largest one in the centre with an
     allowed ratio.
 
-    Args:
-        sizes: heights and widths ``[B, 2]``.
-        numbers: uniform numbers ``[B, 22]``: ten areas, ten ratios, top and left.
-        scale: smallest and largest area, relative to the image's.
-        ratio: smallest and largest width over height.
+    ``sizes`` are heights and widths ``[B, 2]``, ``numbers`` uniform numbers ``[B, 22]``: ten areas,
+    ten ratios, top and left.
 
     Example:
         >>> boxes = random_resized_boxes(torch.tensor([[200, 200]]), torch.full((1, 22), 0.5))
         >>> boxes.tolist()
         [[27.0, 27.0, 174.0, 174.0]]
     """
-    _check_sizes(sizes)
-    check_shape("numbers", numbers, (len(sizes), LEFT + 1))
-    _check_range("scale", scale)
-    _check_range("ratio", ratio)
     height, width = sizes.double().unbind(1)
     numbers = numbers.double()
-    area = (height * width)[:, None] * (scale[0] + (scale[1] - scale[0]) * numbers[:, AREAS])
-    logs = math.log(ratio[0]), math.log(ratio[1])
+    area = (height * width)[:, None] * (SCALE[0] + (SCALE[1] - SCALE[0]) * numbers[:, AREAS])
+    logs = math.log(RATIO[0]), math.log(RATIO[1])
     ratios = (logs[0] + (logs[1] - logs[0]) * numbers[:, RATIOS]).exp()
     # torch rounds halves to even, as Python.
     widths, heights = (area * ratios).sqrt().round(), (area / ratios).sqrt().round()
@@ -153,8 +124,8 @@ def random_resized_boxes(
     fits = narrow & (heights > 0) & (heights <= height[:, None])
     first = fits.int().argmax(1, keepdim=True)
     fit = fits.any(1)
-    fallback_width = torch.minimum(width, (height * ratio[1]).round())
-    fallback_height = torch.minimum(height, (width / ratio[0]).round())
+    fallback_width = torch.minimum(width, (height * RATIO[1]).round())
+    fallback_height = torch.minimum(height, (width / RATIO[0]).round())
     box_width = torch.where(fit, widths.gather(1, first)[:, 0], fallback_width)
     box_height = torch.where(fit, heights.gather(1, first)[:, 0], fallback_height)
     free_x, free_y = width - box_width, height - box_height
@@ -172,9 +143,6 @@ def padded_crop_boxes(sizes: Tensor, numbers: Tensor, size: int, padding: int) -
         >>> padded_crop_boxes(torch.tensor([[32, 32]]), torch.tensor([[0.0, 0.99]]), 32, 4).tolist()
         [[4.0, -4.0, 36.0, 28.0]]
     """
-    _check_sizes(sizes)
-    check_shape("numbers", numbers, (len(sizes), 2))
-    _checks.positive_int("size", size, at_most=_checks.MOST["size"])
     free = sizes.double() + 2 * padding - size
     top, left = ((numbers.double() * (free + 1)).floor() - padding).unbind(1)
     return torch.stack((left, top, left + size, top + size), 1)
@@ -190,9 +158,6 @@ def centre_boxes(sizes: Tensor, size: int, resize: int) -> Tensor:
         >>> centre_boxes(torch.tensor([[256, 256], [512, 1024]]), 224, 256).tolist()
         [[16.0, 16.0, 240.0, 240.0], [288.0, 32.0, 736.0, 480.0]]
     """
-    _check_sizes(sizes)
-    if resize < _checks.positive_int("size", size, at_most=_checks.MOST["size"]):
-        raise ValueError(f"resize must be at least size={size}, got {resize}")
     source = sizes.double()
     short = source.amin(1, keepdim=True)
     resized = torch.where(source == short, float(resize), (resize * source / short).floor())
@@ -205,32 +170,6 @@ def centre_boxes(sizes: Tensor, size: int, resize: int) -> Tensor:
 
 def flip_boxes(boxes: Tensor, numbers: Tensor) -> Tensor:
     """Swap left and right of boxes ``[B, 4]`` where the number ``[B]`` is below a half."""
-    check_shape("numbers", numbers, (len(boxes),))
     left, top, right, bottom = boxes.unbind(1)
     flipped = torch.stack((right, top, left, bottom), 1)
     return torch.where((numbers < 0.5)[:, None], flipped, boxes)
-
-
-def _check_images(name: str, images: Tensor) -> None:
-    if images.dtype != torch.uint8:
-        _checks.image_batch(name, images)
-    elif images.ndim != 4 or images.shape[1] != 3:
-        raise ValueError(
-            f"{name} expects a batch of RGB images [B, 3, H, W], got {list(images.shape)}"
-        )
-
-
-def _check_sizes(sizes: Tensor) -> None:
-    if sizes.ndim != 2 or sizes.shape[1] != 2:
-        raise ValueError(f"sizes are heights and widths [B, 2], got {list(sizes.shape)}")
-
-
-def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
-    """Raise ValueError for a tensor of another shape."""
-    if tuple(tensor.shape) != expected:
-        raise ValueError(f"{name} must have shape {list(expected)}, got {list(tensor.shape)}")
-
-
-def _check_range(name: str, pair: tuple[float, float]) -> None:
-    if not 0 < pair[0] <= pair[1]:
-        raise ValueError(f"{name} must be two positive numbers in order, got {pair}")

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from equicolor import _checks
-from equicolor.data.augment import Augmentation
+from equicolor.data.augment import PADDING, Augmentation
 from equicolor.data.decoding import Decoded, estimated_bytes
 from equicolor.data.epochs import Epochs
 from equicolor.data.images import CorruptImageError, ImageSet
@@ -49,14 +49,14 @@ def check_sizes(augmentation: Augmentation, sizes: Tensor) -> None:
     """
     if augmentation.crop != "padded":
         return
-    least = augmentation.size - 2 * augmentation.padding
+    least = augmentation.size - 2 * PADDING
     short = sizes.amin(1)
     worst = int(short.argmin())
     if int(short[worst]) < least:
         height, width = sizes[worst].tolist()
         raise TooSmallError(
             f"shifted crops of {augmentation.size} pixels need images of at least {least} "
-            f"({augmentation.padding} are added on every side), but one is {height} × {width}: "
+            f"({PADDING} are added on every side), but one is {height} × {width}: "
             "choose a smaller size"
         )
 
