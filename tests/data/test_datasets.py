@@ -159,7 +159,7 @@ def test_truncated_batches_are_not_complete(
         whole = path.read_bytes() if name != "stl10" else b""
         for kept in (0, size // 2, size - 1):
             os.truncate(path, kept)
-            assert layout.truncated(tmp_path) == [f"{folder.name}/{victim}"]
+            assert layout.lacking(tmp_path) == [f"whole {folder.name}/{victim}"]
             assert (
                 str(dataset_state(info, tmp_path)) == f"incomplete: no whole {folder.name}/{victim}"
             )

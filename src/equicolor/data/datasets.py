@@ -4,15 +4,16 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from equicolor import _checks
 from equicolor._files import user_cache
 from equicolor._text import did_you_mean, enumerated
 from equicolor.data.folder_datasets import Caltech101, Folder, ImageNet
-from equicolor.data.images import SPLITS, Contents, ImageSet
+from equicolor.data.images import LONGEST, SPLITS, ImageSet
+from equicolor.data.layouts import Layout
 from equicolor.data.listed_datasets import Flowers102, OxfordPet, StanfordCars
-from equicolor.data.pixel_datasets import CIFAR10, CIFAR100, Cifar, Stl10
+from equicolor.data.pixel_datasets import CIFAR10, CIFAR100, Stl10
 
 __all__ = [
     "DATASETS",
@@ -40,16 +41,6 @@ def data_root() -> Path:
     """
     folder = os.environ.get("EQUICOLOR_DATA")
     return Path(folder).expanduser() if folder else user_cache()
-
-
-class Layout(Protocol):
-    """How a dataset is stored on disk."""
-
-    def missing(self, root: Path) -> list[str]:
-        """Names of missing files and folders, from lists and names alone; no image is opened."""
-
-    def read(self, root: Path, split: str, seed: int) -> Contents:
-        """One split of a dataset of which nothing is missing."""
 
 
 @dataclass(frozen=True)
@@ -85,15 +76,8 @@ class DatasetInfo:
 
     @property
     def split_by_seed(self) -> bool:
-        """Whether a seed splits the dataset, because it has no split of its own.
-
-        Example:
-            >>> find_dataset("caltech101").split_by_seed, find_dataset("cifar10").split_by_seed
-            (True, False)
-        """
-        if isinstance(self.layout, Folder):
-            return self.layout.parts() is None
-        return isinstance(self.layout, Caltech101)
+        """Whether a seed splits the dataset, because it has no split of its own."""
+        return self.layout.split_by_seed
 
     def how_to_get(self) -> str:
         """How to get it, in one sentence."""
@@ -102,12 +86,8 @@ class DatasetInfo:
         by_hand = f"{self.by_hand} (see {self.page})"
         if self.torchvision is None:
             return by_hand
-        command = f"'equicolor datasets get {self.name}'"
-        return f"get it with {command}, which needs torchvision, or {by_hand}"
-
-
-def _unpack(archives: str, where: str) -> str:
-    return f"unpack {archives} into {where}/ of the data folder"
+        command = f"'equicolor datasets get {self.name}', which needs torchvision"
+        return f"get it with {command}, or {by_hand}"
 
 
 DATASETS = {
@@ -146,14 +126,14 @@ DATASETS = {
             "oxford_pet", "Oxford-IIIT Pet", 37, "large", 7_349,
             ("oxford-iiit-pet",), 811_092_000,
             "https://www.robots.ox.ac.uk/~vgg/data/pets/", "OxfordIIITPet",
-            _unpack("images.tar.gz and annotations.tar.gz", "oxford-iiit-pet"),
+            "unpack images.tar.gz and annotations.tar.gz into oxford-iiit-pet/ of the data folder",
             OxfordPet(),
         ),
         DatasetInfo(
             "caltech101", "Caltech-101", 101, "large", 8_677,
             ("caltech101",), 131_740_031,
             "https://data.caltech.edu/records/mzrjq-6wc02", "Caltech101",
-            _unpack("101_ObjectCategories.tar.gz", "caltech101"),
+            "unpack 101_ObjectCategories.tar.gz into caltech101/ of the data folder",
             Caltech101(),
         ),
         DatasetInfo(
@@ -196,13 +176,11 @@ def find_dataset(name: str | Path) -> DatasetInfo:
         return DATASETS[str(name)]
     path = Path(name).expanduser()
     if path.is_dir():
-        folder = Folder(path)
-        title = f"the images in {path}"
-        by_hand = "give the path of a folder with a folder of images for every class"
-        last = path.resolve().name
+        folder, last = Folder(path), path.resolve().name
         return DatasetInfo(
-            f"folder:{last}" if last in DATASETS else last, title, len(folder.classes()),
-            "large", 0, (), 0, "", None, by_hand, folder,
+            f"folder:{last}" if last in DATASETS else last, f"the images in {path}",
+            len(folder.classes()), "large", 0, (), 0, "", None,
+            "give the path of a folder with a folder of images for every class", folder,
         )  # fmt: skip
     if _is_path(name):
         raise MissingDataError(f"no folder of images at {path}")
@@ -278,7 +256,7 @@ def load_dataset(
     place = Path(data_root() if root is None else root)
     absent = info.layout.missing(place)
     if absent:
-        raise missing_data(info, place, absent)
+        raise _missing_data(info, place, absent)
     if seed < 0:
         raise ValueError(f"the split seed must be at least 0, got {seed}")
     if seed and not info.split_by_seed:
@@ -288,14 +266,14 @@ def load_dataset(
     return ImageSet(info.name, split, *contents, root=folder)
 
 
-def missing_data(info: DatasetInfo, root: Path, absent: list[str]) -> MissingDataError:
+def _missing_data(info: DatasetInfo, root: Path, absent: list[str]) -> MissingDataError:
     """The error for a dataset that is not there, or not complete."""
-    partly = any((root / folder).exists() for folder in info.folders)
-    where = f"incomplete in {root}" if partly else f"not in {root}"
+    advice = f"no {enumerated(absent)}; {info.how_to_get()}"
     if not info.folders:
-        return MissingDataError(f"{info.title}: no {enumerated(absent)}; {info.how_to_get()}")
+        return MissingDataError(f"{info.title}: {advice}")
+    partly = any((root / folder).exists() for folder in info.folders)
     return MissingDataError(
-        f"{info.title} is {where}: no {enumerated(absent)}; {info.how_to_get()}. If it is "
+        f"{info.title} is {'incomplete' if partly else 'not'} in {root}: {advice}. If it is "
         "elsewhere, set EQUICOLOR_DATA to the folder that holds "
         f"{' or '.join(f'{folder}/' for folder in info.folders)}"
     )
@@ -335,26 +313,19 @@ def dataset_state(info: DatasetInfo, root: Path | str | None = None) -> DatasetS
     folders = [place / folder for folder in info.folders if (place / folder).exists()]
     size = _bytes_below(folders)
     try:
-        absent = info.layout.missing(place)
+        absent = info.layout.missing(place) or info.layout.lacking(place)
     except ValueError as error:
         return DatasetState(info.folders, size, True, str(error))
-    if not absent and isinstance(info.layout, (Cifar, Stl10)):
-        absent = [f"whole {name}" for name in info.layout.truncated(place)]
-    if not absent and isinstance(info.layout, (Caltech101, ImageNet)):
-        # Fewer classes can be trained on, but are not the dataset.
-        lacking = info.num_classes - len(info.layout.classes(place))
-        if lacking > 0:
-            absent = [f"{lacking} of {info.num_classes} class folders"]
     return DatasetState(tuple(absent), size, bool(folders))
 
 
-def _bytes_below(folders: Iterable[Path], limit: int = 100_000) -> int | None:
-    """The bytes of all files in some folders; None for more than ``limit`` files."""
-    size = 0
+def _bytes_below(folders: Iterable[Path]) -> int | None:
+    """The bytes of all files in some folders; None if there are too many files."""
+    size = count = 0
     for folder in folders:
         for place, _, names in os.walk(folder, followlinks=True):
             size += sum(Path(place, name).stat().st_size for name in names)
-            limit -= len(names)
-            if limit < 0:
+            count += len(names)
+            if count > LONGEST:
                 return None
     return size

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from equicolor._text import counted, enumerated
-from equicolor.data.images import Contents, ImageFiles
+from equicolor.data.images import ImageFiles
+from equicolor.data.layouts import Contents, Layout
 
 __all__ = ["Caltech101", "Folder", "ImageNet"]
 
@@ -30,46 +31,43 @@ VALIDATION = ("val", "valid", "validation", "dev", "eval", "evaluation")
 _NOT_FILES = "broken links, pipes and the like"
 
 
-class Caltech101:
+class Caltech101(Layout):
     """Caltech-101 without its background class, split about 67 to 33 by :func:`split_classes`."""
 
     folder = "caltech101/101_ObjectCategories"
+    split_by_seed = True
 
     def missing(self, root: Path) -> list[str]:
-        """Names of missing files and folders, below the data root."""
-        return [] if self.classes(root) else [f"{self.folder}/"]
+        return [] if self._classes(root) else [f"{self.folder}/"]
+
+    def lacking(self, root: Path) -> list[str]:
+        return _lacking_classes(self._classes(root), 101)
 
     def read(self, root: Path, split: str, seed: int) -> Contents:
-        """Read one split."""
-        paths = class_images(root / self.folder, self.classes(root))
+        paths = class_images(root / self.folder, self._classes(root))
         return split_classes(root / self.folder, paths, split, share=0.33, seed=seed)
 
-    def classes(self, root: Path) -> list[str]:
-        """The names of the class folders."""
+    def _classes(self, root: Path) -> list[str]:
         return [name for name in subfolders(root / self.folder) if name != "BACKGROUND_Google"]
 
 
-class ImageNet:
+class ImageNet(Layout):
     """ImageNet (ILSVRC 2012): one folder for each synset in ``train/`` and in ``val/``."""
 
     def missing(self, root: Path) -> list[str]:
-        """Names of missing files and folders, below the data root."""
         parts = ["imagenet/train", "imagenet/val"]
         absent = [f"{part}/" for part in parts if not (root / part).is_dir()]
-        empty = [part for part in parts if not absent and not subfolders(root / part)]
-        return absent + [f"{part}/<synset>/" for part in empty]
+        return absent or [f"{part}/<synset>/" for part in parts if not subfolders(root / part)]
+
+    def lacking(self, root: Path) -> list[str]:
+        return _lacking_classes(subfolders(root / "imagenet" / "train"), 1000)
 
     def read(self, root: Path, split: str, seed: int) -> Contents:
-        """Read one split; ImageNet has its own, so the seed is not used."""
         return read_parts(root / "imagenet" / "train", root / "imagenet" / "val", split)
 
-    def classes(self, root: Path) -> list[str]:
-        """The names of the synset folders."""
-        return subfolders(root / "imagenet" / "train")
 
-
-class Folder:
-    """Any folder of class folders.
+class Folder(Layout):
+    """Any folder of class folders; the data root is not used.
 
     It holds ``train/`` and ``test/``, each with the same class folders; or class folders, which
     are split about 80 to 20 by :func:`split_classes`. The two parts may also have the names of
@@ -81,8 +79,11 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    @property
+    def split_by_seed(self) -> bool:
+        return self._parts() is None
+
     def missing(self, root: Path) -> list[str]:
-        """Names of missing folders; the data root is not used."""
         if not self.path.is_dir():
             return [f"{self.path}/"]
         # Beside other folders "train" may be a class: trains, cars, ships.
@@ -94,19 +95,18 @@ class Folder:
 
     def classes(self) -> list[str]:
         """The names of the class folders."""
-        parts = self.parts()
+        parts = self._parts()
         return subfolders(parts[0] if parts else self.path)
 
     def read(self, root: Path, split: str, seed: int) -> Contents:
-        """Read one split."""
-        parts = self.parts()
+        parts = self._parts()
         if parts:
             self._warn_of_parts(*parts)
             return read_parts(*parts, split)
         paths = class_images(self.path, checked_classes(self.path))
         return split_classes(self.path, paths, split, share=0.2, seed=seed)
 
-    def parts(self) -> tuple[Path, Path] | None:
+    def _parts(self) -> tuple[Path, Path] | None:
         """The folders of the training and of the test part, if there are both."""
         train, test, validation = (
             [name for name in subfolders(self.path) if name.lower() in names]
@@ -136,6 +136,12 @@ class Folder:
                 f"{self.path}: {train.name} is trained on and {test.name} tested on{others}",
                 stacklevel=2,
             )
+
+
+def _lacking_classes(names: Sequence[str], count: int) -> list[str]:
+    """Fewer classes than a dataset has, in words."""
+    lacking = count - len(names)
+    return [f"{lacking} of {count} class folders"] if lacking > 0 else []
 
 
 def subfolders(folder: Path) -> list[str]:
@@ -228,18 +234,15 @@ def _images_below(folder: str, others: list[str], above: tuple[Path, ...] = ()) 
 
 def read_parts(train: Path, test: Path, split: str) -> Contents:
     """One split of a dataset whose parts are two folders with the same class folders."""
-    names, test_names = checked_classes(train), checked_classes(test)
-    for one, other, place, second in (
-        (names, test_names, train, test),
-        (test_names, names, test, train),
-    ):
-        lacking = sorted(set(one) - set(other))
+    names = {place: checked_classes(place) for place in (train, test)}
+    for place, other in ((train, test), (test, train)):
+        lacking = sorted(set(names[place]) - set(names[other]))
         if lacking:
             raise ValueError(
-                f"class folders of {place} that {second} lacks: {enumerated(lacking)}; both must "
+                f"class folders of {place} that {other} lacks: {enumerated(lacking)}; both must "
                 "have the same"
             )
-    return _contents(class_images(train if split == "train" else test, names))
+    return _contents(class_images(train if split == "train" else test, names[train]))
 
 
 def split_classes(
@@ -251,23 +254,16 @@ def split_classes(
     Images whose number is below ``share`` are for testing. So an added image moves no other one
     between training and testing, with one exception: in a class of two or more images each split
     gets at least one, and a single image is for training.
-
-    Args:
-        folder: the folder of class folders.
-        paths: the images of every class, from :func:`class_images`.
-        split: ``"train"`` or ``"test"``.
-        share: the approximate share of images for testing.
-        seed: another seed gives another split.
     """
     selected = {}
     for name, members in paths.items():
-        numbers = [_hashed(Path(path).relative_to(folder).as_posix(), seed) for path in members]
-        order = sorted(range(len(numbers)), key=numbers.__getitem__)
-        count = sum(number < share for number in numbers)
+        numbers = {
+            path: _hashed(Path(path).relative_to(folder).as_posix(), seed) for path in members
+        }
+        order = sorted(members, key=numbers.__getitem__)
+        count = sum(number < share for number in numbers.values())
         test = set(order[: min(max(count, 1), len(order) - 1)])
-        selected[name] = [
-            path for place, path in enumerate(members) if (place in test) == (split == "test")
-        ]
+        selected[name] = [path for path in members if (path in test) == (split == "test")]
     if not any(selected.values()):
         raise ValueError(f"no class of {folder} has a second image: nothing is left to test on")
     return _contents(selected)

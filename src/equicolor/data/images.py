@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 __all__ = [
-    "Contents",
     "CorruptImageError",
     "ImageFile",
     "ImageFiles",
@@ -207,15 +206,6 @@ class ImageFiles(Sequence[ImageFile]):
         if not isinstance(other, Sequence):
             return NotImplemented
         return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
-
-
-class Contents(NamedTuple):
-    """What the reader of a dataset returns: the fields of :class:`ImageSet` that it decides."""
-
-    labels: Tensor
-    class_names: tuple[str, ...]
-    files: Sequence[ImageFile] = ()
-    pixels: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import io
 import pickle
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from equicolor.data.images import Contents
+from equicolor.data.layouts import Contents, Layout, absent_files
 
-__all__ = ["CIFAR10", "CIFAR100", "Cifar", "Stl10", "restricted_unpickle"]
+__all__ = ["CIFAR10", "CIFAR100", "Stl10", "restricted_unpickle"]
 
 _SIDE = 32
 _PIXELS = 3 * _SIDE * _SIDE
 
 
 @dataclass(frozen=True)
-class Cifar:
+class Cifar(Layout):
     """CIFAR as torchvision's pickles or as the official binary batches; the order is the same.
 
     Attributes:
@@ -40,41 +40,32 @@ class Cifar:
     class_names: str | tuple[str, ...]
 
     def missing(self, root: Path) -> list[str]:
-        """Names of missing files and folders, below the data root."""
-        absent = []
-        for folder in (self.pickles, self.binaries):
-            if (root / folder).is_dir():
-                lacking = absent_files(root, folder, self._files(folder))
-                if not lacking:
-                    return []
-                absent += lacking
+        pickles, binaries = self._absent(root, self.pickles), self._absent(root, self.binaries)
+        if not pickles or not binaries:
+            return []
+        absent = pickles * (root / self.pickles).is_dir()
+        absent += binaries * (root / self.binaries).is_dir()
         return absent or [f"{self.pickles}/ or {self.binaries}/"]
 
-    def truncated(self, root: Path) -> list[str]:
-        """The batches that are smaller than their images; none may be missing."""
-        folder = self._complete_folder(root)
-        if folder == self.binaries:
+    def lacking(self, root: Path) -> list[str]:
+        if self._absent(root, self.pickles):
             record = self.label_bytes + _PIXELS
             sizes = {f"{name}.bin": count * record for name, count in self.images.items()}
-            return _shorter(root, folder, sizes)
+            return _truncated(root / self.binaries, sizes)
         sizes = {name: count * _PIXELS for name, count in self.images.items()}
-        short = _shorter(root, folder, sizes)
-        # Beside the pixels there are labels and names: a whole pickle ends in a full stop.
-        names = [f"{folder}/{name}" for name in (*self.images, self.meta[0])]
-        return short + [name for name in names if name not in short and not _ends(root / name)]
+        return _truncated(root / self.pickles, sizes | {self.meta[0]: 1}, pickles=True)
 
     def read(self, root: Path, split: str, seed: int) -> Contents:
-        """Read one split; CIFAR has its own, so the seed is not used."""
         batches = [name for name in self.images if ("test" in name) == (split == "test")]
-        folder = root / self._complete_folder(root)
-        if folder.name == self.pickles:
-            meta, key = folder / self.meta[0], self.meta[1]
-            class_names = tuple(map(str, _entry(meta, restricted_unpickle(meta), key)))
-            parts = [self._pickle(folder / name, len(class_names)) for name in batches]
-        else:
-            names = self.class_names
+        if self._absent(root, self.pickles):
+            folder, names = root / self.binaries, self.class_names
             class_names = _lines(folder / names) if isinstance(names, str) else names
             parts = [self._binary(folder / f"{name}.bin", len(class_names)) for name in batches]
+        else:
+            folder, key = root / self.pickles, self.meta[1]
+            meta = folder / self.meta[0]
+            class_names = tuple(map(str, _entry(meta, restricted_unpickle(meta), key)))
+            parts = [self._pickle(folder / name, len(class_names)) for name in batches]
         for name, (labels, _) in zip(batches, parts, strict=True):
             if len(labels) != len(parts[0][0]):
                 raise ValueError(
@@ -85,16 +76,13 @@ class Cifar:
         pixels = np.concatenate([pixels for _, pixels in parts]).reshape(-1, 3, _SIDE, _SIDE)
         return Contents(torch.from_numpy(labels), class_names, pixels=torch.from_numpy(pixels))
 
-    def _files(self, folder: str) -> list[str]:
-        """The files of a complete folder."""
-        if folder == self.pickles:
-            return [*self.images, self.meta[0]]
-        names = [f"{batch}.bin" for batch in self.images]
-        return [*names, self.class_names] if isinstance(self.class_names, str) else names
-
-    def _complete_folder(self, root: Path) -> str:
-        whole = not absent_files(root, self.pickles, self._files(self.pickles))
-        return self.pickles if whole else self.binaries
+    def _absent(self, root: Path, folder: str) -> list[str]:
+        """The missing files of one of the two folders."""
+        names = [*self.images, self.meta[0]]
+        if folder == self.binaries:
+            names = [f"{batch}.bin" for batch in self.images]
+            names += [self.class_names] if isinstance(self.class_names, str) else []
+        return absent_files(root, folder, names)
 
     def _pickle(self, path: Path, classes: int) -> tuple[np.ndarray, np.ndarray]:
         table = restricted_unpickle(path)
@@ -136,26 +124,23 @@ CIFAR100 = Cifar(
 )
 
 
-class Stl10:
+class Stl10(Layout):
     """STL-10's labelled images: 96 × 96, stored channel by channel and column by column."""
 
     folder = "stl10_binary"
     side = 96
 
     def missing(self, root: Path) -> list[str]:
-        """Names of missing files, below the data root."""
         names = ["train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin", "class_names.txt"]
         return absent_files(root, self.folder, names)
 
-    def truncated(self, root: Path) -> list[str]:
-        """The files that are smaller than their images or labels; none may be missing."""
+    def lacking(self, root: Path) -> list[str]:
         counts, pixels = {"train": 5000, "test": 8000}, 3 * self.side**2
         sizes = {f"{split}_X.bin": count * pixels for split, count in counts.items()}
         sizes |= {f"{split}_y.bin": count for split, count in counts.items()}
-        return _shorter(root, self.folder, sizes)
+        return _truncated(root / self.folder, sizes)
 
     def read(self, root: Path, split: str, seed: int) -> Contents:
-        """Read one split; STL-10 has its own, so the seed is not used."""
         folder = root / self.folder
         class_names = _lines(folder / "class_names.txt")
         path = folder / f"{split}_X.bin"
@@ -174,22 +159,17 @@ class Stl10:
         )
 
 
-def absent_files(root: Path, folder: str, names: Iterable[str]) -> list[str]:
-    """Those of some files in a folder that are not there, by their names below the root."""
-    return [f"{folder}/{name}" for name in names if not (root / folder / name).is_file()]
-
-
-def _shorter(root: Path, folder: str, sizes: Mapping[str, int]) -> list[str]:
-    """The files that have fewer bytes than expected."""
-    places = {f"{folder}/{name}": size for name, size in sizes.items()}
-    return [name for name, size in places.items() if (root / name).stat().st_size < size]
-
-
-def _ends(path: Path) -> bool:
-    """Whether a pickle is complete."""
-    with path.open("rb") as file:
-        file.seek(-min(1, path.stat().st_size), io.SEEK_END)
-        return file.read() == pickle.STOP
+def _truncated(folder: Path, sizes: Mapping[str, int], *, pickles: bool = False) -> list[str]:
+    """The files that have fewer bytes than their images, or whose pickle does not end."""
+    truncated = []
+    for name, size in sizes.items():
+        with (folder / name).open("rb") as file:
+            length = file.seek(0, io.SEEK_END)
+            file.seek(-min(1, length), io.SEEK_END)
+            # Beside the pixels there are labels and names: a whole pickle ends in a full stop.
+            if length < size or (pickles and file.read() != pickle.STOP):
+                truncated.append(f"whole {folder.name}/{name}")
+    return truncated
 
 
 def _records(path: Path, size: int) -> np.ndarray:
@@ -274,17 +254,8 @@ class _RestrictedUnpickler(pickle.Unpickler):
 def restricted_unpickle(path: Path) -> dict[str, Any]:
     """Read a pickled dict of plain Python values and arrays of bytes; refuse any other.
 
-    A pickle can name any function to be called while it is read, so a manipulated download could
-    run code. Here only the stand-ins above are called.
-
-    Args:
-        path: the pickle, of Python 2 or 3.
-
-    Returns:
-        The dict; its keys are strings.
-
-    Raises:
-        ValueError: if it holds anything else, or is damaged.
+    A pickle, of Python 2 or 3, can name any function to be called while it is read, so a
+    manipulated download could run code. Here only the stand-ins above are called.
     """
     contents = io.BytesIO(path.read_bytes())
     try:

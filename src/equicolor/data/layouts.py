@@ -1,0 +1,47 @@
+"""How datasets are stored on disk: what all their readers have in common."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from equicolor.data.images import ImageFile
+
+__all__ = ["Contents", "Layout", "absent_files"]
+
+
+class Contents(NamedTuple):
+    """One split: the fields of :class:`~equicolor.data.ImageSet` that a reader decides."""
+
+    labels: Tensor
+    class_names: tuple[str, ...]
+    files: Sequence[ImageFile] = ()
+    pixels: Tensor | None = None
+
+
+class Layout(ABC):
+    """How a dataset is stored below the data root."""
+
+    @property
+    def split_by_seed(self) -> bool:
+        """Whether a seed splits the dataset, because it has no split of its own."""
+        return False
+
+    @abstractmethod
+    def missing(self, root: Path) -> list[str]:
+        """Names of missing files and folders, from lists and names alone; no image is opened."""
+
+    def lacking(self, root: Path) -> list[str]:
+        """What a dataset of which nothing is missing lacks; the rest of it can be trained on."""
+        return []
+
+    @abstractmethod
+    def read(self, root: Path, split: str, seed: int) -> Contents:
+        """One split of a dataset of which nothing is missing."""
+
+
+def absent_files(root: Path, folder: str, names: Iterable[str]) -> list[str]:
+    """Those of some files in a folder that are not there, by their names below the root."""
+    return [f"{folder}/{name}" for name in names if not (root / folder / name).is_file()]
