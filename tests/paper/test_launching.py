@@ -142,7 +142,8 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, log: Path, end: signal.S
     pytest.importorskip("submitit")
     script, store = tmp_path / "start.py", Store(tmp_path / "jobs")
     script.write_text(_SCRIPT)
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), *filter(None, sys.path)])
+    environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, script, log, store.root]
     process = subprocess.Popen(command, env=environment)
     deadline = time.monotonic() + 120
