@@ -300,6 +300,15 @@ class Shared(nn.Module):
         return self.twice(self.middle(self.twice(self.stem(images))))
 
 
+class Unknown3d(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(1, 1, 3)
+
+    def forward(self, x):
+        return self.conv(x.unsqueeze(1)).squeeze(1)
+
+
 def _two_convolutions(*more):
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), *more)
 
@@ -336,6 +345,8 @@ def _spectral():
         (Attentive(), {}, r"the network itself.*: its parameter position \[64, 8\] is of an unk"),
         (nn.Sequential(nn.Conv2d(3, 4, 3), nn.AlphaDropout(0.1)), {}, r"1: AlphaDropout: there is"),
         (ce_resnet18(3, width=4), {}, r"conv1: CELiftConv2d: it is colour-equivariant already"),
+        (_two_convolutions(nn.Flatten(2), nn.LSTM(784, 4)), {}, r"3: LSTM: recurrent layers have"),
+        (_two_convolutions(Unknown3d()), {}, r"2.conv: Conv3d: there are no hue filters for this"),
         (nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5)), {}, "has no convolution"),
         (Own(), {"until": "rigth"}, r"until names no module of the network: 'rigth'; did you mean"),
         (Own(), {"until": "left"}, r"until='left' cannot end .*: data flows past"),

@@ -10,27 +10,16 @@ from torch import Tensor, nn
 from equicolor import _checks
 from equicolor.conversion.dry_run import dry_run
 from equicolor.conversion.layers import replace
-from equicolor.conversion.source import Normalization, choose_image_size, find_normalization
+from equicolor.conversion.source import choose_image_size, find_normalization
 from equicolor.conversion.supported import ConversionError, check_network
 from equicolor.models.layers import Normalize
 from equicolor.nn.batched import BatchedCEConv2d, BatchedCosetPool, HueLift
-
-__all__ = ["AdaptedNetwork", "AdaptedStem", "adapt"]
 
 
 class AdaptedStem(nn.Module):
     """A frozen convolution of images, plus an equivariant branch times a gate that starts at 0.
 
-    Args:
-        stem: the convolution; the branch starts from a copy of its filters.
-        lift: images in every hue.
-        coset_pool: ``"max"`` or ``"avg"`` over the hues.
-
-    Example:
-        >>> stem = nn.Conv2d(3, 8, 3)
-        >>> images = torch.rand(2, 3, 6, 6)
-        >>> torch.equal(AdaptedStem(stem, HueLift(6), "max")(images), stem(images))
-        True
+    The branch starts from a copy of the convolution's filters.
     """
 
     def __init__(self, stem: nn.Conv2d, lift: HueLift, coset_pool: str) -> None:
@@ -53,11 +42,6 @@ class AdaptedStem(nn.Module):
         features: Tensor = self.stem(images) + self.gate * self.adapter(images)
         return features
 
-    def adapter_parameters(self) -> Iterator[nn.Parameter]:
-        """What is trained."""
-        yield self.gate
-        yield from self.adapter.parameters()
-
 
 class AdaptedNetwork(nn.Module):
     """A frozen network with an adapted stem; made by :func:`adapt`.
@@ -65,25 +49,21 @@ class AdaptedNetwork(nn.Module):
     Only the adapter is trained. The rest stays in eval mode whatever ``train()`` says, so that
     its batch norms keep their statistics.
 
-    Args:
-        network: the frozen network, its stem replaced.
-        stem: what replaced it.
-
     Attributes:
-        network: the network.
-        stem: its stem, with the adapter.
+        network: the frozen network, its stem replaced.
+        stem: what replaced it, with the adapter.
     """
+
+    stem: AdaptedStem
 
     def __init__(self, network: nn.Module, stem: AdaptedStem) -> None:
         super().__init__()
         self.network = network
         object.__setattr__(self, "stem", stem)  # in the network already
         network.requires_grad_(False)
-        for parameter in stem.adapter_parameters():
+        for parameter in self.adapter_parameters():
             parameter.requires_grad_(True)
         self.train(False)
-
-    stem: AdaptedStem
 
     def forward(self, images: Tensor) -> Any:
         """What the original network takes to what it returns."""
@@ -98,7 +78,8 @@ class AdaptedNetwork(nn.Module):
 
     def adapter_parameters(self) -> Iterator[nn.Parameter]:
         """What is trained, for an optimizer."""
-        return self.stem.adapter_parameters()
+        yield self.stem.gate
+        yield from self.stem.adapter.parameters()
 
 
 def adapt(
@@ -143,7 +124,10 @@ def adapt(
     """
     _checks.one_of("coset_pool", coset_pool, ("max", "avg"))
     check_network(model)
-    numbers = _seen_by_stem(model, normalization)
+    inside = [module for module in model.modules() if isinstance(module, Normalize)]
+    if isinstance(normalization, str) and normalization == "auto" and inside:
+        normalization = inside[0].numbers["mean"], inside[0].numbers["std"]  # what the stem sees
+    mean, std = find_normalization(model, normalization)
     network = copy.deepcopy(model)
     run = dry_run(model, choose_image_size(model, image_size))
     modules = dict(network.named_modules())
@@ -161,20 +145,12 @@ def adapt(
     lift = HueLift(
         rotations,
         lifting,
-        mean=numbers.mean,
-        std=numbers.std,
-        takes="images" if numbers.mean is None else "normalized",
+        mean=mean,
+        std=std,
+        takes="images" if mean is None else "normalized",
         check_range=check_range,
     )
     adapted = AdaptedStem(plain, lift.to(plain.weight.device, plain.weight.dtype), coset_pool)
     holder = nn.ModuleList([network])  # the network may be the stem itself
     replace(holder, plain, adapted)
     return AdaptedNetwork(holder[0], adapted)
-
-
-def _seen_by_stem(model: nn.Module, normalization: Any) -> Normalization:
-    """How the images that the first convolution sees are normalised, perhaps by the network."""
-    inside = [module for module in model.modules() if isinstance(module, Normalize)]
-    if isinstance(normalization, str) and normalization == "auto" and inside:
-        return Normalization(inside[0].numbers["mean"], inside[0].numbers["std"])
-    return find_normalization(model, normalization)

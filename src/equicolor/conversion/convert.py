@@ -1,18 +1,18 @@
 """Make any convolutional network colour-equivariant, its weights included."""
 
 import copy
-import itertools
+import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
 from equicolor import _checks
-from equicolor.conversion.dry_run import BATCH, DryRun, RunError, dry_run, training_run
+from equicolor.conversion.dry_run import BATCH, DryRun, RunError, dry_run
 from equicolor.conversion.layers import draw
-from equicolor.conversion.network import Conversion, ConvertedNetwork, assemble, new_path
-from equicolor.conversion.plan import Exit, Plan, make_plan
+from equicolor.conversion.network import ConvertedNetwork, assemble
+from equicolor.conversion.plan import Conversion, Exit, Plan, make_plan
 from equicolor.conversion.source import (
     Source,
     build_source,
@@ -21,17 +21,19 @@ from equicolor.conversion.source import (
     find_normalization,
     source_of,
 )
-from equicolor.conversion.supported import ConversionError, check_network, check_weights, refuse
-from equicolor.conversion.verify import WHAT_WORKS, check_numbers
+from equicolor.conversion.supported import (
+    ConversionError,
+    Kind,
+    check_network,
+    lost_by_replacement,
+    refuse,
+)
+from equicolor.conversion.verify import check_numbers, check_shapes
 from equicolor.conversion.widths import match_widths, scale_channels
 from equicolor.models.foreign import ForeignNetwork
 from equicolor.models.registry import Network
 from equicolor.nn.batched import COSET_POOLS, TAKES
 from equicolor.nn.functional import LIFTINGS
-
-__all__ = ["INITS", "convert", "converted"]
-
-INITS = ("pretrained", "random")
 
 
 def convert(
@@ -61,14 +63,12 @@ def convert(
 
     The converted network takes images in [0, 1] and normalises them itself, after the shift.
 
-    All that holds if the network treats every image of a batch alike and by itself, since the
-    hues lie in the batch. Nobody can read that from a network, so it is tried: the shapes that
-    its layers see without computing anything, and the result with numbers, in float64 on small
-    images: a copy with three hues (or n, if those are fewer) must carry the original network in
-    every hue, and with random filters over the hues its features must shift with the hue of
-    the image and its outputs stay, in eval and in train mode. Of a detector the backbone is
-    tried, and of outputs that are no tensors what leads to them. Networks on the meta device
-    have no numbers to try.
+    The hues lie in the batch, so the network must treat every image of a batch alike and by
+    itself. That is tried before anything is returned: first with shapes alone, then with numbers,
+    in float64 on small images. A copy with three hues (or n, if those are fewer) must carry the
+    original network in every hue. With random filters over the hues, its features must shift with
+    the hue of the image and its outputs must stay, in eval and in train mode. Of a detector the
+    backbone is tried. Networks on the meta device have no numbers to try.
 
     Args:
         model: a network of images from torchvision, timm, equicolor or yourself; or a detector
@@ -113,7 +113,7 @@ def convert(
     """
     _checks.positive_int("rotations", rotations, at_most=_checks.MOST["rotations"])
     _checks.one_of("lifting", lifting, LIFTINGS)
-    _checks.one_of("init", init, INITS)
+    _checks.one_of("init", init, ("pretrained", "random"))
     _checks.one_of("takes", takes, TAKES)
     if coset_pool not in COSET_POOLS:
         raise ValueError(f"coset_pool must be 'max', 'avg' or None, got {coset_pool!r}")
@@ -128,25 +128,29 @@ def convert(
         parts: Any = model
         transform, body = parts.transform, getattr(parts.backbone, "body", parts.backbone)
         normalization, takes = (transform.image_mean, transform.image_std), "normalized"
-        size = _detector_size(transform) if image_size is None else image_size
+        image_size = _detector_size(transform) if image_size is None else image_size
     else:
         body = model.network if isinstance(model, ForeignNetwork) else model
-        size = choose_image_size(model, image_size)
+    size = choose_image_size(model, image_size)
     mean, std = find_normalization(model, normalization)
-    how = Conversion(
-        rotations, lifting, until, coset_pool, takes, check_range, mean, std, padded=detector
-    )
-    refuse(body, check_weights(body))  # first: such networks cannot even be copied
+    resize = choose_resize(model, size)
+    options = rotations, lifting, until, coset_pool, takes, check_range, size, resize, init
+    how = Conversion(*options, mean, std, padded=detector)
+    refuse(body, lost_by_replacement(body))  # first: such networks cannot even be copied
     run = dry_run(body, size)
-    plan = make_plan(body, run, until, training=training_run(body, size))
-    refuse(body, plan.problems)
-    channels = match_widths(body, plan, rotations, size) if match_parameters else None
-    network = _build(_Original(body, run, size), plan, how, channels, verify=verify)
+    try:
+        training = dry_run(body, size, training=True)
+    except RunError:  # in train mode it wants more than images
+        training = None
+    plan = make_plan(body, how, run, training)
+    if match_parameters:
+        how = dataclasses.replace(how, channels=match_widths(body, plan, how))
+    network = _build(body, plan, how, run, verify=verify)
     if init == "random":
         draw(network)
     if detector:
         return _with_backbone(model, network)
-    if not plan.mixes:
+    if not any(kind is Kind.MIX for kind in plan.replaced.values()):
         warnings.warn(
             f"no layer of {type(body).__name__} gets a filter over the hues (convolutions "
             "and linear layers between the first convolution and the pool do): the result is "
@@ -155,10 +159,10 @@ def convert(
         )
     if isinstance(model, Network):
         network.class_names, network.origin = model.class_names, model.origin
-    network.image_size, network.resize = size, choose_resize(model, size)
-    origin = source_of(model, source, run, plan.exit)
+    network.image_size, network.resize = size, resize
+    origin = source_of(model, source, run, plan)
     if origin is not None:
-        network.config = _config(origin, how, network, init, channels)
+        network.config = _config(origin, how)
     return network
 
 
@@ -181,71 +185,31 @@ def converted(
 ) -> ConvertedNetwork:
     """The network that a configuration of :func:`equicolor.convert` describes, without weights.
 
-    Args:
-        source, source_options: of :class:`equicolor.conversion.Source`.
-        rotations, lifting, until, coset_pool, takes, check_range, image_size, init: of
-            :func:`equicolor.convert`.
-        resize: the short side of an image before its centre is cropped, if that is known.
-        mean, std: of the normalisation.
-        channels: pairs of old and new channel counts, if parameters were matched.
-
-    Example:
-        >>> from equicolor.conversion import convert
-        >>> from equicolor.models import z2cnn
-        >>> options = dict(convert(z2cnn(3), rotations=4).config)
-        >>> options.pop("model")
-        'converted'
-        >>> converted(**options).rotations
-        4
+    The source is a :class:`equicolor.conversion.Source`; the other arguments are those of
+    :class:`equicolor.conversion.plan.Conversion`.
     """
-    where = Source(source, dict(source_options or {}))
-    body = build_source(where)
-    run = dry_run(body, image_size)
-    plan = make_plan(body, run, until)
-    refuse(body, plan.problems)
+    origin = Source(source, dict(source_options or {}))
+    body = build_source(origin)
+    options = rotations, lifting, until, coset_pool, takes, check_range, image_size, resize, init
     how = Conversion(
-        rotations,
-        lifting,
-        until,
-        coset_pool,
-        takes,
-        check_range,
-        mean=None if mean is None else tuple(mean),
-        std=None if std is None else tuple(std),
+        *options,
+        mean=None if mean is None else list(mean),
+        std=None if std is None else list(std),
+        channels=None if channels is None else sorted(dict(channels).items()),
     )
-    counts = None if channels is None else dict(channels)
+    run = dry_run(body, image_size)
     # Its numbers were verified before it was saved.
-    network = _build(_Original(body, run, image_size), plan, how, counts, verify=False)
+    network = _build(body, make_plan(body, how, run), how, run, verify=False)
     network.image_size, network.resize = image_size, resize
-    network.config = _config(where, how, network, init, counts)
+    network.config = _config(origin, how)
     return network
 
 
-def _config(
-    source: Source,
-    how: Conversion,
-    network: ConvertedNetwork,
-    init: str,
-    channels: Mapping[int, int] | None,
-) -> dict[str, Any]:
+def _config(source: Source, how: Conversion) -> dict[str, Any]:
     """The arguments of :func:`converted`."""
-    return {
-        "model": "converted",
-        "source": source.spec,
-        "source_options": dict(source.options),
-        "rotations": how.rotations,
-        "lifting": how.lifting,
-        "until": how.until,
-        "coset_pool": how.coset_pool,
-        "takes": how.takes,
-        "check_range": how.check_range,
-        "image_size": network.image_size,
-        "resize": network.resize,
-        "init": init,
-        "mean": None if how.mean is None else list(how.mean),
-        "std": None if how.std is None else list(how.std),
-        "channels": None if channels is None else sorted(channels.items()),
-    }
+    options = {key: value for key, value in vars(how).items() if key != "padded"}
+    names = {"source": source.spec, "source_options": dict(source.options)}
+    return {"model": "converted", **names, **options}
 
 
 def _is_detector(model: nn.Module) -> bool:
@@ -296,95 +260,33 @@ def _with_backbone(model: nn.Module, network: ConvertedNetwork) -> nn.Module:
     return detector  # type: ignore[no-any-return]
 
 
-class _Original(NamedTuple):
-    """A network, a pass through it, and the height and width of the images."""
-
-    network: nn.Module
-    run: DryRun
-    size: int
-
-
 def _build(
-    original: _Original,
-    plan: Plan,
-    how: Conversion,
-    channels: dict[int, int] | None,
-    *,
-    verify: bool,
+    original: nn.Module, plan: Plan, how: Conversion, run: DryRun, *, verify: bool
 ) -> ConvertedNetwork:
     """Carry out a plan on a copy of a network, and try the result.
 
     Where pooling before the last linear layer does not give what the original gives, as in a
     network with two classifiers, the hues are pooled at the outputs.
     """
-    model = original.network
-    if channels is not None:
-        model = copy.deepcopy(model)
-        scale_channels(model, plan, channels)
+    model = original
+    if how.channels is not None:
+        model = copy.deepcopy(original)
+        scale_channels(model, plan, dict(how.channels))
 
     def attempt(plan: Plan) -> ConvertedNetwork:
         network = assemble(model, plan, how)
-        _check_shapes(network, original, plan, how)
+        check_shapes(network, plan, how, run)
         if verify:
-            check_numbers(model, plan, how, original.size)
-        network.batch_comes_first = all(shape[:1] == [BATCH] for shape in original.run.outputs)
+            check_numbers(model, plan, how)
+        network.batch_comes_first = all(shape[:1] == [BATCH] for shape in run.outputs)
         return network
 
     try:
         return attempt(plan)
     except ConversionError as error:
-        if plan.exit.where != "before" or channels is not None:
-            raise
-        at_output = make_plan(original.network, original.run, how.until, Exit("output"))
-        if at_output.problems:
+        if not plan.head or how.until is not None or how.channels is not None:
             raise
         try:
-            return attempt(at_output)
+            return attempt(make_plan(original, how, run, exit_=Exit("output")))
         except ConversionError:
             raise error from None
-
-
-def _check_shapes(
-    network: ConvertedNetwork, original: _Original, plan: Plan, how: Conversion
-) -> None:
-    """Run the result: it must return what the original returns, with or without its hues."""
-    outputs = original.run.outputs
-    if how.coset_pool is None:
-        outputs = [[BATCH, how.rotations, *shape[1:]] for shape in outputs]
-    seen: object
-    try:
-        run = dry_run(network, original.size)
-        _check_batch_first(network, plan, original.run, run, plan.exit_for(how.coset_pool))
-        seen = run.outputs
-    except RunError as error:
-        seen = error.reason
-    if seen == outputs:
-        return
-    if how.until is not None:
-        raise ConversionError(
-            f"until={how.until!r} cannot end the equivariant part: data flows past it, so plain "
-            "and equivariant features would meet. Name a module that everything passes, such as a "
-            f"whole stage ({seen})"
-        )
-    raise ConversionError(
-        f"{type(network.network).__name__} does something to the batch that conversion does not "
-        f"know: expected outputs {outputs}, got {seen}. {WHAT_WORKS}"
-    )
-
-
-def _check_batch_first(
-    network: ConvertedNetwork, plan: Plan, before: DryRun, after: DryRun, exit_: Exit
-) -> None:
-    """Refuse a layer for hues that gets them anywhere but in front, or not all of them."""
-    n = network.rotations
-    for path in plan.replaced:
-        new = new_path(path, exit_)
-        for old_shape, shape in itertools.zip_longest(before.inputs[path], after.inputs[new]):
-            whole = old_shape is not None and shape is not None and not old_shape[0] % BATCH
-            if not whole or shape[0] != n * old_shape[0]:
-                kind = type(network.get_submodule(new)).__name__
-                raise ConversionError(
-                    f"{type(network.network).__name__} does not keep the batch first: for "
-                    f"{BATCH} images {path!r} sees {old_shape}, and for {BATCH} images in {n} "
-                    f"hues, which lie in the batch, it ({kind}) sees {shape}. {WHAT_WORKS}"
-                )

@@ -1,11 +1,11 @@
 """What will be replaced in a network, decided before anything is."""
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from equicolor._text import did_you_mean
 from equicolor.conversion.dry_run import DROPOUTS, DryRun
@@ -13,28 +13,55 @@ from equicolor.conversion.supported import (
     ATTENTION,
     Advice,
     ConversionError,
-    LayerError,
+    Kind,
     Problem,
+    Refusal,
     kind_of,
+    refuse,
 )
-
-__all__ = ["Exit", "Plan", "make_plan"]
+from equicolor.nn.batched import HueLift
 
 _HEAD_PARTS = (nn.Linear, nn.LayerNorm, nn.BatchNorm1d)
 Modules = Mapping[str, nn.Module]  # by path
 
 
 @dataclass(frozen=True)
-class Exit:
-    """Where the hues are pooled.
+class Conversion:
+    """The options of :func:`equicolor.convert`, in the order in which checkpoints keep them."""
 
-    Attributes:
-        where: ``"before"`` or ``"after"`` a module, or at the ``"output"``.
-        path: of that module.
-    """
+    rotations: int
+    lifting: str
+    until: str | None
+    coset_pool: str | None
+    takes: str
+    check_range: bool
+    image_size: int
+    resize: int | None  # the short side of an image before its centre is cropped, if known
+    init: str
+    mean: list[float] | None  # None for a network that takes images in [0, 1]
+    std: list[float] | None
+    channels: list[tuple[int, int]] | None = None  # old and new counts, if parameters are matched
+    padded: bool = False  # whether images have zeros around them, as in detectors; not kept
+
+    def lift(self, like: Tensor) -> HueLift:
+        """What the converted network begins with, of the device and dtype of a tensor."""
+        lift = HueLift(
+            self.rotations,
+            self.lifting,
+            mean=self.mean,
+            std=self.std,
+            takes=self.takes,
+            padded=self.padded,
+            check_range=self.check_range,
+        )
+        return lift.to(like.device, like.dtype)
+
+
+class Exit(NamedTuple):
+    """Where the hues are pooled: ``"before"`` or ``"after"`` a module, or at the ``"output"``."""
 
     where: str
-    path: str = ""
+    path: str = ""  # of the module
 
     def time(self, run: DryRun) -> float:
         """When the hues are pooled, in the count of a run."""
@@ -44,93 +71,62 @@ class Exit:
         return first.start if self.where == "before" else first.end
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What becomes of a network.
+class Plan(NamedTuple):
+    """What becomes of a network."""
 
-    Attributes:
-        first: the convolution that sees the images; it stays as it is.
-        replaced: what becomes of which path: ``"conv"``, ``"linear"``, ``"dropout"``, ``"depth"``.
-        exit: where the hues are pooled.
-        problems: what cannot be converted.
-        head: the path of the classifier; empty if there is none, or more than one.
-    """
-
-    first: str
-    replaced: dict[str, str]
+    replaced: dict[str, Kind]  # by path
     exit: Exit
-    problems: tuple[Problem, ...]
-    head: str = ""
-
-    @property
-    def mixes(self) -> bool:
-        """Whether any layer gets a filter over the hues."""
-        return any(kind in ("conv", "linear") for kind in self.replaced.values())
-
-    def exit_for(self, coset_pool: str | None) -> Exit:
-        """Where the hues are pooled; if they are kept apart, a classifier sees every one."""
-        apart = self.exit.where == "before" and coset_pool is None
-        return Exit("output") if apart else self.exit
+    first: str  # the path of the convolution that sees the images; it stays as it is
+    head: str  # the path of the classifier; empty if there is none, or more than one
 
 
 def make_plan(
     model: nn.Module,
+    how: Conversion,
     run: DryRun,
-    until: str | None = None,
-    exit_: Exit | None = None,
     training: DryRun | None = None,
+    exit_: Exit | None = None,
 ) -> Plan:
-    """Plan a conversion.
+    """Plan a conversion, or refuse it with everything that cannot be converted.
 
-    Args:
-        model: the network.
-        run: a pass through it.
-        until: the module that the equivariant part ends with; None for all but the classifier.
-        exit_: where to pool the hues, if that is not to be found out.
-        training: a pass through it in train mode, if there is one.
-
-    Example:
-        >>> from equicolor.conversion.dry_run import dry_run
-        >>> convolutions = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)
-        >>> model = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(64, 5))
-        >>> plan = make_plan(model, dry_run(model, 8))
-        >>> plan.first, plan.replaced, plan.exit
-        ('0', {'2': 'conv'}, Exit(where='before', path='4'))
+    ``run`` is a pass through the network in eval mode, ``training`` one in train mode, if there is
+    one. By default, the hues are pooled after ``until``, or before the classifier.
     """
     modules = dict(model.named_modules())
     classifier = Exit("output") if exit_ is not None else _find_head(modules, run)
     if exit_ is None:
-        exit_ = classifier if until is None else _find_until(modules, run, until)
-    draws = [_draws(modules, mode, exit_) for mode in (run, training) if mode is not None]
-    problems = [*_attention(modules, run, exit_), *dict.fromkeys(itertools.chain(*draws))]
-    replaced: dict[str, str] = {}
-    refused = {problem.path for problem in problems}
-    for path, module in modules.items():
-        inside = path not in run.calls or _starts_before(run, path, exit_.time(run))
-        part = any(path.startswith(f"{other}.") for other in refused if other)
-        if path in refused or part or not inside:
-            continue
-        try:
-            kind = kind_of(module)
-            _check_called(path, module, kind, run, exit_, training)
-        except LayerError as error:
-            problems.append(Problem(path, type(module).__name__, str(error), error.advice))
-            refused.add(path)
-            continue
-        if kind != "keep" and path in run.calls:
-            replaced[path] = kind
-    convolutions = [path for path, kind in replaced.items() if kind == "conv"]
-    if not convolutions:
-        where = "the network" if until is None else f"what comes before the end of {until!r}"
-        if not problems:  # else this is a consequence of them
-            reason = f"{where} has no convolution to convert"
-            problems.append(Problem("", type(model).__name__, reason, Advice.CONVOLUTION))
-        return Plan("", {}, exit_, tuple(problems))
-    first = min(convolutions, key=lambda path: run.calls[path][0].start)
-    del replaced[first]
+        exit_ = classifier if how.until is None else _find_until(modules, run, how.until)
+    problems = [*_attention(run, exit_), *_draws(modules, run, exit_)]
     if training is not None:
-        problems += dict.fromkeys(_splits(modules, run, training, exit_, replaced))
-    return Plan(first, replaced, exit_, tuple(problems), classifier.path)
+        problems += _draws(modules, training, exit_)
+    replaced: dict[str, Kind] = {}
+    refused = {path for path, _ in problems}
+    for path, module in modules.items():
+        inside = path not in run.calls or _starts_before(run, path, exit_)
+        parts_of_refused = tuple(f"{other}." for other in refused if other)
+        if not inside or path in refused or path.startswith(parts_of_refused):
+            continue
+        kind = _kind_in_place(path, module, run, exit_, training)
+        if isinstance(kind, Refusal):
+            problems.append((path, kind))
+            refused.add(path)
+        elif kind is not Kind.KEEP and path in run.calls:
+            replaced[path] = kind
+    convolutions = [path for path in replaced if isinstance(modules[path], nn.Conv2d)]
+    first = min(convolutions, key=lambda path: run.calls[path][0].start, default="")
+    if convolutions:
+        del replaced[first]
+        if training is not None:
+            problems += _splits(run, training, exit_, replaced)
+    elif not problems:  # else this is a consequence of them
+        until = how.until
+        where = "the network" if until is None else f"what comes before the end of {until!r}"
+        reason = f"{where} has no convolution to convert"
+        problems.append(("", Refusal(reason, Advice.CONVOLUTION)))
+    refuse(model, problems)
+    if exit_.where == "before" and how.coset_pool is None:
+        exit_ = Exit("output")  # hues are kept apart, and the classifier sees every one
+    return Plan(replaced, exit_, first, classifier.path)
 
 
 def _find_head(modules: Modules, run: DryRun) -> Exit:
@@ -172,69 +168,67 @@ def _find_until(modules: Modules, run: DryRun, until: str) -> Exit:
     return Exit("after", until)
 
 
-def _starts_before(run: DryRun, path: str, time: float) -> bool:
-    return any(call.start < time for call in run.calls.get(path, []))
+def _starts_before(run: DryRun, path: str, exit_: Exit) -> bool:
+    """Whether a call of a module begins before the hues are pooled."""
+    return any(call.start < exit_.time(run) for call in run.calls.get(path, []))
 
 
-def _check_called(
-    path: str, module: nn.Module, kind: str, run: DryRun, exit_: Exit, training: DryRun | None
-) -> None:
+def _kind_in_place(
+    path: str, module: nn.Module, run: DryRun, exit_: Exit, training: DryRun | None
+) -> Kind | Refusal:
     """Refuse weights that are not used, and modules that are used on both sides of the pool."""
+    kind = kind_of(module)
+    if isinstance(kind, Refusal):
+        return kind
     weights = _has_weights(module) and path != ""
     if weights and path not in run.calls:
         only = ", only in training" if training is not None and path in training.calls else ""
-        raise LayerError(
+        return Refusal(
             f"it has weights but is not called in eval mode{only}: what it sees is unknown",
             Advice.ONLY_CALLED,
         )
-    time = exit_.time(run)
-    starts = [call.start for call in run.calls.get(path, [])]
-    crosses = any(start < time for start in starts) and any(start > time for start in starts)
-    if crosses and (weights or kind != "keep"):
-        raise LayerError("it is used before and after the hues are pooled")
+    behind = any(call.start > exit_.time(run) for call in run.calls.get(path, []))
+    if behind and _starts_before(run, path, exit_) and (weights or kind is not Kind.KEEP):
+        return Refusal("it is used before and after the hues are pooled")
+    return kind
 
 
-def _attention(modules: Modules, run: DryRun, exit_: Exit) -> Iterator[Problem]:
-    for path in dict.fromkeys(run.attention):
-        if _starts_before(run, path, exit_.time(run)):
-            kind = type(modules[path]).__name__
-            yield Problem(path, kind, ATTENTION, Advice.NO_ATTENTION)
+def _attention(run: DryRun, exit_: Exit) -> Iterator[Problem]:
+    for operation in run.operations:
+        if operation.kind == "attention" and _starts_before(run, operation.path, exit_):
+            yield operation.path, ATTENTION
 
 
 def _draws(modules: Modules, run: DryRun, exit_: Exit) -> Iterator[Problem]:
     """Random numbers that the code of a module draws by itself, before the hues are pooled."""
-    time = exit_.time(run)
-    functions = {draw.path: draw.function for draw in reversed(run.draws) if draw.when < time}
+    functions: dict[str, str] = {}
+    for operation in run.operations:
+        if operation.kind == "draw" and operation.when < exit_.time(run):
+            functions.setdefault(operation.path, operation.function)
     for path, function in functions.items():
-        module = modules[path]
-        if _shares_or_is_refused(module):
+        kind = kind_of(modules[path])
+        is_replaced_or_refused = kind in (Kind.DROPOUT, Kind.DEPTH) or isinstance(kind, Refusal)
+        if is_replaced_or_refused or isinstance(modules[path], nn.RReLU):
             continue
-        reason = (
-            f"its code draws random numbers ({function}), which would differ between the hues; "
-            "build the network without it"
-        )
         if function in DROPOUTS:
             reason = (
                 "its code calls a dropout function, whose mask would differ between the hues; "
                 "build the network without it (drop_rate=0), or with nn.Dropout"
             )
-        yield Problem(path, type(module).__name__, reason)
-
-
-def _shares_or_is_refused(module: nn.Module) -> bool:
-    """Whether a module that draws gets a version for hues, or is refused for what it is."""
-    try:
-        return isinstance(module, nn.RReLU) or kind_of(module) in ("dropout", "depth")
-    except LayerError:
-        return True
+        else:
+            reason = (
+                f"its code draws random numbers ({function}), which would differ between the hues; "
+                "build the network without it"
+            )
+        yield path, Refusal(reason)
 
 
 def _splits(
-    modules: Modules, run: DryRun, training: DryRun, exit_: Exit, replaced: Iterable[str]
+    run: DryRun, training: DryRun, exit_: Exit, replaced: Iterable[str]
 ) -> Iterator[Problem]:
     """Batch norms, layers for hues and code that get the whole batch in eval mode alone."""
-    before, after = _shapes(run, exit_, replaced), _shapes(training, exit_, replaced)
-    for path, shapes in after.items():
+    before = _shapes(run, exit_, replaced)
+    for path, shapes in _shapes(training, exit_, replaced).items():
         sizes = {shape[0] for shape in before.get(path, ())}
         if any(size % run.batch for size in sizes):
             continue  # the same in eval mode: the trial of the result names it
@@ -245,14 +239,13 @@ def _splits(
                     f"in training it gets parts of a batch, {shape} of {training.batch} images, "
                     "and the hues would lie in different parts; give it the whole batch"
                 )
-                yield Problem(path, type(modules[path]).__name__, reason)
+                yield path, Refusal(reason)
 
 
 def _shapes(run: DryRun, exit_: Exit, replaced: Iterable[str]) -> dict[str, list[list[int]]]:
     """What batch norms and layers for hues get before the hues are pooled, by their paths."""
-    time = exit_.time(run)
     shapes = {path: list(run.inputs.get(path, ())) for path in replaced}
-    for norm in run.norms:
-        if norm.when < time:
-            shapes.setdefault(norm.path, []).append(norm.shape)
+    for operation in run.operations:
+        if operation.kind == "part" and operation.when < exit_.time(run):
+            shapes.setdefault(operation.path, []).append(operation.shape)
     return shapes

@@ -1,31 +1,21 @@
 """What is known of a network: its origin, its normalisation and the size of its images."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from equicolor import _checks
 from equicolor.conversion.dry_run import DryRun
-from equicolor.conversion.plan import Exit
+from equicolor.conversion.plan import Plan
 from equicolor.conversion.supported import ConversionError
 from equicolor.models.checkpoints import build_from_config
 from equicolor.models.foreign import LIBRARIES, ForeignNetwork, load_foreign
 from equicolor.models.layers import IMAGENET_MEAN, IMAGENET_STD
 from equicolor.models.registry import Network, list_models
-
-__all__ = [
-    "Normalization",
-    "Source",
-    "build_source",
-    "choose_image_size",
-    "choose_resize",
-    "find_normalization",
-    "source_of",
-]
 
 OURS = "equicolor"
 # What a checkpoint may set in a network of torchvision or timm: sizes, and layers by name. Other
@@ -52,10 +42,6 @@ class Source:
     Attributes:
         spec: ``equicolor:NAME``, ``torchvision:NAME`` or ``timm:NAME``.
         options: the arguments its builder was called with.
-
-    Example:
-        >>> type(build_source(Source("equicolor:z2cnn", {"num_classes": 3}))).__name__
-        'Z2CNN'
     """
 
     spec: str
@@ -94,7 +80,7 @@ def build_source(source: Source) -> nn.Module:
 
 
 def source_of(
-    model: nn.Module, source: str | Source | None, run: DryRun, exit_: Exit
+    model: nn.Module, source: str | Source | None, run: DryRun, plan: Plan
 ) -> Source | None:
     """Where a network came from: ``source``, or what the network says; None if unknown."""
     if isinstance(source, Source):
@@ -110,7 +96,7 @@ def source_of(
     if name is None or name.partition(":")[0] not in (OURS, *LIBRARIES):
         return None if source is None else Source(source)
     # Classes are the one option that nearly every network is built with.
-    classifies = exit_.where == "before" or (len(run.outputs) == 1 and len(run.outputs[0]) == 2)
+    classifies = plan.head or (len(run.outputs) == 1 and len(run.outputs[0]) == 2)
     return Source(name, {"num_classes": run.outputs[0][1]} if classifies else {})
 
 
@@ -139,47 +125,40 @@ def choose_resize(model: nn.Module, size: int) -> int | None:
     return round(size / float(share)) if share else None
 
 
-class Normalization(NamedTuple):
-    """Mean and standard deviation per channel; None for a network that takes plain images."""
-
-    mean: tuple[float, ...] | None
-    std: tuple[float, ...] | None
-
-
-_NONE = Normalization(None, None)
 _FORMS = (
     "'imagenet', a pair (mean, std), a member of a torchvision weights enum such as "
     "ResNet18_Weights.DEFAULT, or None for a network that takes images in [0, 1] as they are"
 )
 
 
-def find_normalization(model: nn.Module, normalization: Any = "auto") -> Normalization:
-    """The normalisation of a network; see :func:`equicolor.convert` for the argument.
+def find_normalization(
+    model: nn.Module, normalization: Any
+) -> tuple[list[float], list[float]] | tuple[None, None]:
+    """Mean and standard deviation per channel; None for a network that takes plain images.
+
+    The argument is that of :func:`equicolor.convert`.
 
     Raises:
         ConversionError: if it is unknown.
-
-    Example:
-        >>> find_normalization(nn.Identity(), ((0.5,), (0.25,)))
-        Normalization(mean=(0.5,), std=(0.25,))
-        >>> find_normalization(nn.Identity(), None)
-        Normalization(mean=None, std=None)
     """
     numbers = _find(model, normalization)
-    mean, std = numbers.mean or (0.0,), numbers.std or (1.0,)
+    if numbers is None:
+        return None, None
+    mean, std = map(list, numbers)
     if not 0 <= min(mean) <= max(mean) <= 1 or max(std) > 1:
         raise ConversionError(
             f"the normalisation of images in [0, 1] has a mean in [0, 1] and a std of at most 1, "
-            f"got mean {list(mean)} and std {list(std)}: divide those of 8-bit images by 255"
+            f"got mean {mean} and std {std}: divide those of 8-bit images by 255"
         )
-    return numbers
+    return mean, std
 
 
-def _find(model: nn.Module, normalization: Any) -> Normalization:
+def _find(model: nn.Module, normalization: Any) -> tuple[Iterable[float], ...] | None:
+    """Mean and standard deviation; None for a network that takes plain images."""
     if normalization is None:
-        return _NONE
+        return None
     if isinstance(normalization, str) and normalization == "imagenet":
-        return Normalization(IMAGENET_MEAN, IMAGENET_STD)
+        return IMAGENET_MEAN, IMAGENET_STD
     if isinstance(normalization, str) and normalization == "auto":
         return _from_metadata(model)
     if isinstance(normalization, type):
@@ -188,30 +167,31 @@ def _find(model: nn.Module, normalization: Any) -> Normalization:
             f"{normalization.__name__}.DEFAULT; got the class itself"
         )
     if isinstance(normalization, (tuple, list)) and len(normalization) == 2:
-        return Normalization(*(_numbers(each) for each in normalization))
+        return tuple(map(_numbers, normalization))
     preset: Any = normalization.transforms() if hasattr(normalization, "transforms") else None
     if not hasattr(preset, "mean") or not hasattr(preset, "std"):
         raise ConversionError(f"normalization must be {_FORMS}; got {normalization!r}")
-    return Normalization(tuple(preset.mean), tuple(preset.std))
+    return preset.mean, preset.std
 
 
-def _numbers(values: Any) -> tuple[float, ...]:
+def _numbers(values: Any) -> list[float]:
     """The numbers of a sequence, a tensor, an array, or one alone."""
     try:
-        return tuple(torch.as_tensor(values, dtype=torch.float64, device="cpu").flatten().tolist())
+        tensor = torch.as_tensor(values, dtype=torch.float64, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise ConversionError(f"mean and std must be numbers, got {values!r}") from None
+    numbers: list[float] = tensor.flatten().tolist()
+    return numbers
 
 
-def _from_metadata(model: nn.Module) -> Normalization:
+def _from_metadata(model: nn.Module) -> tuple[Iterable[float], ...] | None:
     if isinstance(model, Network):
-        return _NONE  # ours take images in [0, 1], and normalise inside where they need it
+        return None  # ours take images in [0, 1], and normalise inside where they need it
     if isinstance(model, ForeignNetwork):
-        numbers = (tuple(t.flatten().tolist()) for t in (model.mean.double(), model.std.double()))
-        return _NONE if model.plain else Normalization(*numbers)
+        return None if model.plain else (_numbers(model.mean), _numbers(model.std))
     config = _timm_config(model)
     if "mean" in config and "std" in config:
-        return Normalization(tuple(config["mean"]), tuple(config["std"]))
+        return config["mean"], config["std"]
     raise ConversionError(
         f"nothing says how {type(model).__name__} expects its images to be normalised, and hue is "
         f"defined for images in [0, 1]: pass normalization={_FORMS}"

@@ -15,15 +15,14 @@ mistakes would not show.
 """
 
 import collections
-import contextlib
 import copy
 import dataclasses
 import functools
 import itertools
 import random
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,56 +30,96 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equicolor.color import to_gray
-from equicolor.conversion.dry_run import own_random_numbers, tensors_of
-from equicolor.conversion.network import (
-    Conversion,
-    ConvertedNetwork,
-    as_taken,
-    assemble,
-    new_path,
+from equicolor.conversion.dry_run import (
+    BATCH,
+    DryRun,
+    RunError,
+    dry_run,
+    own_random_numbers,
+    tensors_of,
 )
-from equicolor.conversion.plan import Exit, Plan
+from equicolor.conversion.network import ConvertedNetwork, as_taken, assemble, new_path
+from equicolor.conversion.plan import Conversion, Plan
 from equicolor.conversion.supported import ConversionError
 from equicolor.nn import functional
 from equicolor.nn.batched import BatchedCEConv2d, BatchedCosetPool
 
-__all__ = ["WHAT_WORKS", "check_numbers"]
-
-WHAT_WORKS = (
+_WHAT_WORKS = (
     "What works: code that treats every image of a batch alike and by itself, the batch being the "
     "first dimension. Views of an image go through the network one after the other, or beside "
     "each other, torch.stack(views, 1).flatten(0, 1); what compares images goes behind the "
     "network; and until='NAME' ends the equivariant part before whatever else it is"
 )
-Tensors = dict[tuple[str, int], Tensor]  # by the name of a place and the number of the call
-Errors = dict[tuple[str, int], float]
+Place = tuple[str, int]  # its name, and the number of the call
+Tensors = dict[Place, Tensor]
+# What it means if tensors are not as expected; tensors; what is expected; errors by rounding.
+_Comparison = tuple[str, Tensors, Tensors, dict[Place, float]]
 
 _POOL, _BEHIND = "the pool of the hues", "what comes after the pool of the hues"
-_HUES, _BATCH = 3, 2
+_HUES = 3
 _SIDES = (32, 64, 96, 128)  # of the images, where the network takes such small ones
 _SILENT = 1e-3  # parameters below are drawn anew
 _PERTURBATION = 0.5  # of the hue filters
 _NOISE = 1e3  # of images, in units of rounding errors
 
 
-def check_numbers(original: nn.Module, plan: Plan, how: Conversion, size: int) -> None:
+def check_shapes(network: ConvertedNetwork, plan: Plan, how: Conversion, before: DryRun) -> None:
+    """Refuse a result whose layers see, or that returns, other shapes than the original.
+
+    ``before`` is a run of the original. Layers for hues must see n times as many images.
+    """
+    expected = before.outputs
+    if how.coset_pool is None:
+        expected = [[BATCH, how.rotations, *shape[1:]] for shape in expected]
+    outputs: object
+    try:
+        run = dry_run(network, how.image_size)
+        _check_batch_first(network, plan, before, run)
+        outputs = run.outputs
+    except RunError as error:
+        outputs = error.reason
+    if outputs == expected:
+        return
+    if how.until is not None:
+        raise ConversionError(
+            f"until={how.until!r} cannot end the equivariant part: data flows past it, so plain "
+            "and equivariant features would meet. Name a module that everything passes, such as a "
+            f"whole stage ({outputs})"
+        )
+    raise ConversionError(
+        f"{type(network.network).__name__} does something to the batch that conversion does not "
+        f"know: expected outputs {expected}, got {outputs}. {_WHAT_WORKS}"
+    )
+
+
+def _check_batch_first(
+    network: ConvertedNetwork, plan: Plan, before: DryRun, after: DryRun
+) -> None:
+    """Refuse a layer for hues that gets them anywhere but in front, or not all of them."""
+    n = network.rotations
+    for path in plan.replaced:
+        new = new_path(path, plan.exit)
+        for old_shape, shape in itertools.zip_longest(before.inputs[path], after.inputs[new]):
+            whole = old_shape is not None and shape is not None and not old_shape[0] % BATCH
+            if not whole or shape[0] != n * old_shape[0]:
+                kind = type(network.get_submodule(new)).__name__
+                raise ConversionError(
+                    f"{type(network.network).__name__} does not keep the batch first: for "
+                    f"{BATCH} images {path!r} sees {old_shape}, and for {BATCH} images in {n} "
+                    f"hues, which lie in the batch, it ({kind}) sees {shape}. {_WHAT_WORKS}"
+                )
+
+
+def check_numbers(original: nn.Module, plan: Plan, how: Conversion) -> None:
     """Refuse a conversion that does not compute what it should.
 
-    A network on the meta device is not tried.
-
-    Args:
-        original: the network, as wide as it is converted; it is not changed.
-        plan: of its conversion.
-        how: the options of the conversion.
-        size: height and width of images that the network takes; smaller ones are tried first.
-
-    Raises:
-        ConversionError: with what was seen, and where.
+    ``original`` is as wide as it is converted; it is not changed. Images smaller than its own are
+    tried first. A network on the meta device is not tried.
     """
     if any(tensor.is_meta for tensor in original.parameters()):
         return
     with torch.no_grad(), own_random_numbers(original):
-        trial = _set_up(original, plan, how, size)
+        trial = _set_up(original, plan, how)
         if trial is None:
             warnings.warn(
                 f"{type(original).__name__} was converted without a trial with numbers: it gives "
@@ -88,95 +127,70 @@ def check_numbers(original: nn.Module, plan: Plan, how: Conversion, size: int) -
                 stacklevel=5,
             )
             return
-        pools = how.coset_pool is not None
-        _check_hues(trial)
-        if pools:
-            _check_grey(trial)
-        _mix_hues(trial.converted)
-        _check_shift(trial, pools=pools)
-        _check_training(trial, pools=pools)
+        for finding, tensors, expected, allowed in _comparisons(trial):
+            _check(trial, finding, tensors, expected, allowed)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Trial:
-    """What is tried.
+class _Trial(NamedTuple):
+    """What is tried; all networks end in a pool of the hues at the same place."""
 
-    Attributes:
-        original: the network.
-        converted: made of it.
-        pooled: the original with hues and their pool, but without layers that mix hues.
-        replaced: the paths of those layers.
-        exit: where the hues are pooled.
-        images: in [0, 1].
-    """
-
-    original: nn.Module
+    original: ConvertedNetwork  # in one hue
+    copies: ConvertedNetwork  # the original in every hue, without layers that mix hues
     converted: ConvertedNetwork
-    pooled: ConvertedNetwork
-    replaced: tuple[str, ...]
-    exit: Exit
-    images: Tensor
+    plan: Plan
+    pools: bool  # whether the hues are pooled, or kept apart
+    images: Tensor  # in [0, 1]
 
-    def compare(
-        self, tensors: Tensors, expected: Tensors, finding: str, allowed: Errors | None = None
-    ) -> None:
-        """Refuse the network if something is not as expected, naming the first place."""
-        for place, tensor in tensors.items():
-            if place not in expected:
-                how = "which the original does not compute"
-            else:
-                how = _difference(tensor, expected[place], (allowed or {}).get(place, 0.0))
-            if not how:
-                continue
-            name = place[0]
-            if name not in (_POOL, _BEHIND):
-                kind = type(self.original.get_submodule(name)).__name__
-                name = f"{name!r} ({kind}), which gets {list(tensor.shape)}"
-            mode = "in train mode, " if self.converted.training else ""
-            raise ConversionError(
-                f"{type(self.original).__name__} was converted and tried with numbers, and {mode}"
-                f"{finding}: "
-                f"its code mixes or reorders the images of a batch, in which the hues lie. The "
-                f"first to see something else is {name} ({how}). {WHAT_WORKS} (verify=False "
-                "converts without this trial)"
-            )
+    def run(self, network: ConvertedNetwork, images: Tensor) -> tuple[Tensors, Tensors]:
+        """What the layers for hues and the pool get, and what the network returns."""
+        # A copy shares the weights but no other state; it draws the same random numbers each time.
+        network = copy.deepcopy(network, {id(tensor): tensor for tensor in network.parameters()})
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        modules = dict(network.named_modules())
+        places = {path: modules[new_path(path, self.plan.exit)] for path in self.plan.replaced}
+        places[_POOL] = next(m for m in modules.values() if isinstance(m, BatchedCosetPool))
+        inputs: Tensors = {}
+        calls = collections.Counter[str]()
+
+        def record(name: str, module: nn.Module, args: Any) -> None:
+            for tensor in tensors_of(args):
+                inputs[name, calls[name]] = tensor.clone()
+                calls[name] += 1
+
+        for name, module in places.items():
+            module.register_forward_pre_hook(functools.partial(record, name))
+        outputs = tensors_of(network(as_taken(network.lift, images)))
+        return inputs, {(_BEHIND, index): tensor for index, tensor in enumerate(outputs)}
 
 
-def _set_up(original: nn.Module, plan: Plan, how: Conversion, size: int) -> _Trial | None:
+def _set_up(model: nn.Module, plan: Plan, how: Conversion) -> _Trial | None:
     """A trial, in float64 if the network's code allows it; None where it gives no numbers."""
-    sides = [side for side in _SIDES if side < size]
+    sides = [side for side in _SIDES if side < how.image_size]
     few = dataclasses.replace(how, rotations=min(how.rotations, _HUES), check_range=False)
-    for dtype, side in itertools.product((torch.float64, torch.float32), (*sides, size)):
-        settled = _settled(original, few, dtype, side)
-        if settled is not None:
-            model, images = settled
-            converted = assemble(model, plan, few)
-            pooled = assemble(model, dataclasses.replace(plan, replaced={}), few)
-            exit_ = plan.exit_for(how.coset_pool)
-            return _Trial(model, converted, pooled, tuple(plan.replaced), exit_, images)
+    for dtype, side in itertools.product((torch.float64, torch.float32), (*sides, how.image_size)):
+        try:
+            network = copy.deepcopy(model).to(dtype).eval()
+            images = _blocks(side).to(next(network.parameters()).device, dtype)
+            lift = few.lift(images)
+            outputs = _settle(network, lift(as_taken(lift, images)))
+        except Exception:  # whatever the network's own code does at another size, in another dtype
+            continue
+        if all(bool(tensor.isfinite().all()) for tensor in outputs):
+            plain = plan._replace(replaced={})
+            original = assemble(network, plain, dataclasses.replace(few, rotations=1))
+            copies, converted = (assemble(network, each, few) for each in (plain, plan))
+            pools = how.coset_pool is not None
+            return _Trial(original, copies, converted, plan, pools, images)
     return None
-
-
-def _settled(
-    original: nn.Module, how: Conversion, dtype: torch.dtype, side: int
-) -> tuple[nn.Module, Tensor] | None:
-    """A copy of a network for trials and images that it takes; None if it does not."""
-    try:
-        model = copy.deepcopy(original).to(dtype).eval()
-        images = _blocks(side).to(next(model.parameters()).device, dtype)
-        lift = how.lift(images)
-        outputs = _settle(model, lift(as_taken(lift, images)))
-    except Exception:  # whatever the network's own code does at another size, in another dtype
-        return None
-    finite = all(bool(tensor.isfinite().all()) for tensor in outputs)
-    return (model, images) if finite else None
 
 
 def _blocks(side: int) -> Tensor:
     """Images of coloured blocks, each of a colour of its own: noise would be grey on average."""
     generator = torch.Generator().manual_seed(0)
     tint, blocks = (
-        torch.rand(_BATCH, 3, n, n, generator=generator, dtype=torch.float64, device="cpu")
+        torch.rand(BATCH, 3, n, n, generator=generator, dtype=torch.float64, device="cpu")
         for n in (1, 8)
     )
     return 0.2 + 0.4 * tint + F.interpolate(0.2 * blocks, (side, side))
@@ -221,47 +235,56 @@ def _mix_hues(converted: ConvertedNetwork) -> None:
             weight.add_(_PERTURBATION * noise).div_(scale)
 
 
-def _check_hues(trial: _Trial) -> None:
-    """Entry k of what layers see and what is pooled must be the original's in hue k."""
-    images = as_taken(trial.converted.lift, trial.images)
-    hues = trial.converted.lift(images).unflatten(0, (trial.converted.rotations, -1))
-    runs = [_run_original(trial, hue) for hue in hues]
+def _comparisons(trial: _Trial) -> Iterator[_Comparison]:
+    """All that is tried, one after the other."""
+    lift = trial.converted.lift
+    hues = functional.hue_orbit(trial.images, lift.rotations, lift.lifting)
+    runs = [trial.run(trial.original, hue)[0] for hue in hues]
     expected = {
         place: torch.cat([torch.atleast_1d(run[place]) for run in runs]) for place in runs[0]
     }
-    features, _ = _run_converted(trial, images)
-    trial.compare(features, expected, "hue k is not the original network on the shifted image")
+    features, _ = trial.run(trial.converted, trial.images)
+    yield "hue k is not the original network on the shifted image", features, expected, {}
+    if trial.pools:  # which changes nothing for grey images: all their hues are alike
+        grey = to_gray(trial.images)
+        _, outputs = trial.run(trial.copies, grey)
+        _, expected = trial.run(trial.original, grey)
+        finding = "for grey images it does not give what the original network gives"
+        yield finding, outputs, expected, {}
+    _mix_hues(trial.converted)
+    yield from _shifted(trial)
+    trial.original.train()
+    trial.converted.train()
+    try:
+        trial.run(trial.original, trial.images)
+    except Exception:  # in train mode, the original wants more than images
+        return
+    try:
+        yield from _shifted(trial)
+    except Exception as error:  # that the original does not raise
+        reason = str(error).partition("\n")[0]
+        raise _refusal(trial, f"in train mode it fails: {reason}") from error
 
 
-def _check_grey(trial: _Trial) -> None:
-    """All hues of grey images are alike, so pooling them changes nothing."""
-    lift = trial.pooled.lift
-    grey = as_taken(lift, to_gray(trial.images))
-    expected = _outputs(trial.original(lift(grey)[:_BATCH]))
-    finding = "for grey images it does not give what the original network gives"
-    trial.compare(_outputs(trial.pooled(grey)), expected, finding)
-
-
-def _check_shift(trial: _Trial, *, pools: bool) -> None:
+def _shifted(trial: _Trial) -> Iterator[_Comparison]:
     """What layers see and what is pooled must roll with the hue of the image, outputs must not."""
     lift, n = trial.converted.lift, trial.converted.rotations
     shifted = functional.hue_orbit(trial.images, n, lift.lifting)[n - 1]  # by +1/n
-    features, outputs = _run_converted(trial, as_taken(lift, trial.images))
-    shifted_features, shifted_outputs = _run_converted(trial, as_taken(lift, shifted))
-    training = trial.converted.training
-    allowed = _effect_of_rounding(trial, features | outputs) if training else None
+    features, outputs = trial.run(trial.converted, trial.images)
+    shifted_features, shifted_outputs = trial.run(trial.converted, shifted)
+    allowed = _effect_of_rounding(trial, features | outputs) if trial.converted.training else {}
     rolled = {
         place: tensor.unflatten(0, (n, -1)).roll(1, 0).flatten(0, 1)
         for place, tensor in features.items()
     }
     finding = "once its hue filters are trained, features do not shift with the hue"
-    trial.compare(shifted_features, rolled, finding, allowed)
-    if pools:
+    yield finding, shifted_features, rolled, allowed
+    if trial.pools:
         finding = "once its hue filters are trained, outputs change with the hue"
-        trial.compare(shifted_outputs, outputs, finding, allowed)
+        yield finding, shifted_outputs, outputs, allowed
 
 
-def _effect_of_rounding(trial: _Trial, exact: Tensors) -> Errors:
+def _effect_of_rounding(trial: _Trial, exact: Tensors) -> dict[Place, float]:
     """How much noise, a little more than rounding, changes what is seen and returned.
 
     Norms of few images make small differences larger, layer by layer: behind a hundred of them,
@@ -270,7 +293,7 @@ def _effect_of_rounding(trial: _Trial, exact: Tensors) -> Errors:
     generator = torch.Generator().manual_seed(3)
     noise = torch.randn(trial.images.shape, generator=generator, device="cpu").to(trial.images)
     noisy = trial.images * (1 + _NOISE * torch.finfo(noise.dtype).eps * noise)
-    features, outputs = _run_converted(trial, as_taken(trial.converted.lift, noisy))
+    features, outputs = trial.run(trial.converted, noisy)
     return {
         place: 10 * float((tensor - exact[place]).abs().max())
         for place, tensor in (features | outputs).items()
@@ -279,85 +302,33 @@ def _effect_of_rounding(trial: _Trial, exact: Tensors) -> Errors:
     }
 
 
-def _check_training(trial: _Trial, *, pools: bool) -> None:
-    """The same in train mode, unless the original wants more than images there."""
-    original, converted = trial.original.train(), trial.converted.train()
-    images = as_taken(converted.lift, trial.images)
-    try:
-        _as_new(original)(converted.lift(images)[:_BATCH])
-    except Exception:  # whatever the network's own code does
-        return
-    try:
-        _check_shift(trial, pools=pools)
-    except ConversionError:
-        raise
-    except Exception as error:  # that the original does not raise
-        reason = str(error).partition("\n")[0]
-        raise ConversionError(
-            f"{type(original).__name__} was converted and tried with numbers, and in train mode it "
-            f"fails: {reason}. {WHAT_WORKS} (verify=False converts without this trial)"
-        ) from error
+def _check(
+    trial: _Trial, finding: str, tensors: Tensors, expected: Tensors, allowed: dict[Place, float]
+) -> None:
+    """Refuse the network if something is not as expected, naming the first place."""
+    for place, tensor in tensors.items():
+        how = "which the original does not compute"
+        if place in expected:
+            how = _difference(tensor, expected[place], allowed.get(place, 0.0))
+        if not how:
+            continue
+        name = place[0]
+        if name not in (_POOL, _BEHIND):
+            layer = trial.original.get_submodule(new_path(name, trial.plan.exit))
+            name = f"{name!r} ({type(layer).__name__}), which gets {list(tensor.shape)}"
+        mode = "in train mode, " if trial.converted.training else ""
+        raise _refusal(
+            trial,
+            f"{mode}{finding}: its code mixes or reorders the images of a batch, in "
+            f"which the hues lie. The first to see something else is {name} ({how})",
+        )
 
 
-def _run_original(trial: _Trial, images: Tensor) -> Tensors:
-    """What the original has where the converted network mixes and pools hues."""
-    modules = dict(trial.original.named_modules())
-    places = {path: modules[path] for path in trial.replaced}
-    exit_ = trial.exit
-    if exit_.where == "before":
-        places[_POOL] = modules[exit_.path]
-    after = {_POOL: modules[exit_.path]} if exit_.where == "after" else {}
-    with _recorded(places, after) as tensors:
-        outputs = trial.original(images)
-    if exit_.where == "output":
-        tensors |= {(_POOL, call): tensor for call, tensor in enumerate(tensors_of(outputs))}
-    return tensors
-
-
-def _run_converted(trial: _Trial, images: Tensor) -> tuple[Tensors, Tensors]:
-    """What the layers for hues and the pool of a converted network get, and what it returns."""
-    converted = _as_new(trial.converted)
-    modules = dict(converted.named_modules())
-    places = {path: modules[new_path(path, trial.exit)] for path in trial.replaced}
-    places[_POOL] = next(m for m in modules.values() if isinstance(m, BatchedCosetPool))
-    with _recorded(places, {}) as tensors:
-        outputs = converted(images)
-    return tensors, _outputs(outputs)
-
-
-def _as_new(network: nn.Module) -> nn.Module:
-    """A copy that shares the weights but no other state; it will draw the same random numbers."""
-    torch.manual_seed(0)
-    random.seed(0)
-    np.random.seed(0)  # noqa: NPY002
-    return copy.deepcopy(network, {id(tensor): tensor for tensor in network.parameters()})
-
-
-def _outputs(value: Any) -> Tensors:
-    return {(_BEHIND, index): tensor for index, tensor in enumerate(tensors_of(value))}
-
-
-@contextlib.contextmanager
-def _recorded(
-    inputs: Mapping[str, nn.Module], outputs: Mapping[str, nn.Module]
-) -> Iterator[Tensors]:
-    """Copies of what modules get, or give, by names and in the order of the calls."""
-    tensors: Tensors = {}
-    calls = collections.Counter[str]()
-
-    def record(name: str, value: Any) -> None:
-        for tensor in tensors_of(value):
-            tensors[name, calls[name]] = tensor.clone()
-            calls[name] += 1
-
-    with contextlib.ExitStack() as stack:
-        for name, module in inputs.items():
-            hook: Any = functools.partial(lambda name, module, args: record(name, args), name)
-            stack.enter_context(module.register_forward_pre_hook(hook))
-        for name, module in outputs.items():
-            hook = functools.partial(lambda name, module, args, value: record(name, value), name)
-            stack.enter_context(module.register_forward_hook(hook))
-        yield tensors
+def _refusal(trial: _Trial, finding: str) -> ConversionError:
+    return ConversionError(
+        f"{type(trial.original.network).__name__} was converted and tried with numbers, and "
+        f"{finding}. {_WHAT_WORKS} (verify=False converts without this trial)"
+    )
 
 
 def _difference(one: Tensor, other: Tensor, allowed: float) -> str:

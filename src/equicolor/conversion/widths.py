@@ -8,18 +8,18 @@ fits.
 """
 
 import bisect
+import functools
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from equicolor.conversion.dry_run import RunError, dry_run, ghost_of
-from equicolor.conversion.plan import Plan
-from equicolor.conversion.supported import ConversionError
-
-__all__ = ["match_widths", "scale_channels"]
+from equicolor.conversion.plan import Conversion, Plan
+from equicolor.conversion.supported import ConversionError, Kind
 
 _FINE = 16  # a smaller common divisor has too few steps
 _NEAR = 0.03  # relative distance in parameters at which no other scale is tried
@@ -30,78 +30,58 @@ _LARGE = 128
 Scale = Callable[[int], int]
 
 
-def match_widths(model: nn.Module, plan: Plan, rotations: int, size: int) -> dict[int, int]:
-    """New channel counts, by old ones, at which a converted network is as large as the original.
+def match_widths(model: nn.Module, plan: Plan, how: Conversion) -> list[tuple[int, int]]:
+    """Pairs of old and new channel counts that make a converted network as large as the original.
 
-    Images of height and width ``size`` are tried.
-
-    Example:
-        >>> from equicolor.conversion.plan import make_plan
-        >>> model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3), nn.AvgPool2d(4),
-        ...                       nn.Flatten(), nn.Linear(64, 10))
-        >>> plan = make_plan(model, dry_run(model, 8))
-        >>> match_widths(model, plan, rotations=6, size=8)
-        {64: 50}
+    A dry run on images of the network's size tells whether the new counts fit.
     """
-    if plan.exit.where == "after":
+    if how.until is not None:
         raise ConversionError("match_parameters makes all layers narrower: it does not take until")
-    if plan.exit.where != "before":
+    if not plan.head:
         raise ConversionError(
             "match_parameters keeps the outputs of a classifier, but this network ends in none"
         )
     target = sum(parameter.numel() for parameter in model.parameters())
     ghost = ghost_of(model)
     counts = _counts(ghost, plan)
-    unit = math.gcd(*counts, *_group_units(model))
-    multiples = _multiples(model)
+    multiples: dict[int, int] = {}
+    unit = math.gcd(*counts)
+    for count, multiple in _group_multiples(model):
+        multiples[count] = math.lcm(multiples.get(count, 1), multiple)
+        unit = math.gcd(unit, count // multiple)  # so that groups keep their width
     exact = [_exact(step, unit) for step in range(1, unit + 1)] if unit >= _FINE else []
     rounded = [_rounded(step / _STEPS, multiples) for step in range(8, _STEPS + 1)]
-    reason, best, nearest = "", dict[int, int](), math.inf
+
+    def narrowed(scale: Scale) -> nn.Module:
+        candidate = ghost_of(ghost)
+        scale_channels(candidate, plan, {count: scale(count) for count in counts})
+        return candidate
+
+    @functools.cache
+    def distance(scale: Scale) -> float:
+        return _converted_parameters(narrowed(scale), plan, how.rotations) / target - 1
+
+    reason, best, nearest = "", None, math.inf
     for scales in (exact, rounded):
         if not scales or nearest <= _NEAR:
             continue
-        channels, parameters = _search(ghost, plan, rotations, counts, scales, target)
-        distance = abs(parameters / target - 1)
-        if distance >= nearest:
+        # More channels, more parameters: the first scale that has enough, and the one before.
+        first = bisect.bisect_left(range(len(scales) - 1), 0.0, key=lambda i: distance(scales[i]))
+        scale = min(scales[max(first - 1, 0) : first + 1], key=lambda scale: abs(distance(scale)))
+        if abs(distance(scale)) >= nearest:
             continue
-        candidate = ghost_of(ghost)
-        scale_channels(candidate, plan, channels)
         try:
-            dry_run(candidate, size)
+            dry_run(narrowed(scale), how.image_size)
         except RunError as error:
             reason = str(error)
             continue
-        best, nearest = channels, distance
-    if not best:
+        best, nearest = scale, abs(distance(scale))
+    if best is None:
         raise ConversionError(
             f"{type(model).__name__} cannot be made narrower layer by layer ({reason}); build it "
             "narrower yourself and convert that"
         )
-    return best
-
-
-def _search(
-    ghost: nn.Module,
-    plan: Plan,
-    rotations: int,
-    counts: list[int],
-    scales: list[Scale],
-    target: int,
-) -> tuple[dict[int, int], int]:
-    """The channels of the scale whose parameters are nearest to a target, and how many."""
-
-    def parameters(scale: Scale) -> int:
-        candidate = ghost_of(ghost)
-        scale_channels(candidate, plan, {count: scale(count) for count in counts})
-        return _converted_parameters(candidate, plan, rotations)
-
-    # More channels, more parameters: the first scale that has enough, and the one before.
-    first = bisect.bisect_left(
-        range(len(scales) - 1), target, key=lambda index: parameters(scales[index])
-    )
-    near = {scale: parameters(scale) for scale in scales[max(first - 1, 0) : first + 1]}
-    best = min(near, key=lambda scale: abs(near[scale] - target))
-    return {count: best(count) for count in counts}, near[best]
+    return [(count, best(count)) for count in counts]
 
 
 def scale_channels(network: nn.Module, plan: Plan, channels: dict[int, int]) -> None:
@@ -109,13 +89,15 @@ def scale_channels(network: nn.Module, plan: Plan, channels: dict[int, int]) -> 
 
     The network changes in place. The images' channels and the outputs of the classifier stay.
     """
-    classifier = network.get_submodule(plan.exit.path)
+    classifier = network.get_submodule(plan.head)
     head = [module for module in classifier.modules() if isinstance(module, nn.Linear)][-1]
     for path, module in list(network.named_modules()):
         _scale(module, channels, first=path == plan.first, last=module is head)
 
 
-def _scale(module: nn.Module, channels: dict[int, int], *, first: bool, last: bool) -> None:
+def _scale(module: Any, channels: dict[int, int], *, first: bool, last: bool) -> None:
+    is_layer = True
+    shapes: dict[str, tuple[int, ...]] = {}
     if isinstance(module, nn.Conv2d):
         width = module.in_channels // module.groups
         depthwise = module.groups == module.in_channels and module.groups > 1
@@ -125,33 +107,31 @@ def _scale(module: nn.Module, channels: dict[int, int], *, first: bool, last: bo
         if module.groups > 1:
             module.groups = module.in_channels if depthwise else module.in_channels // width
         inputs = module.in_channels // module.groups
-        _resize(module, "weight", (module.out_channels, inputs, *module.kernel_size))
-        _resize(module, "bias", (module.out_channels,))
+        shapes["weight"] = (module.out_channels, inputs, *module.kernel_size)
+        shapes["bias"] = (module.out_channels,)
     elif isinstance(module, nn.Linear):
         module.in_features = channels[module.in_features]
         module.out_features = module.out_features if last else channels[module.out_features]
-        _resize(module, "weight", (module.out_features, module.in_features))
-        _resize(module, "bias", (module.out_features,))
+        shapes["weight"] = (module.out_features, module.in_features)
+        shapes["bias"] = (module.out_features,)
     elif isinstance(module, _NormBase):
         module.num_features = channels[module.num_features]
-        for name in ("weight", "bias", "running_mean", "running_var"):
-            _resize(module, name, (module.num_features,))
+        names = "weight", "bias", "running_mean", "running_var"
+        shapes = dict.fromkeys(names, (module.num_features,))
     elif isinstance(module, nn.GroupNorm):
         module.num_channels = channels[module.num_channels]
-        for name in ("weight", "bias"):
-            _resize(module, name, (module.num_channels,))
+        shapes = dict.fromkeys(("weight", "bias"), (module.num_channels,))
     elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
-        shape = tuple(channels[size] for size in module.normalized_shape)
-        module.normalized_shape = shape
-        for name in ("weight", "bias"):
-            _resize(module, name, shape)
+        module.normalized_shape = tuple(channels[size] for size in module.normalized_shape)
+        shapes = dict.fromkeys(("weight", "bias"), module.normalized_shape)
     else:
-        for name, parameter in list(module._parameters.items()):
-            if parameter is not None:
-                shape = tuple(channels.get(size, size) for size in parameter.shape)
-                _resize(module, name, shape)
-        return
-    module.reset_parameters()
+        is_layer = False
+        for name, parameter in module.named_parameters(recurse=False):
+            shapes[name] = tuple(channels.get(size, size) for size in parameter.shape)
+    for name, shape in shapes.items():
+        _resize(module, name, shape)
+    if is_layer:
+        module.reset_parameters()
 
 
 def _resize(module: nn.Module, name: str, shape: tuple[int, ...]) -> None:
@@ -181,28 +161,14 @@ def _counts(ghost: nn.Module, plan: Plan) -> list[int]:
     return sorted(counts)
 
 
-def _group_units(model: nn.Module) -> Iterator[int]:
-    """What the unit must divide beside the counts, so that groups keep their width."""
+def _group_multiples(model: nn.Module) -> Iterator[tuple[int, int]]:
+    """Counts of channels in groups, each with a number that a new count must be a multiple of."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d) and module.groups > 1:
-            yield module.groups
+            for count in (module.in_channels, module.out_channels):
+                yield count, count // module.groups
         elif isinstance(module, nn.GroupNorm):
-            yield module.num_channels // module.num_groups
-
-
-def _multiples(model: nn.Module) -> dict[int, int]:
-    """What a new count must be a multiple of, where layers work in groups."""
-    multiples: dict[int, int] = {}
-    for module in model.modules():
-        pairs: list[tuple[int, int]] = []
-        if isinstance(module, nn.Conv2d) and module.groups > 1:
-            sides = module.in_channels, module.out_channels
-            pairs = [(count, count // module.groups) for count in sides]
-        elif isinstance(module, nn.GroupNorm):
-            pairs = [(module.num_channels, module.num_groups)]
-        for count, multiple in pairs:
-            multiples[count] = math.lcm(multiples.get(count, 1), multiple)
-    return multiples
+            yield module.num_channels, module.num_groups
 
 
 def _exact(step: int, unit: int) -> Scale:
@@ -223,7 +189,7 @@ def _converted_parameters(network: nn.Module, plan: Plan, rotations: int) -> int
     """Parameters with the hue filters that conversion will add."""
     total = sum(parameter.numel() for parameter in network.parameters())
     for path, kind in plan.replaced.items():
-        if kind in ("conv", "linear"):
+        if kind is Kind.MIX:
             weight = network.get_submodule(path).weight
             assert isinstance(weight, torch.Tensor)
             total += rotations * weight.shape[0] * weight.shape[1]
