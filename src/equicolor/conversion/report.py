@@ -5,9 +5,8 @@ import copy
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -27,15 +26,6 @@ from equicolor.models.tensor_files import WEIGHTS
 from equicolor.nn import fold
 from equicolor.reporting.tables import Table
 
-__all__ = [
-    "NetworkCost",
-    "check_names",
-    "convert_source",
-    "cost_report",
-    "cost_rows",
-    "hue_table",
-]
-
 _REPEATS = 5
 _EVERY = 3  # of the 37 shifts, 10 degrees apart, is shown
 _SUFFIX = ".safetensors"
@@ -47,14 +37,7 @@ _IN_PYTHON = "use equicolor.convert in Python, and keep the state_dict() of what
 
 
 def check_names(source: str | Path, output: Path, data: str | None = None) -> None:
-    """Refuse a source, output or dataset that cannot be used, before anything is computed.
-
-    Example:
-        >>> check_names("timm:resnet18", Path("converted.txt"))
-        Traceback (most recent call last):
-            ...
-        ValueError: a checkpoint is written as *.safetensors, got converted.txt
-    """
+    """Refuse a source, output or dataset that cannot be used, before anything is computed."""
     if output.suffix not in ("", _SUFFIX):
         raise ValueError(f"a checkpoint is written as *{_SUFFIX}, got {output}")
     library, colon, _ = str(source).partition(":")
@@ -84,25 +67,11 @@ def convert_source(
 ) -> list[tuple[str, ...]]:
     """Convert a network by name, write the checkpoint ``output``, and count what it costs.
 
-    Args:
-        source, pretrained: of :func:`equicolor.models.loading.load_network`.
-        output: the checkpoint to write.
-        size: height and width of the images; by default the network's own. Costs are counted at
-            it, and the checkpoint keeps it.
-        device: where to take the time.
-        options: of :func:`equicolor.convert`.
+    Costs are counted at ``size``, by default the network's own, and the checkpoint keeps it. The
+    other options are those of :func:`equicolor.convert`.
 
     Returns:
         The rows of a table of costs, before and after.
-
-    Example:
-        >>> import tempfile
-        >>> from equicolor.models import z2cnn
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> _ = save_model(z2cnn(10), folder / "plain.safetensors")
-        >>> rows = convert_source(folder / "plain.safetensors", folder / "new.safetensors")
-        >>> [row[1] for row in rows]
-        ['25,570', '32,770 (1.28×)', '25,290 (0.99×)']
     """
     network = load_network(source, pretrained=pretrained)
     converted = convert(network, image_size=size, **options)
@@ -128,14 +97,8 @@ def hue_table(
 ) -> tuple[Table, str]:
     """Accuracy under HSV hue shifts before and after, as a table and in one line.
 
-    Both networks see the same images, cut as the converted network's file says, so that
-    ``equicolor evaluate`` gives the same for that file.
-
-    Args:
-        source, pretrained: of :func:`convert_source`.
-        output: the checkpoint that it wrote.
-        data: a dataset by name, or a folder of class folders.
-        device: where to compute.
+    ``output`` is the checkpoint that :func:`convert_source` wrote. Both networks see the same
+    images, cut as that file says, so that ``equicolor evaluate`` gives the same for it.
     """
     size, resize = choose_preparation(load_model(output), find_dataset(data).kind)
     how: dict[str, Any] = {"actions": ["hsv"], "size": size, "resize": resize, "device": device}
@@ -159,21 +122,13 @@ def _column(evaluation: Evaluation) -> list[str]:
     return [f"{value:.2f}" for value in numbers]
 
 
-@dataclass(frozen=True)
-class NetworkCost:
-    """What one network costs.
+class NetworkCost(NamedTuple):
+    """What one network costs."""
 
-    Attributes:
-        name: for the table.
-        parameters: how many.
-        macs: multiply-accumulates of one image.
-        milliseconds: of a batch, the median of a few; None where it was not timed.
-    """
-
-    name: str
+    name: str  # for the table
     parameters: int
-    macs: int
-    milliseconds: float | None
+    macs: int  # of one image
+    milliseconds: float | None  # of a batch, the median of a few; None where it was not timed
 
 
 def cost_report(
@@ -204,15 +159,11 @@ def cost_report(
         >>> before.parameters, after.parameters
         (25570, 32770)
     """
-    where = torch.device(device)
-    return [
-        NetworkCost(
-            name,
-            *cost(network, input_size),
-            milliseconds=_milliseconds(network, input_size, where, batch) if timed else None,
-        )
-        for name, network in networks.items()
-    ]
+    costs = []
+    for name, network in networks.items():
+        time_taken = _milliseconds(network, input_size, device, batch) if timed else None
+        costs.append(NetworkCost(name, *cost(network, input_size), time_taken))
+    return costs
 
 
 def cost_rows(costs: Sequence[NetworkCost]) -> list[tuple[str, ...]]:
@@ -222,40 +173,30 @@ def cost_rows(costs: Sequence[NetworkCost]) -> list[tuple[str, ...]]:
         >>> cost_rows([NetworkCost("a", 2000, 10**9, 1.0), NetworkCost("b", 3000, 10**10, 5.0)])[1]
         ('b', '3,000 (1.50×)', '10.00 G (10.0×)', '5.0 ms (5.0×)')
     """
-    first = costs[0]
-    rows: list[tuple[str, ...]] = [
-        (first.name, f"{first.parameters:,}", _macs(first.macs), _time(first.milliseconds))
-    ]
-    for each in costs[1:]:
-        duration = _time(each.milliseconds)
-        if each.milliseconds is not None and first.milliseconds is not None:
-            duration += f" ({each.milliseconds / first.milliseconds:.1f}×)"
-        parameters = f"{each.parameters:,} ({each.parameters / first.parameters:.2f}×)"
-        macs = f"{_macs(each.macs)} ({each.macs / first.macs:.1f}×)"
-        rows.append((each.name, parameters, macs, duration))
+    first, rows = costs[0], []
+    for each in costs:
+        macs = f"{each.macs / 1e9:.2f} G" if each.macs >= 1e9 else f"{each.macs / 1e6:.2f} M"
+        duration = "–" if each.milliseconds is None else f"{each.milliseconds:.1f} ms"
+        cells = [f"{each.parameters:,}", macs, duration]
+        if each is not first:
+            cells[0] += f" ({each.parameters / first.parameters:.2f}×)"
+            cells[1] += f" ({each.macs / first.macs:.1f}×)"
+            if each.milliseconds is not None and first.milliseconds is not None:
+                cells[2] += f" ({each.milliseconds / first.milliseconds:.1f}×)"
+        rows.append((each.name, *cells))
     return rows
 
 
-def _time(milliseconds: float | None) -> str:
-    return "–" if milliseconds is None else f"{milliseconds:.1f} ms"
-
-
-def _macs(number: int) -> str:
-    return f"{number / 1e9:.2f} G" if number >= 1e9 else f"{number / 1e6:.2f} M"
-
-
-def _milliseconds(network: nn.Module, size: int, device: torch.device, batch: int) -> float:
+def _milliseconds(network: nn.Module, size: int, device: torch.device | str, batch: int) -> float:
     network = copy.deepcopy(network).to(device).eval()
-    tensor = next(network.parameters())
-    images = torch.rand(batch, 3, size, size, device=device, dtype=tensor.dtype)
+    dtype = next(network.parameters()).dtype
+    images = torch.rand(batch, 3, size, size, device=device, dtype=dtype)
     times = []
-    with torch.no_grad():
-        for _ in range(_REPEATS + 1):
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            start = time.perf_counter()
+    for _ in range(_REPEATS + 1):
+        start = time.perf_counter()
+        with torch.no_grad():
             network(images)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            times.append(1e3 * (time.perf_counter() - start))
+        if images.is_cuda:
+            torch.cuda.synchronize(images.device)
+        times.append(1e3 * (time.perf_counter() - start))
     return statistics.median(times[1:])  # the first call warms up
