@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from equicolor._files import refuse_to_replace
 from equicolor.cli.options import Device, Pretrained, Size
 
 __all__ = ["convert"]
@@ -65,8 +66,7 @@ def convert(
             "a checkpoint gives one answer an image, so --coset-pool is max or avg; in Python, "
             "equicolor.convert(coset_pool=None) keeps the hues apart"
         )
-    if output.exists() and not force:
-        raise FileExistsError(f"{output} exists; --force replaces it")
+    refuse_to_replace([output], force)
     check_names(source, output, data)
     where = choose_device(device)
     rows = convert_source(
