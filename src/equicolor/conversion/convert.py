@@ -128,7 +128,9 @@ def convert(
         parts: Any = model
         transform, body = parts.transform, getattr(parts.backbone, "body", parts.backbone)
         normalization, takes = (transform.image_mean, transform.image_std), "normalized"
-        image_size = _detector_size(transform) if image_size is None else image_size
+        if image_size is None:
+            sizes = getattr(transform, "min_size", 224)
+            image_size = sizes if isinstance(sizes, int) else int(sizes[0])
     else:
         body = model.network if isinstance(model, ForeignNetwork) else model
     size = choose_image_size(model, image_size)
@@ -150,7 +152,7 @@ def convert(
         draw(network)
     if detector:
         return _with_backbone(model, network)
-    if not any(kind is Kind.MIX for kind in plan.replaced.values()):
+    if Kind.MIX not in plan.replaced.values():
         warnings.warn(
             f"no layer of {type(body).__name__} gets a filter over the hues (convolutions "
             "and linear layers between the first convolution and the pool do): the result is "
@@ -242,11 +244,6 @@ def _check_detector_options(
         raise ValueError(
             "what follows a detector's backbone is plain: coset_pool is 'max' or 'avg'"
         )
-
-
-def _detector_size(transform: Any) -> int:
-    sizes = getattr(transform, "min_size", (224,))
-    return int(sizes[0] if isinstance(sizes, (tuple, list)) else sizes)
 
 
 def _with_backbone(model: nn.Module, network: ConvertedNetwork) -> nn.Module:

@@ -78,16 +78,15 @@ def dry_run(model: nn.Module, size: int, *, training: bool = False) -> DryRun:
     """
     tensor = next(itertools.chain(model.parameters(), model.buffers()), torch.empty(0))
     dtype = tensor.dtype if tensor.is_floating_point() else torch.get_default_dtype()
-    shape = 3, size, size
     batch = _TRAINING_BATCH if training else BATCH
     with own_random_numbers(model):
         try:
-            images = torch.empty(batch, *shape, dtype=dtype, device="meta")
+            images = torch.empty(batch, 3, size, size, dtype=dtype, device="meta")
             return _follow(ghost_of(model).train(training), images)
         except RunError:
             if tensor.is_meta:
                 raise
-        images = torch.rand(BATCH, *shape, dtype=dtype, device=tensor.device)
+        images = torch.rand(BATCH, 3, size, size, dtype=dtype, device=tensor.device)
         return _follow(copy.deepcopy(model).train(training), images)
 
 

@@ -28,22 +28,21 @@ def replace(network: nn.Module, old: nn.Module, new: nn.Module) -> None:
                 parent._modules[name] = new
 
 
-def replacement(module: nn.Module, kind: Kind, rotations: int) -> nn.Module:
+def replacement(module: Any, kind: Kind, rotations: int) -> nn.Module:
     """The equivariant module that computes, at first, what a plain one computes."""
-    layer: Any = module
     new: nn.Module
     if kind is Kind.MIX:
-        new = _with_hue_filters(layer, rotations)
+        new = _with_hue_filters(module, rotations)
     elif kind is Kind.DROPOUT:
         channels = isinstance(module, CHANNEL_DROPOUTS)
-        new = BatchedDropout(layer.p, rotations=rotations, channels=channels)
+        new = BatchedDropout(module.p, rotations=rotations, channels=channels)
     elif type(module).__name__ == "DropPath":  # timm's stochastic depth
-        p, scale = layer.drop_prob or 0.0, layer.scale_by_keep
+        p, scale = module.drop_prob or 0.0, module.scale_by_keep
         new = BatchedStochasticDepth(p, rotations=rotations, scale=scale)
-    elif layer.mode == "batch":
-        return module  # one decision for all images
+    elif module.mode == "batch":
+        new = module  # one decision for all images
     else:
-        new = BatchedStochasticDepth(layer.p, rotations=rotations)
+        new = BatchedStochasticDepth(module.p, rotations=rotations)
     return new.train(module.training)
 
 

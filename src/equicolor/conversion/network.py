@@ -144,24 +144,19 @@ def assemble(original: nn.Module, plan: Plan, how: Conversion) -> ConvertedNetwo
     pool: nn.Module = PoolEach(BatchedCosetPool(how.rotations, how.coset_pool))
     head = plan.head
     if plan.exit.where != "output":
-        _end_with(network, plan.exit, pool)
+        module = network.get_submodule(plan.exit.path)
+        parts = {"body": module, "pool": pool}
+        if plan.exit.where == "before":
+            parts, head = {"pool": pool, "head": module}, f"{head}.head"
+        both = nn.Sequential(OrderedDict(parts))
+        both.training = module.training  # not train(), which would change what is inside
+        replace(network, module, both)
         pool = nn.Identity()
-        head = f"{head}.head" if plan.exit.where == "before" else head
     converted = ConvertedNetwork(how.lift(next(original.parameters())), network, pool)
     converted.head = head
     for module in (converted, converted.lift, pool):  # the others have their own modes
         module.training = original.training
     return converted
-
-
-def _end_with(network: nn.Module, exit_: Exit, pool: nn.Module) -> None:
-    """Pool the hues before or after a module."""
-    module = network.get_submodule(exit_.path)
-    before = {"pool": pool, "head": module}
-    after = {"body": module, "pool": pool}
-    both = nn.Sequential(OrderedDict(before if exit_.where == "before" else after))
-    both.training = module.training  # not train(), which would change what is inside
-    replace(network, module, both)
 
 
 def new_path(path: str, exit_: Exit) -> str:

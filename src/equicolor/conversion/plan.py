@@ -119,9 +119,8 @@ def make_plan(
         if training is not None:
             problems += _splits(run, training, exit_, replaced)
     elif not problems:  # else this is a consequence of them
-        until = how.until
-        where = "the network" if until is None else f"what comes before the end of {until!r}"
-        reason = f"{where} has no convolution to convert"
+        part = "the network" if how.until is None else f"what comes before the end of {how.until!r}"
+        reason = f"{part} has no convolution to convert"
         problems.append(("", Refusal(reason, Advice.CONVOLUTION)))
     refuse(model, problems)
     if exit_.where == "before" and how.coset_pool is None:

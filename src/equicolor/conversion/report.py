@@ -68,10 +68,7 @@ def convert_source(
     """Convert a network by name, write the checkpoint ``output``, and count what it costs.
 
     Costs are counted at ``size``, by default the network's own, and the checkpoint keeps it. The
-    other options are those of :func:`equicolor.convert`.
-
-    Returns:
-        The rows of a table of costs, before and after.
+    other options are those of :func:`equicolor.convert`. Returns the rows of a table of costs.
     """
     network = load_network(source, pretrained=pretrained)
     converted = convert(network, image_size=size, **options)

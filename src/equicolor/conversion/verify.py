@@ -335,10 +335,9 @@ def _difference(one: Tensor, other: Tensor, allowed: float) -> str:
     """How tensors differ, by more than rounding of what differs within a batch; or nothing."""
     if one.shape != other.shape:
         return f"{list(one.shape)} instead of {list(other.shape)}"
-    if not (one.is_floating_point() and one.numel()):
+    comparable = one.is_floating_point() and one.numel()
+    if not comparable or not (one.isfinite().all() and other.isfinite().all()):
         return ""
-    if not (one.isfinite().all() and other.isfinite().all()):
-        return ""  # says nothing
     error = float((one - other).abs().max())
     spread = float((other - other.mean(0)).abs().max()) if other.ndim else 0.0
     size, eps = float(other.abs().max()), torch.finfo(one.dtype).eps

@@ -107,13 +107,13 @@ def _scale(module: Any, channels: dict[int, int], *, first: bool, last: bool) ->
         if module.groups > 1:
             module.groups = module.in_channels if depthwise else module.in_channels // width
         inputs = module.in_channels // module.groups
-        shapes["weight"] = (module.out_channels, inputs, *module.kernel_size)
-        shapes["bias"] = (module.out_channels,)
+        weight = module.out_channels, inputs, *module.kernel_size
+        shapes = {"weight": weight, "bias": (module.out_channels,)}
     elif isinstance(module, nn.Linear):
         module.in_features = channels[module.in_features]
         module.out_features = module.out_features if last else channels[module.out_features]
-        shapes["weight"] = (module.out_features, module.in_features)
-        shapes["bias"] = (module.out_features,)
+        sizes = module.out_features, module.in_features
+        shapes = {"weight": sizes, "bias": sizes[:1]}
     elif isinstance(module, _NormBase):
         module.num_features = channels[module.num_features]
         names = "weight", "bias", "running_mean", "running_var"
@@ -190,7 +190,6 @@ def _converted_parameters(network: nn.Module, plan: Plan, rotations: int) -> int
     total = sum(parameter.numel() for parameter in network.parameters())
     for path, kind in plan.replaced.items():
         if kind is Kind.MIX:
-            weight = network.get_submodule(path).weight
-            assert isinstance(weight, torch.Tensor)
+            weight: Any = network.get_submodule(path).weight
             total += rotations * weight.shape[0] * weight.shape[1]
     return total
