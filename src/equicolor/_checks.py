@@ -21,7 +21,8 @@ MOST = {
 
 
 def positive_int(name: str, value: object, *, at_most: int | None = None) -> int:
-    """Return ``value`` if it is an integer of at least 1, and no larger than a limit."""
+    """Return ``value`` if it is an integer from 1 to ``at_most``, or to the limit of its name."""
+    at_most = MOST.get(name) if at_most is None else at_most
     if isinstance(value, bool) or not isinstance(value, int):
         raise WrongTypeError(f"{name} must be an int, got {type(value).__name__}: {value!r}")
     if value < 1:

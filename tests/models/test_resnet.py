@@ -6,13 +6,12 @@ from equicolor.models import (
     ce_resnet18,
     ce_resnet44,
     create_model,
-    resnet,
     resnet18,
     resnet44,
     resnet50,
     resnet101,
 )
-from equicolor.models.resnet import ARCHITECTURES
+from equicolor.models.widths import ARCHITECTURES, count
 from equicolor.nn import CEConv2d, CELiftConv2d
 
 # The paper's Table 4, less the nine numbers of the hue rotation its code counts as parameters.
@@ -79,7 +78,7 @@ def test_widths_are_matched_by_the_true_count(
     widths = [9, 14, 31, 65][: len(ARCHITECTURES[depth].blocks)]
     options = {"rotations": rotations, "ce_stages": ce_stages, "separable": separable}
     network = on_meta(f"resnet{depth}", width=widths, **options)
-    assert count_parameters(network) == resnet._count(depth, widths, **options)
+    assert count_parameters(network) == count(ARCHITECTURES[depth], widths, **options)
 
 
 @pytest.mark.parametrize("rotations", [3, 6])

@@ -12,7 +12,6 @@ from equicolor.models.resnet import (
     ce_resnet50,
     ce_resnet101,
     ce_resnet152,
-    matched_widths,
     resnet18,
     resnet34,
     resnet44,
@@ -20,6 +19,7 @@ from equicolor.models.resnet import (
     resnet101,
     resnet152,
 )
+from equicolor.models.widths import matched_widths
 from equicolor.models.z2cnn import cecnn, z2cnn
 
 __all__ = [

@@ -5,14 +5,13 @@ channel of edges that hardly depends on the illuminant, at a scale it learns.
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, fx, nn
 
 from equicolor import _checks
-from equicolor.models.registry import register_model
-from equicolor.models.resnet import ARCHITECTURES, ResNet, resolve_widths
+from equicolor.models.resnet import ResNet, resnet_builder
+from equicolor.models.widths import Architecture, Width
 
 __all__ = ["CIConv2d", "CIConvResNet", "ciconv_resnet18", "ciconv_resnet44", "color_invariant"]
 
@@ -129,80 +128,39 @@ class CIConv2d(nn.Module):
 
 
 class CIConvResNet(ResNet):
-    """A plain ResNet that sees an image's colour invariant instead of the image.
+    """A plain ResNet that sees an image's colour invariant instead of the image."""
 
-    Args:
-        depth: 18 or 44.
-        num_classes, width: as for :func:`equicolor.models.resnet18`.
-        invariant: as for :class:`CIConv2d`.
-    """
+    in_channels = 1
 
     def __init__(
         self,
-        depth: int,
-        num_classes: int,
-        width: int | str | Sequence[int] | None,
-        invariant: str,
+        architecture: Architecture,
+        num_classes: int = 1000,
+        *,
+        width: Width = None,
+        invariant: str = "W",
     ) -> None:
-        _checks.positive_int("num_classes", num_classes, at_most=_checks.MOST["num_classes"])
-        stage_widths = resolve_widths(depth, width, rotations=1, ce_stages=0)
-        super().__init__(
-            ARCHITECTURES[depth],
-            num_classes,
-            stage_widths=stage_widths,
-            rotations=1,
-            ce_stages=0,
-            separable=True,
-            coset_pool="max",
-            lifting="rgb",
-            normalize=False,
-            in_channels=1,
-        )
+        super().__init__(architecture, num_classes, width=width, normalize=False)
         self.ciconv = CIConv2d(invariant)
-        self.resolved = {"width": list(stage_widths)}
 
     def forward(self, images: Tensor) -> Tensor:
         """Images ``[B, 3, H, W]`` in [0, 1] to logits ``[B, num_classes]``."""
         return super().forward(self.ciconv(images))
 
 
-@register_model
-def ciconv_resnet18(
-    num_classes: int = 1000,
-    *,
-    width: int | str | Sequence[int] | None = None,
-    invariant: str = "W",
-) -> CIConvResNet:
-    """ResNet-18 on a colour invariant.
+_DOCUMENTATION = """ResNet-{depth} on a colour invariant.
 
     Args:
         num_classes: outputs.
-        width: as for :func:`equicolor.models.resnet18`.
+        width: as for :func:`equicolor.models.resnet{depth}`.
         invariant: ``"W"``.
 
     Example:
-        >>> ciconv_resnet18(10, width=4)(torch.rand(2, 3, 32, 32)).shape
+        >>> import torch
+        >>> from equicolor.models import {name}
+        >>> {name}(10, width=4)(torch.rand(2, 3, 32, 32)).shape
         torch.Size([2, 10])
     """
-    return CIConvResNet(18, num_classes, width, invariant)
 
-
-@register_model
-def ciconv_resnet44(
-    num_classes: int = 10,
-    *,
-    width: int | str | Sequence[int] | None = None,
-    invariant: str = "W",
-) -> CIConvResNet:
-    """ResNet-44 for small images on a colour invariant.
-
-    Args:
-        num_classes: outputs.
-        width: as for :func:`equicolor.models.resnet44`.
-        invariant: ``"W"``.
-
-    Example:
-        >>> ciconv_resnet44(10, width=4)(torch.rand(2, 3, 16, 16)).shape
-        torch.Size([2, 10])
-    """
-    return CIConvResNet(44, num_classes, width, invariant)
+ciconv_resnet18 = resnet_builder("ciconv_resnet18", CIConvResNet, _DOCUMENTATION)
+ciconv_resnet44 = resnet_builder("ciconv_resnet44", CIConvResNet, _DOCUMENTATION)

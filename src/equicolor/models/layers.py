@@ -1,7 +1,7 @@
 """One switch between plain and equivariant layers, so that a network is written once."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,66 +19,51 @@ from equicolor.nn import (
 )
 from equicolor.nn.constants import DerivedConstants
 
-COSET_POOLS = ("max", "avg", None)
+_COSET_POOLS = {"max": CosetMaxPool, "avg": CosetAvgPool, None: CosetFlatten}
 # ImageNet statistics. Equivariant networks must treat the channels alike, so they use one
 # number for all three, as the paper's code does.
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SCALAR_MEAN, SCALAR_STD = (0.485,), (0.229,)
 
 
-def conv(
-    in_channels: int,
-    out_channels: int,
-    kernel_size: int,
-    *,
-    rotations: int,
-    separable: bool = True,
-    **options: Any,
-) -> nn.Module:
-    """A hidden convolution: ``CEConv2d``, or ``nn.Conv2d`` for a single rotation."""
-    if rotations == 1:
-        return nn.Conv2d(in_channels, out_channels, kernel_size, **options)
-    return CEConv2d(
-        in_channels, out_channels, kernel_size, rotations=rotations, separable=separable, **options
-    )
+class Layers(NamedTuple):
+    """Makes the layers of a part of a network: plain ones for one rotation, else equivariant."""
 
+    rotations: int = 1
+    lifting: str = "rgb"
+    separable: bool = True
 
-def lift(
-    out_channels: int,
-    kernel_size: int,
-    *,
-    rotations: int,
-    lifting: str,
-    in_channels: int = 3,
-    **options: Any,
-) -> nn.Module:
-    """The first convolution: ``CELiftConv2d``, or ``nn.Conv2d`` for a single rotation."""
-    if rotations == 1:
-        return nn.Conv2d(in_channels, out_channels, kernel_size, **options)
-    return CELiftConv2d(
-        in_channels, out_channels, kernel_size, rotations=rotations, lifting=lifting, **options
-    )
+    def lift(self, in_channels: int, channels: int, kernel_size: int, **options: Any) -> nn.Module:
+        """The first convolution."""
+        if self.rotations == 1:
+            return nn.Conv2d(in_channels, channels, kernel_size, **options)
+        options |= {"rotations": self.rotations, "lifting": self.lifting}
+        return CELiftConv2d(in_channels, channels, kernel_size, **options)
 
+    def conv(self, in_channels: int, channels: int, kernel_size: int, **options: Any) -> nn.Module:
+        """A hidden convolution."""
+        if self.rotations == 1:
+            return nn.Conv2d(in_channels, channels, kernel_size, **options)
+        options |= {"rotations": self.rotations, "separable": self.separable}
+        return CEConv2d(in_channels, channels, kernel_size, **options)
 
-def norm(channels: int, *, rotations: int) -> nn.Module:
-    """Batch normalisation."""
-    return nn.BatchNorm2d(channels) if rotations == 1 else CEBatchNorm2d(channels)
+    def norm(self, channels: int) -> nn.Module:
+        """Batch normalisation."""
+        return nn.BatchNorm2d(channels) if self.rotations == 1 else CEBatchNorm2d(channels)
 
+    def max_pool(self, kernel_size: int, stride: int, padding: int = 0) -> nn.Module:
+        """Spatial max pooling."""
+        pool = nn.MaxPool2d if self.rotations == 1 else CEMaxPool2d
+        return pool(kernel_size, stride, padding)
 
-def max_pool(kernel_size: int, stride: int, padding: int = 0, *, rotations: int) -> nn.Module:
-    """Spatial max pooling."""
-    pool = nn.MaxPool2d if rotations == 1 else CEMaxPool2d
-    return pool(kernel_size, stride, padding)
-
-
-def dropout(p: float, *, rotations: int) -> nn.Module:
-    """Dropout of whole channels."""
-    return nn.Dropout2d(p) if rotations == 1 else CEDropout2d(p)
+    def dropout(self, p: float) -> nn.Module:
+        """Dropout of whole channels."""
+        return nn.Dropout2d(p) if self.rotations == 1 else CEDropout2d(p)
 
 
 def coset_pool(kind: str | None) -> nn.Module:
-    """What ends the equivariant part: pooling over the rotations, or flattening them."""
-    return {"max": CosetMaxPool, "avg": CosetAvgPool, None: CosetFlatten}[kind]()
+    """The end of the equivariant part: a pool over the rotations, or flattening them."""
+    return _COSET_POOLS[kind]()
 
 
 class Normalize(DerivedConstants):
@@ -116,7 +101,7 @@ class Normalize(DerivedConstants):
     def follow(self, state_dict: Mapping[str, Tensor]) -> None:
         """Leave the meta device for that of a state dict, as load_state_dict(assign=True) does.
 
-        Without weights of its own, the module is not told of it.
+        The network calls this: torch does not tell a module without weights of its own.
         """
         if self.mean.is_meta and state_dict:
             self._reset_constants(next(iter(state_dict.values())).device)
@@ -132,10 +117,19 @@ class Normalize(DerivedConstants):
 
 def check_group(rotations: int, lifting: str, coset_pool: str | None) -> None:
     """Refuse bad options of equivariant layers before anything is built."""
-    _checks.positive_int("rotations", rotations, at_most=_checks.MOST["rotations"])
+    _checks.positive_int("rotations", rotations)
     _checks.one_of("lifting", lifting, ("rgb", "hsv"))
-    if coset_pool not in COSET_POOLS:
+    if coset_pool not in _COSET_POOLS:
         raise ValueError(f"coset_pool must be 'max', 'avg' or None (flatten); got {coset_pool!r}")
+
+
+def check_hybrid(option: str, count: int, total: int, coset_pool: str | None) -> None:
+    """Refuse a network that turns plain after ``count`` parts without pooling over its hues."""
+    if coset_pool is None and 0 < count < total:
+        raise ValueError(
+            f"a hybrid network ({option}={count} of {total}) pools over its hues: "
+            "coset_pool must be 'max' or 'avg', got None"
+        )
 
 
 def check_plain(**options: tuple[Any, ...]) -> None:

@@ -111,10 +111,14 @@ def register_model(builder: Callable[P, M]) -> Callable[P, M]:
 
     @functools.wraps(builder)
     def build(*args: P.args, **kwargs: P.kwargs) -> M:
-        model = builder(*args, **kwargs)
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{name}() {error}") from None
         bound.apply_defaults()
-        model.config = {"model": name, **bound.arguments, **model.resolved}
+        model = builder(*bound.args, **bound.kwargs)
+        settled = {key: model.resolved.get(key, value) for key, value in bound.arguments.items()}
+        model.config = {"model": name, **settled}
         return model
 
     _BUILDERS[name] = build

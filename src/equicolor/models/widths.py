@@ -1,4 +1,4 @@
-"""Channel widths that match the parameter count of a plain network (paper, appendix C.3).
+"""The sizes of the ResNets, and widths at equal parameters (paper, appendix C.3).
 
 A separable filter of an equivariant layer has k² + n parameters where a plain one has k²,
 a full one n·k². The paper's rule keeps the count by scaling every width with the square
@@ -6,10 +6,155 @@ root of that ratio at k = 3. It holds where 3×3 equivariant convolutions domina
 rest (hybrids and bottlenecks) the width follows from counting.
 """
 
+import bisect
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-Count = Callable[[Sequence[int]], int]
+from equicolor import _checks
+
+Width = int | str | Sequence[int] | None  # the builders' argument
+
+
+class Architecture(NamedTuple):
+    """What distinguishes one ResNet from another."""
+
+    blocks: tuple[int, ...]  # per stage
+    bottleneck: bool
+    base_width: int  # of the plain network's first stage
+    small_images: bool  # 3×3 stem without pooling, for CIFAR
+    reference_classes: int  # the head that parameter counts are matched with
+
+    @property
+    def name(self) -> str:
+        """The name of the plain network; its depth counts convolutions and the classifier."""
+        return f"resnet{2 + len(block_convolutions(1, 1, self.bottleneck)) * sum(self.blocks)}"
+
+    def check_stages(self, ce_stages: int) -> None:
+        """Refuse another number of equivariant stages than the network can have."""
+        stages = len(self.blocks)
+        if not 0 <= ce_stages <= stages:
+            raise ValueError(
+                f"ce_stages of {self.name} lies between 0 and {stages}, got {ce_stages}"
+            )
+
+
+ARCHITECTURES = {
+    18: Architecture((2, 2, 2, 2), False, 64, False, 1000),
+    34: Architecture((3, 4, 6, 3), False, 64, False, 1000),
+    44: Architecture((7, 7, 7), False, 32, True, 10),
+    50: Architecture((3, 4, 6, 3), True, 64, False, 1000),
+    101: Architecture((3, 4, 23, 3), True, 64, False, 1000),
+    152: Architecture((3, 8, 36, 3), True, 64, False, 1000),
+}
+
+
+def block_convolutions(
+    in_channels: int, width: int, bottleneck: bool
+) -> list[tuple[int, int, int]]:
+    """Input channels, output channels and kernel size of the convolutions of a block."""
+    if bottleneck:
+        return [(in_channels, width, 1), (width, width, 3), (width, 4 * width, 1)]
+    return [(in_channels, width, 3), (width, width, 3)]
+
+
+def matched_widths(
+    depth: int, rotations: int, ce_stages: int, separable: bool = True
+) -> tuple[int, ...]:
+    """Stage widths at which an equivariant ResNet has about the plain one's parameters.
+
+    They depend on the architecture alone, not on the number of classes, so that trained
+    stages fit whatever the head.
+
+    Args:
+        depth: 18, 34, 44, 50, 101 or 152.
+        rotations: the order n of the group.
+        ce_stages: equivariant stages.
+        separable: whether the filters are.
+
+    Example:
+        >>> matched_widths(18, 3, 4), matched_widths(18, 3, 2)
+        ((55, 110, 221, 443), (63, 126, 252, 504))
+    """
+    if depth not in ARCHITECTURES:
+        depths = ", ".join(map(str, ARCHITECTURES))
+        raise ValueError(f"depth must be one of {depths}; got {depth!r}")
+    ARCHITECTURES[depth].check_stages(ce_stages)
+    return tuple(_matched(ARCHITECTURES[depth], rotations, ce_stages, separable))
+
+
+def resolve_widths(
+    architecture: Architecture, width: Width, rotations: int, ce_stages: int, separable: bool
+) -> list[int]:
+    """The ``width`` argument of the builders as one width a stage."""
+    stages, how = len(architecture.blocks), (rotations, ce_stages, separable)
+    if width is None:
+        return _matched(architecture, *how)
+    if width == "fast":
+        matched = _matched(architecture, *how)
+        return _friendly(matched, lambda widths: count(architecture, widths, *how))
+    if isinstance(width, str):
+        raise ValueError(f"width must be None, 'fast', an int or one int a stage; got {width!r}")
+    if not isinstance(width, Sequence):
+        return doubled(_checks.positive_int("width", width), stages)
+    if len(width) != stages:
+        raise ValueError(f"width needs {stages} numbers, one a stage; got {list(width)}")
+    return [_checks.positive_int("width", value) for value in width]
+
+
+def _matched(
+    architecture: Architecture, rotations: int, ce_stages: int, separable: bool
+) -> list[int]:
+    """The widths of :func:`matched_widths`."""
+    base, stages = architecture.base_width, len(architecture.blocks)
+    plain = doubled(base, stages)
+    if ce_stages == 0 or rotations == 1:
+        return plain
+    if ce_stages == stages and not architecture.bottleneck:
+        return scaled(plain, rotations, separable=separable)
+    target = count(architecture, plain, 1, 0, separable)
+
+    def excess(widths: list[int]) -> int:
+        return count(architecture, widths, rotations, ce_stages, separable) - target
+
+    candidates = [doubled(width, stages) for width in range(1, base + 1)]
+    if ce_stages < stages:  # the widest hybrid that does not exceed the plain network
+        return candidates[max(0, bisect.bisect_right(candidates, 0, key=excess) - 1)]
+    by_rule = [scaled(widths, rotations, separable=separable) for widths in candidates]
+    return min(reversed(by_rule), key=lambda widths: abs(excess(widths)))
+
+
+def count(
+    architecture: Architecture,
+    widths: Sequence[int],
+    rotations: int,
+    ce_stages: int,
+    separable: bool,
+) -> int:
+    """Parameters of a network that pools over its hues, with the reference head."""
+    blocks, bottleneck, _, small_images, classes = architecture
+    channels = widths[0]
+    total = _conv_parameters(3, channels, 3 if small_images else 7)
+    for stage, (number, width) in enumerate(zip(blocks, widths, strict=True)):
+        n = rotations if stage < ce_stages else 1
+        for block in range(number):
+            convolutions = block_convolutions(channels, width, bottleneck)
+            out = convolutions[-1][1]
+            if block == 0 and (stage or channels != out):  # the shortcut
+                total += _conv_parameters(channels, out, 1, n, separable=False)
+            total += sum(_conv_parameters(*conv, n, separable) for conv in convolutions)
+            channels = out
+    return total + channels * classes + classes
+
+
+def _conv_parameters(
+    inputs: int, outputs: int, kernel: int, rotations: int = 1, separable: bool = True
+) -> int:
+    """Parameters of a convolution without bias and of the batch norm after it."""
+    taps = kernel**2
+    if rotations > 1:
+        taps = taps + rotations if separable else taps * rotations
+    return inputs * outputs * taps + 2 * outputs
 
 
 def doubled(width: int, stages: int) -> list[int]:
@@ -33,69 +178,15 @@ def scaled(widths: Sequence[int], rotations: int, *, separable: bool) -> list[in
     return [max(1, math.floor(math.sqrt(ratio * width**2))) for width in widths]
 
 
-def largest_within(count: Count, limit: int, stages: int) -> list[int]:
-    """The widest doubled widths whose parameters do not exceed ``limit``, by bisection.
-
-    Example:
-        >>> largest_within(lambda widths: sum(widths), 70, stages=3)
-        [10, 20, 40]
-    """
-    low, high = 1, 2
-    while count(doubled(high, stages)) <= limit:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if count(doubled(middle, stages)) <= limit:
-            low = middle
-        else:
-            high = middle
-    return doubled(low, stages)
-
-
-def nearest_scaled(
-    count: Count, target: int, base: int, stages: int, rotations: int, *, separable: bool
-) -> list[int]:
-    """The paper's rule on the base width, at most ``base``, that comes nearest to ``target``.
-
-    Example:
-        >>> count = lambda widths: sum(width**2 for width in widths)
-        >>> nearest_scaled(count, 2000, 64, 2, 3, separable=True)
-        [20, 41]
-    """
-    candidates = [
-        scaled(doubled(width, stages), rotations, separable=separable)
-        for width in range(base, 0, -1)
-    ]
-    # Counts fall with the width: stop at the first one below the target.
-    best = candidates[0]
-    for widths in candidates:
-        if abs(count(widths) - target) < abs(count(best) - target):
-            best = widths
-        if count(widths) < target:
-            break
-    return best
-
-
-def friendly(widths: Sequence[int], count: Count) -> list[int]:
+def _friendly(widths: Sequence[int], count: Callable[[Sequence[int]], int]) -> list[int]:
     """Widths that tensor cores like, with about the parameters of others.
 
     Convolutions of multiples of 16 channels are the fastest, and in the first stage, whose
     large features make memory the limit, those of multiples of 32. Stages are rounded to
     them; the last, which has most of the parameters, takes what keeps their number.
-
-    Args:
-        widths: one a stage.
-        count: parameters at some widths.
-
-    Example:
-        >>> friendly([55, 110, 221, 443], lambda widths: sum(width**2 for width in widths))
-        [64, 112, 224, 432]
     """
-    *fixed, last = [_nearest(width, 16 if stage else 32) for stage, width in enumerate(widths)]
+    multiples = [32] + [16] * (len(widths) - 1)
+    *fixed, last = [max(m, m * round(w / m)) for w, m in zip(widths, multiples, strict=True)]
     target = count(widths)
     candidates = [[*fixed, last + 16 * step] for step in range(-4, 5) if last + 16 * step > 0]
     return min(candidates, key=lambda candidate: abs(count(candidate) - target))
-
-
-def _nearest(width: int, multiple: int) -> int:
-    return max(multiple, multiple * round(width / multiple))

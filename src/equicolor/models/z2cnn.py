@@ -4,6 +4,7 @@ from torch import Tensor, nn
 
 from equicolor import _checks
 from equicolor.models import layers
+from equicolor.models.layers import Layers
 from equicolor.models.registry import Network, register_model
 
 DEPTH = 7
@@ -15,17 +16,7 @@ class Z2CNN(Network):
 
     Every layer is convolution, batch norm and ReLU; dropout follows the first, third, fourth
     and fifth, 2×2 max pooling the second. The last convolution is 4×4 and leaves one pixel.
-    Images are taken as they are.
-
-    Args:
-        num_classes: outputs.
-        width: channels of every layer.
-        rotations: hues of the equivariant layers.
-        ce_layers: how many layers are equivariant; 0 is the plain Z2CNN.
-        coset_pool: ``"max"`` or ``"avg"`` pools over the hues after the last equivariant
-            layer; None keeps them apart for the classifier (all seven layers equivariant).
-        lifting: ``"rgb"`` or ``"hsv"``.
-        dropout: probability to drop a channel.
+    Images are taken as they are. The options are those of :func:`cecnn`.
     """
 
     image_size = 28
@@ -35,40 +26,36 @@ class Z2CNN(Network):
         num_classes: int,
         *,
         width: int,
-        rotations: int,
-        ce_layers: int,
-        coset_pool: str | None,
-        lifting: str,
         dropout: float,
+        rotations: int = 1,
+        ce_layers: int = 0,
+        coset_pool: str | None = None,
+        lifting: str = "rgb",
     ) -> None:
         super().__init__()
-        _checks.positive_int("num_classes", num_classes, at_most=_checks.MOST["num_classes"])
-        _checks.positive_int("width", width, at_most=_checks.MOST["width"])
+        _checks.positive_int("num_classes", num_classes)
+        _checks.positive_int("width", width)
         layers.check_group(rotations, lifting, coset_pool)
         if not 0 <= ce_layers <= DEPTH:
             raise ValueError(f"ce_layers must lie between 0 and {DEPTH}, got {ce_layers}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be a probability below 1, got {dropout}")
         self.ce_layers = ce_layers if rotations > 1 else 0
-        if coset_pool is None and 0 < self.ce_layers < DEPTH:
-            raise ValueError(
-                f"a hybrid network (ce_layers={ce_layers} of {DEPTH}) pools over its hues: "
-                "coset_pool must be 'max' or 'avg', got None"
-            )
-        blocks = []
+        layers.check_hybrid("ce_layers", self.ce_layers, DEPTH, coset_pool)
+        self.blocks = nn.ModuleList()
         for index in range(DEPTH):
-            n = rotations if index < self.ce_layers else 1
+            kind = Layers(rotations, lifting) if index < self.ce_layers else Layers()
             kernel_size = 4 if index == DEPTH - 1 else 3
-            conv = (
-                layers.lift(width, kernel_size, rotations=n, lifting=lifting)
-                if index == 0
-                else layers.conv(width, width, kernel_size, rotations=n)
-            )
-            tail = [layers.dropout(dropout, rotations=n)] if index in DROPPING else []
+            if index == 0:
+                conv = kind.lift(3, width, kernel_size)
+            else:
+                conv = kind.conv(width, width, kernel_size)
+            block = nn.Sequential(conv, kind.norm(width), nn.ReLU())
+            if index in DROPPING:
+                block.append(kind.dropout(dropout))
             if index == 1:
-                tail.append(layers.max_pool(2, 2, rotations=n))
-            blocks.append(nn.Sequential(conv, layers.norm(width, rotations=n), nn.ReLU(), *tail))
-        self.blocks = nn.ModuleList(blocks)
+                block.append(kind.max_pool(2, 2))
+            self.blocks.append(block)
         self.coset_pool = layers.coset_pool(coset_pool) if self.ce_layers else nn.Identity()
         flat = self.ce_layers == DEPTH and coset_pool is None
         self.classifier = nn.Linear(width * (rotations if flat else 1), num_classes)
@@ -111,15 +98,7 @@ def z2cnn(num_classes: int = 10, *, width: int = 20, dropout: float = 0.3) -> Z2
         >>> z2cnn(30)(torch.rand(2, 3, 28, 28)).shape
         torch.Size([2, 30])
     """
-    return Z2CNN(
-        num_classes,
-        width=width,
-        rotations=1,
-        ce_layers=0,
-        coset_pool=None,
-        lifting="rgb",
-        dropout=dropout,
-    )
+    return Z2CNN(num_classes, width=width, dropout=dropout)
 
 
 @register_model

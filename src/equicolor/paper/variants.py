@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from equicolor.data.datasets import DATASETS
-from equicolor.models.resnet import ARCHITECTURES, matched_widths
+from equicolor.models.widths import ARCHITECTURES, matched_widths
 from equicolor.paper.settings import (
     common,
     deviations,

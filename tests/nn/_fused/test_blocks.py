@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from equicolor.models.resnet import Architecture, Block, ResNet
+from equicolor.models.layers import Layers
+from equicolor.models.resnet import Block, ResNet
+from equicolor.models.widths import Architecture
 from equicolor.nn import (
     CEBatchNorm2d,
     CEConv2d,
@@ -55,16 +57,8 @@ def settled(module):
 
 
 def make_block(inputs=5, width=5, stride=1, *, bottleneck=False, rotations=3, separable=True):
-    return settled(
-        Block(
-            inputs,
-            width,
-            stride,
-            bottleneck=bottleneck,
-            rotations=rotations,
-            separable=separable,
-        )
-    )
+    layers = Layers(rotations, separable=separable)
+    return settled(Block(inputs, width, stride, bottleneck=bottleneck, layers=layers))
 
 
 def step(network, x, dtype=None):
@@ -267,13 +261,10 @@ def test_a_network_equals_the_ordinary_one(small_images, lifting, relative_error
     network = ResNet(
         Architecture((1, 1), False, 8, small_images, 10),
         7,
-        stage_widths=(5, 7),
+        width=(5, 7),
         rotations=3,
-        ce_stages=2,
-        separable=True,
         coset_pool="avg",
         lifting=lifting,
-        normalize=True,
     )
     network, x = (
         settled(network),

@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from equicolor.models.resnet import Architecture, ResNet
+from equicolor.models.resnet import ResNet
+from equicolor.models.widths import Architecture
 from equicolor.nn import CEBatchNorm2d, CELiftConv2d, fold
 from equicolor.nn._fused import blocks, conditions, first_layer, frozen
 from equicolor.nn._fused.frozen import FrozenBlock, FrozenStem
@@ -60,15 +61,9 @@ def make(settle, *, widths=(5, 7), blocks=(1, 1), small=True, size=8, **options)
     network = ResNet(
         Architecture(blocks, bottleneck, 8, small, 10),
         6,
-        stage_widths=widths,
-        rotations=options.pop("rotations", 3),
-        ce_stages=options.pop("ce_stages", len(widths)),
-        separable=options.pop("separable", True),
-        coset_pool=options.pop("coset_pool", "max"),
-        lifting=options.pop("lifting", "rgb"),
-        normalize=True,
+        width=widths,
+        **{"rotations": 3, **options},
     )
-    assert not options
     images = F.interpolate(torch.rand(2, 3, 4, 4), (size, size))
     return settle(network, images, sees=1e-3).to(DEVICE), images.to(DEVICE)
 
