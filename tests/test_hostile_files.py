@@ -22,7 +22,7 @@ from equicolor.models import (
     save_model,
     z2cnn,
 )
-from equicolor.models.checkpoints import read_class_names, read_config, read_origin, weights_digest
+from equicolor.models.checkpoints import read_header, weights_digest
 from equicolor.models.registry import Origin
 from equicolor.models.tensor_files import read_weights, write_weights
 from equicolor.paper.registry import EXPERIMENTS
@@ -59,9 +59,7 @@ def evil(tmp_path: Path) -> Path:
 
 def read_everything(path: Path) -> None:
     """What commands read of a checkpoint, cheapest first."""
-    read_config(path)
-    read_origin(path)
-    read_class_names(path)
+    read_header(path)
     weights_digest(path)
     load_model(path)
 
@@ -130,7 +128,7 @@ def test_sizes_of_images_that_nobody_has(tmp_path):
     path = save_model(z2cnn(3, width=2), tmp_path / "a.safetensors")
     header, tensors = read_weights(path, weights=True)
     write_weights(path, tensors, {**header, "image_size": "1000000000", "split_seed": "-1"})
-    assert read_origin(path) == Origin(image_size=None)
+    assert read_header(path).origin == Origin(image_size=None)
     assert load_model(path).image_size == 28
 
 

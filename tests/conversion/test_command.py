@@ -13,7 +13,7 @@ from equicolor.cli.app import app
 from equicolor.conversion import report
 from equicolor.conversion.report import NetworkCost
 from equicolor.models import load_model, save_model, z2cnn
-from equicolor.models.gray import GrayInput
+from equicolor.models.registry import GrayInput
 from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.run_folder import RunFolder
 

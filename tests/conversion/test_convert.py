@@ -24,7 +24,7 @@ from equicolor.models import (
     z2cnn,
 )
 from equicolor.models.export import export
-from equicolor.models.heads import with_classes
+from equicolor.models.registry import with_classes
 from equicolor.nn import fold
 from equicolor.nn.batched import BatchedCEConv2d, BatchedCELinear, BatchedDropout
 

@@ -25,8 +25,7 @@ from equicolor.evaluation.images import (
 )
 from equicolor.models import load_model, resnet18, resnet44, save_model
 from equicolor.models.foreign import ForeignNetwork
-from equicolor.models.gray import GrayInput
-from equicolor.models.registry import Origin
+from equicolor.models.registry import GrayInput, Origin
 from equicolor.training.recipes import TrainingRecipe, default_recipe
 from equicolor.training.run_folder import recipe_of_run
 

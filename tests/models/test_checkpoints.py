@@ -11,7 +11,6 @@ from equicolor import HueGroup
 from equicolor.models import (
     CheckpointError,
     cecnn,
-    checkpoints,
     create_model,
     load_model,
     load_reference,
@@ -21,10 +20,8 @@ from equicolor.models import (
     save_model,
     z2cnn,
 )
-from equicolor.models.checkpoints import read_origin, weights_digest
-from equicolor.models.gray import GrayInput
-from equicolor.models.heads import with_classes
-from equicolor.models.registry import Origin
+from equicolor.models.checkpoints import read_header, weights_digest
+from equicolor.models.registry import GrayInput, Origin, build_from_config, with_classes
 from equicolor.models.tensor_files import write_weights
 
 NETWORKS = {
@@ -354,7 +351,7 @@ def test_saving_below_a_file_keeps_the_reason(tmp_path):
 
 
 def test_build_from_config():
-    assert checkpoints.build_from_config({"model": "z2cnn", "width": 5}).config["width"] == 5
+    assert build_from_config({"model": "z2cnn", "width": 5}).config["width"] == 5
 
 
 def test_networks_changed_after_they_were_built_are_refused(tmp_path):
@@ -446,7 +443,7 @@ def test_images_of_the_training_travel_with_the_network(tmp_path):
     network.origin = Origin(48, 54, "pets", 0, "0123456789abcdef")
     path = save_model(network, tmp_path / "a.safetensors")
     loaded = load_model(path)
-    assert loaded.origin == read_origin(path) == (48, 54, "pets", 0, "0123456789abcdef")
+    assert loaded.origin == read_header(path).origin == (48, 54, "pets", 0, "0123456789abcdef")
     assert (loaded.image_size, loaded.resize) == (48, 54)
     assert loaded.config == network.config
     assert GrayInput(loaded).image_size == 48
@@ -455,13 +452,14 @@ def test_images_of_the_training_travel_with_the_network(tmp_path):
     for strange in ({}, {"image_size": "large"}, {"training_digest": "5", "dataset": "[1]"}):
         write_weights(path, network.state_dict(), header | strange)
         assert load_model(path).origin == tiny().origin
-        assert read_origin(path) == Origin()
+        assert read_header(path).origin == Origin()
 
 
 def test_sizes_that_training_takes_are_kept_and_others_refused(tmp_path):
     network = tiny()
     network.origin = Origin(32_768, 32_768, "pets", 0)
-    assert read_origin(save_model(network, tmp_path / "a.safetensors")) == network.origin
+    path = save_model(network, tmp_path / "a.safetensors")
+    assert read_header(path).origin == network.origin
     network.resize = 32_769
     with pytest.raises(ValueError, match="resize of a saved network is at most 32768, got 32769"):
         save_model(network, tmp_path / "b.safetensors")

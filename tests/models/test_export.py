@@ -6,7 +6,7 @@ from torch import nn
 
 from equicolor.models import cecnn, export, resnet44
 from equicolor.models.export import FORMATS, ExportError
-from equicolor.models.gray import GrayInput
+from equicolor.models.registry import GrayInput
 from equicolor.nn import CELiftConv2d
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

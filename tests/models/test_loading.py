@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from equicolor.models import CheckpointError, cecnn, foreign, resnet18, save_model, z2cnn
 from equicolor.models.facts import network_facts
 from equicolor.models.foreign import ForeignNetwork
-from equicolor.models.gray import GrayInput
 from equicolor.models.loading import load_network
+from equicolor.models.registry import GrayInput
 
 USER_FILE = """
 import torch

@@ -13,8 +13,8 @@ from PIL import Image
 from rich.console import Console
 
 from equicolor.models import CheckpointError, load_model
-from equicolor.models.gray import GrayInput
 from equicolor.models.loading import find_model
+from equicolor.models.registry import GrayInput
 from equicolor.training import fit as fitting
 from equicolor.training import task as tasks
 from equicolor.training.finetuning import finetune_recipe

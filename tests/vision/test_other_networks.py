@@ -17,8 +17,8 @@ from equicolor.evaluation.images import choose_preparation
 from equicolor.models import CheckpointError, load_model, save_model
 from equicolor.models.facts import network_facts
 from equicolor.models.foreign import ForeignNetwork
-from equicolor.models.heads import with_classes
 from equicolor.models.loading import load_network
+from equicolor.models.registry import with_classes
 from equicolor.nn import fold
 from equicolor.nn.batched import BatchedCEConv2d
 from equicolor.training.finetuning import finetune_recipe

@@ -12,10 +12,9 @@ from equicolor import _checks
 from equicolor.conversion.dry_run import DryRun
 from equicolor.conversion.plan import Plan
 from equicolor.conversion.supported import ConversionError
-from equicolor.models.checkpoints import build_from_config
 from equicolor.models.foreign import LIBRARIES, ForeignNetwork, load_foreign
 from equicolor.models.layers import IMAGENET_MEAN, IMAGENET_STD
-from equicolor.models.registry import Network, list_models
+from equicolor.models.registry import Network, build_from_config, list_models
 
 OURS = "equicolor"
 # What a checkpoint may set in a network of torchvision or timm: sizes, and layers by name. Other

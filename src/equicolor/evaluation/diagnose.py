@@ -25,9 +25,8 @@ from equicolor.evaluation.images import (
     some_images,
     try_images,
 )
-from equicolor.models.gray import GrayInput
 from equicolor.models.loading import load_network
-from equicolor.models.registry import Network, Origin
+from equicolor.models.registry import GrayInput, Network, Origin
 from equicolor.reporting.progress import counting, say
 from equicolor.training.run_folder import recipe_of_run
 from equicolor.training.seen import find_seen, seed_of_training

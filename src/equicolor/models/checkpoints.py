@@ -4,16 +4,17 @@ Nothing here executes code from a file. Every error is one line.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from equicolor import _checks
+from equicolor._text import enumerated
 from equicolor.models.foreign import published_parameters
-from equicolor.models.registry import Network, Origin, create_model
+from equicolor.models.registry import Network, Origin, build_from_config
 from equicolor.models.tensor_files import (
     WEIGHTS,
     CheckpointError,
@@ -25,12 +26,10 @@ from equicolor.models.tensor_files import (
 
 __all__ = [
     "CheckpointError",
-    "build_from_config",
+    "Header",
     "checkpoint_file",
     "load_model",
-    "read_class_names",
-    "read_config",
-    "read_origin",
+    "read_header",
     "save_model",
     "weights_digest",
 ]
@@ -41,6 +40,14 @@ SHOWN = 3  # how many mismatches an error names
 _MOST = 10_000  # of anything, or as many as the longest side of its weights
 _LIMITS = {key: _checks.MOST[key] for key in ("image_size", "resize", "rotations")}
 _LIMITS["split_seed"] = _checks.MOST["seed"]
+
+
+class Header(NamedTuple):
+    """What a checkpoint says of its network; what is unknown is empty."""
+
+    config: dict[str, Any]
+    class_names: tuple[str, ...] = ()
+    origin: Origin = Origin()
 
 
 def save_model(model: nn.Module, path: str | Path) -> Path:
@@ -86,27 +93,21 @@ def save_model(model: nn.Module, path: str | Path) -> Path:
 
 def _check_rebuilt(model: Network) -> None:
     """Refuse a network that its configuration would not build again."""
-    _check_numbers({**model.config, **model.origin.known()}, model.state_dict())
-    converted = model.config["model"] == "converted"
-    rebuilt = (
-        build_from_config(model.config) if converted else _empty(model.config, model.state_dict())
-    )
-    shapes, expected = (
-        {key: value.shape for key, value in network.state_dict().items()}
-        for network in (model, rebuilt)
-    )
-    changed = sorted(k for k in shapes | expected if shapes.get(k) != expected.get(k))
-    problem, hint = "", "Build it with the options it should have"
-    if changed:
-        problem = _listed("differ", changed)
-    if converted:
-        options = model.config["source_options"]
+    state = model.state_dict()
+    _check_numbers({**model.config, **model.origin.known()}, state)
+    hint = "Build it with the options it should have"
+    if "source" in model.config:  # of another network, whose options are not all known
+        rebuilt = build_from_config(model.config)
+        options = model.config["source_options"] or "no options"
         hint = (
-            f"It was taken for {model.config['source']} with {options or 'no options'}: name "
-            "every option it was built with, source=Source(spec, {options}) in equicolor.convert"
+            f"It was taken for {model.config['source']} with {options}: name every option it was "
+            "built with, source=Source(spec, {options}) in equicolor.convert"
         )
-        if not changed and not model.same_outputs(rebuilt):
-            problem = "with the same weights, the file's network computes something else"
+    else:
+        rebuilt = _empty(model.config, state)
+    problem = _mismatch(rebuilt, state)
+    if not problem and not model.same_outputs(rebuilt):
+        problem = "with the same weights, the file's network computes something else"
     if problem:
         raise CheckpointError(
             f"{describe(model)} was changed after it was built, so its file could not be loaded: "
@@ -125,43 +126,83 @@ def load_model(path: str | Path, *, device: torch.device | str = "cpu") -> Netwo
         The network.
     """
     path = Path(path)
-    header, tensors = read_weights(path, weights=True)
-    model = _build_for(_config(header, path), tensors, str(path))
+    words, tensors = read_weights(path, weights=True)
+    header = _header(words, path)
+    model = _build_for(header.config, tensors, path)
     dtypes = {value.dtype for value in tensors.values() if value.is_floating_point()}
     if len(dtypes) == 1:
         model.to(dtypes.pop())
-    load_strict(model, tensors, str(path))
-    model.class_names, model.origin = _class_names(header), _origin(header)
+    load_strict(model, tensors, path)
+    model.class_names, model.origin = header.class_names, header.origin
     return model.to(device).eval()
 
 
-def _config(header: Mapping[str, str], path: Path) -> dict[str, Any]:
-    """The configuration in the header of a file."""
+def read_header(path: str | Path) -> Header:
+    """What a file of :func:`save_model` says of its network; the weights are not read."""
+    return _header(read_weights(Path(path))[0], path)
+
+
+def weights_digest(path: str | Path) -> str:
+    """A digest of the configuration and weights in a file of :func:`save_model`.
+
+    Unlike that of the file's bytes, it says nothing of where the network was trained.
+    """
+    words, tensors = read_weights(Path(path), weights=True)
+    _header(words, path)
+    return digest(words["config"], tensors)
+
+
+def checkpoint_file(path: str | Path) -> Path:
+    """The file a path means: itself, or the network in the folder of a training run."""
+    path = Path(path)
+    return path / WEIGHTS if path.is_dir() else path
+
+
+def _header(words: Mapping[str, str], path: str | Path) -> Header:
+    """Read the words of a header; values beside the configuration that make no sense are left out.
+
+    Files of others may hold anything there.
+    """
     try:
-        config = json.loads(header["config"])
+        config = json.loads(words["config"])
         if not isinstance(config, dict) or not isinstance(config.get("model"), str):
             raise ValueError("expected an object with the name of a model")
     except (KeyError, ValueError, RecursionError) as error:
         raise _no_configuration(path, error) from None
-    return config
+    values: dict[str, Any] = {}
+    for key in (_CLASSES, *Origin._fields):
+        try:
+            values[key] = json.loads(words[key])
+        except (KeyError, ValueError, RecursionError):
+            values[key] = None
+    names = values.pop(_CLASSES)
+    class_names = tuple(map(str, names)) if isinstance(names, list) else ()
+    return Header(config, class_names, Origin(**{k: v for k, v in values.items() if _valid(k, v)}))
 
 
-def _no_configuration(source: str | Path, error: BaseException) -> CheckpointError:
+def _valid(key: str, value: object) -> bool:
+    """Whether a value of a header can be that field of an origin."""
+    if isinstance(Origin._field_defaults[key], str):
+        return isinstance(value, str)
+    return type(value) is int and 0 <= value <= _LIMITS[key]
+
+
+def _no_configuration(path: str | Path, error: BaseException) -> CheckpointError:
     return CheckpointError(
-        f"{source} has no configuration that a network can be built from ({one_line(error)})"
+        f"{path} has no configuration that a network can be built from ({one_line(error)})"
     )
 
 
-def _build_for(config: Mapping[str, Any], state: Mapping[str, Tensor], source: str) -> Network:
+def _build_for(config: Mapping[str, Any], state: Mapping[str, Tensor], path: Path) -> Network:
     """Build the network that weights are for; memory is allocated only if they fit."""
     try:
         _check_numbers(config, state)
-        check_fit(_empty(config, state), state, source)
+        check_fit(_empty(config, state), state, path)
         return build_from_config(config)
     except (CheckpointError, ImportError):
         raise
     except Exception as error:  # a wrong configuration makes builders raise anything
-        raise _no_configuration(source, error) from None
+        raise _no_configuration(path, error) from None
 
 
 def _check_numbers(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
@@ -184,100 +225,6 @@ def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
             yield from _numbers(item, key)
 
 
-def _class_names(header: Mapping[str, str]) -> tuple[str, ...]:
-    try:
-        return tuple(map(str, json.loads(header.get(_CLASSES, "[]"))))
-    except (TypeError, ValueError, RecursionError):  # not written by save_model
-        return ()
-
-
-def _origin(header: Mapping[str, str]) -> Origin:
-    """What a header says of the training images; values that make no sense are left out."""
-    origin: dict[str, Any] = {}
-    for key in Origin._fields:
-        try:
-            value = json.loads(header[key])
-        except (KeyError, ValueError, RecursionError):
-            continue
-        if isinstance(Origin._field_defaults[key], str):
-            valid = isinstance(value, str)
-        else:
-            valid = type(value) is int and 0 <= value <= _LIMITS.get(key, 0)
-        if valid:
-            origin[key] = value
-    return Origin(**origin)
-
-
-def checkpoint_file(path: str | Path) -> Path:
-    """The file a path means: itself, or the network in the folder of a training run.
-
-    Example:
-        >>> checkpoint_file("net.safetensors")
-        PosixPath('net.safetensors')
-    """
-    path = Path(path)
-    return path / WEIGHTS if path.is_dir() else path
-
-
-def read_config(path: str | Path) -> dict[str, Any]:
-    """The configuration in a file of :func:`save_model`, without its weights.
-
-    Example:
-        >>> import tempfile
-        >>> from equicolor.models import z2cnn
-        >>> path = save_model(z2cnn(30), Path(tempfile.mkdtemp()) / "z2cnn.safetensors")
-        >>> read_config(path)["model"]
-        'z2cnn'
-    """
-    return _config(read_weights(Path(path))[0], Path(path))
-
-
-def read_class_names(path: str | Path) -> tuple[str, ...]:
-    """What the outputs of a saved network mean; empty if its file does not say that."""
-    return _class_names(read_weights(Path(path))[0])
-
-
-def read_origin(path: str | Path) -> Origin:
-    """The images that a saved network was trained on, as far as its file says that.
-
-    Example:
-        >>> import tempfile
-        >>> from equicolor.models import z2cnn
-        >>> path = save_model(z2cnn(30), Path(tempfile.mkdtemp()) / "z2cnn.safetensors")
-        >>> read_origin(path).image_size
-        28
-    """
-    return _origin(read_weights(Path(path))[0])
-
-
-def weights_digest(path: str | Path) -> str:
-    """A digest of the configuration and weights in a file of :func:`save_model`.
-
-    Unlike that of the file's bytes, it says nothing of where the network was trained.
-
-    Example:
-        >>> import tempfile
-        >>> from equicolor.models import z2cnn
-        >>> path = save_model(z2cnn(30), Path(tempfile.mkdtemp()) / "z2cnn.safetensors")
-        >>> len(weights_digest(path))
-        16
-    """
-    header, tensors = read_weights(Path(path), weights=True)
-    _config(header, Path(path))
-    return digest(header["config"], tensors)
-
-
-def build_from_config(config: Mapping[str, Any]) -> Network:
-    """Build the network a configuration describes.
-
-    Example:
-        >>> build_from_config({"model": "z2cnn", "num_classes": 10}).config["width"]
-        20
-    """
-    options = dict(config)
-    return create_model(options.pop("model"), **options)
-
-
 def _empty(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Network:
     """The network of a configuration, without weights if its builder can do without."""
     try:
@@ -294,7 +241,7 @@ def _empty(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Network:
         return build_from_config(config)
 
 
-def load_strict(model: Network, state: Mapping[str, Tensor], source: str) -> None:
+def load_strict(model: Network, state: Mapping[str, Tensor], source: str | Path) -> None:
     """Load a state dict whose keys and shapes must be the network's own."""
     check_fit(model, state, source)
     if any(value.is_meta for value in model.state_dict().values()):
@@ -302,8 +249,14 @@ def load_strict(model: Network, state: Mapping[str, Tensor], source: str) -> Non
     model.load_state_dict(dict(state))
 
 
-def check_fit(model: Network, state: Mapping[str, Tensor], source: str) -> None:
-    """Refuse a state dict whose keys, shapes or kinds of numbers are not the network's own."""
+def check_fit(model: Network, state: Mapping[str, Tensor], source: str | Path) -> None:
+    """Refuse a state dict that is not the network's."""
+    if problem := _mismatch(model, state):
+        raise CheckpointError(f"{source} does not fit {describe(model)}: {problem}")
+
+
+def _mismatch(model: Network, state: Mapping[str, Tensor]) -> str:
+    """How keys, shapes or kinds of numbers of a state dict differ from the network's."""
     expected = model.state_dict()
     both = [(key, state[key], expected[key]) for key in expected if key in state]
     problems = {
@@ -320,14 +273,11 @@ def check_fit(model: Network, state: Mapping[str, Tensor], source: str) -> None:
             if other.is_floating_point() and not value.is_floating_point()
         ],
     }
-    if any(problems.values()):
-        listed = "; ".join(_listed(what, names) for what, names in problems.items() if names)
-        raise CheckpointError(f"{source} does not fit {describe(model)}: {listed}")
-
-
-def _listed(what: str, names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{len(names)} {what}: {', '.join(names[:SHOWN])}{more}"
+    return "; ".join(
+        f"{len(names)} {what}: {enumerated(names, SHOWN)}"
+        for what, names in problems.items()
+        if names
+    )
 
 
 def describe(model: Network) -> str:

@@ -8,12 +8,11 @@ import torch
 from torch import nn
 
 from equicolor.models.foreign import ForeignNetwork
-from equicolor.models.gray import GrayInput
-from equicolor.models.registry import Network, create_model, get_builder, list_models
+from equicolor.models.registry import GrayInput, Network, create_model, get_builder, list_models
 
 __all__ = ["catalogue", "network_facts", "network_title"]
 
-_FACTS = ("model", "rotations", "lifting", "ce_stages", "width", "coset_pool")
+_OPTIONS = ("rotations", "lifting", "ce_stages", "width", "coset_pool")
 
 
 def network_facts(network: nn.Module) -> dict[str, Any]:
@@ -31,23 +30,20 @@ def network_facts(network: nn.Module) -> dict[str, Any]:
     if isinstance(network, GrayInput):
         inner = network_facts(network.network)
         return inner | {"model": f"{inner['model']}-gray"}
-    facts: dict[str, Any] = dict.fromkeys(_FACTS)
     if not isinstance(network, Network):
         name = network.name if isinstance(network, ForeignNetwork) else type(network).__name__
-        return facts | {"model": name}
+        return {"model": name} | dict.fromkeys(_OPTIONS)
     config = network.config
-    rotations, pool = config.get("rotations", 1), config.get("coset_pool", "none")
-    facts["rotations"] = rotations
-    if rotations > 1:
-        facts |= {"lifting": config.get("lifting"), "coset_pool": pool or "none"}
+    model = config.get("model", type(network).__name__)
     if "source" in config:
-        return facts | {"model": f"converted {config['source'].partition(':')[2]}"}
-    width = config.get("width")
-    return facts | {
-        "model": config.get("model", type(network).__name__),
-        "ce_stages": config.get("ce_stages"),
-        "width": width[0] if isinstance(width, (list, tuple)) else width,
-    }
+        model += f" {config['source'].partition(':')[2]}"
+    facts = {"model": model} | {key: config.get(key) for key in _OPTIONS}
+    facts["rotations"] = facts["rotations"] or 1
+    if isinstance(facts["width"], (list, tuple)):
+        facts["width"] = facts["width"][0]
+    if facts["rotations"] > 1:
+        return facts | {"coset_pool": facts["coset_pool"] or "none"}
+    return facts | {"lifting": None, "coset_pool": None}
 
 
 def network_title(facts: Mapping[str, Any]) -> str:
@@ -72,12 +68,7 @@ def network_title(facts: Mapping[str, Any]) -> str:
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """The registered networks with their parameters at default options.
-
-    Example:
-        >>> next(row["parameters"] for row in catalogue() if row["model"] == "resnet18")
-        11689512
-    """
+    """The registered networks with their parameters at default options."""
     rows = []
     for name in list_models():
         with torch.device("meta"):

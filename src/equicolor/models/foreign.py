@@ -1,8 +1,8 @@
 """Networks of other libraries: torchvision's and timm's, by name."""
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,6 @@ class ForeignNetwork(nn.Module):
         mean, std: of the normalisation, per channel.
         image_size: height and width it was trained for.
         resize: the short side of an image before its centre is cropped; None for what is usual.
-
-    Example:
-        >>> network = ForeignNetwork(nn.Flatten(), "flat", mean=(0.5,) * 3, std=(0.5,) * 3)
-        >>> network(torch.ones(2, 3, 1, 1)).tolist()
-        [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
     """
 
     mean: Tensor
@@ -45,8 +40,7 @@ class ForeignNetwork(nn.Module):
         resize: int | None = None,
     ) -> None:
         super().__init__()
-        self.network, self.name = network, name
-        self.image_size = image_size
+        self.network, self.name, self.image_size = network, name, image_size
         self.resize = usual_resize(image_size) if resize is None else resize
         self.plain = tuple(mean) == (0.0, 0.0, 0.0) and tuple(std) == (1.0, 1.0, 1.0)
         for key, values in (("mean", mean), ("std", std)):
@@ -59,28 +53,13 @@ class ForeignNetwork(nn.Module):
         return logits
 
 
-class _TorchvisionWeights(Protocol):
-    """What torchvision says about its weights; those of segmentation are not cropped."""
-
-    resize_size: Sequence[int]
-    mean: Sequence[float]
-    std: Sequence[float]
-
-
 def load_foreign(spec: str, *, pretrained: bool = True, **options: Any) -> ForeignNetwork:
     """A network of torchvision or timm with the normalisation of its weights in front.
 
     Args:
-        spec: ``torchvision:NAME`` or ``timm:NAME``.
+        spec: ``torchvision:NAME`` or ``timm:NAME``, which becomes the network's name.
         pretrained: load the weights they offer, which may download them.
         options: other arguments of the library's builder, such as ``num_classes``.
-
-    Returns:
-        The network, whose ``name`` is the spec.
-
-    Raises:
-        ValueError: if there is no such network, with the nearest names.
-        ModuleNotFoundError: if the library is not installed.
     """
     library, _, name = spec.partition(":")
     if library not in LIBRARIES:
@@ -101,20 +80,20 @@ def _from_torchvision(name: str, pretrained: bool, options: dict[str, Any]) -> F
     models = import_vision("torchvision").models
     if name not in models.list_models():
         raise _unknown("torchvision", name, models.list_models())
-    offered = list(models.get_model_weights(name))
-    if pretrained and not offered:
+    offered = models.get_model_weights(name)
+    weights = offered.DEFAULT if len(offered) else None
+    if pretrained and weights is None:
         raise ValueError(f"torchvision offers no weights for {name}")
-    weights = models.get_model_weights(name).DEFAULT if offered else None
-    built: dict[str, Any] = {"weights": weights if pretrained else None, **options}
     if "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters:
-        built.setdefault("weights_backbone", None)  # loaded by default, even without weights
-    network = models.get_model(name, **built)
+        options.setdefault("weights_backbone", None)  # loaded by default, even without weights
+    network = models.get_model(name, weights=weights if pretrained else None, **options)
     title = f"torchvision:{name}"
     if weights is None:
         return ForeignNetwork(network, title, mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    preset = cast(_TorchvisionWeights, weights.transforms())
+    preset = weights.transforms()
     if not hasattr(preset, "mean"):
         raise ValueError(f"{title} takes lists of images and normalises them itself: a detector")
+    # Images for segmentation are not cropped.
     return ForeignNetwork(
         network,
         title,
@@ -126,16 +105,11 @@ def _from_torchvision(name: str, pretrained: bool, options: dict[str, Any]) -> F
 
 
 def published_parameters(spec: str) -> int:
-    """How many parameters torchvision says a network has; 0 if it does not say that.
-
-    Example:
-        >>> published_parameters("timm:resnet18")
-        0
-    """
+    """How many parameters torchvision says a network has; 0 if it does not say that."""
     library, _, name = spec.partition(":")
     if library != "torchvision":
         return 0
-    offered = list(import_vision("torchvision").models.get_model_weights(name))
+    offered = import_vision("torchvision").models.get_model_weights(name)
     return max((weights.meta["num_params"] for weights in offered), default=0)
 
 
@@ -163,6 +137,6 @@ LIBRARIES: dict[str, Callable[[str, bool, dict[str, Any]], ForeignNetwork]] = {
 }
 
 
-def _unknown(library: str, name: str, names: Iterable[str]) -> ValueError:
+def _unknown(library: str, name: str, names: list[str]) -> ValueError:
     hint = did_you_mean(name, names, f"see the list of {library}")
     return ValueError(f"{library} has no network {name!r}; {hint}")

@@ -15,6 +15,9 @@ from equicolor.models.tensor_files import WEIGHTS
 
 __all__ = ["HubModel"]
 
+# What the mixin says about the download, beside the options of the network.
+_DOWNLOAD = ("revision", "cache_dir", "force_download", "local_files_only", "token")
+
 
 class HubModel(
     nn.Module,
@@ -55,28 +58,11 @@ class HubModel(
         save_model(self.network, save_directory / WEIGHTS)
 
     @classmethod
-    def _from_pretrained(
-        cls,
-        *,
-        model_id: str,
-        revision: str | None,
-        cache_dir: str | Path | None,
-        force_download: bool,
-        local_files_only: bool,
-        token: str | bool | None,
-        **options: Any,
-    ) -> Self:
+    def _from_pretrained(cls, *, model_id: str, **options: Any) -> Self:
+        download = {key: options.pop(key) for key in _DOWNLOAD if key in options}
         if options:
             raise TypeError(f"from_pretrained takes no network options, got {', '.join(options)}")
-        if Path(model_id).is_dir():
-            return cls(load_model(Path(model_id) / WEIGHTS)).eval()
-        path = hf_hub_download(
-            repo_id=model_id,
-            filename=WEIGHTS,
-            revision=revision,
-            cache_dir=cache_dir,
-            force_download=force_download,
-            token=token,
-            local_files_only=local_files_only,
-        )
+        path = Path(model_id) / WEIGHTS
+        if not path.parent.is_dir():
+            path = Path(hf_hub_download(repo_id=model_id, filename=WEIGHTS, **download))
         return cls(load_model(path)).eval()

@@ -10,7 +10,6 @@ from torch import nn
 
 from equicolor.models.checkpoints import checkpoint_file, load_model
 from equicolor.models.foreign import LIBRARIES, ForeignNetwork, load_foreign
-from equicolor.models.gray import GrayInput
 from equicolor.models.registry import Network, create_model, list_models
 from equicolor.models.tensor_files import WEIGHTS
 
@@ -70,17 +69,8 @@ def load_network(
 def find_model(name_or_path: str) -> tuple[Network, bool]:
     """The network of a checkpoint, or one of a registered name with random weights.
 
-    Args:
-        name_or_path: a file of :func:`equicolor.models.save_model`, the folder of a training
-            run, or a name of :func:`equicolor.models.list_models`.
-
     Returns:
         The network in eval mode, and whether its weights come from a file.
-
-    Example:
-        >>> network, trained = find_model("z2cnn")
-        >>> network.config["model"], trained
-        ('z2cnn', False)
     """
     path = checkpoint_file(name_or_path)
     if path.is_file() or (path.suffix and name_or_path not in list_models()):
@@ -89,22 +79,20 @@ def find_model(name_or_path: str) -> tuple[Network, bool]:
 
 
 def _checkpoint(path: Path) -> Path:
-    """The file a path means."""
+    """The file a path means, which must exist."""
+    file = checkpoint_file(path)
+    if file.exists():
+        return file
     if path.is_dir():
-        if not (path / WEIGHTS).is_file():
-            raise FileNotFoundError(f"{path} is a folder without {WEIGHTS}; expected {_FORMS}")
-        return path / WEIGHTS
-    if not path.exists():
-        name = str(path)
-        why = (
-            " is the name of an architecture, which has no weights" if name in list_models() else ""
-        )
-        raise FileNotFoundError(f"no network at {name}{';' * bool(why)}{why}; expected {_FORMS}")
-    return path
+        raise FileNotFoundError(f"{path} is a folder without {WEIGHTS}; expected {_FORMS}")
+    hint = ""
+    if str(path) in list_models():
+        hint = "that is the name of an architecture, which has no weights; "
+    raise FileNotFoundError(f"no network at {path}; {hint}expected {_FORMS}")
 
 
 def _from_file(path: Path, function: str) -> nn.Module:
-    """What a function of a Python file returns."""
+    """The network that a function of a Python file returns."""
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}; expected {_FORMS}")
     # Not path.stem: a user's file may be called like a package.
@@ -122,25 +110,21 @@ def _from_file(path: Path, function: str) -> nn.Module:
     except (Exception, SystemExit) as error:  # whatever the user's code raises
         raise _unusable(path, error) from error
     if not callable(build):
+        lacks = f"has no function {function!r}" if function else "needs the name of a function"
         functions = [
             key
             for key, value in vars(module).items()
             if callable(value) and getattr(value, "__module__", None) == spec.name
         ]
-        lacks = f"has no function {function!r}" if function else "needs the name of a function"
-        raise ValueError(
-            f"{path} {lacks}"
-            + (
-                f", as in {path}:{functions[0]}; it has {', '.join(functions)}"
-                if functions
-                else "; it has none: write one that takes no arguments and returns the network"
-            )
-        )
+        advice = "; it has none: write one that takes no arguments and returns the network"
+        if functions:
+            advice = f", as in {path}:{functions[0]}; it has {', '.join(functions)}"
+        raise ValueError(f"{path} {lacks}{advice}")
     if not isinstance(network, nn.Module):
         raise ValueError(
             f"{path}:{function} must return a torch.nn.Module, got {type(network).__name__}"
         )
-    if isinstance(network, (ForeignNetwork, GrayInput, Network)):
+    if isinstance(network, (ForeignNetwork, Network)):
         return network
     size = getattr(network, "image_size", 224)
     return ForeignNetwork(network, f"{path.name}:{function}", image_size=size)
@@ -154,13 +138,14 @@ def _unusable(path: Path, error: BaseException) -> Exception:
         for frame in traceback.extract_tb(error.__traceback__)
         if folder in Path(frame.filename).resolve().parents
     ]
-    what = str(error)
+    message = str(error)
     if isinstance(error, SyntaxError):
-        what, places = error.msg, [(error.filename or str(path), error.lineno)]
+        message, places = error.msg, [(error.filename or str(path), error.lineno)]
     # Without a place the function was not entered: its arguments do not fit.
     place = f" (line {places[-1][1]} of {places[-1][0]})" if places else ""
-    words = " ".join(what.split())
+    message = " ".join(message.split())
     if isinstance(error, ImportError):
-        return ImportError(f"{path} cannot be used: {words}{place}")
-    said = f"{type(error).__name__}{': ' * bool(words)}{words}"
-    return ValueError(f"{path} cannot be used: {said}{place}")
+        return ImportError(f"{path} cannot be used: {message}{place}")
+    kind = type(error).__name__
+    message = f"{kind}: {message}" if message else kind
+    return ValueError(f"{path} cannot be used: {message}{place}")

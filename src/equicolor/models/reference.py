@@ -15,7 +15,6 @@ from equicolor.models.tensor_files import CheckpointError, read_pickle
 __all__ = ["load_reference"]
 
 N = TypeVar("N", bound=nn.Module)
-_MATRIX = "transformation_matrix"
 
 
 def load_reference(model: N, checkpoint: str | Path | Mapping[str, Any]) -> N:
@@ -45,7 +44,7 @@ def load_reference(model: N, checkpoint: str | Path | Mapping[str, Any]) -> N:
     else:
         source, contents = str(checkpoint), read_pickle(Path(checkpoint))
     state = _state_dict(contents, source)
-    for key in [key for key in state if key.rpartition(".")[2] == _MATRIX]:
+    for key in [key for key in state if key.rpartition(".")[2] == "transformation_matrix"]:
         _check_matrix(model, key, state.pop(key), source)
     ours = {model.reference_key(key): key for key in model.state_dict()}
     renamed = {ours.get(key, key): value for key, value in state.items()}
@@ -54,20 +53,20 @@ def load_reference(model: N, checkpoint: str | Path | Mapping[str, Any]) -> N:
 
 
 def _state_dict(contents: Any, source: str) -> dict[str, Tensor]:
-    """The tensors of a checkpoint, out of the wrappings trainers put around them."""
+    """The tensors of a checkpoint, without the wrappings that trainers put around them."""
     for wrapper in ("state_dict", "model"):
         if isinstance(contents, Mapping) and isinstance(contents.get(wrapper), Mapping):
             contents = contents[wrapper]
     if not isinstance(contents, Mapping) or not contents:
         raise CheckpointError(f"{source} holds no state dict, but a {type(contents).__name__}")
-    strangers = [
+    others = [
         str(key)
         for key, value in contents.items()
-        if not isinstance(key, str) or not isinstance(value, Tensor)
+        if not (isinstance(key, str) and isinstance(value, Tensor))
     ]
-    if strangers:
+    if others:
         raise CheckpointError(
-            f"{source} holds no plain state dict: not tensors are {', '.join(strangers[:SHOWN])}"
+            f"{source} holds no plain state dict: not tensors are {', '.join(others[:SHOWN])}"
         )
     for prefix in ("model.", "module.", "model."):
         if all(key.startswith(prefix) for key in contents):

@@ -1,14 +1,17 @@
 """Networks by name, each remembering the call that built it."""
 
+import copy
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
+from equicolor import _checks
 from equicolor._text import did_you_mean
+from equicolor.color import to_gray
 
 
 class OptionError(TypeError, ValueError):
@@ -33,22 +36,12 @@ class Origin(NamedTuple):
     training_digest: str = ""
 
     def known(self) -> dict[str, Any]:
-        """What is known, by name.
-
-        Example:
-            >>> Origin(224, dataset="pets").known()
-            {'image_size': 224, 'dataset': 'pets'}
-        """
+        """The values that are known, by name."""
         return {key: value for key, value in self._asdict().items() if value not in (None, "")}
 
 
 def usual_resize(size: int) -> int:
-    """The default short side of images before a centre of this size is cropped.
-
-    Example:
-        >>> usual_resize(224), usual_resize(64), usual_resize(32)
-        (256, 73, 36)
-    """
+    """The default short side of images before a centre of this size is cropped: 256 for 224."""
     return size * 8 // 7
 
 
@@ -95,6 +88,36 @@ class Network(nn.Module):
         return True
 
 
+class GrayInput(Network):
+    """The grey baseline: a network that sees the mean of the channels.
+
+    The grey is part of the network, not of the images: a hue shift comes before it, and may
+    change the mean. ``create_model(NAME, gray=True)`` makes one.
+
+    Args:
+        network: maps images :math:`[B, 3, H, W]` to logits :math:`[B, C]`.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.image_size = getattr(network, "image_size", self.image_size)
+        if isinstance(network, Network):
+            self.class_names, self.origin = network.class_names, network.origin
+            if network.config:
+                self.config = {**network.config, "gray": True}
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images ``[B, 3, H, W]`` in [0, 1] to logits ``[B, C]``."""
+        logits: Tensor = self.network(to_gray(images))
+        return logits
+
+    def reference_key(self, key: str) -> str:
+        """The name of a state-dict entry in the paper authors' code, which makes images grey."""
+        inner = key.removeprefix("network.")
+        return self.network.reference_key(inner) if isinstance(self.network, Network) else inner
+
+
 P = ParamSpec("P")
 M = TypeVar("M", bound=Network)
 
@@ -136,12 +159,7 @@ def list_models() -> list[str]:
 
 
 def get_builder(name: str) -> Callable[..., Network]:
-    """The function that builds the networks of a name.
-
-    Example:
-        >>> get_builder("z2cnn")(30).config["num_classes"]
-        30
-    """
+    """The function that builds the networks of a name."""
     if name in _ELSEWHERE:
         elsewhere: Callable[..., Network] = getattr(importlib.import_module(_ELSEWHERE[name]), name)
         return elsewhere
@@ -156,8 +174,7 @@ def create_model(name: str, *, gray: bool = False, **options: Any) -> Network:
 
     Args:
         name: one of :func:`list_models`.
-        gray: let it see the mean of the channels alone, as
-            :class:`equicolor.models.gray.GrayInput`.
+        gray: let it see the mean of the channels alone, as :class:`GrayInput`.
         options: the builder's arguments.
 
     Raises:
@@ -182,8 +199,43 @@ def create_model(name: str, *, gray: bool = False, **options: Any) -> Network:
             f"{name!r} is no network by itself: name the checkpoint that 'equicolor convert' wrote"
         )
     network = builder(**options)
-    if not gray:
-        return network
-    from equicolor.models.gray import GrayInput
+    return GrayInput(network) if gray else network
 
-    return GrayInput(network)
+
+def build_from_config(config: Mapping[str, Any]) -> Network:
+    """Build the network that a configuration describes, with random weights."""
+    options = dict(config)
+    return create_model(options.pop("model"), **options)
+
+
+def classes_of(config: dict[str, Any]) -> int | None:
+    """The number of classes a configuration says; None if it does not."""
+    classes = _builder_options(config).get("num_classes")
+    return classes if isinstance(classes, int) else None
+
+
+def with_classes(network: Network, num_classes: int) -> Network:
+    """A network with ``num_classes`` outputs and the same weights before its classifier.
+
+    It is the network itself if it has as many; else a new one with a classifier drawn anew.
+    """
+    _checks.positive_int("num_classes", num_classes)
+    classes = classes_of(network.config)
+    if classes == num_classes:
+        return network
+    if classes is None:
+        raise ValueError("the network does not say its number of classes: its head stays")
+    config = copy.deepcopy(network.config)
+    _builder_options(config)["num_classes"] = num_classes
+    new = build_from_config(config)
+    state = new.state_dict()
+    shared = {k: v for k, v in network.state_dict().items() if v.shape == state[k].shape}
+    new.load_state_dict(shared, strict=False)
+    weight = next(network.parameters())
+    return new.to(weight.device, weight.dtype).train(network.training)
+
+
+def _builder_options(config: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of the network's builder, of the original's for a converted network."""
+    options = config.get("source_options")
+    return options if isinstance(options, dict) else config

@@ -47,7 +47,7 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
     header = {**header, "format": _FORMAT}
     header[_DIGEST] = _digest_of(header, tensors)
     # In memory first: on a full disk safetensors does not raise an OSError.
-    write_whole(path, _sorted(save(dict(tensors), header)))
+    write_whole(path, _sorted(save(tensors, header)))
 
 
 def _sorted(contents: bytes) -> bytes:
@@ -68,12 +68,7 @@ def _digest_of(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
 
 
 def digest(words: str, tensors: Mapping[str, Tensor]) -> str:
-    """A digest of some words and of tensors on any device.
-
-    Example:
-        >>> len(digest("{}", {"weight": torch.zeros(2)}))
-        16
-    """
+    """A digest of some words and of tensors on any device: 16 digits."""
     sha = hashlib.sha256(words.encode())
     for key, value in sorted(tensors.items()):
         sha.update(f"{key} {value.dtype} {list(value.shape)}".encode())
@@ -85,9 +80,6 @@ def read_weights(path: Path, *, weights: bool = False) -> tuple[dict[str, str], 
     """The header of a file of :func:`write_weights`, and its tensors if ``weights`` is true.
 
     With the tensors, the digest in the header is checked.
-
-    Raises:
-        CheckpointError: if it is another file, or damaged.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -97,7 +89,9 @@ def read_weights(path: Path, *, weights: bool = False) -> tuple[dict[str, str], 
         beside = path.with_name(WEIGHTS)
         where = f"is {beside}" if beside.is_file() else f"will be {beside} when it is finished"
         raise CheckpointError(f"{path} is the state of a training run; its network {where}")
-    remedy = "get it again, or train it again with --force" if path.name == WEIGHTS else ""
+    remedy = "get it again"
+    if path.name == WEIGHTS:
+        remedy += ", or train it again with --force"
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
@@ -105,7 +99,7 @@ def read_weights(path: Path, *, weights: bool = False) -> tuple[dict[str, str], 
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{path} is not a complete safetensors file saved by equicolor ({one_line(error)}): "
-            f"{remedy or 'get it again'}"
+            f"{remedy}"
         ) from None
     if header.get("format") != _FORMAT:
         raise CheckpointError(
@@ -113,22 +107,12 @@ def read_weights(path: Path, *, weights: bool = False) -> tuple[dict[str, str], 
             f"(expected format {_FORMAT!r} in its header, got {header.get('format')!r})"
         )
     if weights and header.get(_DIGEST) != _digest_of(header, tensors):
-        raise CheckpointError(
-            f"{path} is damaged: its digest does not fit its contents; {remedy or 'get it again'}"
-        )
+        raise CheckpointError(f"{path} is damaged: its digest does not fit its contents; {remedy}")
     return header, tensors
 
 
 def write_pickle(path: Path, contents: Any) -> None:
-    """Write a torch file, whole or not at all.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "last.ckpt"
-        >>> write_pickle(path, {"epoch": 3})
-        >>> read_pickle(path)
-        {'epoch': 3}
-    """
+    """Write a torch file, whole or not at all."""
     buffer = io.BytesIO()  # torch ends the process if its own file cannot be written
     torch.save(contents, buffer)
     write_whole(path, buffer.getvalue())
@@ -137,13 +121,8 @@ def write_pickle(path: Path, contents: Any) -> None:
 def read_pickle(path: Path, remedy: str = "") -> Any:
     """The contents of a torch file: tensors and plain containers, never code.
 
-    Args:
-        path: the file.
-        remedy: what errors advise; by default, to get a damaged file again.
-
-    Raises:
-        CheckpointError: if it is not a torch file, holds code, or is damaged. Checksums are
-            compared where the file has them.
+    Checksums are compared where the file has them. Errors advise ``remedy``; by default, to get
+    a damaged file again.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint at {path}")
@@ -154,7 +133,9 @@ def read_pickle(path: Path, remedy: str = "") -> Any:
         raise CheckpointError(f"{path} is not a torch file: {expected}{advice}")
     try:
         if magic.startswith(b"PK"):
-            _check_sums(path)
+            with zipfile.ZipFile(path) as archive:  # torch writes checksums, but does not read them
+                if wrong := archive.testzip():
+                    raise zipfile.BadZipFile(f"the checksum of {wrong} is wrong")
         with warnings.catch_warnings(action="ignore"):  # remarks on the pickle protocol
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
@@ -166,14 +147,6 @@ def read_pickle(path: Path, remedy: str = "") -> Any:
             f"{path} cannot be read: {expected}; the file is damaged ({one_line(error)}): "
             f"{remedy or 'get it again'}"
         ) from None
-
-
-def _check_sums(path: Path) -> None:
-    """Compare a zip archive with its checksums, which torch writes but does not read."""
-    with zipfile.ZipFile(path) as archive:
-        wrong = archive.testzip()
-    if wrong is not None:
-        raise zipfile.BadZipFile(f"the checksum of {wrong} is wrong")
 
 
 def one_line(error: BaseException) -> str:

@@ -6,12 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from equicolor.data.datasets import find_dataset, load_dataset
-from equicolor.models.checkpoints import (
-    checkpoint_file,
-    read_class_names,
-    read_config,
-    weights_digest,
-)
+from equicolor.models.checkpoints import checkpoint_file, read_header, weights_digest
 from equicolor.models.registry import Origin, usual_resize
 from equicolor.training.pretrained import new_head
 from equicolor.training.recipes import FINETUNING, TrainingRecipe, default_recipe
@@ -48,7 +43,7 @@ def finetune_recipe(
         >>> recipe.model, recipe.epochs, recipe.lr, recipe.size
         ('resnet18', 20, 0.0001, 224)
     """
-    config = read_config(checkpoint_file(checkpoint))
+    config, class_names, _ = read_header(checkpoint_file(checkpoint))
     like = recipe_of_run(checkpoint) if like is None else like
     trained = origin_of(checkpoint) if like is None else like.origin
     plain = default_recipe(dataset, None if "image_size" in config else config["model"])
@@ -57,7 +52,7 @@ def finetune_recipe(
     changes |= {"finetune_digest": weights_digest(checkpoint_file(checkpoint))}
     info = find_dataset(dataset)
     same = trained.dataset == info.name
-    split_seed = seed_of_training(trained, read_class_names(checkpoint_file(checkpoint)), info)
+    split_seed = seed_of_training(trained, class_names, info)
     if split_seed is not None:
         changes["split_seed"] = split_seed
     if like is not None:

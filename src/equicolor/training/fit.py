@@ -24,8 +24,8 @@ from equicolor.data.images import Listing, list_images
 from equicolor.evaluation import evaluate
 from equicolor.evaluation.images import try_images
 from equicolor.models import Network, save_model
-from equicolor.models.checkpoints import read_config
-from equicolor.models.gray import GrayInput
+from equicolor.models.checkpoints import read_header
+from equicolor.models.registry import GrayInput
 from equicolor.reporting.progress import counting, say
 from equicolor.results import read_rows, write_results
 from equicolor.training.finetuning import finetune_remarks, finetune_seen
@@ -204,7 +204,7 @@ def _check_saving() -> None:
 
 
 def _finished(folder: RunFolder) -> Fit:
-    read_config(folder.model)  # or an error: the file is missing, or cut short
+    read_header(folder.model)  # or an error: the file is missing, or cut short
     rows = read_rows(folder.result, ["dataset"], ["original", "hue_mean", "epochs"])
     if len(rows) != 1:
         raise ValueError(f"{folder.result} has {len(rows)} rows instead of one")

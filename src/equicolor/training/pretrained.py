@@ -6,12 +6,10 @@ from pathlib import Path
 from equicolor.models.checkpoints import (
     checkpoint_file,
     load_model,
-    read_class_names,
-    read_config,
+    read_header,
     weights_digest,
 )
-from equicolor.models.heads import classes_of, with_classes
-from equicolor.models.registry import Network
+from equicolor.models.registry import Network, classes_of, with_classes
 
 __all__ = ["load_pretrained", "new_head"]
 
@@ -32,10 +30,9 @@ def new_head(
         >>> new_head(path, 3)
         'another number of classes'
     """
-    file = checkpoint_file(checkpoint)
-    if classes_of(read_config(file)) != num_classes:
+    config, before, _ = read_header(checkpoint_file(checkpoint))
+    if classes_of(config) != num_classes:
         return "another number of classes"
-    before = read_class_names(file)
     comparable = class_names is not None and len(before) == num_classes
     return "other classes" if comparable and before != tuple(class_names or ()) else ""
 

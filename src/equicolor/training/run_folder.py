@@ -8,7 +8,7 @@ from pathlib import Path
 
 from equicolor._files import locked, write_whole
 from equicolor.data.images import ImageSet, changes
-from equicolor.models.checkpoints import checkpoint_file, read_origin
+from equicolor.models.checkpoints import checkpoint_file, read_header
 from equicolor.models.registry import Origin
 from equicolor.training.recipes import TrainingRecipe
 
@@ -159,5 +159,5 @@ def origin_of(path: Path | str) -> Origin:
     """The images a network was trained on: by the recipe of its run, else by its own file."""
     recipe, file = recipe_of_run(path), checkpoint_file(path)
     if recipe is None:
-        return read_origin(file)
-    return recipe.origin._replace(training_digest=read_origin(file).training_digest)
+        return read_header(file).origin
+    return recipe.origin._replace(training_digest=read_header(file).origin.training_digest)
