@@ -9,7 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from equicolor.models import CheckpointError, cecnn, foreign, resnet18, save_model, z2cnn
+from equicolor.models import (
+    CheckpointError,
+    ce_resnet18,
+    cecnn,
+    foreign,
+    resnet18,
+    save_model,
+    z2cnn,
+)
 from equicolor.models.facts import network_facts
 from equicolor.models.foreign import ForeignNetwork
 from equicolor.models.loading import load_network
@@ -90,6 +98,10 @@ def test_facts_of_our_networks() -> None:
     assert network_facts(resnet18(10)) == {
         "model": "resnet18", "rotations": 1, "lifting": None, "ce_stages": 0, "width": 64,
         "coset_pool": None,
+    }  # fmt: skip
+    assert network_facts(ce_resnet18(102, rotations=12, lifting="hsv")) == {
+        "model": "ce_resnet18", "rotations": 12, "lifting": "hsv", "ce_stages": 4, "width": 41,
+        "coset_pool": "max",
     }  # fmt: skip
     hybrid = resnet18(10, rotations=3, ce_stages=2)
     assert network_facts(hybrid)["ce_stages"] == 2

@@ -1,6 +1,6 @@
 """Networks: every architecture of the paper, plain, equivariant and hybrid."""
 
-from equicolor.models.checkpoints import CheckpointError, load_model, save_model
+from equicolor.models.checkpoints import load_model, save_model
 from equicolor.models.ciconv import ciconv_resnet18, ciconv_resnet44
 from equicolor.models.cost import Cost, cost
 from equicolor.models.reference import load_reference
@@ -19,6 +19,7 @@ from equicolor.models.resnet import (
     resnet101,
     resnet152,
 )
+from equicolor.models.tensor_files import CheckpointError
 from equicolor.models.widths import matched_widths
 from equicolor.models.z2cnn import cecnn, z2cnn
 

@@ -24,16 +24,6 @@ from equicolor.models.tensor_files import (
     write_weights,
 )
 
-__all__ = [
-    "CheckpointError",
-    "Header",
-    "checkpoint_file",
-    "load_model",
-    "read_header",
-    "save_model",
-    "weights_digest",
-]
-
 _CLASSES = "class_names"  # key in the header
 SHOWN = 3  # how many mismatches an error names
 # What a file may ask for before its weights say how large the network is.

@@ -13,8 +13,6 @@ from equicolor import _checks
 from equicolor.models.resnet import ResNet, resnet_builder
 from equicolor.models.widths import Architecture, Width
 
-__all__ = ["CIConv2d", "CIConvResNet", "ciconv_resnet18", "ciconv_resnet44", "color_invariant"]
-
 INVARIANTS = ("W",)
 # The Gaussian colour model: intensity E and its first two derivatives by wavelength, from RGB.
 COLOUR_MODEL = (
@@ -46,10 +44,6 @@ def color_invariant(images: Tensor, scale: Tensor) -> Tensor:
 
     Returns:
         One channel :math:`[B, 1, H, W]`, computed in float32 at least.
-
-    Example:
-        >>> color_invariant(torch.rand(2, 3, 16, 20), torch.zeros(1)).shape
-        torch.Size([2, 1, 16, 20])
     """
     _checks.image_batch("color_invariant", images)
     if scale.numel() != 1:
@@ -107,10 +101,6 @@ class CIConv2d(nn.Module):
 
     Attributes:
         scale: the logarithm (base 2) of the Gaussians' width in pixels, ``[1]``; starts at 0.
-
-    Example:
-        >>> CIConv2d()(torch.rand(2, 3, 16, 16)).shape
-        torch.Size([2, 1, 16, 16])
     """
 
     def __init__(self, invariant: str = "W") -> None:

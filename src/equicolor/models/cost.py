@@ -9,8 +9,6 @@ from torch import nn
 
 from equicolor import _checks
 
-__all__ = ["Cost", "cost"]
-
 
 class Cost(NamedTuple):
     """Parameters of a network and multiply-accumulates of one forward pass."""
@@ -65,5 +63,5 @@ def _shape(input_size: int | Sequence[int]) -> tuple[int, ...]:
     if len(sizes) != 4 or not all(isinstance(size, int) and size > 0 for size in sizes):
         raise ValueError(f"input_size must be an int, [H, W] or [B, 3, H, W], got {input_size!r}")
     for size in sizes[2:]:
-        _checks.positive_int("size", size, at_most=_checks.MOST["size"])
+        _checks.positive_int("size", size)
     return sizes

@@ -10,8 +10,6 @@ from torch import nn
 from equicolor.models.foreign import ForeignNetwork
 from equicolor.models.registry import GrayInput, Network, create_model, get_builder, list_models
 
-__all__ = ["catalogue", "network_facts", "network_title"]
-
 _OPTIONS = ("rotations", "lifting", "ce_stages", "width", "coset_pool")
 
 
@@ -21,11 +19,6 @@ def network_facts(network: nn.Module) -> dict[str, Any]:
     Returns:
         ``model``, ``rotations``, ``lifting``, ``ce_stages``, ``width`` (of the first stage) and
         ``coset_pool``; None where it has none, and ``"none"`` where hues are not pooled over.
-
-    Example:
-        >>> from equicolor.models import ce_resnet18
-        >>> list(network_facts(ce_resnet18(102, rotations=12, lifting="hsv")).values())
-        ['ce_resnet18', 12, 'hsv', 4, 41, 'max']
     """
     if isinstance(network, GrayInput):
         inner = network_facts(network.network)
@@ -48,9 +41,6 @@ def network_facts(network: nn.Module) -> dict[str, Any]:
 
 def network_title(facts: Mapping[str, Any]) -> str:
     """Which network on which dataset, for tables, figures and pages.
-
-    Args:
-        facts: of :func:`network_facts`, and the ``run`` and ``dataset`` if there are any.
 
     Example:
         >>> facts = {"model": "ce_resnet18", "rotations": 12, "lifting": "hsv"}

@@ -12,8 +12,6 @@ from equicolor._text import did_you_mean
 from equicolor.models.layers import IMAGENET_MEAN, IMAGENET_STD
 from equicolor.models.registry import usual_resize
 
-__all__ = ["LIBRARIES", "ForeignNetwork", "load_foreign", "published_parameters"]
-
 
 class ForeignNetwork(nn.Module):
     """A network that was not made by equicolor, with the normalisation it expects in front.

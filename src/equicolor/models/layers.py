@@ -67,15 +67,7 @@ def coset_pool(kind: str | None) -> nn.Module:
 
 
 class Normalize(DerivedConstants):
-    """Subtract a mean and divide by a standard deviation, per channel or one for all.
-
-    Args:
-        mean, std: three numbers, or one number for all channels.
-
-    Example:
-        >>> Normalize((0.5,), (0.25,))(torch.full((1, 3, 2, 2), 0.75)).unique().tolist()
-        [1.0]
-    """
+    """Subtract a mean and divide by a standard deviation: three numbers each, or one for all."""
 
     mean: Tensor
     std: Tensor
@@ -135,15 +127,7 @@ def check_hybrid(option: str, count: int, total: int, coset_pool: str | None) ->
 def check_plain(**options: tuple[Any, ...]) -> None:
     """Refuse options that a network without equivariant layers would ignore.
 
-    Args:
-        options: the value of each, and the values that ask for nothing.
-
-    Example:
-        >>> check_plain(lifting=("hsv", "rgb"))
-        Traceback (most recent call last):
-            ...
-        ValueError: lifting='hsv' needs equivariant layers and this network has none: add \
-rotations, such as 6, or leave lifting out
+    An option is its value, and the values that ask for nothing: ``lifting=("hsv", "rgb")``.
     """
     ignored = [name for name, (value, *harmless) in options.items() if value not in harmless]
     if ignored:

@@ -13,8 +13,6 @@ from equicolor.models.foreign import LIBRARIES, ForeignNetwork, load_foreign
 from equicolor.models.registry import Network, create_model, list_models
 from equicolor.models.tensor_files import WEIGHTS
 
-__all__ = ["find_model", "load_network"]
-
 _FORMS = (
     f"a checkpoint of equicolor, a folder that holds {WEIGHTS}, timm:NAME, torchvision:NAME, "
     "or path/to/file.py:function"
@@ -40,14 +38,6 @@ def load_network(
 
     Returns:
         The network; one that is not ours is wrapped in a ``ForeignNetwork``.
-
-    Example:
-        >>> import tempfile
-        >>> from equicolor.models import save_model, z2cnn
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> _ = save_model(z2cnn(30), folder / "model.safetensors")
-        >>> load_network(folder)(torch.rand(2, 3, 28, 28)).shape
-        torch.Size([2, 30])
     """
     text = str(spec)
     kind, colon, _ = text.partition(":")

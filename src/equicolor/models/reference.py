@@ -12,8 +12,6 @@ from equicolor.models.checkpoints import SHOWN, describe, load_strict
 from equicolor.models.registry import Network
 from equicolor.models.tensor_files import CheckpointError, read_pickle
 
-__all__ = ["load_reference"]
-
 N = TypeVar("N", bound=nn.Module)
 
 

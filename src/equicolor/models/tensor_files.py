@@ -19,17 +19,6 @@ from torch import Tensor
 
 from equicolor._files import write_whole
 
-__all__ = [
-    "WEIGHTS",
-    "CheckpointError",
-    "digest",
-    "one_line",
-    "read_pickle",
-    "read_weights",
-    "write_pickle",
-    "write_weights",
-]
-
 WEIGHTS = "model.safetensors"  # in the folder of a training run
 _FORMAT = "equicolor-1"
 _DIGEST = "digest"  # key in the header

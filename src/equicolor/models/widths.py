@@ -158,22 +158,12 @@ def _conv_parameters(
 
 
 def doubled(width: int, stages: int) -> list[int]:
-    """The widths of a plain network: doubled from stage to stage.
-
-    Example:
-        >>> doubled(64, 4)
-        [64, 128, 256, 512]
-    """
+    """The widths of a plain network: doubled from stage to stage."""
     return [width << stage for stage in range(stages)]
 
 
 def scaled(widths: Sequence[int], rotations: int, *, separable: bool) -> list[int]:
-    """The paper's rule: every width times sqrt(9 / (9 + n)), or 1 / sqrt(n) for full filters.
-
-    Example:
-        >>> scaled([64, 128, 256, 512], 3, separable=True)
-        [55, 110, 221, 443]
-    """
+    """The paper's rule: every width times sqrt(9 / (9 + n)), or 1 / sqrt(n) for full filters."""
     ratio = 9 / (9 + rotations) if separable else 1 / rotations
     return [max(1, math.floor(math.sqrt(ratio * width**2))) for width in widths]
 
