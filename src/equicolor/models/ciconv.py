@@ -13,7 +13,6 @@ from equicolor import _checks
 from equicolor.models.resnet import ResNet, resnet_builder
 from equicolor.models.widths import Architecture, Width
 
-INVARIANTS = ("W",)
 # The Gaussian colour model: intensity E and its first two derivatives by wavelength, from RGB.
 COLOUR_MODEL = (
     (0.06, 0.63, 0.27),
@@ -105,7 +104,7 @@ class CIConv2d(nn.Module):
 
     def __init__(self, invariant: str = "W") -> None:
         super().__init__()
-        self.invariant = _checks.one_of("invariant", invariant, INVARIANTS)
+        self.invariant = _checks.one_of("invariant", invariant, ("W",))
         self.scale = nn.Parameter(torch.zeros(1))
 
     def forward(self, images: Tensor) -> Tensor:

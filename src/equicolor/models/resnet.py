@@ -170,7 +170,6 @@ def _equivariant_stages(architecture: Architecture, rotations: int, ce_stages: i
     stages = len(architecture.blocks)
     if isinstance(ce_stages, bool) or not isinstance(ce_stages, int | None):
         raise TypeError(f"ce_stages must be None or an int, got {ce_stages!r}")
-    architecture.check_stages(ce_stages or 0)
     if rotations > 1 and ce_stages == 0:
         raise ValueError(
             f"ce_stages=0 leaves no stage for rotations={rotations}: take 1 to {stages} "

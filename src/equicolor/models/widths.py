@@ -30,14 +30,6 @@ class Architecture(NamedTuple):
         """The name of the plain network; its depth counts convolutions and the classifier."""
         return f"resnet{2 + len(block_convolutions(1, 1, self.bottleneck)) * sum(self.blocks)}"
 
-    def check_stages(self, ce_stages: int) -> None:
-        """Refuse another number of equivariant stages than the network can have."""
-        stages = len(self.blocks)
-        if not 0 <= ce_stages <= stages:
-            raise ValueError(
-                f"ce_stages of {self.name} lies between 0 and {stages}, got {ce_stages}"
-            )
-
 
 ARCHITECTURES = {
     18: Architecture((2, 2, 2, 2), False, 64, False, 1000),
@@ -79,8 +71,7 @@ def matched_widths(
     if depth not in ARCHITECTURES:
         depths = ", ".join(map(str, ARCHITECTURES))
         raise ValueError(f"depth must be one of {depths}; got {depth!r}")
-    ARCHITECTURES[depth].check_stages(ce_stages)
-    return tuple(_matched(ARCHITECTURES[depth], rotations, ce_stages, separable))
+    return tuple(resolve_widths(ARCHITECTURES[depth], None, rotations, ce_stages, separable))
 
 
 def resolve_widths(
@@ -88,6 +79,10 @@ def resolve_widths(
 ) -> list[int]:
     """The ``width`` argument of the builders as one width a stage."""
     stages, how = len(architecture.blocks), (rotations, ce_stages, separable)
+    if not 0 <= ce_stages <= stages:
+        raise ValueError(
+            f"ce_stages of {architecture.name} lies between 0 and {stages}, got {ce_stages}"
+        )
     if width is None:
         return _matched(architecture, *how)
     if width == "fast":

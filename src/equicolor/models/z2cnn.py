@@ -42,6 +42,12 @@ class Z2CNN(Network):
             raise ValueError(f"dropout must be a probability below 1, got {dropout}")
         self.ce_layers = ce_layers if rotations > 1 else 0
         layers.check_hybrid("ce_layers", self.ce_layers, DEPTH, coset_pool)
+        if rotations == 1:
+            layers.check_plain(
+                ce_layers=(ce_layers, 0, DEPTH),
+                coset_pool=(coset_pool, None),
+                lifting=(lifting, "rgb"),
+            )
         self.blocks = nn.ModuleList()
         for index in range(DEPTH):
             kind = Layers(rotations, lifting) if index < self.ce_layers else Layers()
@@ -129,17 +135,12 @@ def cecnn(
         torch.Size([2, 10])
     """
     _checks.positive_int("ce_layers", ce_layers)
-    network = Z2CNN(
+    return Z2CNN(
         num_classes,
         width=width,
+        dropout=dropout,
         rotations=rotations,
         ce_layers=ce_layers,
         coset_pool=coset_pool,
         lifting=lifting,
-        dropout=dropout,
     )
-    if rotations == 1:
-        layers.check_plain(
-            ce_layers=(ce_layers, DEPTH), coset_pool=(coset_pool, None), lifting=(lifting, "rgb")
-        )
-    return network
