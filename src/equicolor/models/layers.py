@@ -23,7 +23,8 @@ _COSET_POOLS = {"max": CosetMaxPool, "avg": CosetAvgPool, None: CosetFlatten}
 # ImageNet statistics. Equivariant networks must treat the channels alike, so they use one
 # number for all three, as the paper's code does.
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-SCALAR_MEAN, SCALAR_STD = (0.485,), (0.229,)
+IMAGENET = IMAGENET_MEAN, IMAGENET_STD
+SCALAR = (0.485,), (0.229,)
 
 
 class Layers(NamedTuple):

@@ -32,7 +32,7 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         convolutions = block_convolutions(in_channels, width, bottleneck)
-        self.depth = len(convolutions)
+        self.depth, self.out_channels = len(convolutions), convolutions[-1][1]
         for index, (inputs, outputs, kernel) in enumerate(convolutions, start=1):
             step = stride if index == self.depth - 1 else 1  # at the first 3×3 convolution
             conv = layers.conv(
@@ -41,10 +41,10 @@ class Block(nn.Module):
             self.add_module(f"conv{index}", conv)
             self.add_module(f"bn{index}", layers.norm(outputs))
         self.shortcut = nn.Sequential()
-        if stride != 1 or in_channels != outputs:
+        if stride != 1 or in_channels != self.out_channels:
             full = layers._replace(separable=False)
-            project = full.conv(in_channels, outputs, 1, stride=stride, bias=False)
-            self.shortcut = nn.Sequential(project, layers.norm(outputs))
+            project = full.conv(in_channels, self.out_channels, 1, stride=stride, bias=False)
+            self.shortcut = nn.Sequential(project, layers.norm(self.out_channels))
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -105,11 +105,8 @@ class ResNet(Network):
         widths = resolve_widths(architecture, width, rotations, self.ce_stages, separable)
         self.resolved = {"ce_stages": self.ce_stages, "width": widths}
         self.image_size = 32 if architecture.small_images else 224
-        self.normalize: nn.Module = nn.Identity()
-        if normalize and rotations > 1:
-            self.normalize = Normalize(layers.SCALAR_MEAN, layers.SCALAR_STD)
-        elif normalize:
-            self.normalize = Normalize(layers.IMAGENET_MEAN, layers.IMAGENET_STD)
+        mean, std = layers.IMAGENET if rotations == 1 else layers.SCALAR
+        self.normalize: nn.Module = Normalize(mean, std) if normalize else nn.Identity()
         equivariant, plain = Layers(rotations, lifting, separable), Layers()
         channels = widths[0]
         # Padding 1 for the 7×7 stem is what the released checkpoints were trained with.
@@ -119,9 +116,8 @@ class ResNet(Network):
         )
         self.bn1 = equivariant.norm(channels)
         self.relu = nn.ReLU()
-        self.max_pool: nn.Module = nn.Identity()
-        if not architecture.small_images:
-            self.max_pool = equivariant.max_pool(3, 2, 1)
+        pools = not architecture.small_images
+        self.max_pool: nn.Module = equivariant.max_pool(3, 2, 1) if pools else nn.Identity()
         self.layers = nn.ModuleList()
         for stage, (count, width) in enumerate(zip(architecture.blocks, widths, strict=True)):
             blocks = nn.Sequential()
@@ -133,8 +129,8 @@ class ResNet(Network):
                     bottleneck=architecture.bottleneck,
                     layers=equivariant if stage < self.ce_stages else plain,
                 )
-                channels = block_convolutions(channels, width, architecture.bottleneck)[-1][1]
                 blocks.append(block)
+                channels = block.out_channels
             self.layers.append(blocks)
         self.coset_pool = layers.coset_pool(coset_pool) if self.ce_stages else nn.Identity()
         self.avg_pool = nn.AdaptiveAvgPool2d(1)
