@@ -1,5 +1,7 @@
 """Images decoded once into one buffer, cached on disk, and gathered on the device."""
 
+import contextlib
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +22,7 @@ __all__ = ["Decoded", "decode", "default_cache", "estimated_bytes"]
 # On a CPU, larger images than this many pixels are cut one by one: faster than padding all to the
 # largest height and width, and one high and one wide image do not fill the memory.
 _SMALL = 256**2
+_SAMPLE = 256  # images whose headers are read to estimate the memory for all
 
 
 @dataclass(frozen=True)
@@ -221,22 +224,19 @@ def decode(
         raise CorruptImageError(f"every image is corrupt, beginning with {corrupt[0]}")
     return Decoded(
         pixels,
-        torch.from_numpy(plan.offsets[whole]),
-        torch.from_numpy(plan.sizes[whole]),
+        plan.offsets[whole],
+        plan.sizes[whole],
         images.labels[whole],
         images.class_names,
         tuple(corrupt[index] for index in sorted(corrupt)),
     )
 
 
-def estimated_bytes(images: ImageSet, *, short_side: int | None = 256, sample: int = 256) -> int:
+def estimated_bytes(images: ImageSet, short_side: int | None) -> int:
     """How much memory :func:`decode` will need, estimated from the headers of some images."""
-    places = np.linspace(0, len(images) - 1, min(sample, len(images))).astype(int)
+    places = np.linspace(0, len(images) - 1, min(_SAMPLE, len(images))).astype(int)
     sizes = []
     for place in places.tolist():
-        try:
-            height, width = final_size(images, place, short_side)
-        except CorruptImageError:
-            continue
-        sizes.append(3 * height * width)
-    return round(len(images) * sum(sizes) / max(len(sizes), 1))
+        with contextlib.suppress(CorruptImageError):
+            sizes.append(math.prod(final_size(images, place, short_side)))
+    return round(3 * len(images) * sum(sizes) / max(len(sizes), 1))

@@ -4,12 +4,12 @@ import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ __all__ = [
     "Listing",
     "changes",
     "find_corrupt",
+    "in_threads",
     "list_images",
 ]
 
@@ -38,6 +39,8 @@ LONGEST = 100_000  # files whose sizes are read and whose names a listing holds
 _WHOLE = -1  # the size of an image that is a whole file
 _SIXTEEN_BITS = 0xFFFF
 _SHOWN = 3  # names in a message
+
+T = TypeVar("T")
 
 
 class CorruptImageError(ValueError):
@@ -265,6 +268,17 @@ class ImageSet:
         return len(self.labels)
 
 
+def in_threads(
+    work: Callable[[int], T], numbers: Sequence[int], workers: int
+) -> Generator[T, None, None]:
+    """What ``work`` returns for some numbers, in order; threads do the work."""
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            yield from pool.map(work, numbers)
+        finally:  # after an error or an interrupt, do not start the waiting ones
+            pool.shutdown(cancel_futures=True)
+
+
 def find_corrupt(
     images: ImageSet,
     *,
@@ -284,6 +298,7 @@ def find_corrupt(
         What is wrong with each corrupt image, in order.
     """
     _checks.one_of("on_corrupt", on_corrupt, ("error", "skip"))
+    _checks.positive_int("workers", workers, at_most=_checks.MOST["workers"])
     total = len(images.files)
 
     def problem(index: int) -> str:
@@ -296,16 +311,11 @@ def find_corrupt(
         return ""
 
     problems = []
-    with ThreadPoolExecutor(
-        _checks.positive_int("workers", workers, at_most=_checks.MOST["workers"])
-    ) as pool:
-        try:
-            for done, reason in enumerate(pool.map(problem, range(total)), 1):
-                problems += [reason] * bool(reason)
-                if progress is not None:
-                    progress(done, total)
-        finally:  # after an error or an interrupt, do not start the waiting ones
-            pool.shutdown(cancel_futures=True)
+    with closing(in_threads(problem, range(total), workers)) as reasons:
+        for done, reason in enumerate(reasons, 1):
+            problems += [reason] * bool(reason)
+            if progress is not None:
+                progress(done, total)
     if problems and len(problems) == total:
         raise CorruptImageError(f"every image is corrupt, beginning with {problems[0]}")
     return tuple(problems)

@@ -82,7 +82,7 @@ def choose_data_path(
         return data_path
     device = torch.device(device)
     share = MEMORY_SHARE["cuda" if device.type == "cuda" else "cpu"] * _memory(device)
-    fits = estimated_bytes(images, short_side=short_side) <= share
+    fits = estimated_bytes(images, short_side) <= share
     return "resident" if fits else "streaming"
 
 

@@ -1,8 +1,9 @@
 """Decode images into one buffer, in memory or in a file of the cache.
 
 The headers give every image's place in the buffer before any image is decoded. A shard is a run of
-images whose places adjoin. It is written and recorded as a whole, so that a killed process loses no
-more than the shards it was working on.
+images whose places adjoin. In the cache it is written as a whole and then recorded in a journal,
+with its checksum. A killed process loses no more than the shards it was working on, and a shard
+that is not what was written is decoded again.
 """
 
 import hashlib
@@ -10,20 +11,19 @@ import json
 import os
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from filelock import FileLock
 from torch import Tensor
 
-from equicolor._files import short_name, written_aside
-from equicolor.data.images import CorruptImageError, ImageSet
+from equicolor._files import short_name
+from equicolor.data.images import CorruptImageError, ImageSet, in_threads
 from equicolor.reporting.progress import Progress
 
 if TYPE_CHECKING:
@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Decoder", "Plan", "buffer_size", "decode_image", "final_size"]
 
 SHARD = 64  # images
-_FORMAT = 3  # of the files of the cache and their contents
-_PIXELS, _JOURNAL, _INDEX = "pixels.u8", "journal.jsonl", "index.npz"
-
-T = TypeVar("T")
+_FORMAT = 4  # of the files of the cache and their contents
+_PIXELS, _JOURNAL = "pixels.u8", "journal.jsonl"
 
 
 class Plan(NamedTuple):
@@ -46,31 +44,39 @@ class Plan(NamedTuple):
             header has size 0.
     """
 
-    offsets: np.ndarray
-    sizes: np.ndarray
+    offsets: Tensor
+    sizes: Tensor
 
     @classmethod
-    def of_sizes(cls, sizes: np.ndarray) -> "Plan":
+    def of_sizes(cls, sizes: Tensor) -> "Plan":
         """One image after the other."""
-        ends = np.cumsum(3 * sizes.prod(1))
-        return cls(np.concatenate([[0], ends[:-1]]), sizes)
-
-    def place(self, shard: int) -> slice:
-        """The bytes of a shard."""
-        first = shard * SHARD
-        last = min(first + SHARD, len(self.offsets)) - 1
-        end = self.offsets[last] + 3 * self.sizes[last].prod()
-        return slice(int(self.offsets[first]), int(end))
+        lengths = 3 * sizes.prod(1)
+        return cls(lengths.cumsum(0) - lengths, sizes)
 
     @property
     def shards(self) -> range:
         """All shards."""
         return range(-(-len(self.offsets) // SHARD))
 
+    def images(self, shard: int) -> range:
+        """The images of a shard."""
+        return range(shard * SHARD, min((shard + 1) * SHARD, len(self.offsets)))
+
+    def sizes_of(self, shard: int) -> list[list[int]]:
+        """The sizes of the images of a shard."""
+        images = self.images(shard)
+        return self.sizes[images.start : images.stop].tolist()
+
+    def place(self, shard: int) -> slice:
+        """The bytes of a shard."""
+        images = self.images(shard)
+        end = self.offsets[images[-1]] + 3 * self.sizes[images[-1]].prod()
+        return slice(int(self.offsets[images[0]]), int(end))
+
     @property
     def total(self) -> int:
         """Bytes of the buffer."""
-        return buffer_size(torch.from_numpy(self.offsets), torch.from_numpy(self.sizes))
+        return buffer_size(self.offsets, self.sizes)
 
 
 def buffer_size(offsets: Tensor, sizes: Tensor) -> int:
@@ -82,6 +88,15 @@ def buffer_size(offsets: Tensor, sizes: Tensor) -> int:
     """
     last_rows = offsets + 3 * (sizes[:, 0] - 1) * sizes[:, 1]
     return int(last_rows.max()) + 3 * int(sizes[:, 1].max())
+
+
+class _Record(NamedTuple):
+    """What the journal says about a shard: sizes of its images, what is corrupt, a checksum."""
+
+    shard: int
+    sizes: list[list[int]]
+    corrupt: list[tuple[int, str]]
+    checksum: int
 
 
 @dataclass(frozen=True)
@@ -105,34 +120,24 @@ class Decoder:
         """Decode into memory."""
         plan = self._plan()
         buffer = np.zeros(plan.total, np.uint8)
-        for _ in self._run(plan, set(), lambda shard: self._shard(plan, shard, buffer)):
+
+        def store(place: slice, pixels: np.ndarray) -> None:
+            buffer[place] = pixels
+
+        for _ in self._decode(plan, (), store):
             pass
         return torch.from_numpy(buffer), plan
 
     def on_disk(self, cache: Path) -> tuple[Tensor, Plan]:
-        """Map a complete file of the cache, after decoding what is missing of it.
-
-        Every shard has a checksum. A file that does not agree with them is decoded again.
-        """
+        """Map a file of the cache, after decoding what it lacks."""
         folder = cache / _folder_name(self.images, self.short_side)
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            return self._open(folder)
-        except (FileNotFoundError, _DamagedError):
+        plan = self._complete(folder)
+        if plan is None:
             with FileLock(folder / "lock"):
-                try:
-                    return self._open(folder)  # another process may have been first
-                except FileNotFoundError:
-                    pass
-                except _DamagedError as error:
-                    warnings.warn(
-                        f"the decoded images in {folder} are damaged ({error}) and made again",
-                        stacklevel=2,
-                    )
-                    for name in (_INDEX, _JOURNAL, _PIXELS):  # others may still have it mapped
-                        (folder / name).unlink(missing_ok=True)
-                self._fill(folder)
-                return self._open(folder)
+                # Another process may have been first.
+                plan = self._complete(folder) or self._fill(folder)
+        return _mapped(folder, plan), plan
 
     def _plan(self) -> Plan:
         """Read the headers."""
@@ -143,12 +148,8 @@ class Decoder:
                 sizes[index] = final_size(self.images, index, self.short_side)
 
         self.corrupt.clear()
-        with ThreadPoolExecutor(self.workers) as pool:
-            try:
-                list(pool.map(read, range(len(self.images))))
-            finally:
-                pool.shutdown(cancel_futures=True)
-        return Plan.of_sizes(sizes)
+        list(in_threads(read, range(len(self.images)), self.workers))
+        return Plan.of_sizes(torch.from_numpy(sizes))
 
     @contextmanager
     def _skipping(self, index: int) -> Iterator[None]:
@@ -160,13 +161,38 @@ class Decoder:
                 raise
             self.corrupt[index] = str(error)
 
-    def _shard(self, plan: Plan, shard: int, buffer: np.ndarray, start: int = 0) -> None:
-        """Decode the images of one shard into a buffer that begins at byte ``start``."""
-        for index in range(shard * SHARD, min((shard + 1) * SHARD, len(self.images))):
+    def _decode(
+        self, plan: Plan, done: Collection[int], store: Callable[[slice, np.ndarray], None]
+    ) -> Iterator[tuple[int, int]]:
+        """Decode and store the shards that are not done; yields each with its checksum."""
+        waiting = [shard for shard in plan.shards if shard not in done]
+        count = sum(len(plan.images(shard)) for shard in done)
+
+        def work(shard: int) -> int:
+            pixels = self._pixels(plan, shard)
+            store(plan.place(shard), pixels)
+            return zlib.crc32(pixels.data)
+
+        self._report(count)
+        with closing(in_threads(work, waiting, self.workers)) as checksums:
+            for shard, checksum in zip(waiting, checksums, strict=True):
+                yield shard, checksum
+                count += len(plan.images(shard))
+                self._report(count)
+
+    def _report(self, count: int) -> None:
+        if self.progress:
+            self.progress(count, len(self.images))
+
+    def _pixels(self, plan: Plan, shard: int) -> np.ndarray:
+        """The decoded images of one shard, one after the other; zeros for corrupt ones."""
+        place = plan.place(shard)
+        pixels = np.zeros(place.stop - place.start, np.uint8)
+        for index in plan.images(shard):
             if index in self.corrupt:
                 continue
-            height, width = plan.sizes[index]
-            offset = plan.offsets[index] - start
+            height, width = plan.sizes[index].tolist()
+            start = int(plan.offsets[index]) - place.start
             with self._skipping(index):
                 image = decode_image(self.images, index, self.short_side)
                 if image.size != (width, height):
@@ -174,132 +200,92 @@ class Decoder:
                         f"{self.images.files[index].describe()} has {image.size} pixels, but "
                         f"its header said {(width, height)}"
                     )
-                buffer[offset : offset + 3 * height * width] = np.asarray(image).reshape(-1)
+                pixels[start : start + 3 * height * width] = np.asarray(image).reshape(-1)
+        return pixels
 
-    def _run(self, plan: Plan, done: set[int], work: Callable[[int], T]) -> Iterator[tuple[int, T]]:
-        """Do the shards that are not done, in threads; yields each when it is finished."""
-        total = len(self.images)
-        count = sum(min(SHARD, total - shard * SHARD) for shard in done)
-        if self.progress:
-            self.progress(count, total)
-        with ThreadPoolExecutor(self.workers) as pool:
-            try:
-                waiting = {
-                    pool.submit(work, shard): shard for shard in plan.shards if shard not in done
-                }
-                for future in as_completed(waiting):
-                    shard = waiting[future]
-                    yield shard, future.result()
-                    count += min(SHARD, total - shard * SHARD)
-                    if self.progress:
-                        self.progress(count, total)
-            finally:  # after an error or an interrupt, do not start the waiting ones
-                pool.shutdown(cancel_futures=True)
+    def _complete(self, folder: Path) -> Plan | None:
+        """The plan of a file of the cache, if the file holds all images as they were written."""
+        records = _read_journal(folder)
+        sizes = [size for shard in sorted(records) for size in records[shard].sizes]
+        if len(sizes) != len(self.images):
+            return None
+        plan = Plan.of_sizes(torch.tensor(sizes))
+        if len(self._intact(folder, plan, records)) < len(plan.shards):
+            return None
+        self._report(len(self.images))
+        return plan
 
-    def _open(self, folder: Path) -> tuple[Tensor, Plan]:
-        """Map a complete file of the cache.
-
-        Raises:
-            FileNotFoundError: if it is not complete.
-            _DamagedError: if it is not what was written.
-        """
-        try:
-            with np.load(folder / _INDEX) as index:
-                sizes, checksums = index["sizes"], index["checksums"]
-                reasons = zip(index["corrupt"].tolist(), index["reasons"].tolist(), strict=True)
-                self.corrupt.clear()
-                self.corrupt.update(reasons)
-            plan = Plan.of_sizes(sizes)
-            if sizes.shape != (len(self.images), 2) or sizes.dtype != np.int64 or sizes.min() < 0:
-                raise ValueError(f"sizes {list(sizes.shape)} of {len(self.images)} images")
-            total = plan.total
-        except FileNotFoundError:
-            raise
-        except Exception as error:  # damaged files raise errors of any type
-            raise _DamagedError(f"{_INDEX}: {str(error) or type(error).__name__}") from None
+    def _intact(self, folder: Path, plan: Plan, records: dict[int, _Record]) -> dict[int, _Record]:
+        """The recorded shards that are what was written; notes their corrupt images."""
         path = folder / _PIXELS
-        size = path.stat().st_size if path.is_file() else 0
-        if size != total:
-            raise _DamagedError(f"{_PIXELS} has {size} bytes instead of {total}")
-        pixels = _mapped(path, total)
-        with ThreadPoolExecutor(self.workers) as pool:  # zlib lets other threads run
-            found = list(pool.map(lambda shard: _checksum(plan, pixels, shard), plan.shards))
-        if found != checksums.tolist():
-            raise _DamagedError(f"{_PIXELS} does not agree with its checksums")
-        if self.progress:
-            self.progress(len(self.images), len(self.images))
-        return pixels, plan
-
-    def _fill(self, folder: Path) -> None:
-        """Decode into a file of the cache, or continue an interrupted call."""
-        plan = self._plan()
-        path, journal = folder / _PIXELS, folder / _JOURNAL
-        done = _read_journal(journal, plan)
         if not path.is_file() or path.stat().st_size != plan.total:
-            journal.unlink(missing_ok=True)
-            done = {}
+            return {}
+        pixels = _mapped(folder, plan)
+
+        def agrees(shard: int) -> bool:
+            _, sizes, _, checksum = records[shard]
+            stored = pixels[plan.place(shard)].numpy()
+            return sizes == plan.sizes_of(shard) and checksum == zlib.crc32(stored.data)
+
+        shards = [shard for shard in records if shard in plan.shards]
+        agree = in_threads(agrees, shards, self.workers)
+        intact = {shard: records[shard] for shard, same in zip(shards, agree, strict=True) if same}
+        for record in intact.values():
+            self.corrupt.update(record.corrupt)
+        return intact
+
+    def _fill(self, folder: Path) -> Plan:
+        """Decode what a file of the cache lacks, such as after an interrupted call."""
+        plan, path, records = self._plan(), folder / _PIXELS, _read_journal(folder)
+        done = self._intact(folder, plan, records)
+        if len(done) < len(records):
+            message = f"the decoded images in {folder} are damaged and made again"
+            warnings.warn(message, stacklevel=2)
+        if not done:
             path.unlink(missing_ok=True)  # others may still have it mapped
             with path.open("wb") as file:
                 file.truncate(plan.total)
-        before = _mapped(path, plan.total)
-        done = {key: each for key, each in done.items() if each[1] == _checksum(plan, before, key)}
-        for corrupt, _ in done.values():
-            self.corrupt.update(corrupt)
 
-        def work(shard: int) -> int:
-            place = plan.place(shard)
-            pixels = np.zeros(place.stop - place.start, np.uint8)
-            self._shard(plan, shard, pixels, place.start)
+        def store(place: slice, pixels: np.ndarray) -> None:
             with path.open("r+b") as file:
                 file.seek(place.start)
                 file.write(pixels.data)
                 file.flush()
                 os.fsync(file.fileno())  # on disk before the journal records it
-            return zlib.crc32(pixels.data)
 
-        checksums = {shard: checksum for shard, (_, checksum) in done.items()}
-        with journal.open("a") as lines:
-            for shard, checksum in self._run(plan, set(done), work):
-                checksums[shard] = checksum
-                reasons = [item for item in [*self.corrupt.items()] if item[0] // SHARD == shard]
-                lines.write(json.dumps([shard, reasons, checksum]) + "\n")
+        with (folder / _JOURNAL).open("w") as lines:
+            for record in done.values():
+                lines.write(json.dumps(record) + "\n")
+            for shard, checksum in self._decode(plan, done, store):
+                corrupt = [(i, self.corrupt[i]) for i in plan.images(shard) if i in self.corrupt]
+                record = _Record(shard, plan.sizes_of(shard), corrupt, checksum)
+                lines.write(json.dumps(record) + "\n")
                 lines.flush()
-        with written_aside(folder / _INDEX) as partial, partial.open("wb") as file:
-            np.savez(
-                file,
-                sizes=plan.sizes,
-                checksums=np.array([checksums[shard] for shard in plan.shards], np.int64),
-                corrupt=np.array(sorted(self.corrupt), np.int64),
-                reasons=np.array([self.corrupt[index] for index in sorted(self.corrupt)], np.str_),
-            )
-        journal.unlink()
+        return plan
 
 
-class _DamagedError(Exception):
-    """A file of the cache that is not what was written."""
+def _mapped(folder: Path, plan: Plan) -> Tensor:
+    """Decoded images; private, so that writing to the tensor does not change the file."""
+    path = str(folder / _PIXELS)
+    return torch.from_file(path, shared=False, size=plan.total, dtype=torch.uint8)
 
 
-def _mapped(path: Path, size: int) -> Tensor:
-    """A file as a tensor; private, so that writing to the tensor does not change the file."""
-    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-
-
-def _checksum(plan: Plan, pixels: Tensor, shard: int) -> int:
-    return zlib.crc32(pixels[plan.place(shard)].numpy().data)
-
-
-def _read_journal(path: Path, plan: Plan) -> dict[int, tuple[dict[int, str], int]]:
-    """The finished shards; ignores a line that a crash cut short."""
-    done = {}
+def _read_journal(folder: Path) -> dict[int, _Record]:
+    """The records by shard; ignores a line that is damaged, or that a crash cut short."""
+    path, records = folder / _JOURNAL, {}
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
     for line in lines:
         try:
-            shard, found, checksum = json.loads(line)
-            if shard in plan.shards:
-                done[shard] = {int(index): str(why) for index, why in found}, checksum
+            shard, sizes, corrupt, checksum = json.loads(line)
+            records[int(shard)] = _Record(
+                int(shard),
+                [[int(height), int(width)] for height, width in sizes],
+                [(int(index), str(reason)) for index, reason in corrupt],
+                int(checksum),
+            )
         except (TypeError, ValueError):
             continue
-    return done
+    return records
 
 
 def _folder_name(images: ImageSet, short_side: int | None) -> str:
@@ -323,15 +309,15 @@ def final_size(images: ImageSet, index: int, short_side: int | None) -> tuple[in
         height, width = images.pixels.shape[2:]
     else:
         width, height = images.files[index].open().size
-    return _final(height, short_side, width), _final(width, short_side, height)
+    return _resized(height, width, short_side)
 
 
-def _final(side: int, short_side: int | None, other: int) -> int:
-    """One side after resizing; the long one is rounded down, as torchvision does."""
-    short = min(side, other)
+def _resized(height: int, width: int, short_side: int | None) -> tuple[int, int]:
+    """A size after resizing; the long side is rounded down, as torchvision does."""
+    short = min(height, width)
     if short_side is None or short <= short_side:
-        return side
-    return short_side if side == short else int(short_side * side / short)
+        return height, width
+    return int(short_side * height / short), int(short_side * width / short)
 
 
 def decode_image(images: ImageSet, index: int, short_side: int | None) -> "Image":
@@ -342,6 +328,7 @@ def decode_image(images: ImageSet, index: int, short_side: int | None) -> "Image
         image = images.files[index].decode()
     else:
         image = Image.fromarray(images.pixels[index].movedim(0, 2).contiguous().numpy())
-    width, height = image.size
-    size = _final(width, short_side, height), _final(height, short_side, width)
-    return image if size == image.size else image.resize(size, Image.Resampling.BILINEAR)
+    height, width = _resized(image.height, image.width, short_side)
+    if (width, height) == image.size:
+        return image
+    return image.resize((width, height), Image.Resampling.BILINEAR)
