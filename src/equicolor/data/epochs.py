@@ -5,6 +5,7 @@ the same images as an uninterrupted one, and several processes see together what
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -28,26 +29,14 @@ class Epochs:
 
     In **evaluation** every image comes once, in order; processes take turns. The last batch may
     be smaller.
-
-    Attributes:
-        size: the number of images.
-        batch_size: of all processes together.
-        seed: of order and augmentation.
-        shuffle: True for training, False for evaluation.
-        rank, world_size: the number of this process, and of all processes.
-
-    Example:
-        >>> epochs = Epochs(5, batch_size=4, shuffle=True, rank=1, world_size=2)
-        >>> len(epochs), [epochs.positions(step).tolist() for step in range(2)]
-        (2, [[2, 3], [6, 7]])
     """
 
-    size: int
-    batch_size: int
-    seed: int = 0
-    shuffle: bool = False
-    rank: int = 0
-    world_size: int = 1
+    size: int  # the number of images
+    batch_size: int  # of all processes together
+    seed: int = 0  # of order and augmentation
+    shuffle: bool = False  # True for training, False for evaluation
+    rank: int = 0  # the number of this process
+    world_size: int = 1  # the number of processes
 
     def __post_init__(self) -> None:
         for name in ("size", "batch_size", "world_size"):
@@ -78,11 +67,6 @@ class Epochs:
             return math.ceil(self.size / self.batch)
         return math.ceil(len(range(self.rank, self.size, self.world_size)) / self.own_batch)
 
-    @property
-    def positions_per_epoch(self) -> int:
-        """Positions of an epoch, over all processes; more than images if a batch is filled."""
-        return len(self) * self.batch if self.shuffle else self.size
-
     def positions(self, step: int, device: torch.device | str = "cpu") -> Tensor:
         """The positions of this process's batch in the order of the epoch, int64 ``[B]``.
 
@@ -103,8 +87,19 @@ class Epochs:
 
     def numbers(self, epoch: int, positions: Tensor, count: int) -> Tensor:
         """Uniform numbers for the images at some positions, float32 ``[B, count]``."""
-        when = epoch * self.positions_per_epoch + positions
+        # Over all processes; more than there are images if a batch is filled.
+        positions_per_epoch = len(self) * self.batch if self.shuffle else self.size
+        when = epoch * positions_per_epoch + positions
         return uniform(self._seeds(len(positions), positions.device), _AUGMENT, when, count)
+
+    def batches(
+        self, epoch: int, count: int, device: torch.device | str = "cpu"
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The images ``[B]`` of each batch of this process, and their numbers ``[B, count]``."""
+        order = self.order(epoch, device)
+        for step in range(len(self)):
+            positions = self.positions(step, device)
+            yield order[positions % self.size], self.numbers(epoch, positions, count)
 
     def _seeds(self, count: int, device: torch.device | str) -> Tensor:
         return torch.full((count,), self.seed, device=device)

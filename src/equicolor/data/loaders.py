@@ -6,11 +6,10 @@ or two of 255 levels. :mod:`equicolor.data.epochs` defines an epoch.
 
 import os
 import signal
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Required, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,18 +41,10 @@ class TooSmallError(ValueError):
 
 
 def check_sizes(augmentation: Augmentation, sizes: Tensor) -> None:
-    """Refuse images of sizes ``[N, 2]`` that are smaller than padded crops even with the padding.
-
-    Example:
-        >>> check_sizes(Augmentation(size=40, crop="padded"), torch.tensor([[32, 32]]))
-    """
-    if augmentation.crop != "padded":
-        return
+    """Refuse images of sizes ``[N, 2]`` that are too small for padded crops."""
     least = augmentation.size - 2 * PADDING
-    short = sizes.amin(1)
-    worst = int(short.argmin())
-    if int(short[worst]) < least:
-        height, width = sizes[worst].tolist()
+    height, width = sizes[sizes.amin(1).argmin()].tolist()
+    if augmentation.crop == "padded" and min(height, width) < least:
         raise TooSmallError(
             f"shifted crops of {augmentation.size} pixels need images of at least {least} "
             f"({PADDING} are added on every side), but one is {height} × {width}: "
@@ -68,22 +59,17 @@ def choose_data_path(
     short_side: int | None = 256,
     data_path: str = "auto",
 ) -> str:
-    """Where decoded images are held during training: ``"resident"`` or ``"streaming"``.
+    """Where decoded images are held: ``"resident"`` or ``"streaming"``.
 
-    Args:
-        images: what to train on.
-        device: where to train.
-        short_side: the short side of decoded images.
-        data_path: the answer; ``"auto"`` is ``"resident"`` if the decoded images take no more than
-            a share of the device's memory (40 % of a GPU's, half of the computer's).
+    The answer is ``data_path``; ``"auto"`` is ``"resident"`` if the decoded images take no more
+    than a share of the device's memory (40 % of a GPU's, half of the computer's).
     """
     _checks.one_of("data_path", data_path, DATA_PATHS)
     if data_path != "auto":
         return data_path
     device = torch.device(device)
     share = MEMORY_SHARE["cuda" if device.type == "cuda" else "cpu"] * _memory(device)
-    fits = estimated_bytes(images, short_side) <= share
-    return "resident" if fits else "streaming"
+    return "resident" if estimated_bytes(images, short_side) <= share else "streaming"
 
 
 def _memory(device: torch.device) -> int:
@@ -93,39 +79,23 @@ def _memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-class _Options(TypedDict, total=False):
-    """The arguments of :class:`~equicolor.data.epochs.Epochs` but the size, and a device."""
-
-    batch_size: Required[int]
-    seed: int
-    shuffle: bool
-    rank: int
-    world_size: int
-    device: torch.device | str
-
-
 class Loader(ABC):
     """Batches of augmented images, the same every time for the same epoch.
 
     Iterating gives images ``[B, 3, s, s]`` in [0, 1] (``[3, B, 3, s, s]`` for three views) and
-    int64 labels ``[B]``, on the device. :class:`~equicolor.data.epochs.Epochs` cuts an epoch into
-    batches. On a GPU the next batch is made on a second stream while the network works on this
-    one.
+    int64 labels ``[B]``, on the device. Options are the device, and the fields but ``size`` of
+    :class:`~equicolor.data.epochs.Epochs`, which cuts an epoch into batches. On a GPU the next
+    batch is made on a second stream while the network works on this one.
     """
 
     def __init__(
-        self,
-        size: int,
-        augmentation: Augmentation,
-        *,
-        device: torch.device | str = "cpu",
-        **cut: Any,
+        self, size: int, augmentation: Augmentation, device: torch.device | str = "cpu", **cut: Any
     ) -> None:
         self.augmentation, self.device, self.epoch = augmentation, torch.device(device), 0
         self.epochs = Epochs(size, **cut)
+        self._cuda = self.device.type == "cuda"
         # One stream for all epochs: memory used on a stream is reused only there.
-        cuda = self.device.type == "cuda"
-        self._stream = torch.cuda.Stream(self.device) if cuda else None
+        self._stream = torch.cuda.Stream(self.device) if self._cuda else None
 
     def __len__(self) -> int:
         return len(self.epochs)
@@ -136,35 +106,30 @@ class Loader(ABC):
 
     def __iter__(self) -> Iterator[Batch]:
         # The epoch is read at the first batch: a trainer may make an iterator before it sets one.
-        return _ahead(self._batches(), self._stream)
+        batches, stream = self._batches(), self._stream
+        if stream is None:
+            yield from batches
+            return
 
-    @abstractmethod
-    def _batches(self) -> Iterator[Batch]:
-        """The batches of this epoch, made on the current stream."""
+        def make() -> tuple[Batch, torch.cuda.Event] | None:
+            with torch.cuda.stream(stream):
+                batch = next(batches, None)
+                if batch is None:
+                    return None
+                return (_channels_last(batch[0]), batch[1]), stream.record_event()
 
-
-def _ahead(batches: Iterator[Batch], stream: torch.cuda.Stream | None) -> Iterator[Batch]:
-    """The same batches; each is made on the stream while the previous one is in use."""
-    if stream is None:
-        yield from batches
-        return
-    ready: tuple[Batch, torch.cuda.Event] | None = None
-    while True:
-        following = None
-        with torch.cuda.stream(stream):
-            batch = next(batches, None)
-            if batch is not None:
-                following = (_channels_last(batch[0]), batch[1]), stream.record_event()
-        if ready is not None:
-            batch, event = ready
-            current = torch.cuda.current_stream(stream.device)
+        following = make()
+        while following is not None:  # the next batch is made while this one is in use
+            (batch, event), following = following, make()
+            current = torch.cuda.current_stream(self.device)
             current.wait_event(event)
             for tensor in batch:
                 tensor.record_stream(current)  # not reused before the current stream is done
             yield batch
-        if following is None:
-            return
-        ready = following
+
+    @abstractmethod
+    def _batches(self) -> Iterator[Batch]:
+        """The batches of this epoch, made on the current stream."""
 
 
 def _channels_last(images: Tensor) -> Tensor:
@@ -174,27 +139,9 @@ def _channels_last(images: Tensor) -> Tensor:
 
 
 class ResidentLoader(Loader):
-    """Batches of decoded images in the device's memory; see :class:`Loader`.
+    """Batches of decoded images, which are moved to the device; see :class:`Loader`."""
 
-    Args:
-        decoded: the images; they are moved to the device.
-        augmentation: what happens to them.
-        options: batch_size, seed, shuffle, rank and world_size as of
-            :class:`~equicolor.data.epochs.Epochs`, and the device.
-
-    Example:
-        >>> from equicolor.data.decoding import decode
-        >>> images = torch.randint(256, (10, 3, 8, 8)).byte()
-        >>> toy = ImageSet("toy", "train", torch.arange(10), tuple("abcdefghij"), pixels=images)
-        >>> crop = Augmentation(size=8, crop="padded")
-        >>> loader = ResidentLoader(decode(toy), crop, batch_size=4, shuffle=True)
-        >>> [list(images.shape) for images, labels in loader]
-        [[4, 3, 8, 8], [4, 3, 8, 8], [4, 3, 8, 8]]
-    """
-
-    def __init__(
-        self, decoded: Decoded, augmentation: Augmentation, **options: Unpack[_Options]
-    ) -> None:
+    def __init__(self, decoded: Decoded, augmentation: Augmentation, **options: Any) -> None:
         super().__init__(len(decoded), augmentation, **options)
         check_sizes(augmentation, decoded.sizes)
         self.decoded = decoded.to(self.device)
@@ -202,12 +149,8 @@ class ResidentLoader(Loader):
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def _batches(self) -> Iterator[Batch]:
-        epoch, epochs = self.epoch, self.epochs
-        order = epochs.order(epoch, self.device)
-        for step in range(len(epochs)):
-            positions = epochs.positions(step, self.device)
-            indices = order[positions % epochs.size]
-            numbers = epochs.numbers(epoch, positions, self.augmentation.numbers)
+        count = self.augmentation.numbers
+        for indices, numbers in self.epochs.batches(self.epoch, count, self.device):
             yield self.images(indices, numbers), self.decoded.labels[indices]
 
     def images(self, indices: Tensor, numbers: Tensor) -> Tensor:
@@ -221,20 +164,10 @@ class ResidentLoader(Loader):
 class StreamingLoader(Loader):
     """Batches of images decoded by worker processes; see :class:`Loader`.
 
-    Workers decode and crop with Pillow; colours are changed on the device.
-
-    Args:
-        images: files, or pixels.
-        augmentation: what happens to them.
-        short_side: larger images are first resized to this, as in
-            :func:`equicolor.data.decoding.decode`; None resizes none.
-        workers: processes; 0 decodes in this one.
-        skip_corrupt: leave corrupt images out. In training, where batches keep their size,
-            black images with the label -1 take their place. ``skipped`` lists them.
-        options: as of :class:`ResidentLoader`.
-
-    Attributes:
-        skipped: the corrupt images met so far.
+    Workers decode and crop with Pillow; colours are changed on the device. Images are first
+    resized to a short side, as in :func:`equicolor.data.decoding.decode`. With ``workers`` 0 this
+    process decodes. ``skip_corrupt`` leaves corrupt images out; in training, where batches keep
+    their size, black images with the label -1 take their place. ``skipped`` lists those met so far.
     """
 
     def __init__(
@@ -245,98 +178,83 @@ class StreamingLoader(Loader):
         short_side: int | None = 256,
         workers: int = 4,
         skip_corrupt: bool = False,
-        **options: Unpack[_Options],
+        **options: Any,
     ) -> None:
         super().__init__(len(images), augmentation, **options)
         self.skipped: set[str] = set()
-        cuda = self.device.type == "cuda"
+        self._requests = _Requests(self.epochs, augmentation.numbers)
         self._crops: DataLoader[_Crops | Exception] = DataLoader(
-            _Cutter(images, augmentation, self.epochs, short_side, skip_corrupt),
-            sampler=_Requests(self),
+            _Cutter(images, augmentation, short_side, skip_corrupt, fill=self.epochs.shuffle),
+            sampler=self._requests,
             batch_size=None,  # a request is a whole batch
             num_workers=workers,
-            pin_memory=cuda,
+            pin_memory=self._cuda,
             persistent_workers=workers > 0,
             worker_init_fn=_ignore_interrupts,
             generator=torch.Generator(),  # the global one stays as it is
         )
 
     def _batches(self) -> Iterator[Batch]:
-        epoch, epochs, device = self.epoch, self.epochs, self.device
-        for step, answer in enumerate(self._crops):
+        self._requests.epoch = self.epoch
+        for answer in self._crops:
             if isinstance(answer, Exception):
                 raise answer
-            crops, labels, corrupt = answer
-            positions = epochs.positions(step, device)
-            if corrupt:
-                self.skipped.update(corrupt)
-                if not epochs.shuffle:
-                    keep = labels != SKIPPED
-                    crops, labels = crops[keep], labels[keep]
-                    positions = positions[keep.to(device)]
-                    if not len(labels):
-                        continue
-            numbers = epochs.numbers(epoch, positions, self.augmentation.numbers)
-            images = crops.to(device, non_blocking=True).float() / 255
-            yield self.augmentation.finish(images, numbers), labels.to(device, non_blocking=True)
+            self.skipped.update(answer.corrupt)
+            if len(answer.labels):
+                crops, labels, numbers = (
+                    each.to(self.device, non_blocking=True) for each in answer[:3]
+                )
+                yield self.augmentation.finish(crops.float() / 255, numbers), labels
 
 
-class _Request(NamedTuple):
-    """A batch for a worker to make: its epoch, its positions in the epoch, and its images."""
+_Request = tuple[Tensor, Tensor]  # images [B] and their numbers [B, count]
 
-    epoch: int
-    positions: Tensor
-    indices: Tensor
+
+@dataclass
+class _Requests:
+    """The batches of an epoch for workers to make, in order; workers know no epoch."""
+
+    epochs: Epochs
+    count: int
+    epoch: int = 0
+
+    def __iter__(self) -> Iterator[_Request]:
+        return self.epochs.batches(self.epoch, self.count)
 
 
 class _Crops(NamedTuple):
-    """A batch made by a worker: uint8 ``[B, 3, s, s]``, labels ``[B]``, and corrupt images."""
+    """A batch made by a worker: uint8 ``[B, 3, s, s]``, labels, numbers, and corrupt images."""
 
     crops: Tensor
     labels: Tensor
+    numbers: Tensor
     corrupt: list[str]
-
-
-class _Requests:
-    """The requests of an epoch, in order; made in this process, so workers know no epoch."""
-
-    def __init__(self, loader: Loader) -> None:
-        # Weak, because loader and workers would form a cycle: the garbage collector would end the
-        # queues first, and then wait five seconds for every worker, which is never told to stop.
-        self.loader: Loader = weakref.proxy(loader)
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[_Request]:
-        epoch, epochs = self.loader.epoch, self.loader.epochs
-        order = epochs.order(epoch)
-        for step in range(len(epochs)):
-            positions = epochs.positions(step)
-            yield _Request(epoch, positions, order[positions % epochs.size])
 
 
 @dataclass
 class _Cutter(Dataset[_Crops | Exception]):
-    """Decodes and crops whole batches, in a worker."""
+    """Decodes and crops whole batches, in a worker.
+
+    ``fill`` keeps the size of batches: black images take the place of corrupt ones.
+    """
 
     images: ImageSet
     augmentation: Augmentation
-    epochs: Epochs
     short_side: int | None
     skip_corrupt: bool
+    fill: bool
 
     def __getitem__(self, request: _Request) -> _Crops | Exception:
         try:
-            return self._cut(request)
+            return self._make(*request)
         except (CorruptImageError, TooSmallError, OSError) as error:
             return error  # raised in a worker, it would come with a page of traceback
 
-    def _cut(self, request: _Request) -> _Crops:
+    def _make(self, indices: Tensor, numbers: Tensor) -> _Crops:
         corrupt: list[str] = []
         images: list[Image | None] = []
-        labels = self.images.labels[request.indices]
-        for place, index in enumerate(request.indices.tolist()):
+        labels = self.images.labels[indices]
+        for place, index in enumerate(indices.tolist()):
             try:
                 images.append(decode_image(self.images, index, self.short_side))
             except CorruptImageError as error:
@@ -349,14 +267,15 @@ class _Cutter(Dataset[_Crops | Exception]):
         size = self.augmentation.size
         sizes = torch.tensor([(size,) * 2 if i is None else (i.height, i.width) for i in images])
         check_sizes(self.augmentation, sizes)
-        count = self.augmentation.numbers
-        numbers = self.epochs.numbers(request.epoch, request.positions, count)
         boxes = self.augmentation.boxes(sizes, numbers).tolist()
         crops = torch.zeros(len(images), 3, size, size, dtype=torch.uint8)
         for crop, image, box in zip(crops, images, boxes, strict=True):
             if image is not None:
                 crop.copy_(_cut(image, box, size))
-        return _Crops(crops, labels, corrupt)
+        if corrupt and not self.fill:
+            keep = labels != SKIPPED
+            crops, labels, numbers = crops[keep], labels[keep], numbers[keep]
+        return _Crops(crops, labels, numbers, corrupt)
 
 
 def _cut(image: "Image", box: tuple[float, float, float, float], size: int) -> Tensor:
