@@ -24,6 +24,7 @@ COLORS = ("red", "green", "blue")
 # The first seed whose draw has as many training images as the paper's: 1,514.
 LONGTAILED_SEED = 967
 BIASED_SEED = 0
+POWER = 0.3  # exponent of the power law of class sizes
 
 
 class Split(NamedTuple):
@@ -35,24 +36,15 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class ColorMNIST:
-    """A coloured MNIST.
+    """A coloured MNIST."""
 
-    Attributes:
-        name: the experiment it belongs to.
-        train, test: images and labels.
-        class_names: one a class.
-        source: where the digits came from.
-        seed: of digits, hues and noise.
-        sigma: standard deviation of the hues in degrees; None for the long-tailed set.
-    """
-
-    name: str
+    name: str  # of the experiment it belongs to
     train: Split
     test: Split
     class_names: tuple[str, ...]
-    source: str
-    seed: int
-    sigma: float | None = None
+    source: str  # of the digits
+    seed: int  # of digits, hues and noise
+    sigma: float | None = None  # deviation of the hues in degrees; None for the long-tailed set
 
     @property
     def num_classes(self) -> int:
@@ -80,7 +72,6 @@ def longtailed_colormnist(
     *,
     seed: int = LONGTAILED_SEED,
     test_per_class: int | None = None,
-    power: float = 0.3,
     largest: int = 150,
     weigh_twice: bool = True,
 ) -> ColorMNIST:
@@ -95,7 +86,6 @@ def longtailed_colormnist(
         seed: fixes class sizes, digits and noise.
         test_per_class: test images of every class; 250 as in the paper, or as many as the
             embedded digits allow, by default.
-        power: exponent of the power law.
         largest: the most images a class can have.
         weigh_twice: weigh the digit with its intensity twice, as the released code does.
 
@@ -105,13 +95,11 @@ def longtailed_colormnist(
         (30, 600)
     """
     _checks.positive_int("largest", largest)
-    if not (power > 0 and math.isfinite(power)):
-        raise ValueError(f"power must be a positive number, got {power}")
     digits = load_mnist() if digits is None else digits
     generator = _generator(seed)
     # A power law with exponent a is the a-th root of a uniform number.
     uniform = torch.rand(30, generator=generator, dtype=torch.float64)
-    sizes = [math.ceil(value) for value in (uniform ** (1 / power) * largest).tolist()]
+    sizes = [math.ceil(value) for value in (uniform ** (1 / POWER) * largest).tolist()]
     if test_per_class is None:
         available = int(torch.bincount(digits.test_labels, minlength=10).min()) // len(COLORS)
         test_per_class = min(250, available)
@@ -121,7 +109,7 @@ def longtailed_colormnist(
     splits = []
     for images, classes in (train, test):
         colors = torch.eye(3)[classes % len(COLORS)]
-        splits.append(Split(_paint(images, colors, (0.33, 0.1), generator, weigh_twice), classes))
+        splits.append(Split(_paint(images, colors, 0.33, generator, weigh_twice), classes))
     names = tuple(f"{digit} {color}" for digit in range(10) for color in COLORS)
     return ColorMNIST("colormnist-longtailed", splits[0], splits[1], names, digits.source, seed)
 
@@ -174,7 +162,7 @@ def biased_colormnist(
         hue = (labels[selected] / 10 + deviation) % 1
         full = torch.stack([hue, torch.ones_like(hue), torch.ones_like(hue)], 1)[..., None, None]
         colors = hsv_to_rgb(full).flatten(1).float()
-        painted = _paint(images[selected], colors, (0.5, 0.1), generator, weigh_twice)
+        painted = _paint(images[selected], colors, 0.5, generator, weigh_twice)
         splits.append(Split(painted, labels[selected]))
     names = tuple(str(digit) for digit in range(10))
     short = f"{degrees:g}"
@@ -198,33 +186,27 @@ def _draw(
     images: Tensor, labels: Tensor, sizes: list[int], generator: torch.Generator, part: str
 ) -> tuple[Tensor, Tensor]:
     """Disjoint digits for 30 classes of the given sizes: images and classes."""
-    selected, classes = [], []
+    selected = []
     for digit in range(10):
         members = torch.nonzero(labels == digit).flatten()
         members = members[torch.randperm(len(members), generator=generator)]
-        counts = sizes[3 * digit : 3 * digit + 3]
-        if sum(counts) > len(members):
+        needed = sum(sizes[3 * digit : 3 * digit + 3])
+        if needed > len(members):
             raise ValueError(
-                f"{sum(counts)} {part} images of digit {digit} are needed for three disjoint "
+                f"{needed} {part} images of digit {digit} are needed for three disjoint "
                 f"colours, but there are {len(members)}; ask for fewer per class"
             )
-        for color, part_of in enumerate(members[: sum(counts)].split(counts)):
-            selected.append(part_of)
-            classes.append(torch.full_like(part_of, 3 * digit + color))
-    return images[torch.cat(selected)], torch.cat(classes)
+        selected.append(members[:needed])
+    classes = torch.arange(30).repeat_interleave(torch.tensor(sizes))
+    return images[torch.cat(selected)], classes
 
 
 def _paint(
-    images: Tensor,
-    colors: Tensor,
-    background: tuple[float, float],
-    generator: torch.Generator,
-    weigh_twice: bool,
+    images: Tensor, colors: Tensor, background: float, generator: torch.Generator, weigh_twice: bool
 ) -> Tensor:
     """Digits ``[N, 28, 28]`` in colours ``[N, 3]`` on noisy grey, ``[N, 3, 28, 28]``."""
     value = images[:, None].float() / 255
-    mean, deviation = background
     noise = torch.randn(value.shape, generator=generator)
-    grey = (mean + deviation * noise).clamp(0, 1)
+    grey = (background + 0.1 * noise).clamp(0, 1)
     digit = colors[:, :, None, None] * (value if weigh_twice else 1)
     return value * digit + (1 - value) * grey
