@@ -11,20 +11,13 @@ from torch import Tensor
 
 from equicolor import _checks
 from equicolor.color import shift_hue, to_gray
+from equicolor.data import crops
 from equicolor.data.augmix import AugMix
-from equicolor.data.crops import (
-    LEFT,
-    TOP,
-    centre_boxes,
-    flip_boxes,
-    padded_crop_boxes,
-    random_resized_boxes,
-)
+from equicolor.data.crops import LEFT, TOP
 
 __all__ = ["Augmentation"]
 
 PADDING = 4  # how far padded crops may reach outside the image
-PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
 # Places among an image's numbers, after those of a random-resized crop. They are fixed, so that
 # switching one augmentation on or off does not change the others.
 FLIP, JITTER, MIXES = range(LEFT + 1, LEFT + 4)
@@ -39,17 +32,8 @@ class Augmentation:
     order: ten areas and ten ratios of random-resized crops, top, left, flip, jitter, then those of
     AugMix (twice for three views). Only numbers at the end are left out if they are not needed.
 
-    Attributes:
-        size: height and width of the results.
-        crop: ``"resized"`` (random area and ratio), ``"padded"`` (random place, no resizing)
-            or ``"centre"``.
-        resize: the short side before a centre crop, also that of :meth:`evaluation`.
-        flip: mirror half of the images.
-        jitter: hue shifts are uniform in ± this many turns; 0.5 is the whole circle.
-        gray: replace the channels by their mean, at test time too.
-        augmix: mix in chains of random operations, or None.
-        views: 1, or 3 for the Jensen-Shannon loss; see :meth:`finish`.
-        precision: ``"float32"`` or ``"float16"``, for the resampling; see :func:`.crops.resample`.
+    A crop is ``"resized"`` (random area and ratio), ``"padded"`` (random place, no resizing) or
+    ``"centre"``.
 
     Example:
         >>> train = Augmentation(size=32, crop="padded", jitter=0.5)
@@ -59,20 +43,19 @@ class Augmentation:
         0
     """
 
-    size: int = 224
+    size: int = 224  # height and width of the results
     crop: str = "resized"
-    resize: int = 256
-    flip: bool = True
-    jitter: float = 0.0
-    gray: bool = False
-    augmix: AugMix | None = None
-    views: int = 1
-    precision: str = "float32"
+    resize: int = 256  # the short side before a centre crop, also that of evaluation()
+    flip: bool = True  # mirror half of the images
+    jitter: float = 0.0  # hue shifts are uniform in ± this many turns; 0.5 is the whole circle
+    gray: bool = False  # replace the channels by their mean, at test time too
+    augmix: AugMix | None = None  # mix in chains of random operations
+    views: int = 1  # or 3 for the Jensen-Shannon loss, see finish()
+    dtype: torch.dtype = torch.float32  # of the resampling, see crops.resample()
 
     def __post_init__(self) -> None:
         _checks.positive_int("size", self.size, at_most=_checks.MOST["size"])
         _checks.one_of("crop", self.crop, ("resized", "padded", "centre"))
-        _checks.one_of("precision", self.precision, tuple(PRECISIONS))
         if self.crop != "padded" and self.resize < self.size:
             raise ValueError(f"resize must be at least size={self.size}, got {self.resize}")
         if not 0 <= self.jitter <= 0.5:
@@ -93,11 +76,6 @@ class Augmentation:
             return FLIP + 1
         return 0 if self.crop == "centre" else LEFT + 1
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The number format of the matrix products of the resampling."""
-        return PRECISIONS[self.precision]
-
     def evaluation(self) -> "Augmentation":
         """The augmentation of test images: the centre, and grey if training is grey.
 
@@ -106,41 +84,42 @@ class Augmentation:
         resize = self.size if self.crop == "padded" else self.resize
         return Augmentation(
             size=self.size, crop="centre", resize=resize, flip=False, gray=self.gray,
-            precision=self.precision,
+            dtype=self.dtype,
         )  # fmt: skip
 
     def boxes(self, sizes: Tensor, numbers: Tensor) -> Tensor:
         """Boxes to crop ``[B, 4]``, from sizes ``[B, 2]`` and numbers ``[B, numbers]``."""
         self._check_numbers(numbers, len(sizes))
         if self.crop == "centre":
-            boxes = centre_boxes(sizes, self.size, self.resize)
+            boxes = crops.centre_boxes(sizes, self.size, self.resize)
         elif self.crop == "padded":
-            boxes = padded_crop_boxes(sizes, numbers[:, TOP : LEFT + 1], self.size, PADDING)
+            place = numbers[:, TOP : LEFT + 1]
+            boxes = crops.padded_crop_boxes(sizes, place, self.size, PADDING)
         else:
-            boxes = random_resized_boxes(sizes, numbers)
-        return flip_boxes(boxes, numbers[:, FLIP]) if self.flip else boxes
+            boxes = crops.random_resized_boxes(sizes, numbers)
+        return crops.flip_boxes(boxes, numbers[:, FLIP]) if self.flip else boxes
 
-    def finish(self, crops: Tensor, numbers: Tensor) -> Tensor:
+    def finish(self, images: Tensor, numbers: Tensor) -> Tensor:
         """AugMix, then hue jitter, then grey.
 
-        The three views for the Jensen-Shannon loss are the crops without AugMix and under two
+        The three views for the Jensen-Shannon loss are the images without AugMix and under two
         draws of it; the views of an image share crop, flip and hue shift.
 
         Args:
-            crops: ``[B, 3, s, s]`` in [0, 1].
+            images: what was cut out, ``[B, 3, s, s]`` in [0, 1].
             numbers: all numbers of the images, ``[B, numbers]``.
 
         Returns:
             Images of the same shape, or ``[3, B, 3, s, s]`` for three views.
         """
-        self._check_numbers(numbers, len(crops))
+        self._check_numbers(numbers, len(images))
         if self.augmix is None:
-            return self._tint(crops, numbers)
+            return self._tint(images, numbers)
         mixes = numbers[:, MIXES:].split(AugMix.numbers, 1)
-        mixed = [self.augmix(crops, each) for each in mixes]
+        mixed = [self.augmix(images, each) for each in mixes]
         if self.views == 1:
             return self._tint(mixed[0], numbers)
-        return torch.stack([self._tint(view, numbers) for view in (crops, *mixed)])
+        return torch.stack([self._tint(view, numbers) for view in (images, *mixed)])
 
     def _tint(self, images: Tensor, numbers: Tensor) -> Tensor:
         if self.jitter:

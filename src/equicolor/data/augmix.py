@@ -39,20 +39,12 @@ IDENTITY = -1
 
 
 class Draw(NamedTuple):
-    """The random choices for a batch: ``W`` chains of up to ``D`` operations for each image.
+    """The random choices for a batch: three chains of up to three operations for each image."""
 
-    Attributes:
-        mix: the chains' share of the result ``[B]``, uniform in [0, 1).
-        weights: each chain's share of that ``[B, W]``, from Dirichlet(1); their sum is 1.
-        operations: indices into ``OPERATIONS + COLOUR_OPERATIONS``, and -1 after the end of a
-            chain, ``[B, W, D]``.
-        levels: strengths ``[B, W, D]``; a negative one reverses the direction of an operation.
-    """
-
-    mix: Tensor
-    weights: Tensor
-    operations: Tensor
-    levels: Tensor
+    mix: Tensor  # [B]: the chains' share of the result, uniform
+    weights: Tensor  # [B, 3]: each chain's share of that, from Dirichlet(1)
+    operations: Tensor  # [B, 3, 3]: indices into ALL; -1 after the end of a chain
+    levels: Tensor  # [B, 3, 3]: strengths; a negative one reverses the direction of an operation
 
 
 @dataclass(frozen=True)
@@ -94,14 +86,9 @@ class AugMix:
         )
 
     def __call__(self, images: Tensor, numbers: Tensor) -> Tensor:
-        """Mix images with their chains.
+        """Mix square images ``[B, 3, s, s]`` in [0, 1] with their chains.
 
-        Args:
-            images: square RGB images ``[B, 3, s, s]`` in [0, 1].
-            numbers: uniform numbers ``[B, numbers]``.
-
-        Returns:
-            Images of the same shape.
+        The choices are made with uniform ``numbers`` ``[B, numbers]``. Returns the same shape.
         """
         _checks.image_batch("AugMix", images)
         batch, _, height, width = images.shape
@@ -130,16 +117,13 @@ def _exponentials(numbers: Tensor) -> Tensor:
 
 
 def apply_operations(images: Tensor, operations: Tensor, levels: Tensor, full: bool) -> Tensor:
-    """Change each image by one operation.
+    """Change each image ``[B, 3, s, s]`` of 8-bit levels, 0 to 255, by one operation.
 
-    Args:
-        images: ``[B, 3, s, s]`` of 8-bit levels, 0 to 255.
-        operations: indices ``[B]`` into ``OPERATIONS + COLOUR_OPERATIONS``, or -1 for none.
-        levels: float64 strengths ``[B]`` from 0 to 10. Rotations go up to 30°, shears to 0.3,
-            translations to a third of the image, posterize down to 0 bits from 4, solarize
-            from threshold 256 down to 0; colour, contrast, brightness and sharpness blend with
-            0.1 to 1.9 of the image. A negative level turns, shears or shifts the other way.
-        full: whether there may be colour operations.
+    The ``operations`` ``[B]`` are indices into ``ALL``, or -1 for none; only with ``full`` are
+    there colour operations. The ``levels`` are float64 strengths ``[B]`` from 0 to 10. Rotations
+    go up to 30°, shears to 0.3, translations to a third of the image, posterize down to 0 bits
+    from 4, solarize from threshold 256 down to 0; colour, contrast, brightness and sharpness blend
+    with 0.1 to 1.9 of the image. A negative level turns, shears or shifts the other way.
     """
     selected = {name: operations == index for index, name in enumerate(ALL)}
     geometric = torch.stack([selected[name] for name in GEOMETRIC]).any(0)

@@ -12,31 +12,18 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = [
-    "centre_boxes",
-    "flip_boxes",
-    "padded_crop_boxes",
-    "random_resized_boxes",
-    "resample",
-]
+__all__ = ["centre_boxes", "flip_boxes", "padded_crop_boxes", "random_resized_boxes", "resample"]
 
 SCALE = (0.08, 1.0)  # the area of a random-resized crop, relative to the image's
 RATIO = (3 / 4, 4 / 3)  # its width over its height
 TRIES = 10  # before it takes the centre
-# Places among the numbers of a random-resized crop.
-AREAS, RATIOS = slice(0, TRIES), slice(TRIES, 2 * TRIES)
-TOP, LEFT = 2 * TRIES, 2 * TRIES + 1
+TOP, LEFT = 2 * TRIES, 2 * TRIES + 1  # places among its numbers, after areas and ratios
 
 
 def resample(
-    images: Tensor,
-    sizes: Tensor,
-    boxes: Tensor,
-    size: int,
-    *,
-    dtype: torch.dtype = torch.float32,
+    images: Tensor, sizes: Tensor, boxes: Tensor, size: int, *, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    r"""Cut boxes out of images and resize them, as ``PIL.Image.resize(box=...)`` does.
+    """Cut boxes out of images and resize them, as ``PIL.Image.resize(box=...)`` does.
 
     The filter is Pillow's bilinear one, a triangle as wide as the reduction (and at least two
     pixels), so that smaller images are not aliased. At the borders of the box it also uses pixels
@@ -44,23 +31,14 @@ def resample(
     whole numbers and of the output's size is a crop padded with black.
 
     Args:
-        images: uint8 :math:`[B, 3, H, W]`, each image in the top left corner.
-        sizes: heights and widths :math:`[B, 2]` of the images.
-        boxes: left, top, right and bottom :math:`[B, 4]`, of any real numbers; swapping left
-            and right (or top and bottom) flips the result.
-        size: height and width of the result.
-        dtype: of the matrix products. The error is 1e-6 with float32 (a third of an 8-bit level
-            if torch's matmul precision lets GPUs use TF32), and a third of a level with float16,
-            which needs half the memory.
-
-    Returns:
-        Images :math:`[B, 3, size, size]` in [0, 1], in at least float32.
-
-    Example:
-        >>> images = torch.arange(16, dtype=torch.uint8).view(1, 1, 4, 4).expand(1, 3, 4, 4)
-        >>> flipped = torch.tensor([[3, 1, 1, 3]])
-        >>> (255 * resample(images, torch.tensor([[4, 4]]), flipped, 2)[0, 0]).round().tolist()
-        [[6.0, 5.0], [10.0, 9.0]]
+        images: uint8 ``[B, 3, H, W]``, each image in the top left corner.
+        sizes: heights and widths ``[B, 2]`` of the images.
+        boxes: left, top, right and bottom ``[B, 4]``, of any real numbers; swapping left and right
+            (or top and bottom) flips the result.
+        size: height and width of the result, ``[B, 3, size, size]`` in [0, 1].
+        dtype: of the matrix products; the result has at least float32. The error is 1e-6 with
+            float32 (a third of an 8-bit level if torch's matmul precision lets GPUs use TF32), and
+            a third of a level with float16, which needs half the memory.
     """
     batch, _, height, width = images.shape
     exact = torch.promote_types(dtype, torch.float32)
@@ -107,17 +85,12 @@ def random_resized_boxes(sizes: Tensor, numbers: Tensor) -> Tensor:
 
     ``sizes`` are heights and widths ``[B, 2]``, ``numbers`` uniform numbers ``[B, 22]``: ten areas,
     ten ratios, top and left.
-
-    Example:
-        >>> boxes = random_resized_boxes(torch.tensor([[200, 200]]), torch.full((1, 22), 0.5))
-        >>> boxes.tolist()
-        [[27.0, 27.0, 174.0, 174.0]]
     """
     height, width = sizes.double().unbind(1)
     numbers = numbers.double()
-    area = (height * width)[:, None] * (SCALE[0] + (SCALE[1] - SCALE[0]) * numbers[:, AREAS])
+    area = (height * width)[:, None] * (SCALE[0] + (SCALE[1] - SCALE[0]) * numbers[:, :TRIES])
     logs = math.log(RATIO[0]), math.log(RATIO[1])
-    ratios = (logs[0] + (logs[1] - logs[0]) * numbers[:, RATIOS]).exp()
+    ratios = (logs[0] + (logs[1] - logs[0]) * numbers[:, TRIES:TOP]).exp()
     # torch rounds halves to even, as Python.
     widths, heights = (area * ratios).sqrt().round(), (area / ratios).sqrt().round()
     narrow = (widths > 0) & (widths <= width[:, None])
@@ -138,10 +111,6 @@ def padded_crop_boxes(sizes: Tensor, numbers: Tensor, size: int, padding: int) -
     """Square boxes at a random place of the padded image, as for CIFAR.
 
     ``sizes`` are heights and widths ``[B, 2]``, ``numbers`` uniform numbers ``[B, 2]``: top, left.
-
-    Example:
-        >>> padded_crop_boxes(torch.tensor([[32, 32]]), torch.tensor([[0.0, 0.99]]), 32, 4).tolist()
-        [[4.0, -4.0, 36.0, 28.0]]
     """
     free = sizes.double() + 2 * padding - size
     top, left = ((numbers.double() * (free + 1)).floor() - padding).unbind(1)
@@ -153,10 +122,6 @@ def centre_boxes(sizes: Tensor, size: int, resize: int) -> Tensor:
 
     Rounding is torchvision's: the long side becomes ``int(resize * long / short)``, the
     corner ``round((side - size) / 2)`` with halves to even.
-
-    Example:
-        >>> centre_boxes(torch.tensor([[256, 256], [512, 1024]]), 224, 256).tolist()
-        [[16.0, 16.0, 240.0, 240.0], [288.0, 32.0, 736.0, 480.0]]
     """
     source = sizes.double()
     short = source.amin(1, keepdim=True)

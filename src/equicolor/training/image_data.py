@@ -160,7 +160,7 @@ class ImageData(pl.LightningDataModule):
         share: dict[str, Any] = {"rank": rank, "world_size": world_size, "shuffle": shuffle}
         share |= {"batch_size": self.recipe.batch_size, "seed": self.recipe.seed}
         if device.type == "cuda":  # where half precision is enough, and much faster
-            augmentation = dataclasses.replace(augmentation, precision="float16")
+            augmentation = dataclasses.replace(augmentation, dtype=torch.float16)
         if self._path(images, device) == "resident":
             return ResidentLoader(self._decode(images), augmentation, device=device, **share)
         streamed = StreamingLoader(
