@@ -93,7 +93,7 @@ def test_parts_have_their_usual_names(train: str, test: str, tmp_path: Path) -> 
 def test_folders_of_images_alone_are_classes(names: tuple[str, ...], tmp_path: Path) -> None:
     trees.folder(tmp_path, dict.fromkeys(names, 4))
     assert load_dataset(tmp_path, "train").class_names == names
-    assert find_dataset(tmp_path).split_by_seed
+    assert find_dataset(tmp_path).layout.split_by_seed
 
 
 def test_validation_is_left_out_beside_a_test_part(tmp_path: Path) -> None:

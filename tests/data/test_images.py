@@ -156,18 +156,15 @@ class TestFiles:
         files = ImageFiles(expected)
         assert len(files) == 5
         assert list(files) == expected
-        assert files == expected
         assert files[-1] == expected[-1]
         assert list(files[1:4]) == expected[1:4]
-        assert files != expected[:4]
-        assert files != [*expected[:4], expected[0]]
         with pytest.raises(IndexError):
             files[5]
-        assert not ImageFiles()
+        assert not ImageFiles([])
 
     def test_they_are_pickled(self) -> None:
         expected = self.files()
-        assert pickle.loads(pickle.dumps(ImageFiles(expected))) == expected
+        assert list(pickle.loads(pickle.dumps(ImageFiles(expected)))) == expected
 
     def test_a_million_need_little_memory(self) -> None:
         paths = [
@@ -175,7 +172,7 @@ class TestFiles:
             for s in range(100)
             for i in range(50)
         ]
-        files = ImageFiles(paths)
+        files = ImageFiles(ImageFile(Path(path)) for path in paths)
         assert [str(file.path) for file in files[::999]] == paths[::999]
         assert len(pickle.dumps(files)) < 60 * len(paths)
         labels = torch.zeros(len(paths), dtype=torch.int64)

@@ -33,12 +33,7 @@ class MissingDataError(FileNotFoundError):
 
 
 def data_root() -> Path:
-    """The folder of datasets: ``EQUICOLOR_DATA``, else the user's cache folder.
-
-    Example:
-        >>> isinstance(data_root(), Path)
-        True
-    """
+    """The folder of datasets: ``EQUICOLOR_DATA``, else the user's cache folder."""
     folder = os.environ.get("EQUICOLOR_DATA")
     return Path(folder).expanduser() if folder else user_cache()
 
@@ -47,37 +42,21 @@ def data_root() -> Path:
 class DatasetInfo:
     """Facts about a dataset that are known before it is read.
 
-    Attributes:
-        name: its name on the command line.
-        title: its name in print.
-        num_classes: the number of classes.
-        kind: ``"small"`` for CIFAR's 32 pixels; ``"large"`` for images that are cropped to 224,
-            which in the paper include STL-10's 96 pixels.
-        images: the number of labelled images, training and test together; 0 if unknown.
-        folders: below the data root; any of them may hold the dataset.
-        size: bytes to download; 0 for a folder.
-        page: where it comes from.
-        torchvision: the class of ``torchvision.datasets`` that downloads it, if there is one.
-        by_hand: what to do without torchvision.
-        layout: how it is stored on disk.
+    Its ``kind`` is ``"small"`` for CIFAR's 32 pixels, and ``"large"`` for images that are cropped
+    to 224, which in the paper include STL-10's 96 pixels.
     """
 
-    name: str
-    title: str
+    name: str  # on the command line
+    title: str  # in print
     num_classes: int
     kind: str
-    images: int
-    folders: tuple[str, ...]
-    size: int
-    page: str
-    torchvision: str | None
-    by_hand: str
+    images: int  # labelled ones, for training and testing together; 0 if unknown
+    folders: tuple[str, ...]  # below the data root; any of them may hold the dataset
+    size: int  # bytes to download; 0 for a folder
+    page: str  # where it comes from
+    torchvision: str | None  # the class of torchvision.datasets that downloads it
+    by_hand: str  # what to do without torchvision
     layout: Layout
-
-    @property
-    def split_by_seed(self) -> bool:
-        """Whether a seed splits the dataset, because it has no split of its own."""
-        return self.layout.split_by_seed
 
     def how_to_get(self) -> str:
         """How to get it, in one sentence."""
@@ -190,14 +169,7 @@ def find_dataset(name: str | Path) -> DatasetInfo:
 
 
 def canonical_dataset(name: str | Path) -> str:
-    """One spelling for a dataset: its name, or the absolute path of a folder without links.
-
-    Example:
-        >>> canonical_dataset("cifar10")
-        'cifar10'
-        >>> canonical_dataset("/data/pets/../cars/")
-        '/data/cars'
-    """
+    """One spelling for a dataset: its name, or the absolute path of a folder without links."""
     if str(name) in DATASETS and not isinstance(name, Path):
         return str(name)
     path = Path(name).expanduser()
@@ -227,10 +199,9 @@ def load_dataset(
     """Load one split of a dataset; files are listed, not decoded.
 
     Args:
-        name: one of :data:`DATASETS` (CIFAR-10, CIFAR-100, Flowers-102, STL-10, Oxford-IIIT Pet,
-            Caltech-101, Stanford Cars, ImageNet), in torchvision's layout; or the path of a
-            folder that holds ``train/`` and ``test/`` (or ``val/``) with the same class folders,
-            or class folders that are split about 80 to 20 by the names of the files
+        name: one of :data:`DATASETS`, in torchvision's layout; or the path of a folder that holds
+            ``train/`` and ``test/`` (or ``val/``) with the same class folders, or class folders
+            that are split about 80 to 20 by the names of the files
             (:func:`equicolor.data.folder_datasets.split_classes`).
         split: ``"train"`` or ``"test"``. The validation images of Flowers-102 and of Oxford-IIIT
             Pet are for training, those of ImageNet for testing.
@@ -239,8 +210,7 @@ def load_dataset(
             and plain folders); 0 elsewhere.
 
     Raises:
-        MissingDataError: if the dataset is not there: what was looked for, where, and how to
-            get it.
+        MissingDataError: if the dataset is not there, with what was looked for, and how to get it.
         ValueError: if the name is unknown, the data are damaged, or a seed is given for a dataset
             with its own split.
 
@@ -259,7 +229,7 @@ def load_dataset(
         raise _missing_data(info, place, absent)
     if seed < 0:
         raise ValueError(f"the split seed must be at least 0, got {seed}")
-    if seed and not info.split_by_seed:
+    if seed and not info.layout.split_by_seed:
         raise ValueError(f"{info.name} comes with its own split: leave the split seed {seed} out")
     contents = info.layout.read(place, split, seed)
     folder = info.layout.path if isinstance(info.layout, Folder) else place
@@ -280,19 +250,12 @@ def _missing_data(info: DatasetInfo, root: Path, absent: list[str]) -> MissingDa
 
 
 class DatasetState(NamedTuple):
-    """Whether a dataset is complete.
-
-    Attributes:
-        missing: what is missing; empty if it is complete.
-        size: bytes on disk; None if there are too many files to count.
-        exists: whether any of it is there.
-        damage: why it cannot be read, if it cannot.
-    """
+    """Whether a dataset is complete."""
 
     missing: tuple[str, ...]
-    size: int | None
-    exists: bool
-    damage: str = ""
+    size: int | None  # bytes on disk; None if there are too many files to count
+    exists: bool  # whether any of it is there
+    damage: str = ""  # why it cannot be read
 
     def __str__(self) -> str:
         if self.damage:
@@ -303,12 +266,7 @@ class DatasetState(NamedTuple):
 
 
 def dataset_state(info: DatasetInfo, root: Path | str | None = None) -> DatasetState:
-    """Whether a dataset is complete below a data folder; no image is opened.
-
-    Example:
-        >>> str(dataset_state(find_dataset("cifar10"), "/nowhere"))
-        'missing'
-    """
+    """Whether a dataset is complete below a data folder; no image is opened."""
     place = Path(data_root() if root is None else root)
     folders = [place / folder for folder in info.folders if (place / folder).exists()]
     size = _bytes_below(folders)

@@ -13,7 +13,7 @@ from equicolor import _checks
 from equicolor._files import user_cache
 from equicolor.data.crops import resample
 from equicolor.data.images import CorruptImageError, ImageSet
-from equicolor.data.packing import Decoder, buffer_size, final_size
+from equicolor.data.packing import Decoder, Plan, final_size
 from equicolor.devices import cores, runs_triton
 from equicolor.reporting.progress import Progress
 
@@ -29,32 +29,24 @@ _SAMPLE = 256  # images whose headers are read to estimate the memory for all
 class Decoded:
     """Decoded images of different sizes, packed into one buffer on one device.
 
-    Attributes:
-        pixels: uint8 ``[bytes]``, each image as ``H × W × 3``, row by row; then room for the
-            longest row, so that gathering never leaves the buffer.
-        offsets: int64 ``[N]``, where each image begins.
-        sizes: int64 ``[N, 2]``, height and width of each.
-        labels: int64 ``[N]``.
-        class_names: one a class.
-        skipped: the corrupt images that were left out.
-        height, width: the largest height and the largest width.
+    Each image is stored as ``H × W × 3``, row by row. After the last one is room for the longest
+    row, so that gathering never leaves the buffer.
 
     Example:
         >>> pixels = torch.arange(2 * 3 * 4 * 5, dtype=torch.uint8).view(2, 3, 4, 5)
         >>> images = ImageSet("toy", "train", torch.tensor([0, 1]), ("a", "b"), pixels=pixels)
-        >>> decoded = Decoded.from_pixels(images)
-        >>> batch, sizes = decoded.batch(torch.tensor([1, 0, 1]))
+        >>> batch, sizes = decode(images).batch(torch.tensor([1, 0, 1]))
         >>> torch.equal(batch, pixels[[1, 0, 1]]), sizes.tolist()
         (True, [[4, 5], [4, 5], [4, 5]])
     """
 
-    pixels: Tensor
-    offsets: Tensor
-    sizes: Tensor
-    labels: Tensor
+    pixels: Tensor  # uint8 [bytes]
+    offsets: Tensor  # int64 [N], where each image begins
+    sizes: Tensor  # int64 [N, 2], height and width of each
+    labels: Tensor  # int64 [N]
     class_names: tuple[str, ...]
-    skipped: tuple[str, ...] = ()
-    height: int = 0
+    skipped: tuple[str, ...] = ()  # the corrupt images that were left out
+    height: int = 0  # the largest one
     width: int = 0
 
     def __post_init__(self) -> None:
@@ -63,37 +55,14 @@ class Decoded:
             height, width = self.sizes.amax(0).tolist()
             object.__setattr__(self, "height", height)
             object.__setattr__(self, "width", width)
-        needed = buffer_size(self.offsets, self.sizes)
-        if len(self.pixels) < needed:
-            room = self.pixels.new_zeros(needed - len(self.pixels))
-            object.__setattr__(self, "pixels", torch.cat([self.pixels, room]))
-
-    @staticmethod
-    def from_pixels(images: ImageSet) -> "Decoded":
-        """Pack images that are pixels already, such as CIFAR's."""
-        if images.pixels is None:
-            raise ValueError(f"from_pixels expects pixels, got the files of {images.name!r}")
-        count, _, height, width = images.pixels.shape
-        return Decoded(
-            images.pixels.permute(0, 2, 3, 1).reshape(-1),
-            torch.arange(count) * (3 * height * width),
-            torch.tensor([height, width]).repeat(count, 1),
-            images.labels,
-            images.class_names,
-        )
 
     def __len__(self) -> int:
         return len(self.offsets)
 
     def to(self, device: torch.device | str) -> "Decoded":
         """The same images on another device."""
-        return replace(
-            self,
-            pixels=self.pixels.to(device),
-            offsets=self.offsets.to(device),
-            sizes=self.sizes.to(device),
-            labels=self.labels.to(device),
-        )
+        names = ("pixels", "offsets", "sizes", "labels")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
     def image(self, index: int) -> Tensor:
         """One image at its own size, uint8 ``[3, h, w]``."""
@@ -129,16 +98,8 @@ class Decoded:
 
         With Triton, a kernel reads only the pixels that the boxes need. Elsewhere whole images go
         to :func:`equicolor.data.crops.resample`: gathered, or on a CPU one by one unless all are
-        small.
-
-        Args:
-            indices: int64 ``[B]``, on the device of the images.
-            boxes: left, top, right and bottom ``[B, 4]``, see :func:`.crops.resample`.
-            size: height and width of the result.
-            dtype: of the matrix products, where there are any.
-
-        Returns:
-            float32 ``[B, 3, size, size]`` in [0, 1].
+        small. The ``indices`` ``[B]`` are on the device of the images; ``boxes`` ``[B, 4]``,
+        ``size`` and ``dtype`` are those of ``resample``, and so is the result.
         """
         if self.pixels.is_cuda and runs_triton(self.pixels.device):
             # Imported here: Triton is slow to import and not installed everywhere.
@@ -148,10 +109,9 @@ class Decoded:
             with torch.cuda.device(self.pixels.device):
                 return resample_kernels.crops(*packed, indices, boxes, size)
         if self.pixels.is_cpu and self.height * self.width > _SMALL:
-            alone = zip(indices.tolist(), self.sizes[indices].split(1), boxes.split(1), strict=True)
             crops = [
-                resample(self.image(index)[None], shape, box, size, dtype=dtype)
-                for index, shape, box in alone
+                resample(self.image(index)[None], self.sizes[index, None], box, size, dtype=dtype)
+                for index, box in zip(indices.tolist(), boxes.split(1), strict=True)
             ]
             return torch.cat(crops)
         images, sizes = self.batch(indices)
@@ -189,18 +149,15 @@ def decode(
         cache: the folder of the cache, such as :func:`default_cache`; None stores nothing.
         workers: threads (default: one a core, at most 32).
         progress: called with (images done, images in all).
-        on_corrupt: ``"error"``, or ``"skip"`` to leave corrupt images out; they are listed
-            in ``skipped``.
+        on_corrupt: ``"error"`` to raise CorruptImageError with the path of an image that cannot
+            be decoded, or ``"skip"`` to leave corrupt images out and list them in ``skipped``.
 
     Returns:
         The decoded images, in the same order, on the CPU.
 
-    Raises:
-        CorruptImageError: with the path of an image that cannot be decoded.
-
     Example:
-        >>> images = torch.zeros(2, 3, 40, 20, dtype=torch.uint8)
-        >>> images = ImageSet("toy", "train", torch.tensor([0, 1]), ("a", "b"), pixels=images)
+        >>> pixels = torch.zeros(2, 3, 40, 20, dtype=torch.uint8)
+        >>> images = ImageSet("toy", "train", torch.tensor([0, 1]), ("a", "b"), pixels=pixels)
         >>> decode(images, short_side=10).sizes.tolist()
         [[20, 10], [20, 10]]
     """
@@ -211,8 +168,11 @@ def decode(
         workers = min(cores(), 32)
     _checks.positive_int("workers", workers, at_most=_checks.MOST["workers"])
     if images.pixels is not None:
-        if short_side is None or min(images.pixels.shape[2:]) <= short_side:
-            return Decoded.from_pixels(images)
+        count, _, height, width = images.pixels.shape
+        if short_side is None or min(height, width) <= short_side:
+            plan = Plan.of_sizes(torch.tensor([height, width]).repeat(count, 1))
+            pixels = images.pixels.permute(0, 2, 3, 1).reshape(-1)
+            return Decoded(pixels, *plan, images.labels, images.class_names)
         cache = None  # pixels are in memory already
     decoder = Decoder(images, short_side, workers, progress, on_corrupt == "skip")
     pixels, plan = decoder.in_memory() if cache is None else decoder.on_disk(Path(cache))

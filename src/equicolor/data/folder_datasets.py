@@ -6,13 +6,12 @@ import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 
 import torch
 
 from equicolor._text import counted, enumerated
-from equicolor.data.images import ImageFiles
+from equicolor.data.images import WHOLE, ImageFiles
 from equicolor.data.layouts import Contents, Layout
 
 __all__ = ["Caltech101", "Folder", "ImageNet"]
@@ -78,14 +77,10 @@ class Folder(Layout):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @property
-    def split_by_seed(self) -> bool:
-        return self._parts() is None
+        self.parts = self._find_parts()
+        self.split_by_seed = self.parts is None
 
     def missing(self, root: Path) -> list[str]:
-        if not self.path.is_dir():
-            return [f"{self.path}/"]
         # Beside other folders "train" may be a class: trains, cars, ships.
         names = subfolders(self.path)
         if len(names) == 1 and names[0].lower() in TRAIN:
@@ -95,18 +90,16 @@ class Folder(Layout):
 
     def classes(self) -> list[str]:
         """The names of the class folders."""
-        parts = self._parts()
-        return subfolders(parts[0] if parts else self.path)
+        return subfolders(self.parts[0] if self.parts else self.path)
 
     def read(self, root: Path, split: str, seed: int) -> Contents:
-        parts = self._parts()
-        if parts:
-            self._warn_of_parts(*parts)
-            return read_parts(*parts, split)
+        if self.parts:
+            self._warn_of_parts(*self.parts)
+            return read_parts(*self.parts, split)
         paths = class_images(self.path, checked_classes(self.path))
         return split_classes(self.path, paths, split, share=0.2, seed=seed)
 
-    def _parts(self) -> tuple[Path, Path] | None:
+    def _find_parts(self) -> tuple[Path, Path] | None:
         """The folders of the training and of the test part, if there are both."""
         train, test, validation = (
             [name for name in subfolders(self.path) if name.lower() in names]
@@ -280,4 +273,5 @@ def _hashed(name: str, seed: int) -> float:
 def _contents(paths: Mapping[str, Sequence[str]]) -> Contents:
     sizes = torch.tensor([len(members) for members in paths.values()])
     labels = torch.repeat_interleave(torch.arange(len(paths)), sizes)
-    return Contents(labels, tuple(paths), ImageFiles(chain.from_iterable(paths.values())))
+    files = ((path, 0, WHOLE) for members in paths.values() for path in members)
+    return Contents(labels, tuple(paths), ImageFiles(files))

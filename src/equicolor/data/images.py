@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ __all__ = [
 
 SPLITS = ("train", "test")
 LONGEST = 100_000  # files whose sizes are read and whose names a listing holds
-_WHOLE = -1  # the size of an image that is a whole file
+WHOLE = -1  # the size of an image that is a whole file
 _SIXTEEN_BITS = 0xFFFF
 _SHOWN = 3  # names in a message
 
@@ -48,17 +48,11 @@ class CorruptImageError(ValueError):
 
 
 class ImageFile(NamedTuple):
-    """Where one undecoded image is: a file, or a part of one, such as a member of a tar.
-
-    Attributes:
-        path: the file.
-        offset: where the image begins.
-        size: its bytes; -1 for the whole file.
-    """
+    """Where one undecoded image is: a file, or a part of one, such as a member of a tar."""
 
     path: Path
-    offset: int = 0
-    size: int = _WHOLE
+    offset: int = 0  # where the image begins
+    size: int = WHOLE  # its bytes
 
     def read(self) -> bytes:
         """The image's bytes; raises CorruptImageError if the path is a pipe, a folder or such."""
@@ -76,16 +70,13 @@ class ImageFile(NamedTuple):
                 is unknown.
             OSError: if the file cannot be read.
         """
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
 
         contents = self.read()
         if not contents:
             raise self._corrupt("it is empty")
         with self._any_error_is_corrupt():
-            try:
-                image = Image.open(io.BytesIO(contents))
-            except UnidentifiedImageError:
-                raise self._corrupt("it is in no format that Pillow knows") from None
+            image = Image.open(io.BytesIO(contents))
         if image.mode == "F":
             raise self._corrupt("its pixels are fractions; save it with 8 or 16 bits a channel")
         return image
@@ -137,10 +128,14 @@ class ImageFile(NamedTuple):
     @contextmanager
     def _any_error_is_corrupt(self) -> Iterator[None]:
         """Pillow's readers raise errors of any type."""
+        from PIL import UnidentifiedImageError
+
         try:
             yield
         except CorruptImageError:
             raise
+        except UnidentifiedImageError:
+            raise self._corrupt("it is in no format that Pillow knows") from None
         except Exception as error:
             raise self._corrupt(error) from None
 
@@ -152,77 +147,38 @@ class ImageFiles(Sequence[ImageFile]):
     """Many image files in little memory: every folder once, and all names in one string.
 
     A million :class:`ImageFile` would take half a gigabyte, in every worker that gets a copy.
-
-    Args:
-        files: image files, or paths of whole files.
-
-    Example:
-        >>> files = ImageFiles(["a/1.png", "a/2.png"])
-        >>> len(files), files[1].path, len(files[:1])
-        (2, PosixPath('a/2.png'), 1)
     """
 
-    __slots__ = ("_ends", "_folder", "_folders", "_names", "_offsets", "_sizes")
-
-    def __init__(self, files: Iterable[ImageFile | str] = ()) -> None:
-        if isinstance(files, ImageFiles):
-            for slot in self.__slots__:
-                setattr(self, slot, getattr(files, slot))
-            return
+    def __init__(self, files: Iterable[tuple[Path | str, int, int]]) -> None:
         numbers: dict[str, int] = {}
-        folders, ends, offsets, sizes = [], [], [], []
+        folders, ends, parts = [], [], []
         names = bytearray()
-        for file in files:
-            path, offset, size = (file, 0, _WHOLE) if isinstance(file, str) else file
+        for path, offset, size in files:
             folder, name = os.path.split(path)
             folders.append(numbers.setdefault(folder, len(numbers)))
             names += os.fsencode(name)
             ends.append(len(names))
-            offsets.append(offset)
-            sizes.append(size)
-        self._folders: tuple[str, ...] = tuple(numbers)
+            parts.append((offset, size))
+        self._folders, self._names = tuple(numbers), bytes(names)
         self._folder = np.array(folders, np.int32)
-        self._names = bytes(names)
-        self._ends, self._offsets, self._sizes = (
-            np.array(values, np.int64) for values in (ends, offsets, sizes)
-        )
+        self._ends = np.array([0, *ends])
+        self._parts = np.array(parts, np.int64)  # offsets and sizes
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self._folder)
 
-    @overload
-    def __getitem__(self, index: int) -> ImageFile: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> "ImageFiles": ...
-
-    def __getitem__(self, index: int | slice) -> "ImageFile | ImageFiles":
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return ImageFiles(self[place] for place in range(len(self))[index])
         place = range(len(self))[index]  # raises IndexError
-        start = int(self._ends[place - 1]) if place else 0
-        name = os.fsdecode(self._names[start : int(self._ends[place])])
+        name = os.fsdecode(self._names[self._ends[place] : self._ends[place + 1]])
         path = Path(self._folders[self._folder[place]], name)
-        return ImageFile(path, int(self._offsets[place]), int(self._sizes[place]))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence):
-            return NotImplemented
-        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+        return ImageFile(path, *self._parts[place].tolist())
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """One split of a dataset.
-
-    Attributes:
-        name: of the dataset.
-        split: ``"train"`` or ``"test"``.
-        labels: int64 :math:`[N]`.
-        class_names: one a class.
-        files: the undecoded images, stored as :class:`ImageFiles`; empty if there are pixels.
-        pixels: the decoded images, uint8 :math:`[N, 3, H, W]`; None if there are files.
-        root: the folder that the names of files are relative to, if there is one.
+    """One split of a dataset, as undecoded files or as pixels.
 
     Example:
         >>> pixels = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
@@ -230,22 +186,22 @@ class ImageSet:
         2
     """
 
-    name: str
-    split: str
-    labels: Tensor
+    name: str  # of the dataset
+    split: str  # "train" or "test"
+    labels: Tensor  # int64 [N]
     class_names: tuple[str, ...]
-    files: Sequence[ImageFile] = ()
-    pixels: Tensor | None = None
-    root: Path | None = None
+    files: Sequence[ImageFile] = ()  # stored as ImageFiles; empty if there are pixels
+    pixels: Tensor | None = None  # uint8 [N, 3, H, W]; None if there are files
+    root: Path | None = None  # the folder that names of files are relative to
 
     def __post_init__(self) -> None:
         _checks.one_of("split", self.split, SPLITS)
-        object.__setattr__(self, "files", ImageFiles(self.files))
+        if not isinstance(self.files, ImageFiles):
+            object.__setattr__(self, "files", ImageFiles(self.files))
         what = f"ImageSet({self.name!r})"
         if self.labels.dtype != torch.int64 or self.labels.ndim != 1 or not len(self.labels):
             raise ValueError(
-                f"{what} expects int64 labels [N], got {self.labels.dtype} "
-                f"{list(self.labels.shape)}"
+                f"{what} expects int64 labels [N], got {self.labels.dtype} {[*self.labels.shape]}"
             )
         if self.pixels is not None:
             shape = list(self.pixels.shape)
@@ -288,14 +244,8 @@ def find_corrupt(
 ) -> tuple[str, ...]:
     """Read every file once to find corrupt images before hours of work depend on them.
 
-    Args:
-        images: files; pixels cannot be corrupt.
-        workers: threads.
-        on_corrupt: ``"error"``, or ``"skip"`` to go on after corrupt images, unless all are.
-        progress: called with (images read, images in all).
-
-    Returns:
-        What is wrong with each corrupt image, in order.
+    Returns what is wrong with each corrupt image, in order, if ``on_corrupt`` is ``"skip"`` and
+    not all images are corrupt; raises CorruptImageError if it is ``"error"``, or if all are.
     """
     _checks.one_of("on_corrupt", on_corrupt, ("error", "skip"))
     _checks.positive_int("workers", workers, at_most=_checks.MOST["workers"])
@@ -325,11 +275,9 @@ def find_corrupt(
 class Listing:
     """The images of a split by name, to find out later whether they have changed.
 
-    Attributes:
-        files: the size in bytes of every file by its name below the dataset's folder; empty for
-            pixels, and for more than :data:`LONGEST` files.
-        digest: of names, sizes and labels, but not of the contents of files. It leaves out the
-            sizes of more than :data:`LONGEST` files. For pixels it covers all their values.
+    ``files`` has the size of every file by its name below the dataset's folder; it is empty for
+    pixels, and for more than :data:`LONGEST` files. The digest covers names, labels, sizes unless
+    there are so many files, and all values of pixels, but not the contents of files.
     """
 
     files: dict[str, int]
@@ -340,11 +288,12 @@ def list_images(images: ImageSet) -> Listing:
     """List the images of a split without opening any file."""
     short = len(images.files) <= LONGEST
     files = {}
-    for file in images.files:
-        path = file.path if images.root is None else file.path.relative_to(images.root)
-        whole = file.size < 0
-        name = path.as_posix() if whole else f"{path.as_posix()}@{file.offset}"
-        files[name] = 0 if not short else file.path.stat().st_size if whole else file.size
+    for path, offset, size in images.files:
+        name = (path if images.root is None else path.relative_to(images.root)).as_posix()
+        if size == WHOLE:
+            files[name] = path.stat().st_size if short else 0
+        else:
+            files[f"{name}@{offset}"] = size if short else 0
     digest = hashlib.sha256(images.labels.numpy().tobytes())
     digest.update(repr(list(files.items())).encode())
     if images.pixels is not None:

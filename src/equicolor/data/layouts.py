@@ -1,7 +1,7 @@
 """How datasets are stored on disk: what all their readers have in common."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from equicolor.data.images import ImageFile
 
-__all__ = ["Contents", "Layout", "absent_files"]
+__all__ = ["Contents", "Layout"]
 
 
 class Contents(NamedTuple):
@@ -24,10 +24,7 @@ class Contents(NamedTuple):
 class Layout(ABC):
     """How a dataset is stored below the data root."""
 
-    @property
-    def split_by_seed(self) -> bool:
-        """Whether a seed splits the dataset, because it has no split of its own."""
-        return False
+    split_by_seed = False  # whether a seed splits the dataset, because it has no split of its own
 
     @abstractmethod
     def missing(self, root: Path) -> list[str]:
@@ -40,8 +37,3 @@ class Layout(ABC):
     @abstractmethod
     def read(self, root: Path, split: str, seed: int) -> Contents:
         """One split of a dataset of which nothing is missing."""
-
-
-def absent_files(root: Path, folder: str, names: Iterable[str]) -> list[str]:
-    """Those of some files in a folder that are not there, by their names below the root."""
-    return [f"{folder}/{name}" for name in names if not (root / folder / name).is_file()]

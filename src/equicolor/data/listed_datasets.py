@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from equicolor.data.images import SPLITS, ImageFile
-from equicolor.data.layouts import Contents, Layout, absent_files
+from equicolor.data.layouts import Contents, Layout
 
 __all__ = ["Flowers102", "OxfordPet", "StanfordCars"]
 
@@ -20,10 +20,7 @@ class Listed(Layout):
     """Image files whose names and labels are in lists; paths are relative to ``folder``."""
 
     folder: str
-
-    @abstractmethod
-    def lists(self, folder: Path) -> list[str]:
-        """The paths of the lists."""
+    lists: tuple[str, ...]
 
     @abstractmethod
     def rows(self, folder: Path, split: str) -> list[tuple[str, int]]:
@@ -35,9 +32,9 @@ class Listed(Layout):
 
     def missing(self, root: Path) -> list[str]:
         folder = root / self.folder
-        absent = absent_files(root, self.folder, self.lists(folder))
+        absent = [name for name in self.lists if not _find(folder, name).is_file()]
         if absent:
-            return absent
+            return [f"{self.folder}/{name}" for name in absent]
         names = {name for split in SPLITS for name, _ in self.rows(folder, split)}
         return [f"{self.folder}/{name}" for name in sorted(names - _files(folder, names).keys())]
 
@@ -56,9 +53,7 @@ class Flowers102(Listed):
     """
 
     folder = "flowers-102"
-
-    def lists(self, folder: Path) -> list[str]:
-        return ["imagelabels.mat", "setid.mat"]
+    lists = ("imagelabels.mat", "setid.mat")
 
     def rows(self, folder: Path, split: str) -> list[tuple[str, int]]:
         keys = ("trnid", "valid") if split == "train" else ("tstid",)
@@ -82,12 +77,10 @@ class OxfordPet(Listed):
     """Oxford-IIIT Pet, 37 breeds of cats and dogs."""
 
     folder = "oxford-iiit-pet"
-
-    def lists(self, folder: Path) -> list[str]:
-        return ["annotations/trainval.txt", "annotations/test.txt"]
+    lists = ("annotations/trainval.txt", "annotations/test.txt")
 
     def rows(self, folder: Path, split: str) -> list[tuple[str, int]]:
-        path = folder / self.lists(folder)[SPLITS.index(split)]
+        path = folder / self.lists[SPLITS.index(split)]
         rows = []
         for number, line in enumerate(path.read_text().splitlines(), 1):
             words = line.split()
@@ -110,16 +103,14 @@ class StanfordCars(Listed):
     """Stanford Cars, 196 models of cars."""
 
     folder = "stanford_cars"
-
-    def lists(self, folder: Path) -> list[str]:
-        # Torchvision stores the last one beside the development kit, other copies inside.
-        test = "cars_test_annos_withlabels.mat"
-        if (folder / "devkit" / test).is_file() and not (folder / test).is_file():
-            test = f"devkit/{test}"
-        return ["devkit/cars_train_annos.mat", test, "devkit/cars_meta.mat"]
+    lists = (
+        "devkit/cars_train_annos.mat",
+        "cars_test_annos_withlabels.mat",
+        "devkit/cars_meta.mat",
+    )
 
     def rows(self, folder: Path, split: str) -> list[tuple[str, int]]:
-        path = folder / self.lists(folder)[SPLITS.index(split)]
+        path = _find(folder, self.lists[SPLITS.index(split)])
         table = _mat(path, "annotations")
         if not {"class", "fname"} <= set(table.dtype.names or ()):
             raise ValueError(f"{path} has no fields 'class' and 'fname' in its annotations")
@@ -127,6 +118,12 @@ class StanfordCars(Listed):
 
     def class_names(self, folder: Path) -> tuple[str, ...]:
         return tuple(map(str, _mat(folder / "devkit" / "cars_meta.mat", "class_names")))
+
+
+def _find(folder: Path, name: str) -> Path:
+    """A list; torchvision stores one of cars beside the development kit, other copies inside."""
+    inside = folder / "devkit" / name
+    return inside if inside.is_file() and not (folder / name).is_file() else folder / name
 
 
 def _files(folder: Path, names: Iterable[str]) -> dict[str, ImageFile]:

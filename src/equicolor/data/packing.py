@@ -2,8 +2,8 @@
 
 The headers give every image's place in the buffer before any image is decoded. A shard is a run of
 images whose places adjoin. In the cache it is written as a whole and then recorded in a journal,
-with its checksum. A killed process loses no more than the shards it was working on, and a shard
-that is not what was written is decoded again.
+with its checksum, in order. A killed process loses no more than the shards it was working on. What
+begins with a shard that is not what was written is decoded again.
 """
 
 import hashlib
@@ -11,9 +11,10 @@ import json
 import os
 import warnings
 import zlib
-from collections.abc import Callable, Collection, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,17 +36,15 @@ SHARD = 64  # images
 _FORMAT = 4  # of the files of the cache and their contents
 _PIXELS, _JOURNAL = "pixels.u8", "journal.jsonl"
 
+# What the journal says about a shard: sizes of its images, which are corrupt and why, a checksum.
+_Record = tuple[list[list[int]], list[tuple[int, str]], int]
+
 
 class Plan(NamedTuple):
-    """Where each image is in the buffer.
+    """Where each image is in the buffer, and its height and width; 0 if its header is corrupt."""
 
-    Attributes:
-        offsets, sizes: int64 ``[N]`` and ``[N, 2]`` (height, width); an image with a corrupt
-            header has size 0.
-    """
-
-    offsets: Tensor
-    sizes: Tensor
+    offsets: Tensor  # int64 [N]
+    sizes: Tensor  # int64 [N, 2]
 
     @classmethod
     def of_sizes(cls, sizes: Tensor) -> "Plan":
@@ -69,62 +68,40 @@ class Plan(NamedTuple):
 
     def place(self, shard: int) -> slice:
         """The bytes of a shard."""
-        images = self.images(shard)
-        end = self.offsets[images[-1]] + 3 * self.sizes[images[-1]].prod()
-        return slice(int(self.offsets[images[0]]), int(end))
-
-    @property
-    def total(self) -> int:
-        """Bytes of the buffer."""
-        return buffer_size(self.offsets, self.sizes)
+        first, last = self.images(shard)[0], self.images(shard)[-1]
+        end = self.offsets[last] + 3 * self.sizes[last].prod()
+        return slice(int(self.offsets[first]), int(end))
 
 
 def buffer_size(offsets: Tensor, sizes: Tensor) -> int:
-    """The bytes touched by gathering rows of the largest width from every image.
-
-    Example:
-        >>> buffer_size(torch.tensor([0, 12]), torch.tensor([[1, 4], [2, 2]]))  # 12 + 6 + 12
-        30
-    """
+    """The bytes touched by gathering rows of the largest width from every image."""
     last_rows = offsets + 3 * (sizes[:, 0] - 1) * sizes[:, 1]
     return int(last_rows.max()) + 3 * int(sizes[:, 1].max())
 
 
-class _Record(NamedTuple):
-    """What the journal says about a shard: sizes of its images, what is corrupt, a checksum."""
-
-    shard: int
-    sizes: list[list[int]]
-    corrupt: list[tuple[int, str]]
-    checksum: int
-
-
 @dataclass(frozen=True)
 class Decoder:
-    """Decodes images with threads.
+    """Decodes images with threads; the fields are the arguments of :func:`equicolor.data.decode`.
 
-    Attributes:
-        images, short_side, workers, progress: as of :func:`equicolor.data.decode`.
-        skip: go on after corrupt images.
-        corrupt: what is wrong with which image; filled by decoding.
+    Decoding fills ``corrupt``: what is wrong with which image.
     """
 
     images: ImageSet
     short_side: int | None
     workers: int
     progress: Progress | None
-    skip: bool
+    skip: bool  # go on after corrupt images
     corrupt: dict[int, str] = field(default_factory=dict)
 
     def in_memory(self) -> tuple[Tensor, Plan]:
         """Decode into memory."""
         plan = self._plan()
-        buffer = np.zeros(plan.total, np.uint8)
+        buffer = np.zeros(buffer_size(*plan), np.uint8)
 
         def store(place: slice, pixels: np.ndarray) -> None:
             buffer[place] = pixels
 
-        for _ in self._decode(plan, (), store):
+        for _ in self._decode(plan, 0, store):
             pass
         return torch.from_numpy(buffer), plan
 
@@ -162,23 +139,20 @@ class Decoder:
             self.corrupt[index] = str(error)
 
     def _decode(
-        self, plan: Plan, done: Collection[int], store: Callable[[slice, np.ndarray], None]
+        self, plan: Plan, first: int, store: Callable[[slice, np.ndarray], None]
     ) -> Iterator[tuple[int, int]]:
-        """Decode and store the shards that are not done; yields each with its checksum."""
-        waiting = [shard for shard in plan.shards if shard not in done]
-        count = sum(len(plan.images(shard)) for shard in done)
+        """Decode and store all shards from the first on; yields each with its checksum."""
 
         def work(shard: int) -> int:
             pixels = self._pixels(plan, shard)
             store(plan.place(shard), pixels)
             return zlib.crc32(pixels.data)
 
-        self._report(count)
-        with closing(in_threads(work, waiting, self.workers)) as checksums:
-            for shard, checksum in zip(waiting, checksums, strict=True):
+        self._report(min(first * SHARD, len(self.images)))
+        with closing(in_threads(work, plan.shards[first:], self.workers)) as checksums:
+            for shard, checksum in enumerate(checksums, first):
                 yield shard, checksum
-                count += len(plan.images(shard))
-                self._report(count)
+                self._report(plan.images(shard).stop)
 
     def _report(self, count: int) -> None:
         if self.progress:
@@ -206,7 +180,7 @@ class Decoder:
     def _complete(self, folder: Path) -> Plan | None:
         """The plan of a file of the cache, if the file holds all images as they were written."""
         records = _read_journal(folder)
-        sizes = [size for shard in sorted(records) for size in records[shard].sizes]
+        sizes = [size for sizes, _, _ in records for size in sizes]
         if len(sizes) != len(self.images):
             return None
         plan = Plan.of_sizes(torch.tensor(sizes))
@@ -215,23 +189,25 @@ class Decoder:
         self._report(len(self.images))
         return plan
 
-    def _intact(self, folder: Path, plan: Plan, records: dict[int, _Record]) -> dict[int, _Record]:
-        """The recorded shards that are what was written; notes their corrupt images."""
+    def _intact(self, folder: Path, plan: Plan, records: list[_Record]) -> list[_Record]:
+        """The records up to the first that does not describe what is stored.
+
+        Notes the corrupt images of these shards.
+        """
         path = folder / _PIXELS
-        if not path.is_file() or path.stat().st_size != plan.total:
-            return {}
+        if not path.is_file() or path.stat().st_size != buffer_size(*plan):
+            return []
         pixels = _mapped(folder, plan)
 
         def agrees(shard: int) -> bool:
-            _, sizes, _, checksum = records[shard]
+            sizes, _, checksum = records[shard]
             stored = pixels[plan.place(shard)].numpy()
             return sizes == plan.sizes_of(shard) and checksum == zlib.crc32(stored.data)
 
-        shards = [shard for shard in records if shard in plan.shards]
-        agree = in_threads(agrees, shards, self.workers)
-        intact = {shard: records[shard] for shard, same in zip(shards, agree, strict=True) if same}
-        for record in intact.values():
-            self.corrupt.update(record.corrupt)
+        agree = in_threads(agrees, plan.shards[: len(records)], self.workers)
+        intact = records[: sum(takewhile(bool, agree))]
+        for _, corrupt, _ in intact:
+            self.corrupt.update(corrupt)
         return intact
 
     def _fill(self, folder: Path) -> Plan:
@@ -244,7 +220,7 @@ class Decoder:
         if not done:
             path.unlink(missing_ok=True)  # others may still have it mapped
             with path.open("wb") as file:
-                file.truncate(plan.total)
+                file.truncate(buffer_size(*plan))
 
         def store(place: slice, pixels: np.ndarray) -> None:
             with path.open("r+b") as file:
@@ -254,11 +230,11 @@ class Decoder:
                 os.fsync(file.fileno())  # on disk before the journal records it
 
         with (folder / _JOURNAL).open("w") as lines:
-            for record in done.values():
+            for record in done:
                 lines.write(json.dumps(record) + "\n")
-            for shard, checksum in self._decode(plan, done, store):
+            for shard, checksum in self._decode(plan, len(done), store):
                 corrupt = [(i, self.corrupt[i]) for i in plan.images(shard) if i in self.corrupt]
-                record = _Record(shard, plan.sizes_of(shard), corrupt, checksum)
+                record = plan.sizes_of(shard), corrupt, checksum
                 lines.write(json.dumps(record) + "\n")
                 lines.flush()
         return plan
@@ -267,36 +243,30 @@ class Decoder:
 def _mapped(folder: Path, plan: Plan) -> Tensor:
     """Decoded images; private, so that writing to the tensor does not change the file."""
     path = str(folder / _PIXELS)
-    return torch.from_file(path, shared=False, size=plan.total, dtype=torch.uint8)
+    return torch.from_file(path, shared=False, size=buffer_size(*plan), dtype=torch.uint8)
 
 
-def _read_journal(folder: Path) -> dict[int, _Record]:
-    """The records by shard; ignores a line that is damaged, or that a crash cut short."""
-    path, records = folder / _JOURNAL, {}
+def _read_journal(folder: Path) -> list[_Record]:
+    """The records up to a line that is damaged, or that a crash cut short."""
+    path, records = folder / _JOURNAL, []
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
-    for line in lines:
-        try:
-            shard, sizes, corrupt, checksum = json.loads(line)
-            records[int(shard)] = _Record(
-                int(shard),
-                [[int(height), int(width)] for height, width in sizes],
-                [(int(index), str(reason)) for index, reason in corrupt],
-                int(checksum),
-            )
-        except (TypeError, ValueError):
-            continue
+    with suppress(TypeError, ValueError):
+        for line in lines:
+            sizes, corrupt, checksum = json.loads(line)
+            sizes = [[int(height), int(width)] for height, width in sizes]
+            corrupt = [(int(index), str(reason)) for index, reason in corrupt]
+            records.append((sizes, corrupt, int(checksum)))
     return records
 
 
 def _folder_name(images: ImageSet, short_side: int | None) -> str:
     """A name that depends on everything that decides the pixels: files, their times, the size."""
     digest = hashlib.sha256(repr((_FORMAT, short_side)).encode())
-    stats: dict[Path, tuple[int, int]] = {}  # a tar holds many images
-    for file in images.files:
-        if file.path not in stats:
-            stat = file.path.stat()
-            stats[file.path] = stat.st_size, stat.st_mtime_ns
-        facts = str(file.path.absolute()), file.offset, file.size, *stats[file.path]
+    stats: dict[Path, os.stat_result] = {}  # a tar holds many images
+    for path, offset, size in images.files:
+        if path not in stats:
+            stats[path] = path.stat()
+        facts = path.absolute(), offset, size, stats[path].st_size, stats[path].st_mtime_ns
         digest.update(repr(facts).encode())
     side = "full" if short_side is None else short_side
     name = short_name(images.name.replace(":", "-"))

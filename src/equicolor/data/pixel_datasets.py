@@ -2,7 +2,7 @@
 
 import io
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from equicolor.data.layouts import Contents, Layout, absent_files
+from equicolor.data.layouts import Contents, Layout
 
 __all__ = ["CIFAR10", "CIFAR100", "Stl10", "restricted_unpickle"]
 
@@ -22,22 +22,16 @@ _PIXELS = 3 * _SIDE * _SIDE
 class Cifar(Layout):
     """CIFAR as torchvision's pickles or as the official binary batches; the order is the same.
 
-    Attributes:
-        pickles, binaries: the two folders below the data root; the first complete one is read.
-        images: the number of images in every batch, by its name without suffix.
-        labels: the key of the labels in a pickle.
-        meta: the pickle with the class names, and its key.
-        label_bytes: before the pixels of a binary record; the last of them is the label.
-        class_names: the class names, or the text file beside the binary batches that has them.
+    Of the two folders below the data root, the first complete one is read.
     """
 
     pickles: str
     binaries: str
-    images: Mapping[str, int]
-    labels: str
-    meta: tuple[str, str]
-    label_bytes: int
-    class_names: str | tuple[str, ...]
+    images: Mapping[str, int]  # in every batch, by its name without suffix
+    labels: str  # the key of the labels in a pickle
+    meta: tuple[str, str]  # the pickle with the class names, and its key
+    label_bytes: int  # before the pixels of a binary record; the last of them is the label
+    class_names: str | tuple[str, ...]  # or the text file beside the binary batches that has them
 
     def missing(self, root: Path) -> list[str]:
         pickles, binaries = self._absent(root, self.pickles), self._absent(root, self.binaries)
@@ -62,9 +56,8 @@ class Cifar(Layout):
             class_names = _lines(folder / names) if isinstance(names, str) else names
             parts = [self._binary(folder / f"{name}.bin", len(class_names)) for name in batches]
         else:
-            folder, key = root / self.pickles, self.meta[1]
-            meta = folder / self.meta[0]
-            class_names = tuple(map(str, _entry(meta, restricted_unpickle(meta), key)))
+            folder, (meta, key) = root / self.pickles, self.meta
+            class_names = tuple(map(str, *restricted_unpickle(folder / meta, key)))
             parts = [self._pickle(folder / name, len(class_names)) for name in batches]
         for name, (labels, _) in zip(batches, parts, strict=True):
             if len(labels) != len(parts[0][0]):
@@ -82,12 +75,11 @@ class Cifar(Layout):
         if folder == self.binaries:
             names = [f"{batch}.bin" for batch in self.images]
             names += [self.class_names] if isinstance(self.class_names, str) else []
-        return absent_files(root, folder, names)
+        return _absent_files(root, folder, names)
 
     def _pickle(self, path: Path, classes: int) -> tuple[np.ndarray, np.ndarray]:
-        table = restricted_unpickle(path)
-        pixels = _entry(path, table, "data")
-        labels = np.asarray(_entry(path, table, self.labels))
+        pixels, labels = restricted_unpickle(path, "data", self.labels)
+        labels = np.asarray(labels)
         whole = isinstance(pixels, np.ndarray) and pixels.shape == (labels.size, _PIXELS)
         if not whole or not labels.size or labels.dtype.kind not in "iu":
             raise ValueError(
@@ -132,7 +124,7 @@ class Stl10(Layout):
 
     def missing(self, root: Path) -> list[str]:
         names = ["train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin", "class_names.txt"]
-        return absent_files(root, self.folder, names)
+        return _absent_files(root, self.folder, names)
 
     def lacking(self, root: Path) -> list[str]:
         counts, pixels = {"train": 5000, "test": 8000}, 3 * self.side**2
@@ -157,6 +149,10 @@ class Stl10(Layout):
             class_names,
             pixels=columns.transpose(2, 3).contiguous(),
         )
+
+
+def _absent_files(root: Path, folder: str, names: Iterable[str]) -> list[str]:
+    return [f"{folder}/{name}" for name in names if not (root / folder / name).is_file()]
 
 
 def _truncated(folder: Path, sizes: Mapping[str, int], *, pickles: bool = False) -> list[str]:
@@ -251,8 +247,8 @@ class _RestrictedUnpickler(pickle.Unpickler):
         return _STAND_INS[module, name]
 
 
-def restricted_unpickle(path: Path) -> dict[str, Any]:
-    """Read a pickled dict of plain Python values and arrays of bytes; refuse any other.
+def restricted_unpickle(path: Path, *keys: str) -> list[Any]:
+    """The entries of a pickled dict of plain Python values and arrays of bytes; refuse any other.
 
     A pickle, of Python 2 or 3, can name any function to be called while it is read, so a
     manipulated download could run code. Here only the stand-ins above are called.
@@ -264,15 +260,9 @@ def restricted_unpickle(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is refused: {str(error) or type(error).__name__}") from None
     if not isinstance(table, dict):
         raise ValueError(f"{path} is damaged: expected a dict, got {type(table).__name__}")
-    return {
-        key.decode() if isinstance(key, bytes) else str(key): (
-            value.values if isinstance(value, _Array) else value
-        )
-        for key, value in table.items()
-    }
-
-
-def _entry(path: Path, table: dict[str, Any], key: str) -> Any:
-    if key not in table:
-        raise ValueError(f"{path} has no {key!r}, only {', '.join(map(repr, table))}")
-    return table[key]
+    table = {key.decode() if isinstance(key, bytes) else str(key): table[key] for key in table}
+    for key in keys:
+        if key not in table:
+            raise ValueError(f"{path} has no {key!r}, only {', '.join(map(repr, table))}")
+    entries = [table[key] for key in keys]
+    return [entry.values if isinstance(entry, _Array) else entry for entry in entries]

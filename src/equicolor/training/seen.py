@@ -35,7 +35,7 @@ class Seen(NamedTuple):
 def seed_of_training(origin: Origin, class_names: Sequence[str], info: DatasetInfo) -> int | None:
     """The seed to split a dataset with, so that no image is tested that was trained on."""
     moved = isinstance(info.layout, Folder) and info.layout.classes() == [*class_names]
-    if info.split_by_seed and (moved or info.name == origin.dataset):
+    if info.layout.split_by_seed and (moved or info.name == origin.dataset):
         return origin.split_seed
     return None
 
@@ -95,7 +95,7 @@ def _seen_last(
     if origin.split_seed is None or not (same or before or origin.training_digest):
         return Seen()
     now = list_images(tested).files
-    seed = origin.split_seed if find_dataset(dataset).split_by_seed else 0
+    seed = origin.split_seed if find_dataset(dataset).layout.split_by_seed else 0
     train = list_images(load_dataset(dataset, "train", root=root, seed=seed))
     if not before and (same or origin.training_digest == train.digest):
         trained = train.files
