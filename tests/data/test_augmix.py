@@ -226,19 +226,7 @@ def test_extreme_numbers_are_harmless():
         assert 0 <= mixed.min() <= mixed.max() <= 1 + 1e-6
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: AugMix()(torch.rand(4, 3, 8, 8), torch.rand(4, 3)),
-            r"AugMix needs numbers \[4, 35\], got \[4, 3\]",
-        ),
-        (
-            lambda: AugMix()(torch.rand(1, 3, 8, 9), torch.rand(1, 35)),
-            r"AugMix needs square images \[B, 3, s, s\], got \[1, 3, 8, 9\]",
-        ),
-    ],
-)
-def test_errors_say_what_came(call, message):
+def test_images_must_be_square():
+    message = r"AugMix needs square images \[B, 3, s, s\], got \[1, 3, 8, 9\]"
     with pytest.raises(ValueError, match=message):
-        call()
+        AugMix()(torch.rand(1, 3, 8, 9), torch.rand(1, 35))

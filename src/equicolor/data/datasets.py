@@ -163,9 +163,8 @@ def find_dataset(name: str | Path) -> DatasetInfo:
         )  # fmt: skip
     if _is_path(name):
         raise MissingDataError(f"no folder of images at {path}")
-    raise ValueError(
-        f"{unknown_dataset(str(name), [*DATASETS])} (there is no folder {path}, either)"
-    )
+    unknown = unknown_dataset(str(name), [*DATASETS])
+    raise ValueError(f"{unknown} (there is no folder {path}, either)")
 
 
 def canonical_dataset(name: str | Path) -> str:

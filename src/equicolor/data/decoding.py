@@ -119,12 +119,7 @@ class Decoded:
 
 
 def default_cache() -> Path:
-    """The default folder of decoded images, in the user's cache folder.
-
-    Example:
-        >>> default_cache().name
-        'decoded'
-    """
+    """The default folder of decoded images, in the user's cache folder."""
     return user_cache() / "decoded"
 
 
@@ -164,8 +159,7 @@ def decode(
     _checks.one_of("on_corrupt", on_corrupt, ("error", "skip"))
     if short_side is not None:
         _checks.positive_int("short_side", short_side)
-    if workers is None:
-        workers = min(cores(), 32)
+    workers = min(cores(), 32) if workers is None else workers
     _checks.positive_int("workers", workers, at_most=_checks.MOST["workers"])
     if images.pixels is not None:
         count, _, height, width = images.pixels.shape

@@ -83,14 +83,15 @@ class Epochs:
         """The images of an epoch in order, int64 ``[N]``."""
         if not self.shuffle:
             return torch.arange(self.size, device=device)
-        return permutation(self._seeds(1, device), _ORDER, epoch, self.size)[0]
+        seeds = torch.full((1,), self.seed, device=device)
+        return permutation(seeds, _ORDER, epoch, self.size)[0]
 
     def numbers(self, epoch: int, positions: Tensor, count: int) -> Tensor:
         """Uniform numbers for the images at some positions, float32 ``[B, count]``."""
         # Over all processes; more than there are images if a batch is filled.
         positions_per_epoch = len(self) * self.batch if self.shuffle else self.size
         when = epoch * positions_per_epoch + positions
-        return uniform(self._seeds(len(positions), positions.device), _AUGMENT, when, count)
+        return uniform(torch.full_like(positions, self.seed), _AUGMENT, when, count)
 
     def batches(
         self, epoch: int, count: int, device: torch.device | str = "cpu"
@@ -100,6 +101,3 @@ class Epochs:
         for step in range(len(self)):
             positions = self.positions(step, device)
             yield order[positions % self.size], self.numbers(epoch, positions, count)
-
-    def _seeds(self, count: int, device: torch.device | str) -> Tensor:
-        return torch.full((count,), self.seed, device=device)

@@ -193,11 +193,10 @@ def class_images(folder: Path, names: Sequence[str]) -> dict[str, list[str]]:
             for path in others
         )
         shown = enumerated([f"{kind} ({count:,})" for kind, count in kinds.most_common()])
+        reason = f": images end in {', '.join(SUFFIXES)}" if set(kinds) != {_NOT_FILES} else ""
         warnings.warn(
             f"the class folders of {folder} also hold {counted(len(others), 'file')} such as "
-            f"{min(others)}: {shown}. They are left out"
-            + f": images end in {', '.join(SUFFIXES)}"
-            * bool(set(kinds) - {_NOT_FILES}),
+            f"{min(others)}: {shown}. They are left out{reason}",
             stacklevel=2,
         )
     return paths
@@ -250,9 +249,7 @@ def split_classes(
     """
     selected = {}
     for name, members in paths.items():
-        numbers = {
-            path: _hashed(Path(path).relative_to(folder).as_posix(), seed) for path in members
-        }
+        numbers = {path: _hashed(Path(path).relative_to(folder), seed) for path in members}
         order = sorted(members, key=numbers.__getitem__)
         count = sum(number < share for number in numbers.values())
         test = set(order[: min(max(count, 1), len(order) - 1)])
@@ -262,10 +259,10 @@ def split_classes(
     return _contents(selected)
 
 
-def _hashed(name: str, seed: int) -> float:
-    """A number in [0, 1) that depends on the seed and the name alone."""
+def _hashed(path: Path, seed: int) -> float:
+    """A number in [0, 1) that depends on the seed and the path alone."""
     # Some file systems store an accent as a separate character: normalize the spelling.
-    spelling = os.fsencode(unicodedata.normalize("NFC", name))
+    spelling = os.fsencode(unicodedata.normalize("NFC", path.as_posix()))
     digest = hashlib.sha256(b"%d %b" % (seed, spelling)).digest()
     return int.from_bytes(digest[:6], "big") / 2**48
 

@@ -271,8 +271,7 @@ def find_corrupt(
     return tuple(problems)
 
 
-@dataclass(frozen=True)
-class Listing:
+class Listing(NamedTuple):
     """The images of a split by name, to find out later whether they have changed.
 
     ``files`` has the size of every file by its name below the dataset's folder; it is empty for

@@ -93,9 +93,9 @@ class Loader(ABC):
     ) -> None:
         self.augmentation, self.device, self.epoch = augmentation, torch.device(device), 0
         self.epochs = Epochs(size, **cut)
-        self._cuda = self.device.type == "cuda"
         # One stream for all epochs: memory used on a stream is reused only there.
-        self._stream = torch.cuda.Stream(self.device) if self._cuda else None
+        cuda = self.device.type == "cuda"
+        self._stream = torch.cuda.Stream(self.device) if cuda else None
 
     def __len__(self) -> int:
         return len(self.epochs)
@@ -135,7 +135,7 @@ class Loader(ABC):
 def _channels_last(images: Tensor) -> Tensor:
     """Images or views of images in channels_last memory."""
     flat = images.flatten(0, -4).contiguous(memory_format=torch.channels_last)
-    return flat.view(images.shape) if images.ndim > 4 else flat
+    return flat.view(images.shape)
 
 
 class ResidentLoader(Loader):
@@ -188,7 +188,7 @@ class StreamingLoader(Loader):
             sampler=self._requests,
             batch_size=None,  # a request is a whole batch
             num_workers=workers,
-            pin_memory=self._cuda,
+            pin_memory=self.device.type == "cuda",
             persistent_workers=workers > 0,
             worker_init_fn=_ignore_interrupts,
             generator=torch.Generator(),  # the global one stays as it is
@@ -207,18 +207,15 @@ class StreamingLoader(Loader):
                 yield self.augmentation.finish(crops.float() / 255, numbers), labels
 
 
-_Request = tuple[Tensor, Tensor]  # images [B] and their numbers [B, count]
-
-
 @dataclass
 class _Requests:
-    """The batches of an epoch for workers to make, in order; workers know no epoch."""
+    """The batches of an epoch for workers to make, in order: images and their numbers."""
 
     epochs: Epochs
     count: int
     epoch: int = 0
 
-    def __iter__(self) -> Iterator[_Request]:
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return self.epochs.batches(self.epoch, self.count)
 
 
@@ -244,7 +241,7 @@ class _Cutter(Dataset[_Crops | Exception]):
     skip_corrupt: bool
     fill: bool
 
-    def __getitem__(self, request: _Request) -> _Crops | Exception:
+    def __getitem__(self, request: tuple[Tensor, Tensor]) -> _Crops | Exception:
         try:
             return self._make(*request)
         except (CorruptImageError, TooSmallError, OSError) as error:

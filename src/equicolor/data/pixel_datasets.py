@@ -143,12 +143,10 @@ class Stl10(Layout):
                 f"{folder} is damaged: {path.name} holds {len(records)} images and "
                 f"{split}_y.bin {len(labels)} labels; delete them and download them again"
             )
+        labels = _checked_labels(folder / f"{split}_y.bin", labels, len(class_names))
         columns = torch.from_numpy(records).view(-1, 3, self.side, self.side)
-        return Contents(
-            torch.from_numpy(_checked_labels(folder / f"{split}_y.bin", labels, len(class_names))),
-            class_names,
-            pixels=columns.transpose(2, 3).contiguous(),
-        )
+        rows = columns.transpose(2, 3).contiguous()
+        return Contents(torch.from_numpy(labels), class_names, pixels=rows)
 
 
 def _absent_files(root: Path, folder: str, names: Iterable[str]) -> list[str]:
