@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from equicolor.models import cost, create_model
 from equicolor.nn import set_algorithm
-from equicolor.paper.experiment import Context, Experiment, Job, Scope
+from equicolor.paper.experiment import Context, Experiment, Job
 from equicolor.paper.rows import Findings
 from equicolor.reporting.html import Section
 from equicolor.reporting.progress import tracked
@@ -59,15 +59,10 @@ BEYOND: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def measure(model: str, *, input_size: int | None = None, **options: Any) -> Row:
-    """Parameters and executed multiply-accumulates of a network, dense and cyclic.
+    """Parameters and executed multiply-accumulates of a network, dense and cyclic, as a row.
 
-    Args:
-        model: a name :func:`equicolor.models.create_model` knows.
-        input_size: height and width of the image; by default the size the network is for.
-        options: of the network.
-
-    Returns:
-        A flat row; ``width`` is that of the first stage.
+    The size of the image is by default the one the network is for; ``width`` is that of the
+    first stage.
 
     Example:
         >>> row = measure("resnet44", rotations=3)
@@ -99,14 +94,7 @@ def paper_macs(network: nn.Module, input_size: int) -> int:
     torchinfo multiplies a convolution's ``weight`` and ``bias`` with the output positions,
     rotations included. Any other parameter with "weight" in its name it takes for that of a
     recurrent layer, and multiplies with batch and channels: so ``pointwise_weight`` counts
-    as if images had no pixels.
-
-    Args:
-        network: a network.
-        input_size: height and width of the image.
-
-    Returns:
-        The count for a batch of two.
+    as if images had no pixels. The count is for a batch of two.
 
     Example:
         >>> from equicolor.models import resnet44
@@ -136,23 +124,19 @@ def run() -> list[Row]:
     Returns:
         Rows of :func:`measure` with the paper's columns (None where it has none), by model.
     """
-    networks: list[tuple[str, dict[str, Any], PaperRow | None]] = [
-        (
-            paper.model,
-            {"rotations": 3 if paper.ce_stages else 1, "ce_stages": paper.ce_stages},
-            paper,
-        )
-        for paper in PAPER
-    ]
+    networks: list[tuple[str, dict[str, Any], PaperRow | None]] = []
+    for paper in PAPER:
+        options = {"rotations": 3 if paper.ce_stages else 1, "ce_stages": paper.ce_stages}
+        networks.append((paper.model, options, paper))
     networks += [(model, options, None) for model, options in BEYOND]
     networks.sort(key=lambda network: network[0])
     return [
         measure(model, **options)
         | {
-            "paper_parameters_m": paper and paper.parameters_m,
-            "paper_macs_g": paper and paper.macs_g,
+            "paper_parameters_m": published and published.parameters_m,
+            "paper_macs_g": published and published.macs_g,
         }
-        for model, options, paper in tracked(networks, "counting")
+        for model, options, published in tracked(networks, "counting")
     ]
 
 
@@ -162,8 +146,8 @@ def show(findings: Findings) -> list[Section]:
     if not rows:
         return []
     caption = "Multiply-accumulates executed for one image, against the plain network's."
-    table = report_table(rows)
-    return [Section("", headline(rows), table, plot(rows), caption, "configurations")]
+    numbers = report_table(rows)
+    return [Section("", headline(rows), numbers, plot(rows), caption, "configurations")]
 
 
 def table(rows: Iterable[Row]) -> RichTable:
@@ -175,37 +159,32 @@ def table(rows: Iterable[Row]) -> RichTable:
         result.add_column(name, justify="left" if name == "network" else "right", no_wrap=True)
     plain: dict[str, int] = {}
     for row in rows:
-        model, rotations = row["model"], row["rotations"]
-        if rotations == 1:
-            plain[model] = row["macs_dense"]
-        cells = [model, row["ce_stages"], _rotations(row)]
-        cells += [
-            row["width"],
-            f"{row['parameters'] / 1e6:.2f}M",
-            _optional(row["paper_parameters_m"]),
-        ]
-        for macs in (row["macs_dense"], row["macs_cyclic"]):
-            cells += [f"{macs / 1e9:.2f}", f"{macs / plain[model]:.1f}"]
-        result.add_row(*map(str, cells), _optional(row["paper_macs_g"]))
+        *network, paper, parameters, paper_macs, dense, cyclic = _cells(row)
+        macs = plain.setdefault(row["model"], row["macs_dense"])
+        times = [f"{row[key] / macs:.1f}" for key in ("macs_dense", "macs_cyclic")]
+        cells = [*network, f"{parameters}M", paper, dense, times[0], cyclic, times[1], paper_macs]
+        result.add_row(*cells)
     return result
 
 
 def report_table(rows: Iterable[Row]) -> Table:
     """The rows of :func:`run` for reports, the paper's columns beside ours."""
-    lines = [
-        (
-            row["model"], str(row["ce_stages"]), _rotations(row), str(row["width"]),
-            _optional(row["paper_parameters_m"]) or MISSING,
-            f"{row['parameters'] / 1e6:.2f}", _optional(row["paper_macs_g"]) or MISSING,
-            f"{row['macs_dense'] / 1e9:.2f}", f"{row['macs_cyclic'] / 1e9:.2f}",
-        )
-        for row in rows
-    ]  # fmt: skip
     columns = (
         "network", "CE stages", "rotations", "width", "M parameters, paper", "ours",
         "GMACs, paper (batch of two)", "executed, dense", "executed, cyclic",
     )  # fmt: skip
+    lines = [[cell or MISSING for cell in _cells(row)] for row in rows]
     return Table(columns, lines, "Parameters and multiply-accumulates for one image")
+
+
+def _cells(row: Row) -> list[str]:
+    """A row in words: network, parameters in millions and multiply-accumulates in billions."""
+    numbers = (
+        row["paper_parameters_m"], row["parameters"] / 1e6, row["paper_macs_g"],
+        row["macs_dense"] / 1e9, row["macs_cyclic"] / 1e9,
+    )  # fmt: skip
+    network = [row["model"], str(row["ce_stages"]), _rotations(row), str(row["width"])]
+    return network + ["" if number is None else f"{number:.2f}" for number in numbers]
 
 
 def _rotations(row: Row) -> str:
@@ -236,15 +215,10 @@ def plot(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _optional(number: float | None) -> str:
-    return "" if number is None else f"{number:.2f}"
-
-
 def headline(rows: Sequence[Row]) -> str:
     """One sentence: ResNet-18, fully equivariant, against the plain one."""
-    networks = {
-        (row["ce_stages"], row["rotations"]): row for row in rows if row["model"] == "resnet18"
-    }
+    rows = [row for row in rows if row["model"] == "resnet18"]
+    networks = {(row["ce_stages"], row["rotations"]): row for row in rows}
     plain, three, twelve = (networks[key] for key in ((0, 1), (4, 3), (4, 12)))
 
     def times(row: Row, algorithm: str) -> str:
@@ -270,10 +244,6 @@ def summary(row: Row) -> str:
     )
 
 
-def _plan(scope: Scope) -> list[Job]:
-    return [Job("configurations", "configurations", _run)]
-
-
 def _run(job: Job, context: Context) -> list[Row]:
     return run()
 
@@ -287,6 +257,6 @@ EXPERIMENT = Experiment(
     what="parameters and multiply-accumulates",
     full="seconds",
     quick="½ min",
-    plan=_plan,
+    plan=lambda scope: [Job("configurations", "configurations", _run)],
     show=show,
 )
