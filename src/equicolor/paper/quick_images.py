@@ -17,28 +17,20 @@ from filelock import FileLock
 from PIL import Image
 
 from equicolor.data import biased_colormnist, load_mnist
-from equicolor.data.colormnist import Split
 
-__all__ = ["IMAGES", "QuickImages", "quick_note", "write_images"]
+__all__ = ["IMAGES", "quick_note", "write_images"]
 
 
 class QuickImages(NamedTuple):
-    """A folder of coloured digits.
-
-    Attributes:
-        title: what it is called in print.
-        sigma: standard deviation of a digit's hue, in degrees.
-        train, test: how many images.
-        revision: to raise when the images change.
-    """
+    """A folder of coloured digits: its title, the spread of hues in degrees, numbers of images."""
 
     title: str
     sigma: float
     train: int = 600
     test: int = 200
-    revision: int = 2
 
 
+_REVISION = 2  # to raise when the images change
 IMAGES = {
     "coloured-digits": QuickImages("digits, each with its own hue (σ = 24°)", 24.0),
     "any-hue-digits": QuickImages("digits of any hue", 1e6),
@@ -63,14 +55,9 @@ def quick_note(datasets: Sequence[str]) -> str:
 
 
 def write_images(name: str, folder: Path | str) -> Path:
-    """Write a folder of coloured digits, unless it is there.
+    """Write one of :data:`IMAGES` to ``folder/name``, unless it is there; returns that path.
 
-    Args:
-        name: one of :data:`IMAGES`.
-        folder: where; the images go to ``folder/name``.
-
-    Returns:
-        The folder with ``train/`` and ``test/``, a folder for each digit in both.
+    It has ``train/`` and ``test/``, and a folder for each digit in both.
 
     Example:
         >>> place = write_images("coloured-digits", tempfile.mkdtemp())
@@ -80,23 +67,20 @@ def write_images(name: str, folder: Path | str) -> Path:
     about, place = IMAGES[name], Path(folder) / name
     place.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(place.with_name(f".{name}.lock")):  # others may start at the same time
-        done = place / f".revision-{about.revision}"
+        done = place / f".revision-{_REVISION}"
         if done.exists():
             return place
         shutil.rmtree(place, ignore_errors=True)
         partial = Path(tempfile.mkdtemp(dir=place.parent))
         digits = load_mnist(embedded=True)
         data = biased_colormnist(about.sigma, digits, train_size=about.train, test_size=about.test)
-        for split, part in (("train", data.train), ("test", data.test)):
-            _write(part, partial / split, data.class_names)
+        for split, (images, labels) in (("train", data.train), ("test", data.test)):
+            for class_name in data.class_names:
+                (partial / split / class_name).mkdir(parents=True)
+            pixels = (255 * images).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+            for index, (image, label) in enumerate(zip(pixels, labels.tolist(), strict=True)):
+                folder_of_class = partial / split / data.class_names[label]
+                Image.fromarray(image).save(folder_of_class / f"{index:04}.png")
         (partial / done.name).touch()
         partial.rename(place)
     return place
-
-
-def _write(part: Split, folder: Path, class_names: tuple[str, ...]) -> None:
-    for class_name in class_names:
-        (folder / class_name).mkdir(parents=True)
-    pixels = (255 * part.images).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
-    for index, (image, label) in enumerate(zip(pixels, part.labels.tolist(), strict=True)):
-        Image.fromarray(image).save(folder / class_names[label] / f"{index:04}.png")
