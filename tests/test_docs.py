@@ -7,10 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from equicolor.paper.classification_results import table1, table3
+from equicolor.paper.classification import table1, table3
 from equicolor.paper.colormnist import EXPERIMENTS
-from equicolor.paper.colormnist_results import tables
-from equicolor.paper.colormnist_variants import standard_error
+from equicolor.paper.colormnist_tables import (
+    biased_table,
+    gains_table,
+    longtailed_table,
+    standard_error,
+)
+from equicolor.reporting.tables import Table
 from equicolor.results import Row, read_results
 
 ROOT = Path(__file__).parents[1]
@@ -96,6 +101,14 @@ def by_draw(name: str) -> tuple[list[Row], list[Row]]:
 
 def colormnist_page() -> str:
     return (ROOT / "docs/colormnist.md").read_text()
+
+
+def tables(experiment: str, rows: list[Row]) -> list[Table]:
+    """Accuracies, and gains over the plain network where seeds tell any."""
+    if experiment == "colormnist-longtailed":
+        return [longtailed_table(rows)]
+    gained = gains_table(rows)
+    return [biased_table(rows), *([gained] if gained.rows else [])]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from equicolor.evaluation.hue_sweep import hue_shifts
-from equicolor.paper.ablation_results import figures, of_ablation, peak_table, peaks, table
+from equicolor.paper.ablations import figures, of_ablation, peak_table, peaks, table
 
 FLOWERS = "flowers102"
 ABLATIONS = ("ablation-rotations", "ablation-jitter", "ablation-cosetpool")

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from equicolor.paper.classification_results import figure_1b, hue_figure, style
+from equicolor.paper.classification import figure_1b, hue_figure, style
 from equicolor.paper.variants import by_variant
 
 

@@ -16,11 +16,17 @@ from equicolor.data import (
     load_mnist,
     longtailed_colormnist,
 )
-from equicolor.paper import colormnist_results
+from equicolor.paper import colormnist
 from equicolor.paper.colormnist import MODELS, SIGMAS
-from equicolor.paper.colormnist_figures import per_class_figure, sample_sheet, sigma_figure
-from equicolor.paper.colormnist_variants import Variant, sigma_label
+from equicolor.paper.colormnist_figures import (
+    per_class_figure,
+    sample_sheet,
+    sigma_figure,
+    style,
+)
+from equicolor.paper.colormnist_tables import sigma_label
 from equicolor.paper.rows import Findings
+from equicolor.paper.variants import Variant
 from equicolor.reporting.figures import png
 from equicolor.reporting.html import Section
 
@@ -31,8 +37,8 @@ def shown(rows: list[Row]) -> dict[str, Section]:
     """The sections of an experiment by the files of their figures."""
     experiment = rows[0]["dataset"]
     show = {
-        LONGTAILED: colormnist_results.show_longtailed,
-        BIASED: colormnist_results.show_biased,
+        LONGTAILED: colormnist.show_longtailed,
+        BIASED: colormnist.show_biased,
     }[experiment]
     return {section.file: section for section in show(Findings({experiment: rows}))}
 
@@ -44,15 +50,15 @@ def without_mnist(digits: Digits, monkeypatch: pytest.MonkeyPatch) -> None:
             raise MissingDataError("no MNIST")
         return digits
 
-    monkeypatch.setattr(colormnist_results, "load_mnist", load)
+    monkeypatch.setattr(colormnist, "load_mnist", load)
 
 
 def test_the_digits_are_those_of_the_rows(digits: Digits, without_mnist: None) -> None:
     quick = biased_rows(digits=digits.source)
-    assert colormnist_results.digits_of(quick) is digits
-    assert colormnist_results.digits_of([*biased_rows(), *quick]) is digits
-    assert colormnist_results.digits_of(biased_rows()) is None
-    assert colormnist_results.digits_of(biased_rows(digits="others")) is None
+    assert colormnist.digits_of(quick) is digits
+    assert colormnist.digits_of([*biased_rows(), *quick]) is digits
+    assert colormnist.digits_of(biased_rows()) is None
+    assert colormnist.digits_of(biased_rows(digits="others")) is None
 
 
 def test_damaged_digits_are_as_good_as_none(
@@ -65,7 +71,7 @@ def test_damaged_digits_are_as_good_as_none(
             (tmp_path / "MNIST" / "raw" / f"{split}-{kind}-ubyte").write_bytes(b"no idx")
     with pytest.raises(ValueError, match="is damaged"):
         load_mnist(embedded=False)
-    assert colormnist_results.digits_of(biased_rows()) is None
+    assert colormnist.digits_of(biased_rows()) is None
 
 
 def test_samples_of_digits_that_are_not_there_are_not_drawn(without_mnist: None) -> None:
@@ -123,7 +129,7 @@ def test_gains_are_over_the_plain_network_of_the_same_seed() -> None:
     accuracy, gains = sigma_figure(known).axes
     assert len(drawn(accuracy)) == 3
     ((color, heights),) = drawn(gains).items()
-    assert color == Variant("cecnn", "none", False).style["color"]
+    assert color == style(Variant("other", "cecnn"))["color"]
     assert heights == pytest.approx({place: 1.25 + (place == 2) for place in range(7)})
     ends = gains.containers[0].lines[2][0].get_segments()[0]
     assert np.ptp(ends[:, 1]) == pytest.approx(2 * 0.25)  # seeds gain 1 and 1.5
@@ -201,7 +207,7 @@ def test_data_drawn_for_every_seed_have_their_own_column() -> None:
         "data drawn once for all seeds", "data drawn for every seed", "", "",
     ]  # fmt: skip
     assert (len(drawn(one)), len(drawn(each))) == (3, 2)
-    assert set(drawn(each)[Variant("cecnn", "none", False).style["color"]].values()) == {50.0}
+    assert set(drawn(each)[style(Variant("other", "cecnn"))["color"]].values()) == {50.0}
     assert set(*map(dict.values, drawn(gains).values())) == {1.0}
     assert set(*map(dict.values, drawn(none).values())) == {0.0}
     (legend,) = figure.legends
@@ -258,8 +264,8 @@ def test_sample_sheets(digits: Digits) -> None:
 
 def test_jittered_and_plain_curves_can_be_told_apart() -> None:
     styles = [
-        tuple(sorted(Variant(model, augmentation, weighted).style.items()))
+        tuple(sorted(style(Variant("other", model, augmentation=augmentation)).items()))
         for model in MODELS
-        for augmentation, weighted in (("none", False), ("jitter 0.5", False), ("none", True))
+        for augmentation in ("none", "jitter 0.5", "weighted loss")
     ]
     assert len(set(styles)) == len(styles)

@@ -17,6 +17,7 @@ import torch
 
 from equicolor.data import load_mnist, longtailed_colormnist
 from equicolor.paper import demo
+from equicolor.paper.colormnist import HUE_SHIFTS
 
 # Its workers run it too, so they have the same few images, and the second network can be made
 # to wait: it must be far from done when the first one is. Workers that need not wait are forked,
@@ -157,7 +158,7 @@ def test_headline_says_by_how_much(found: demo.Demo) -> None:
 
 
 def test_shifts_of_a_third_are_where_they_should_be() -> None:
-    assert [round(360 * float(demo.HUE_SHIFTS[index])) for index in demo._THIRDS] == [-120, 120]
+    assert [round(360 * float(HUE_SHIFTS[index])) for index in demo._THIRDS] == [-120, 120]
 
 
 def test_a_workers_error_reaches_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

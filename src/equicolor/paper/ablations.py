@@ -1,87 +1,416 @@
 """The paper's ablations (appendix D): number of rotations, strength of jitter, coset pooling.
 
 Their rows are those of the classification experiment, with other numbers of rotations, other
-strengths of hue jitter or another pooling; see :mod:`.recipe_names` for the names.
+strengths of hue jitter or another pooling; :func:`.image_jobs.named_recipe` has the names.
+Networks that were trained otherwise than in the paper, or than others, have panels of their own,
+whose titles say how.
 """
 
 import functools
-from collections.abc import Callable
+import itertools
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from equicolor.evaluation.evaluate import PREFIX
+from equicolor.evaluation.figures import ACTION_NAMES, Curve, hue_panels
 from equicolor.evaluation.hue_sweep import ACTIONS
-from equicolor.paper import ablation_results, image_jobs
+from equicolor.paper import image_jobs
+from equicolor.paper.classification import accuracy_cells, mean_curve, title
 from equicolor.paper.experiment import Experiment, Job, Scope
-from equicolor.paper.recipe_names import named_recipe
-from equicolor.paper.variants import all_stages
+from equicolor.paper.quick_images import quick_note
+from equicolor.paper.rows import Findings, alike, deviations, identity, titled
+from equicolor.paper.variants import (
+    PAPER_DATASET,
+    Variant,
+    all_stages,
+    by_variant,
+    dataset_title,
+    datasets_of,
+    figure_file,
+    shared_setting,
+    variant_of,
+)
+from equicolor.reporting.html import Section
+from equicolor.reporting.tables import MISSING, Table, mean_and_std
+from equicolor.results import Row
 from equicolor.training.recipes import default_recipe
 
-__all__ = ["COSETPOOL", "JITTER", "ROTATIONS"]
+__all__ = [
+    "COSETPOOL", "JITTER", "ROTATIONS", "figures", "of_ablation", "peak_table", "peaks",
+    "rows_shown", "table",
+]  # fmt: skip
 
+_ROTATIONS, _JITTER, _POOLING = "ablation-rotations", "ablation-jitter", "ablation-cosetpool"
 _ORDERS, _QUICK_ORDERS = (*range(1, 11), 12), (1, 3, 6)
 _STRENGTHS, _QUICK_STRENGTHS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5), (0.0, 0.1, 0.5)
+_MARKERS = "osD^vPX<>hd"
+# The HSV curve is drawn later, with gaps, so that the RGB curve shows where they coincide.
+_LIFTINGS: Mapping[str, Mapping[str, Any]] = {
+    "rgb": {"color": "#0072b2", "marker": "o"},
+    "hsv": {"color": "#d55e00", "marker": "s", "linestyle": "--", "markerfacecolor": "none"},
+}
+_PLAIN_STYLE = ("#d55e00", "s", "plain network")
+_POOL_STYLES = {
+    "max": ("#0072b2", "o", "coset max pooling"),
+    "avg": ("#009e73", "D", "coset average pooling"),
+    "none": ("#cc79a7", "X", "flattened"),
+}
 
-# The names of an ablation's networks, of the one that is equivariant in all stages.
-_Networks = Callable[[str, bool], list[str]]
-
-
-def _rotations(full: str, quick: bool) -> list[str]:
-    orders = _QUICK_ORDERS if quick else _ORDERS
-    return [f"{lifting}-{order}" for order in orders for lifting in ("rgb", "hsv")]
-
-
-def _jitter(full: str, quick: bool) -> list[str]:
-    strengths = _QUICK_STRENGTHS if quick else _STRENGTHS
-    return [f"{name}+jitter-{turns:g}" for turns in strengths for name in ("baseline", full)]
-
-
-def _cosetpool(full: str, quick: bool) -> list[str]:
-    return ["baseline", full, f"{full}+flatten", f"{full}+avg"]
+Groups = Mapping[Variant, Sequence[Row]]
+Settings = Mapping[str, Groups]  # groups by how they were trained, in words
 
 
-def _plan(scope: Scope, networks: _Networks, actions: tuple[str, ...] = ()) -> list[Job]:
+def _plan(scope: Scope, experiment: str) -> list[Job]:
     jobs = []
+    actions = ACTIONS if experiment == _ROTATIONS else ()
     for dataset in image_jobs.main_datasets(scope):
         place = image_jobs.place(dataset, scope)
         full = f"ce-{all_stages(default_recipe(place).model)}"
-        names = [named_recipe(name, place).name for name in networks(full, scope.quick)]
-        jobs += image_jobs.training_jobs(dataset, names, scope, actions)
+        networks = {
+            _ROTATIONS: [
+                f"{lifting}-{order}"
+                for order in (_QUICK_ORDERS if scope.quick else _ORDERS)
+                for lifting in ("rgb", "hsv")
+            ],
+            _JITTER: [
+                f"{name}+jitter-{turns:g}"
+                for turns in (_QUICK_STRENGTHS if scope.quick else _STRENGTHS)
+                for name in ("baseline", full)
+            ],
+            _POOLING: ["baseline", full, f"{full}+flatten", f"{full}+avg"],
+        }
+        jobs += image_jobs.training_jobs(dataset, networks[experiment], scope, actions)
     return jobs
 
 
-_ablation = functools.partial(
-    Experiment,
-    paper="App. D",
-    data=("flowers102",),
-    options=("datasets", "seeds", "epochs", "size"),
-)
+def _show(findings: Findings, experiment: str) -> list[Section]:
+    sections = []
+    for dataset, rows in _comparable(experiment, findings).items():
+        heading, note = dataset_title(dataset), quick_note([dataset])
+        its_table = table(experiment, rows, dataset)
+        for name, figure in figures(experiment, rows, dataset).items():
+            if name != experiment:
+                heading += ": accuracy over the number of rotations, and heights of peaks"
+                note, its_table = "", peak_table(rows, dataset)
+            file = figure_file(name, dataset)
+            sections.append(Section(heading, note, its_table, figure, _CAPTIONS[name], file))
+    return sections
+
+
+def rows_shown(experiment: str, findings: Findings) -> list[Row]:
+    """The rows that an ablation shows, most of them those of other experiments."""
+    comparable = _comparable(experiment, findings)
+    return [
+        row
+        for dataset, rows in comparable.items()
+        for row in _rows(of_ablation(experiment, rows, dataset))
+    ]
+
+
+def _comparable(experiment: str, findings: Findings) -> dict[str, list[Row]]:
+    """An ablation's own rows and others trained like them, by dataset.
+
+    An ablation without rows takes those of the tables, for the paper's dataset.
+    """
+    trained, own = findings.trained, findings.of(experiment)
+    identities = {identity(row) for row in own}
+    comparable = {}
+    for dataset in datasets_of(own or [r for r in trained if r["dataset"] == PAPER_DATASET]):
+        rows = [row for row in trained if row["dataset"] == dataset]
+        ways = [deviations(row) for row in rows if identity(row) in identities]
+        same = [row for row in rows if deviations(row) in ways]
+        comparable[dataset] = same if own else alike(rows)
+    return comparable
+
+
+def of_ablation(experiment: str, rows: Sequence[Row], dataset: str) -> dict[Variant, list[Row]]:
+    """The rows that belong to an ablation, in the order of its table; each training apart."""
+    members = [
+        row for row in rows if row["dataset"] == dataset and _belongs(experiment, variant_of(row))
+    ]
+    groups = by_variant(members)
+
+    def rank(variant: Variant) -> tuple[Any, ...]:
+        network = variant.kind, variant.lifting, variant.rotations
+        return variant.setting, *network, variant.pool != "max", variant.pool, _strength(variant)
+
+    return {variant: groups[variant] for variant in sorted(groups, key=rank)}
+
+
+def _belongs(experiment: str, variant: Variant) -> bool:
+    """Whether a network is plain, or wholly equivariant and within what an ablation varies."""
+    plain = variant.kind == "baseline"
+    if variant.gray or not (plain or (variant.kind == "ce" and variant.full)):
+        return False
+    if experiment == _JITTER:
+        kind, *others = variant.augmentation.split(" + ")
+        jittered = not others and (kind == "none" or kind.startswith("jitter "))
+        return jittered and variant.in_paper
+    if variant.augmentation != "none":
+        return False
+    if experiment == _ROTATIONS:
+        return variant.pool == "max"
+    return plain or (variant.rotations, variant.lifting) == (3, "rgb")
+
+
+def _strength(variant: Variant) -> float:
+    """The strength of a variant's hue jitter in turns."""
+    return 0.0 if variant.augmentation == "none" else float(variant.augmentation.split()[1])
+
+
+def _rows(groups: Groups) -> list[Row]:
+    return [row for group in groups.values() for row in group]
+
+
+def table(experiment: str, rows: Sequence[Row], dataset: str) -> Table:
+    """The numbers of an ablation, beside the paper's where it gives any."""
+    groups = of_ablation(experiment, rows, dataset)
+    means = {ACTION_NAMES[action]: f"{PREFIX[action]}_mean" for action in ACTIONS[1:]}
+    swept = {
+        name: key
+        for name, key in means.items()
+        if experiment == _ROTATIONS and _values(_rows(groups), key)
+    }
+    lines = [
+        (
+            variant.name,
+            *accuracy_cells(group, dataset, variant),
+            *(mean_and_std(_values(group, key)) for key in swept.values()),
+            str(len(group)),
+        )
+        for variant, group in groups.items()
+    ]
+    of_paper = "original, paper", "HSV shifts, paper"
+    both = of_paper[0], "original, ours", of_paper[1], "HSV shifts, ours"
+    columns = ("network", *both, *swept, "seeds")
+    return Table(columns, lines, title(_rows(groups), dataset)).without_empty(of_paper)
+
+
+def _values(rows: Sequence[Row], key: str) -> list[Any]:
+    return [row[key] for row in rows if row.get(key) is not None]
+
+
+def peaks(curve: Sequence[float], rotations: int) -> list[float] | None:
+    """The accuracy at the hue shifts of a group, each angle once.
+
+    Args:
+        curve: accuracy over equally spaced shifts of -0.5 to 0.5 turns, both ends included.
+        rotations: the order of the group.
+
+    Returns:
+        None if the shifts do not include the group's angles.
+
+    Example:
+        >>> peaks([1.0, 5.0, 2.0, 9.0, 3.0, 5.0, 1.0], 3)
+        [5.0, 9.0, 5.0]
+    """
+    intervals = len(curve) - 1
+    heights = [
+        height
+        for index, height in enumerate(curve)
+        # A shift of index / intervals - 1/2 turns is a multiple of 1 / rotations.
+        if rotations * (2 * index - intervals) % (2 * intervals) == 0
+    ]
+    if len(heights) < rotations:
+        return None
+    return heights[:rotations]  # both ends are half a turn
+
+
+def peak_table(rows: Sequence[Row], dataset: str) -> Table:
+    """How far the peaks of the hue curves differ in height, for every lifting and action.
+
+    Theory says: not at all under the action a network lifts with.
+    """
+    groups = of_ablation(_ROTATIONS, rows, dataset)
+    lines = []
+    for variant, group in groups.items():
+        cells = [_span(group, f"{PREFIX[action]}_curve", variant.rotations) for action in ACTIONS]
+        if variant.rotations > 1 and any(cell != MISSING for cell in cells):
+            setting = f" ({variant.setting})" if variant.setting else ""
+            lines.append((variant.lifting.upper() + setting, str(variant.rotations), *cells))
+    words = "Accuracy at the group's own hue shifts: lowest to highest peak, in percent"
+    setting = shared_setting(_rows(groups), beside_paper=True)
+    columns = ("lifting", "rotations", *(ACTION_NAMES[action] for action in ACTIONS))
+    return Table(columns, lines, f"{words}; {setting}" if setting else words)
+
+
+def _span(group: Sequence[Row], key: str, rotations: int) -> str:
+    """The lowest and the highest peak, means over seeds."""
+    curves = [peaks(curve, rotations) for curve in _values(group, key)]
+    heights = [curve for curve in curves if curve]
+    if not heights:
+        return MISSING
+    low, high = (statistics.fmean(map(end, heights)) for end in (min, max))
+    return f"{low:.1f} to {high:.1f}"
+
+
+def figures(experiment: str, rows: Sequence[Row], dataset: str) -> dict[str, Figure]:
+    """The figures of an ablation by the names of their files; empty if no row has a hue curve."""
+    groups = of_ablation(experiment, [row for row in rows if row.get("hue_curve")], dataset)
+    if not groups:
+        return {}
+    shared = shared_setting(_rows(groups))
+    settings: dict[str, dict[Variant, Sequence[Row]]] = {}
+    for variant, group in groups.items():
+        words = ", ".join(filter(None, (shared, variant.setting)))
+        settings.setdefault(words, {})[variant] = group
+    return {name: draw(settings) for name, draw in _FIGURES[experiment].items()}
+
+
+def _shade(value: float, values: Sequence[float]) -> dict[str, Any]:
+    """Colour and marker of one of some ordered curves."""
+    place = values.index(value)
+    color = matplotlib.colormaps["viridis"](0.82 * place / max(1, len(values) - 1))
+    return {"color": matplotlib.colors.to_hex(color), "marker": _MARKERS[place % len(_MARKERS)]}
+
+
+def _rotation_curves(settings: Settings) -> Figure:
+    """A panel for each action and lifting, a curve for each number of rotations."""
+    orders = _orders(settings)
+    panels: dict[str, list[Curve]] = {}
+    for (setting, groups), action, lifting in itertools.product(
+        settings.items(), ACTIONS, _LIFTINGS
+    ):
+        key = f"{PREFIX[action]}_curve"
+        exact = " (exact)" if lifting == action else ""
+        panel = titled(f"{lifting.upper()} lifting, {ACTION_NAMES[action]}{exact}", setting)
+        for variant, group in groups.items():
+            swept = [row for row in group if row.get(key)]
+            if swept and variant.lifting in ("", lifting):
+                style = _shade(variant.rotations, orders)
+                curve = mean_curve(swept, key, f"n = {variant.rotations}", style)
+                panels.setdefault(panel, []).append(curve)
+    return hue_panels(panels)
+
+
+def _orders(settings: Settings) -> list[int]:
+    return sorted({variant.rotations for groups in settings.values() for variant in groups})
+
+
+def _accuracy_over_rotations(settings: Settings) -> Figure:
+    """Accuracy over the number of rotations, on original and on shifted images."""
+    measures = {"original": "original images"}
+    for action in ACTIONS:
+        shifts = ACTION_NAMES[action].replace("shift", "shifts").replace("rotation", "rotations")
+        measures[f"{PREFIX[action]}_mean"] = f"mean over {shifts}"
+    rows = [row for groups in settings.values() for row in _rows(groups)]
+    measures = {key: name for key, name in measures.items() if _values(rows, key)}
+    size = 3.3 * len(measures) + 0.4, 3.0 * len(settings) + 0.3
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(len(settings), len(measures), sharey=True, squeeze=False)
+    for line, (setting, groups) in zip(grid, settings.items(), strict=True):
+        for axes, (key, name) in zip(line, measures.items(), strict=True):
+            _draw_over_rotations(axes, groups, key)
+            axes.set_title(titled(name, setting, width=36), fontsize=10)  # narrow panels
+            axes.set_xticks(_orders(settings))
+            axes.grid(alpha=0.3)
+        line[0].set_ylabel("test accuracy, %")
+    grid[0, 0].legend(frameon=False, fontsize=9)
+    figure.supxlabel("rotations; 1 is the plain network", fontsize=10)
+    return figure
+
+
+def _draw_over_rotations(axes: Axes, groups: Groups, key: str) -> None:
+    for lifting, style in _LIFTINGS.items():
+        points = {
+            variant.rotations: values
+            for variant, group in groups.items()
+            if (values := _values(group, key)) and variant.lifting in ("", lifting)
+        }
+        axes.errorbar(
+            list(points),
+            [statistics.fmean(values) for values in points.values()],
+            [statistics.stdev(v) if len(v) > 1 else 0.0 for v in points.values()],
+            capsize=2, label=f"{lifting.upper()} lifting", **style,
+        )  # fmt: skip
+
+
+def _jitter_curves(settings: Settings) -> Figure:
+    """The paper's figure on jitter: equivariant and plain, a curve for each strength."""
+    strengths = sorted({_strength(variant) for groups in settings.values() for variant in groups})
+    panels: dict[str, list[Curve]] = {}
+    for (setting, groups), kind in itertools.product(settings.items(), ("ce", "baseline")):
+        for variant in (variant for variant in groups if variant.kind == kind):
+            turns = _strength(variant)
+            style = _shade(turns, strengths)
+            curve = mean_curve(groups[variant], "hue_curve", f"jitter {turns:g}", style)
+            panels.setdefault(titled(variant.network_name, setting), []).append(curve)
+    return hue_panels(panels)
+
+
+def _pooling_curves(settings: Settings) -> Figure:
+    """The paper's figure on pooling: a curve for each end of the equivariant part."""
+    panels = {}
+    for setting, groups in settings.items():
+        curves = []
+        for variant, group in groups.items():
+            look = _POOL_STYLES[variant.pool] if variant.kind == "ce" else _PLAIN_STYLE
+            color, marker, label = look
+            style = {"color": color, "marker": marker}
+            curves.append(mean_curve(group, "hue_curve", label, style))
+        full = min(groups, key=lambda variant: (variant.kind != "ce", variant.pool != "max"))
+        panels[titled(full.network_name, setting)] = curves
+    return hue_panels(panels, width=7.4)
+
+
+# By the names of files.
+_FIGURES: Mapping[str, Mapping[str, Callable[[Settings], Figure]]] = {
+    _ROTATIONS: {
+        _ROTATIONS: _rotation_curves,
+        f"{_ROTATIONS}-accuracy": _accuracy_over_rotations,
+    },
+    _JITTER: {_JITTER: _jitter_curves},
+    _POOLING: {_POOLING: _pooling_curves},
+}
+_CAPTIONS = {
+    _ROTATIONS: "Accuracy over the hue shift, for both liftings and three kinds of hue shift. "
+    "Where a panel says exact, theory promises peaks of equal height.",
+    f"{_ROTATIONS}-accuracy": "Accuracy over the number of rotations at about equal parameters.",
+    _JITTER: "Accuracy over the hue shift, for training with hue jitter of different strengths.",
+    _POOLING: "Accuracy over the hue shift, for different ends of the equivariant part.",
+}
+
+
+def _ablation(name: str, **fields: Any) -> Experiment:
+    return Experiment(
+        id=name,
+        paper="App. D",
+        plan=functools.partial(_plan, experiment=name),
+        show=functools.partial(_show, experiment=name),
+        data=("flowers102",),
+        options=("datasets", "seeds", "epochs", "size"),
+        **fields,
+    )
+
+
 ROTATIONS = _ablation(
-    id="ablation-rotations",
+    _ROTATIONS,
     title="Number of rotations",
     finding="More rotations make more peaks and a higher accuracy. Under rotations that are "
     "clipped to the RGB cube the peaks differ in height; without clipping they are equal.",
     what="1 to 12 rotations, both liftings, three kinds of hue shift",
     full="4 h",
     quick="2 min",
-    plan=functools.partial(_plan, networks=_rotations, actions=ACTIONS),
-    show=ablation_results.show_rotations,
 )
 JITTER = _ablation(
-    id="ablation-jitter",
+    _JITTER,
     title="Strength of hue jitter",
     finding="A little jitter (0.1) already helps the equivariant network everywhere; beyond 0.2 "
     "its curve is flat. The plain network's single peak only widens.",
     what="plain and equivariant networks with hue jitter of 0 to 0.5 turns",
     full="1 h a seed",
     quick="1 min",
-    plan=functools.partial(_plan, networks=_jitter),
-    show=ablation_results.show_jitter,
 )
 COSETPOOL = _ablation(
-    id="ablation-cosetpool",
+    _POOLING,
     title="Coset pooling",
     finding="Without pooling the equivariant network behaves like the plain one.",
     what="the rotations pooled, averaged or flattened",
     full="25 min a seed",
     quick="1 min",
-    plan=functools.partial(_plan, networks=_cosetpool),
-    show=ablation_results.show_pooling,
 )

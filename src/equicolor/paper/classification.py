@@ -1,17 +1,75 @@
-"""Image classification: Tables 1 and 3, Figure 1b."""
+"""Image classification: Tables 1 and 3, Figure 1b and the hue curves of every dataset.
 
+A line of a table is one network trained one way: mean ± standard deviation over seeds, beside
+the paper's number. Lines of the paper that were not run here have a dash; networks that the
+paper does not have (other numbers of rotations, HSV lifting, grey input) follow those it has,
+within the same augmentation.
+
+Training that differs from the paper is named: in the title, if all rows share it; else in the
+line, which then has no number of the paper.
+"""
+
+import csv
+import functools
+import statistics
+from collections.abc import Callable, Sequence
+from importlib import resources
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from equicolor._text import counted
+from equicolor.evaluation.figures import Curve, hue_panels
+from equicolor.evaluation.hue_sweep import hue_shifts
 from equicolor.paper import image_jobs
-from equicolor.paper.classification_results import show
 from equicolor.paper.experiment import Experiment, Job, Scope
+from equicolor.paper.quick_images import quick_note
+from equicolor.paper.rows import Findings, alike, titled
+from equicolor.paper.variants import (
+    AUGMENTATIONS,
+    PAPER_DATASET,
+    Variant,
+    all_stages,
+    by_variant,
+    dataset_title,
+    datasets_of,
+    shared_setting,
+)
+from equicolor.reporting.html import Section
+from equicolor.reporting.tables import MISSING, Table, mean_and_std
+from equicolor.results import Row
 
-__all__ = ["EXPERIMENT", "plan"]
+__all__ = [
+    "EXPERIMENT", "accuracy_cells", "figure_1b", "headline", "hue_figure", "mean_curve",
+    "paper_numbers", "plan", "show", "style", "table1", "table3", "title",
+]  # fmt: skip
 
 _QUICK_NETWORKS = ("baseline", "gray", "ce-2", "ce-4", "hsv-6", "baseline+jitter", "ce-4+jitter")
-
 _DATASETS = (
     "flowers102", "cifar10", "cifar100", "stl10", "oxford_pet", "caltech101", "stanford_cars",
     "imagenet",
 )  # fmt: skip
+_TEST_SETS = ("original", "hue_mean")
+_HYBRID = 2  # equivariant stages of the hybrid in the paper's Table 1
+_STYLES = {"baseline": ("#d55e00", "s"), "ciconv": ("#e69f00", "^"), "other": ("#a65628", "p")}
+_GRAY = "#7a7a7a"
+# Equivariant networks: by lifting and rotations if all stages are, else by the stages.
+_FULL_STYLES = {
+    ("rgb", 3): ("#0072b2", "o"),
+    ("rgb", 6): ("#5e4fa2", "d"),
+    ("rgb", 12): ("#c2185b", "*"),
+    ("hsv", 3): ("#cc79a7", "h"),
+    ("hsv", 6): ("#009e73", "D"),
+    ("hsv", 12): ("#000000", "X"),
+}
+_HYBRID_STYLES = {1: ("#56b4e9", "<"), 2: ("#3a9bdc", ">"), 3: ("#2a5d8f", "P")}
+_DASHES = {"none": "-", "jitter 0.5": "--", "augmix": ":"}
+_PANELS = {
+    "none": "no colour augmentation",
+    "jitter 0.5": "trained with hue jitter",
+    "augmix": "trained with AugMix",
+}
 
 
 def plan(scope: Scope) -> list[Job]:
@@ -22,6 +80,275 @@ def plan(scope: Scope) -> list[Job]:
         for dataset in image_jobs.datasets_on_disk(scope)
         for job in image_jobs.training_jobs(dataset, networks, scope, scope.actions)
     ]
+
+
+def show(findings: Findings) -> list[Section]:
+    """Two sections a dataset: Table 1 with Figure 1b, and Table 3 with the curves of all."""
+    rows = [row for row in findings.of("classification") if "original" in row]
+    datasets = datasets_of(rows)
+    sections = []
+    for dataset in datasets:
+        name = dataset_title(dataset)
+        # Figure 1b is of the paper's dataset; without it, of the others.
+        drawn = dataset == PAPER_DATASET or PAPER_DATASET not in datasets
+        figure = figure_1b(rows, dataset) if drawn else None
+        infix = "" if dataset == PAPER_DATASET else f"{dataset}-"
+        sections += [
+            Section(
+                name,
+                "\n\n".join(filter(None, (quick_note([dataset]), headline(rows, dataset)))),
+                table1(rows, dataset),
+                figure,
+                "As the paper's Figure 1b: accuracy over the hue shift of the test images.",
+                "" if figure is None else f"classification-{infix}fig1b",
+            ),
+            Section(
+                f"{name}: all networks",
+                "",
+                table3(rows, dataset),
+                curves := hue_figure(rows, dataset),
+                "All networks, a panel for each augmentation (paper, appendix C).",
+                "" if curves is None else f"classification-{dataset}",
+            ),
+        ]
+    return sections
+
+
+@functools.cache
+def paper_numbers() -> dict[tuple[str, Variant, str], str]:
+    """The published accuracies of Table 3, by dataset, variant and test set.
+
+    The test sets are ``"original"`` and ``"hue_mean"``, the mean over hue shifts. ImageNet was
+    trained once, so it has no deviation.
+
+    Example:
+        >>> paper_numbers()["flowers102", Variant("baseline", "resnet18"), "hue_mean"]
+        '13.41 ± 0.34'
+    """
+    text = resources.files("equicolor.paper").joinpath("paper_classification.csv").read_text()
+    numbers = {}
+    for line in csv.DictReader(text.splitlines()):
+        dataset = line["dataset"].replace("oxford-iiit-pet", "oxford_pet").replace("-", "_")
+        network = "resnet44" if dataset.startswith("cifar") else "resnet18"
+        kind, _, stages = line["model"].partition("-")
+        variant = Variant(kind, network)
+        if kind == "ceconv":  # without a number, as with AugMix, all stages
+            variant = Variant("ce", network, 3, "rgb", int(stages or all_stages(network)))
+        augmentation = "jitter 0.5" if line["augmentation"] == "jitter" else line["augmentation"]
+        test_set = "original" if line["test_set"] == "original" else "hue_mean"
+        deviation = f" ± {float(line['std']):.2f}" if line["std"] else ""
+        key = dataset, variant._replace(augmentation=augmentation), test_set
+        numbers[key] = f"{float(line['accuracy']):.2f}{deviation}"
+    return numbers
+
+
+def accuracy_cells(group: Sequence[Row], dataset: str, variant: Variant) -> list[str]:
+    """Accuracy of the paper and of ours on original images, and both on hue-shifted ones."""
+    cells = []
+    for test_set in _TEST_SETS:
+        values = [row[test_set] for row in group if row.get(test_set) is not None]
+        paper = paper_numbers().get((dataset, variant, test_set), MISSING)
+        cells += [paper, mean_and_std(values)]
+    return cells
+
+
+def table1(rows: Sequence[Row], dataset: str) -> Table:
+    """Table 1 for one dataset: networks and augmentations, paper and ours side by side.
+
+    Of the hybrids it has the one with two equivariant stages, as the paper; :func:`table3`
+    has them all.
+
+    Example:
+        >>> row = {"model": "resnet18", "dataset": "flowers102", "augmentation": "none",
+        ...        "epochs": 200, "seed": 0, "original": 67.0, "hue_mean": 13.0}
+        >>> table1([row], "flowers102").rows[0]
+        ('ResNet-18', '66.79 ± 0.89', '67.00', '13.41 ± 0.34', '13.00', '1')
+    """
+
+    def listed(variant: Variant) -> bool:
+        return variant.kind != "ce" or variant.full or variant.ce_stages == _HYBRID
+
+    return _table(rows, dataset, "Table 1", listed)
+
+
+def table3(rows: Sequence[Row], dataset: str) -> Table:
+    """Table 3 for one dataset: accuracy by the number of equivariant stages.
+
+    Example:
+        >>> row = {"model": "ce_resnet44", "rotations": 3, "ce_stages": 1, "dataset": "cifar10",
+        ...        "epochs": 30, "seed": 0, "original": 90.0, "hue_mean": 88.0}
+        >>> table3([row], "cifar10").title
+        'Table 3, CIFAR-10: accuracy in percent; ours: 30 epochs instead of 200'
+        >>> table3([row], "cifar10").rows[2]
+        ('CE-ResNet-44-1', '1', '94.06 ± 0.09', '90.00', '91.93 ± 0.14', '88.00', '1')
+    """
+
+    def listed(variant: Variant) -> bool:
+        return variant.kind == "ce" or not variant.gray
+
+    return _table(rows, dataset, "Table 3", listed, stages=True)
+
+
+def _table(
+    rows: Sequence[Row],
+    dataset: str,
+    name: str,
+    listed: Callable[[Variant], bool],
+    *,
+    stages: bool = False,
+) -> Table:
+    rows = [row for row in rows if row["dataset"] == dataset]
+    groups = by_variant(rows)
+    published = {variant for place, variant, _ in paper_numbers() if place == dataset}
+    lines = []
+    for variant in sorted(groups.keys() | published, key=lambda variant: variant.rank):
+        if listed(variant):
+            group = groups.get(variant, [])
+            cells = [variant.name, *[str(variant.ce_stages)] * stages]
+            cells += accuracy_cells(group, dataset, variant)
+            lines.append((*cells, str(len(group)) if group else MISSING))
+    of_paper = "original, paper", "hue-shifted, paper"
+    columns = ["network", *["CE stages"] * stages]
+    columns += [of_paper[0], "original, ours", of_paper[1], "hue-shifted, ours", "seeds"]
+    table = Table(columns, lines, f"{name}, {title(rows, dataset)}")
+    return table.without_empty(of_paper)
+
+
+def title(rows: Sequence[Row], dataset: str) -> str:
+    """The title of a table: dataset, measure, and how all of ours differ from the paper."""
+    ours = shared_setting(rows, beside_paper=True)
+    return f"{dataset_title(dataset)}: accuracy in percent" + (f"; ours: {ours}" if ours else "")
+
+
+def headline(rows: Sequence[Row], dataset: str) -> str:
+    """Our most robust network of a dataset, for each kind of augmentation, in words.
+
+    The paper's highest numbers stand beside it if the network was trained as in the paper.
+    """
+    rows = [row for row in rows if row["dataset"] == dataset]
+    groups, ours = by_variant(rows), shared_setting(rows, beside_paper=True)
+    name = dataset_title(dataset) + (f" ({ours})" if ours else "")
+    sentences = []
+    for kind in ("without augmentation", "with AugMix", "with colour augmentation"):
+        means = {
+            variant: [statistics.fmean(row[key] for row in group) for key in _TEST_SETS]
+            for variant, group in groups.items()
+            if _augmentation_kind(variant) == kind
+            and all(row.get(key) is not None for row in group for key in _TEST_SETS)
+        }
+        if not means:
+            continue
+        best = max(means, key=lambda variant: means[variant][1])
+        original, shifted = means[best]
+        published = [
+            [
+                float(number.partition(" ")[0])
+                for (place, variant, test_set), number in paper_numbers().items()
+                if (place, test_set, _augmentation_kind(variant)) == (dataset, key, kind)
+            ]
+            for key in _TEST_SETS
+        ]
+        paper = ""
+        if all(published) and not best.setting:
+            highest = " and ".join(f"{max(values):.1f}" for values in published)
+            paper = f"; the paper's highest are {highest}"
+        sentences.append(
+            f"{best.name} reaches {original:.1f} % and {shifted:.1f} % when hues "
+            f"are shifted ({kind}{paper})"
+        )
+    if not sentences:
+        return f"{name}: {counted(len(groups), 'network')}, none of them swept over hues."
+    return f"{name}: {'. '.join(sentences)}."
+
+
+def _augmentation_kind(variant: Variant) -> str:
+    if variant.augmentation == "none":
+        return "without augmentation"
+    colours = "jitter" in variant.augmentation or "augmix full" in variant.augmentation
+    return "with colour augmentation" if colours else "with AugMix"
+
+
+def style(variant: Variant) -> dict[str, Any]:
+    """Colour and marker for the network, grey for grey input, dashes for the augmentation."""
+    if variant.kind != "ce":
+        color, marker = _STYLES[variant.kind]
+    elif variant.full:
+        color, marker = _FULL_STYLES.get((variant.lifting, variant.rotations), _STYLES["other"])
+    else:
+        color, marker = _HYBRID_STYLES.get(variant.ce_stages, _STYLES["other"])
+    if variant.gray:
+        color, marker = _GRAY, "v" if variant.kind == "baseline" else marker
+    return {
+        "color": color,
+        "marker": marker,
+        "linestyle": _DASHES.get(variant.augmentation, "-."),
+        "markerfacecolor": color if variant.augmentation == "none" else "white",
+    }
+
+
+def figure_1b(rows: Sequence[Row], dataset: str = PAPER_DATASET) -> Figure | None:
+    """The paper's Figure 1b: plain, grey and equivariant networks, with and without jitter.
+
+    Our networks of the most rotations with HSV lifting stand beside them. Rows trained the
+    paper's way are shown or, if there are none, those trained like most. None if no row of the
+    dataset has a hue curve.
+    """
+    swept = alike(_swept(rows, dataset))
+    groups = by_variant(swept)
+    most = max((variant.rotations for variant in groups if variant.lifting == "hsv"), default=0)
+
+    def shown(variant: Variant) -> bool:
+        if variant.setting or variant.augmentation not in AUGMENTATIONS[:2]:
+            return False
+        if variant.gray:
+            return (variant.kind, variant.augmentation) == ("baseline", "none")
+        if variant.kind == "ce":
+            ours = (variant.lifting, variant.rotations) == ("hsv", most)
+            return variant.full and (variant.in_paper or ours)
+        return variant.kind == "baseline"
+
+    curves = [
+        mean_curve(group, "hue_curve", variant.name, style(variant))
+        for variant, group in groups.items()
+        if shown(variant)
+    ]
+    panel = titled(dataset_title(dataset), shared_setting(swept))
+    return hue_panels({panel: curves}, width=8.0) if curves else None
+
+
+def hue_figure(rows: Sequence[Row], dataset: str) -> Figure | None:
+    """The hue curves of all networks trained on a dataset, a panel for each augmentation.
+
+    Curves are means over seeds, with a band of one standard deviation. None if no row of the
+    dataset has a hue curve.
+    """
+    panels: dict[str, list[Curve]] = {}
+    swept = _swept(rows, dataset)
+    setting = shared_setting(swept)
+    for variant, group in by_variant(swept).items():
+        words, label = "trained otherwise", variant.name
+        if variant.augmentation in _PANELS:  # the panel's title says which
+            words = _PANELS[variant.augmentation]
+            label = variant._replace(augmentation="none").name
+        panel = titled(dataset_title(dataset), words, setting)
+        curve = mean_curve(group, "hue_curve", label, style(variant))
+        panels.setdefault(panel, []).append(curve)
+    return hue_panels(panels) if panels else None
+
+
+def _swept(rows: Sequence[Row], dataset: str) -> list[Row]:
+    """The rows of a dataset that have hue curves."""
+    return [row for row in rows if row["dataset"] == dataset and row.get("hue_curve")]
+
+
+def mean_curve(group: Sequence[Row], key: str, label: str, style: dict[str, Any]) -> Curve:
+    """The mean over seeds, with the standard deviation."""
+    shifts = [hue_shifts(row.get("shifts") or len(row[key])).tolist() for row in group]
+    # Rows that were swept over other shifts than the first cannot be averaged with it.
+    same = [row[key] for row, turns in zip(group, shifts, strict=True) if turns == shifts[0]]
+    values = np.array(same)
+    deviation = values.std(0, ddof=1).tolist() if len(values) > 1 else ()
+    return Curve(label, shifts[0], values.mean(0).tolist(), deviation, style)
 
 
 EXPERIMENT = Experiment(

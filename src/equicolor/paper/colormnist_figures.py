@@ -6,7 +6,7 @@ Ito's, which the colour-blind can tell apart; markers and dashes repeat what the
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,29 +15,47 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import ScaledTranslation
 
 from equicolor.data import ColorMNIST
-from equicolor.paper.colormnist_variants import (
-    REDRAWN,
+from equicolor.evaluation import hue_shifts
+from equicolor.evaluation.figures import Curve, hue_panels
+from equicolor.paper.colormnist_tables import (
     Cells,
-    Variant,
-    by_variant,
+    by_training,
     curves_of,
     gains,
     sigma_label,
+    sigmas_of,
     standard_error,
 )
-from equicolor.reporting.figures import draw_hues
+from equicolor.paper.variants import REDRAWN, Variant
 from equicolor.results import Row
 
-__all__ = [
-    "hue_figure",
-    "per_class_figure",
-    "sample_sheet",
-    "sigma_figure",
-]
+__all__ = ["hue_figure", "per_class_figure", "sample_sheet", "sigma_figure", "style"]
 
+_LOOKS = {  # colour and marker
+    "z2cnn": ("#d55e00", "s"),
+    "z2cnn-gray": ("#7a7a7a", "v"),
+    "cecnn": ("#0072b2", "o"),
+    "cecnn-pooled": ("#009e73", "D"),
+    "cecnn-2": ("#e69f00", "^"),
+    "cecnn-4": ("#cc79a7", "P"),
+    "cecnn-hsv6": ("#56b4e9", "h"),
+    "cecnn-hsv12": ("#000000", "X"),
+}
+_DASHES = {"none": "-", "jitter 0.5": "--"}
 _FADED = (1.0, 0.5, 0.3)  # of curves that differ in the setting alone
 _SPREAD = 16.0  # points over which the markers of one σ stand side by side
 _TINTS = {"red": "#c0392b", "green": "#1e8449", "blue": "#1f4fbf"}
+
+
+def style(variant: Variant) -> dict[str, Any]:
+    """Colour, marker and dashes of a curve."""
+    color, marker = _LOOKS.get(variant.network, ("#333333", "."))
+    return {
+        "color": color,
+        "marker": marker,
+        "linestyle": _DASHES.get(variant.augmentation, ":"),
+        "markerfacecolor": color if variant.augmentation == "none" else "white",
+    }
 
 
 def _styles(variants: Sequence[Variant]) -> dict[Variant, dict[str, Any]]:
@@ -47,15 +65,14 @@ def _styles(variants: Sequence[Variant]) -> dict[Variant, dict[str, Any]]:
     for variant in variants:
         alike = variant._replace(setting="")
         order = counts[alike] = counts.get(alike, -1) + 1
-        styles[variant] = variant.style | {"alpha": _FADED[min(order, len(_FADED) - 1)]}
+        styles[variant] = style(variant) | {"alpha": _FADED[min(order, len(_FADED) - 1)]}
     return styles
 
 
 def per_class_figure(rows: Sequence[Row], data: ColorMNIST) -> Figure:
     """Images a class has, and how well every network knows it (paper, Figure 2a).
 
-    Returns:
-        Bars sorted by size; over them the mean over seeds with its standard deviation.
+    Bars are sorted by size; over them is the mean over seeds with its standard deviation.
     """
     counts = data.class_counts()
     order = torch.argsort(counts, descending=True, stable=True)
@@ -65,7 +82,7 @@ def per_class_figure(rows: Sequence[Row], data: ColorMNIST) -> Figure:
     bars.bar(range(len(order)), counts[order].numpy(), color="#dddddd", width=0.85)
     bars.set_ylabel("training images (bars)", color="#777777")
     bars.tick_params(axis="y", colors="#777777")
-    groups = by_variant(rows)
+    groups = by_training(rows)
     styles = _styles(list(groups))
     for index, (variant, group) in enumerate(groups.items()):
         values = np.array([row["per_class"] for row in group])[:, order.numpy()]
@@ -98,12 +115,11 @@ def per_class_figure(rows: Sequence[Row], data: ColorMNIST) -> Figure:
 def sigma_figure(rows: Sequence[Row]) -> Figure:
     """Accuracy over the spread of the hue (paper, Figure 2b), and what is gained over Z2CNN.
 
-    Returns:
-        Above the mean over seeds with its standard deviation, below the mean difference of a seed
-        from the plain network of that seed with its standard error, if they have several seeds in
-        common. Data drawn once and data drawn for every seed have a column each.
+    Above is the mean over seeds with its standard deviation. Below is the mean difference of a
+    seed from the plain network of that seed with its standard error, if they have several seeds
+    in common. Data drawn once and data drawn for every seed have a column each.
     """
-    sigmas, curves = curves_of(rows)
+    sigmas, curves = sigmas_of(rows), curves_of(rows)
     draws = sorted({variant.redrawn for variant in curves})
     above = gains(curves)
     size = (4.5 + 3.5 * len(draws), 7.4 if above else 4.6)
@@ -113,9 +129,9 @@ def sigma_figure(rows: Sequence[Row]) -> Figure:
         len(heights), len(draws), squeeze=False, sharex=True, sharey="row", height_ratios=heights
     )
     for column, redrawn in zip(grid.T, draws, strict=True):
-        _draw_curves(column[0], curves, redrawn, statistics.stdev)
+        _draw_curves(column[0], sigmas, curves, redrawn, statistics.stdev)
         if above:
-            _draw_curves(column[1], above, redrawn, standard_error)
+            _draw_curves(column[1], sigmas, above, redrawn, standard_error)
             column[1].axhline(0, color="#d55e00", linewidth=1)
         if redrawn or len(draws) > 1:
             column[0].set_title(REDRAWN if redrawn else "data drawn once for all seeds")
@@ -133,6 +149,7 @@ def sigma_figure(rows: Sequence[Row]) -> Figure:
 
 def _draw_curves(
     axes: Axes,
+    sigmas: Sequence[float],
     curves: Mapping[Variant, Cells],
     redrawn: bool,
     error: Callable[[Sequence[float]], float],
@@ -143,10 +160,11 @@ def _draw_curves(
     figure = axes.get_figure(root=True)
     assert figure is not None
     for index, variant in enumerate(variants):
-        cells = {place: list(cell.values()) for place, cell in enumerate(curves[variant]) if cell}
-        places = list(cells)
-        means = np.array([statistics.fmean(values) for values in cells.values()])
-        errors = np.array([error(v) if len(v) > 1 else 0.0 for v in cells.values()])
+        cells = curves[variant]
+        places = [place for place, sigma in enumerate(sigmas) if sigma in cells]
+        values = [list(cells[sigmas[place]].values()) for place in places]
+        means = np.array([statistics.fmean(each) for each in values])
+        errors = np.array([error(each) if len(each) > 1 else 0.0 for each in values])
         # In points: a share of the axis would be wide where there are few σ.
         inches = _SPREAD * ((index + 0.5) / len(variants) - 0.5) / 72
         axes.errorbar(
@@ -167,75 +185,55 @@ def _draw_curves(
     axes.grid(axis="y", alpha=0.3)
 
 
-def hue_figure(turns: Sequence[float], curves: Mapping[str, Sequence[float]]) -> Figure:
-    """Accuracy against the hue shift of the test images."""
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    axes, strip = figure.subplots(2, 1, height_ratios=(12, 1), sharex=True)
-    degrees = [360 * turn for turn in turns]
-    for model, accuracy in curves.items():
-        variant = Variant(model, "none", False)
-        axes.plot(degrees, accuracy, label=variant.name, linewidth=2, markersize=4, **variant.style)
-    axes.set(ylim=(0, 103), ylabel="accuracy, %")
-    axes.grid(alpha=0.3)
-    draw_hues(strip)
-    strip.set_xticks(range(-180, 181, 60))
-    strip.set_xlabel("hue shift of the test images, degrees; the strip shows what becomes of red")
-    strip.set_xlim(-180, 180)
-    figure.legend(loc="outside upper center", ncols=len(curves), frameon=False)
-    return figure
+def hue_figure(curves: Mapping[str, Sequence[float]]) -> Figure:
+    """Accuracy of networks, by name, against the hue shift of the test images."""
+    variants = {Variant("other", model): accuracy for model, accuracy in curves.items()}
+    lines = [
+        Curve(variant.name, hue_shifts(len(accuracy)).tolist(), accuracy, style=style(variant))
+        for variant, accuracy in variants.items()
+    ]
+    return hue_panels({"": lines}, width=8.0)
 
 
-class _Panel(NamedTuple):
-    title: str
-    data: ColorMNIST
-    classes: list[int]
-    labels: list[str]
-
-
-def sample_sheet(datasets: Sequence[ColorMNIST], *, columns: int | None = None) -> Figure:
+def sample_sheet(datasets: Sequence[ColorMNIST]) -> Figure:
     """The first training images of every class, a row each (paper, appendix B).
 
-    Args:
-        datasets: the long-tailed one, which gets a panel a colour, or some biased ones,
-            which get a panel each.
-        columns: images in a row at most; as many as fit by default.
-
-    Returns:
-        Rows that end early belong to rare classes; their size stands beside them.
+    The long-tailed dataset gets a panel a colour; biased ones get a panel each. Rows that end
+    early belong to rare classes; their size stands beside them.
     """
-    panels = [panel for data in datasets for panel in _panels(data)]
-    columns = 36 // len(panels) if columns is None else columns
-    height = (8 / len(panels) - 0.6) * len(panels[0].classes) / columns + 0.45
+    panels = [(data, *panel) for data in datasets for panel in _panels(data)]
+    columns = 36 // len(panels)
+    height = (8 / len(panels) - 0.6) * 10 / columns + 0.45
     figure = Figure(figsize=(8, height), layout="constrained")
-    for panel, axes in zip(panels, np.atleast_1d(figure.subplots(1, len(panels))), strict=True):
-        _draw_panel(axes, panel, columns)
+    grid = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (data, title, classes) in zip(grid, panels, strict=True):
+        _draw_samples(axes, data, list(classes), columns)
+        size = data.train.images.shape[-1]
+        axes.set_title(title, fontsize=10)
+        axes.set_xticks([])
+        axes.set_yticks([(row + 0.5) * size for row in range(len(classes))], classes.values())
+        axes.tick_params(axis="y", length=0, labelsize=8)
+        axes.spines[:].set_visible(False)
     return figure
 
 
-def _panels(data: ColorMNIST) -> list[_Panel]:
+def _panels(data: ColorMNIST) -> list[tuple[str, dict[int, str]]]:
+    """The title of each panel, and its classes with their labels."""
     if data.sigma is not None:
-        title = f"σ = {sigma_label(data.sigma)}°"
-        return [_Panel(title, data, list(range(10)), list(data.class_names))]
-    colors = list(dict.fromkeys(name.split()[1] for name in data.class_names))
-    counts = data.class_counts()
-    panels = []
-    for index, color in enumerate(colors):
-        classes = list(range(index, data.num_classes, len(colors)))
-        names = [f"{data.class_names[c].split()[0]}  ({counts[c]})" for c in classes]
-        panels.append(_Panel(color, data, classes, names))
-    return panels
+        return [(f"σ = {sigma_label(data.sigma)}°", dict(enumerate(data.class_names)))]
+    panels: dict[str, dict[int, str]] = {}
+    counts = data.class_counts().tolist()
+    for index, (name, count) in enumerate(zip(data.class_names, counts, strict=True)):
+        digit, color = name.split()
+        panels.setdefault(color, {})[index] = f"{digit}  ({count})"
+    return list(panels.items())
 
 
-def _draw_panel(axes: Axes, panel: _Panel, columns: int) -> None:
-    size = panel.data.train.images.shape[-1]
-    sheet = torch.ones(3, len(panel.classes) * size, columns * size)
-    for row, label in enumerate(panel.classes):
-        members = panel.data.train.images[panel.data.train.labels == label][:columns]
-        for column, image in enumerate(members):
-            sheet[:, row * size : (row + 1) * size, column * size : (column + 1) * size] = image
-    axes.imshow(sheet.permute(1, 2, 0).numpy(), interpolation="antialiased")
-    axes.set_title(panel.title, fontsize=10)
-    axes.set_xticks([])
-    axes.set_yticks([(row + 0.5) * size for row in range(len(panel.classes))], panel.labels)
-    axes.tick_params(axis="y", length=0, labelsize=8)
-    axes.spines[:].set_visible(False)
+def _draw_samples(axes: Axes, data: ColorMNIST, classes: Sequence[int], columns: int) -> None:
+    images, labels = data.train
+    sheet = torch.ones(len(classes), columns, *images.shape[1:])
+    for row, label in enumerate(classes):
+        members = images[labels == label][:columns]
+        sheet[row, : len(members)] = members
+    picture = sheet.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)
+    axes.imshow(picture.numpy(), interpolation="antialiased")

@@ -26,8 +26,8 @@ from equicolor._text import counted
 from equicolor.data import ColorMNIST, load_mnist, longtailed_colormnist
 from equicolor.paper import colormnist
 from equicolor.paper import colormnist_figures as figures
-from equicolor.paper.colormnist_hues import HUE_SHIFTS, best_known, hue_curve
-from equicolor.paper.colormnist_variants import Variant
+from equicolor.paper.colormnist import hue_curve
+from equicolor.paper.variants import Variant
 from equicolor.reporting.html import Section, write_report
 from equicolor.reporting.progress import progress_bars, say
 from equicolor.reporting.tables import Table
@@ -43,7 +43,7 @@ RARE = 20  # classes with fewer training images
 REPORT, SUMMARY = "report.html", "summary.json"
 _THREADS = "one in each of two processes"
 _UNFINISHED = "unfinished"  # checkpoints, until the report is written
-_THIRDS = 6, 30  # the indices of a third of a turn in HUE_SHIFTS
+_THIRDS = 6, 30  # the indices of a third of a turn in colormnist.HUE_SHIFTS
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def _work(model: str, task: _Task, messages: Any) -> None:
         row = colormnist.row(recipe, data, result, torch.device("cpu"))
         messages.put((model, task.epochs, "shifting hues"))
         network = colormnist.trained(recipe, data, result)
-        curve = hue_curve(network, data, classes=best_known(data), per_class=task.hue_images)
+        curve = hue_curve(network, data, task.hue_images)
         parameters = sum(parameter.numel() for parameter in network.parameters())
         # A list: a tensor would travel as a handle to memory that ends with this process.
         messages.put((model, task.epochs, _Found(row, curve.tolist(), parameters)))
@@ -235,7 +235,7 @@ def _recipe(model: str, epochs: int) -> Recipe:
 
 
 def _name(model: str) -> str:
-    return Variant(model, "none", False).name
+    return Variant("other", model).name
 
 
 def table(demo: Demo) -> Table:
@@ -338,7 +338,7 @@ def _sections(demo: Demo) -> list[Section]:
             {shifted["cecnn"]:.0f} %. Between these angles lie yellow, cyan and magenta, which
             neither network saw in training. The colour a network names does not count here, as the
             shift changes it.""",
-            figure=figures.hue_figure(HUE_SHIFTS.tolist(), demo.curves),
+            figure=figures.hue_figure(demo.curves),
             caption=f"Digits read correctly, of {demo.hue_images} test images of each.",
         ),
     ]

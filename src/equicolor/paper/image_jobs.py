@@ -2,9 +2,15 @@
 
 The tables, the ablations and the analyses are about the same networks. They plan equal jobs, so
 each network is trained once.
+
+Networks go by the names of the recipes of the paper's tables, or by a network and what was
+changed, joined by plus signs: ``rgb-6`` and ``hsv-6`` are equivariant in all stages with six
+rotations, ``+jitter-0.2`` draws hues from ±0.2 turns, ``+flatten`` and ``+avg`` replace the
+maximum over the rotations.
 """
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,20 +22,22 @@ from equicolor import _checks
 from equicolor.data.datasets import DATASETS, dataset_state, find_dataset, load_dataset
 from equicolor.devices import choose_device, choose_precision
 from equicolor.evaluation.hue_sweep import ACTIONS
+from equicolor.models import widths
 from equicolor.models.registry import usual_resize
 from equicolor.paper.experiment import Context, Job, Outcome, Scope, digest
 from equicolor.paper.quick_images import IMAGES, write_images
-from equicolor.paper.recipe_names import named_recipe, narrow
+from equicolor.paper.variants import PAPER_DATASET, all_stages
 from equicolor.results import Row
-from equicolor.training.recipes import recipes
+from equicolor.training.recipes import JITTER, TrainingRecipe, find_recipe, recipes
 
 __all__ = [
-    "datasets_on_disk", "facts", "follow", "main_datasets", "network_and_images",
-    "of_other_datasets", "place", "top", "training_jobs",
+    "datasets_on_disk", "facts", "follow", "main_datasets", "named_recipe", "narrow",
+    "network_and_images", "of_other_datasets", "place", "top", "training_jobs",
 ]  # fmt: skip
 
-_MAIN = "flowers102"  # the dataset of the paper's ablations
-_QUICK_MAIN = "coloured-digits"
+_GROUP = re.compile(r"(rgb|hsv)-([1-9]\d*)")
+_AUGMENTATION = re.compile(r"augmix|jitter(?:-(0(?:\.\d+)?|1(?:\.0+)?))?")
+_POOLS: dict[str, str | None] = {"flatten": None, "avg": "avg"}
 # Small networks on small images, with large steps: seconds to a minute each.
 _QUICK_RECIPE: dict[str, Any] = {
     "size": 28, "resize": 28, "crop": "padded", "flip": False, "epochs": 10, "batch_size": 50,
@@ -42,7 +50,7 @@ _FACTS = ("dataset", "model", "rotations", "lifting", "ce_stages", "width", "aug
 
 def main_datasets(scope: Scope) -> tuple[str, ...]:
     """The datasets of a scope; by default the one of the paper's ablations."""
-    return scope.datasets or (_QUICK_MAIN if scope.quick else _MAIN,)
+    return scope.datasets or ("coloured-digits" if scope.quick else PAPER_DATASET,)
 
 
 def datasets_on_disk(scope: Scope) -> tuple[str, ...]:
@@ -50,7 +58,7 @@ def datasets_on_disk(scope: Scope) -> tuple[str, ...]:
     if scope.datasets or scope.quick:
         return main_datasets(scope)
     here = [name for name, info in DATASETS.items() if not dataset_state(info).missing]
-    return tuple(name for name in here if name != "imagenet") or (_MAIN,)
+    return tuple(name for name in here if name != "imagenet") or (PAPER_DATASET,)
 
 
 def place(dataset: str, scope: Scope) -> str:
@@ -70,6 +78,83 @@ def of_other_datasets(old: Row, new: Sequence[Row]) -> bool:
     return all(old.get("dataset") != row.get("dataset") for row in new)
 
 
+def named_recipe(name: str, dataset: str) -> tuple[str, TrainingRecipe]:
+    """The recipe of a name, and its canonical name: names of equal recipes have the same.
+
+    Args:
+        name: one of :func:`equicolor.training.recipes.recipes`, without the dataset, or a
+            network (also ``rgb-N`` or ``hsv-N``) with ``+flatten`` or ``+avg``, then
+            ``+jitter``, ``+jitter-0.1`` or ``+augmix``.
+        dataset: a name, or the path of a folder of class folders.
+
+    Raises:
+        ValueError: if there is none, with the nearest names.
+
+    Example:
+        >>> named_recipe("rgb-3", "flowers102")[0], named_recipe("hsv-1", "cifar10")[0]
+        ('ce-4', 'baseline')
+        >>> named_recipe("rgb-6+flatten+jitter-0.10", "flowers102")[0]
+        'rgb-6+flatten+jitter-0.1'
+    """
+    title = find_dataset(dataset).name
+    name = name.removeprefix(f"{title}/")
+    if f"{title}/{name}" in recipes(dataset):
+        return name, find_recipe(name, dataset)
+    network, *changes = name.split("+")
+    canonical, recipe = _network(network, dataset)
+    pools = [change for change in changes if change in _POOLS]
+    augmentations = [match for change in changes if (match := _AUGMENTATION.fullmatch(change))]
+    known = len(pools) + len(augmentations) == len(changes)
+    if len(pools) > 1 or len(augmentations) > 1 or not known:
+        find_recipe(name, dataset)  # says what is wrong with the name
+        raise AssertionError(name)
+    for pool in pools:
+        if recipe.options.get("rotations", 1) == 1:
+            raise ValueError(f"{network} has no rotations to pool: +{pool} does not apply to it")
+        options = {**recipe.options, "coset_pool": _POOLS[pool]}
+        recipe, canonical = dataclasses.replace(recipe, options=options), f"{canonical}+{pool}"
+    for match in augmentations:
+        if match[0] == "augmix":
+            return f"{canonical}+augmix", dataclasses.replace(recipe, augmix="original")
+        turns = float(match[1] or JITTER)
+        recipe = dataclasses.replace(recipe, jitter=turns)
+        if turns:
+            canonical += "+jitter" if turns == JITTER else f"+jitter-{turns:g}"
+    return canonical, recipe
+
+
+def _network(name: str, dataset: str) -> tuple[str, TrainingRecipe]:
+    group = _GROUP.fullmatch(name)
+    if group is None:
+        return name, find_recipe(name, dataset)
+    lifting, rotations = group[1], int(group[2])
+    plain = find_recipe("baseline", dataset)
+    if rotations == 1:
+        return "baseline", plain
+    if (lifting, rotations) == ("rgb", 3):
+        name = f"ce-{all_stages(plain.model)}"
+        return name, find_recipe(name, dataset)
+    options = {"rotations": rotations, "lifting": lifting}
+    return name, dataclasses.replace(plain, model=f"ce_{plain.model}", options=options)
+
+
+def narrow(recipe: TrainingRecipe, width: int) -> TrainingRecipe:
+    """The recipe of a ResNet whose plain network begins with so many channels, for quick runs.
+
+    Equivariant networks get fewer channels by the paper's rule, so that parameters stay about
+    equal.
+
+    Example:
+        >>> narrow(named_recipe("hsv-6", "flowers102")[1], 8).options["width"]
+        [6, 12, 24, 49]
+    """
+    network = recipe.model.removeprefix("ce_").removeprefix("ciconv_")
+    plain = widths.doubled(width, all_stages(network))
+    rotations = recipe.options.get("rotations", 1)
+    scaled = widths.scaled(plain, rotations, separable=True) if rotations > 1 else plain
+    return dataclasses.replace(recipe, options={**recipe.options, "width": scaled})
+
+
 def training_jobs(
     dataset: str, networks: Sequence[str] | None, scope: Scope, actions: Sequence[str] = ()
 ) -> list[Job]:
@@ -77,9 +162,8 @@ def training_jobs(
 
     Args:
         dataset: a name, or a folder of class folders.
-        networks: recipes such as ``"hsv-12+jitter"`` (see
-            :func:`equicolor.paper.recipe_names.named_recipe`); those of the paper's tables by
-            default. What is named twice is trained once.
+        networks: names for :func:`named_recipe`; by default the recipes of the paper's tables.
+            What is named twice is trained once.
         scope: seeds, epochs, size and whether it is quick.
         actions: hue shifts to evaluate under, beside the HSV hue shift that every training has.
 
@@ -91,12 +175,11 @@ def training_jobs(
     folder = place(dataset, scope)
     load_dataset(folder, "test")  # says what is missing, before anything is trained
     title, images = find_dataset(folder).name, _fingerprint(folder)
-    if networks is None:
-        networks = [name.removeprefix(f"{title}/") for name in recipes(folder)]
     about = {"dataset": folder, "workers": 0 if scope.quick else None}
     jobs = []
+    named = dict(named_recipe(name, folder) for name in networks or recipes(folder))
     for seed in (0,) if scope.seeds is None else scope.seeds:
-        for name, recipe in dict(named_recipe(each, folder) for each in networks).items():
+        for name, recipe in named.items():
             recipe = dataclasses.replace(recipe, seed=seed, **_changes(scope))
             recipe = narrow(recipe, _QUICK_WIDTH) if scope.quick else recipe
             fields = {**dataclasses.asdict(recipe), "dataset": title}
@@ -141,7 +224,6 @@ def follow(training: Job, kind: str, run: Any, settings: Row, **fields: Any) -> 
 def train(job: Job, context: Context) -> list[Row]:
     """Train a network, and evaluate it under HSV hue shifts."""
     from equicolor.training.fit import fit
-    from equicolor.training.recipes import TrainingRecipe
     from equicolor.training.run_options import RunOptions
 
     recipe = TrainingRecipe(**{**job.settings["recipe"], "dataset": job.about["dataset"]})

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from equicolor._files import output_folder, write_whole
-from equicolor.paper.ablation_results import rows_shown
+from equicolor.paper.ablations import rows_shown
 from equicolor.paper.experiment import Experiment
 from equicolor.paper.registry import EXPERIMENTS
 from equicolor.paper.rows import Findings, check, distinct

@@ -1,15 +1,31 @@
-"""Rows of results from several files, runs and experiments: which are about the same thing."""
+"""Rows of results: which are about the same thing, and how their training differs from the paper's.
 
+Which settings a training has follows from the fields of
+:class:`equicolor.training.recipes.TrainingRecipe`. A missing value means the paper's setting.
+"""
+
+import functools
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from equicolor.paper.settings import setting
+from equicolor._text import counted
+from equicolor.data.datasets import DATASETS
 from equicolor.results import Row
-from equicolor.training.recipes import ROW_KEYS, TrainingRecipe
+from equicolor.training.recipes import (
+    COMPARED_KEYS,
+    ROW_KEYS,
+    UNPUBLISHED_KEYS,
+    TrainingRecipe,
+    default_recipe,
+)
 
-__all__ = ["TRAINED", "Findings", "check", "distinct", "identity", "merged"]
+__all__ = [
+    "TRAINED", "Findings", "alike", "check", "common", "deviations", "distinct", "identity",
+    "in_words", "merged", "paper_settings", "setting", "titled",
+]  # fmt: skip
 
 # What a row is about, beside the training (the fields of the recipe); the rest of it was measured.
 _SUBJECT = (
@@ -67,8 +83,7 @@ class Findings:
         networks: dict[tuple[str, ...], Row] = {}
         for row in (row for experiment in TRAINED for row in self.of(experiment)):
             if "original" in row:
-                key = identity(row)
-                networks[key] = {**networks.get(key, {}), **row}
+                networks.setdefault(identity(row), {}).update(row)
         return list(networks.values())
 
 
@@ -123,11 +138,6 @@ def distinct(rows: Sequence[Row]) -> list[Row]:
 
     Raises:
         ValueError: if two are about the same and do not agree.
-
-    Example:
-        >>> row = {"model": "resnet18", "seed": 0, "original": 66.0}
-        >>> len(distinct([row, dict(row), row | {"seed": 1}]))
-        2
     """
     unique: dict[tuple[str, ...], Row] = {}
     for row in rows:
@@ -135,11 +145,8 @@ def distinct(rows: Sequence[Row]) -> list[Row]:
         for name in earlier.keys() & row.keys():
             # The folder of the network and the time it took may differ.
             if earlier[name] != row[name] and name != "run" and "second" not in name:
-                about = ", ".join(
-                    f"{key} {row[key]}"
-                    for key in (*_SUBJECT, *ROW_KEYS)
-                    if row.get(key) is not None
-                )
+                keys = [key for key in (*_SUBJECT, *ROW_KEYS) if row.get(key) is not None]
+                about = ", ".join(f"{key} {row[key]}" for key in keys)
                 raise ValueError(
                     f"two rows of {about} have different values of {name}: give one of them"
                 )
@@ -156,3 +163,107 @@ def merged(new: Sequence[Row], old: Sequence[Row]) -> list[Row]:
     """
     replaced = {identity(row) for row in new}
     return [*new, *(row for row in old if identity(row) not in replaced)]
+
+
+@functools.cache
+def paper_settings(dataset: str) -> Mapping[str, Any]:
+    """How the paper trains on a dataset; one that the paper does not have is trained the same way.
+
+    Example:
+        >>> paper_settings("cifar10")["size"], paper_settings("mine")["epochs"]
+        (32, 200)
+    """
+    recipe = default_recipe(dataset) if dataset in DATASETS else TrainingRecipe()
+    return {name: getattr(recipe, name, None) for name in COMPARED_KEYS}
+
+
+def setting(row: Row, name: str) -> Any:
+    """A setting of a row: the paper's if the row has none.
+
+    Example:
+        >>> setting({"dataset": "cifar10"}, "size"), setting({"size": 64}, "size")
+        (32, 64)
+    """
+    value = row.get(name)
+    return paper_settings(row.get("dataset", "")).get(name) if value is None else value
+
+
+def deviations(row: Row) -> dict[str, Any]:
+    """The settings of a row that are not the paper's for its dataset.
+
+    Example:
+        >>> deviations({"dataset": "flowers102", "epochs": 200, "size": 64})
+        {'size': 64}
+    """
+    paper = paper_settings(row.get("dataset", ""))
+    return {name: value for name in paper if (value := setting(row, name)) != paper[name]}
+
+
+def common(rows: Sequence[Row]) -> dict[str, Any]:
+    """The deviations that all rows have.
+
+    Example:
+        >>> common([{"epochs": 30, "size": 64}, {"epochs": 200, "size": 64}]), common([])
+        ({'size': 64}, {})
+    """
+    first, *others = [deviations(row) for row in rows] or [{}]
+    return {
+        name: value
+        for name, value in first.items()
+        if all(name in other and other[name] == value for other in others)
+    }
+
+
+def alike(rows: Sequence[Row]) -> list[Row]:
+    """The rows that were trained the paper's way; if none was, those trained like most.
+
+    Example:
+        >>> alike([{"size": 64}, {"size": 64}, {"size": 224}]), len(alike([{"size": 64}] * 2))
+        ([{'size': 224}], 2)
+    """
+    ways = [deviations(row) for row in rows]
+    way = {} if {} in ways else max(ways, key=ways.count, default={})
+    return [row for row in rows if deviations(row) == way]
+
+
+def in_words(settings: Mapping[str, Any], *, instead_of: Mapping[str, Any] | None = None) -> str:
+    """Settings in words, for titles and lines; the paper's stand beside them if given.
+
+    Example:
+        >>> in_words({"epochs": 30, "size": 64, "batch_size": 32})
+        '30 epochs, 64 pixels, batch size 32'
+        >>> in_words({"size": 64, "precision": "float32"}, instead_of=paper_settings("flowers102"))
+        '64 pixels instead of 224, precision float32'
+    """
+    parts = []
+    for name, value in settings.items():
+        paper = None if instead_of is None or name in UNPUBLISHED_KEYS else instead_of.get(name)
+        beside = "" if isinstance(value, bool) or paper in (None, value) else f" instead of {paper}"
+        parts.append(_words(name, value) + beside)
+    return ", ".join(parts)
+
+
+def _words(name: str, value: Any) -> str:
+    if name == "epochs":
+        return counted(value, "epoch")
+    if name == "size":
+        return f"{value} pixels"
+    if name == "finetuned":
+        return f"fine-tuned from {value}"
+    words = name.replace("_", " ")
+    if isinstance(value, bool):
+        return words if value else f"no {words}"
+    return f"{words} {value}"
+
+
+def titled(title: str, *words: str, width: int = 64) -> str:
+    r"""A title and further words with commas between, in lines of at most ``width`` characters.
+
+    Example:
+        >>> titled("ResNet-18", "64 pixels, batch size 32", width=30)
+        'ResNet-18, 64 pixels,\nbatch size 32'
+    """
+    parts = ", ".join(filter(None, (title, *words))).split(", ")
+    joined = ", ".join(part.replace(" ", "\u00a0") for part in parts)  # so that lines end at commas
+    lines = textwrap.wrap(joined, width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace("\u00a0", " ")

@@ -15,8 +15,7 @@ from equicolor.analysis.inspection.figures import selectivity_figure
 from equicolor.paper import image_jobs
 from equicolor.paper.experiment import Context, Experiment, Job, Scope
 from equicolor.paper.quick_images import IMAGES, quick_note
-from equicolor.paper.rows import Findings
-from equicolor.paper.settings import alike, setting
+from equicolor.paper.rows import Findings, alike, setting
 from equicolor.paper.variants import (
     all_stages,
     by_variant,

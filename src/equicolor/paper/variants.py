@@ -1,4 +1,4 @@
-"""Rows of networks trained on images, grouped by network and training, with their names."""
+"""Rows of trained networks, grouped by network and training, with the names of both."""
 
 import re
 from collections import Counter
@@ -7,55 +7,62 @@ from typing import Any, NamedTuple
 
 from equicolor.data.datasets import DATASETS
 from equicolor.models.widths import ARCHITECTURES, matched_widths
-from equicolor.paper.settings import (
-    common,
-    deviations,
-    in_words,
-    most_common,
-    paper_settings,
-    setting,
-)
+from equicolor.paper.rows import common, deviations, in_words, paper_settings, setting
 from equicolor.results import Row
 
 __all__ = [
-    "AUGMENTATIONS", "PAPER_DATASET", "Variant", "all_stages", "by_variant", "dataset_title",
-    "datasets_of", "figure_file", "shared_setting", "variant_of",
+    "AUGMENTATIONS", "PAPER_DATASET", "REDRAWN", "TITLES", "Variant", "all_stages", "by_variant",
+    "dataset_title", "datasets_of", "figure_file", "shared_setting", "variant_of",
 ]  # fmt: skip
 
 PAPER_DATASET = "flowers102"  # of the paper's figures and ablations
 AUGMENTATIONS = ("none", "jitter 0.5", "augmix")  # the paper's, in its order
+REDRAWN = "data drawn for every seed"
+_AUGMENTATION_NAMES = {"jitter 0.5": "jitter", "augmix": "AugMix", "js": "JS loss"}
 _POOL_NAMES = {"max": [], "avg": ["average pooling"], "none": ["flattened"]}
 _KINDS = ("baseline", "ciconv", "ce", "other")  # in the order of the tables
+TITLES = {  # of the networks of ColorMNIST, in the paper's order
+    "z2cnn": "Z2CNN",
+    "z2cnn-gray": "Z2CNN, grey input",
+    "cecnn": "CECNN",
+    "cecnn-pooled": "CECNN, coset pooling",
+    "cecnn-2": "CECNN, 2 layers",
+    "cecnn-4": "CECNN, 4 layers",
+    "cecnn-hsv6": "CECNN, HSV, n = 6",
+    "cecnn-hsv12": "CECNN, HSV, n = 12",
+}
 
 
 class Variant(NamedTuple):
     """A network and how it was trained: what runs of different seeds have in common.
 
     Attributes:
-        kind: ``"baseline"``, ``"ciconv"``, ``"ce"`` or ``"other"``.
+        kind: ``"baseline"``, ``"ciconv"`` and ``"ce"`` are ResNets; ``"other"`` is any network.
         network: the plain architecture, such as ``"resnet18"``.
-        rotations, lifting, ce_stages: of equivariant networks; 1, ``""`` and 0 of others.
-        augmentation: as in the rows.
+        rotations, lifting, ce_stages: of equivariant ResNets.
+        augmentation: as in the rows; several are joined by plus signs.
         setting: what differs from the paper's training and is not common to all rows, in words.
         pool: how the rotations are pooled: ``"max"``, ``"avg"`` or ``"none"`` (flattened).
         gray: whether it sees the mean of the channels alone.
+        redrawn: whether its ColorMNIST was drawn for every seed.
 
     Example:
         >>> Variant("ce", "resnet18", 12, "hsv", 4, "jitter 0.5").name
         'CE-ResNet-18 (HSV, n = 12) + jitter'
-        >>> Variant("ce", "resnet44", 3, "rgb", 2, "none").name
-        'CE-ResNet-44-2'
+        >>> Variant("ce", "resnet44", 3, "rgb", 2).name, Variant("other", "cecnn-2").name
+        ('CE-ResNet-44-2', 'CECNN, 2 layers')
     """
 
     kind: str
     network: str
-    rotations: int
-    lifting: str
-    ce_stages: int
-    augmentation: str
+    rotations: int = 1
+    lifting: str = ""
+    ce_stages: int = 0
+    augmentation: str = "none"
     setting: str = ""
     pool: str = "max"
     gray: bool = False
+    redrawn: bool = False
 
     @property
     def full(self) -> bool:
@@ -74,7 +81,7 @@ class Variant(NamedTuple):
     @property
     def network_name(self) -> str:
         """The network for legends and tables."""
-        title = re.sub(r"^resnet(\d+)$", r"ResNet-\1", self.network)
+        title = TITLES.get(self.network, re.sub(r"^resnet(\d+)$", r"ResNet-\1", self.network))
         special = []
         if self.kind == "ciconv":
             title = f"CIConv-W {title}"
@@ -87,19 +94,17 @@ class Variant(NamedTuple):
         return title + (f" ({', '.join(special)})" if special else "")
 
     @property
-    def training_name(self) -> str:
-        """The augmentation and what else was special, for legends and tables."""
-        if self.augmentation == "none":
-            parts = []
-        else:
-            known = {"jitter 0.5": "jitter", "augmix": "AugMix", "js": "JS loss"}
-            parts = [known.get(part, part) for part in self.augmentation.split(" + ")]
-        return "".join(f" + {part}" for part in parts) + (f" ({self.setting})" * bool(self.setting))
+    def circumstances(self) -> list[str]:
+        """What other rows do not share, in words."""
+        return [self.setting] * bool(self.setting) + [REDRAWN] * self.redrawn
 
     @property
     def name(self) -> str:
-        """For legends and tables."""
-        return self.network_name + self.training_name
+        """The network, its augmentation and its circumstances, for legends and tables."""
+        parts = [] if self.augmentation == "none" else self.augmentation.split(" + ")
+        names = [self.network_name, *(_AUGMENTATION_NAMES.get(part, part) for part in parts)]
+        aside = f" ({', '.join(self.circumstances)})" if self.circumstances else ""
+        return " + ".join(names) + aside
 
     @property
     def rank(self) -> tuple[Any, ...]:
@@ -121,24 +126,17 @@ def all_stages(network: str) -> int:
 
 
 def by_variant(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
-    """Rows of one dataset grouped by what they have in common beside the seed.
+    """Rows of one dataset of images, grouped by what they have in common beside the seed.
 
-    Args:
-        rows: with ``model``, ``rotations``, ``lifting``, ``ce_stages``, ``augmentation`` and
-            ``seed``. Those that were trained otherwise than in the paper, such as for fewer
-            epochs, make a group of their own, whose ``setting`` says what differs; what all of
-            them have in common, :func:`shared_setting`, is left out there.
-
-    Returns:
-        Groups in the order of the tables.
+    Rows that were trained otherwise than in the paper, such as for fewer epochs, make a group of
+    their own, whose ``setting`` says what differs. What all rows have in common,
+    :func:`shared_setting`, is left out there. Groups are in the order of the tables.
 
     Raises:
         ValueError: if a seed is there twice.
 
     Example:
         >>> row = {"model": "resnet18", "rotations": 1, "augmentation": "none", "original": 66.0}
-        >>> [len(group) for group in by_variant([row | {"seed": 0}, row | {"seed": 1}]).values()]
-        [2]
         >>> full, small = row | {"epochs": 200}, row | {"epochs": 200, "size": 64}
         >>> [variant.name for variant in by_variant([full, small, small | {"seed": 1}])]
         ['ResNet-18', 'ResNet-18 (64 pixels)']
@@ -149,38 +147,36 @@ def by_variant(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
     shared, other_widths = common(rows), _other_widths(rows)
     split: dict[Variant, list[Row]] = {}
     for variant, group in groups.items():
-        paper = None if other_widths else _paper_width(variant)
-        width = most_common(group, "width") if paper is None else paper
+        width = None if other_widths else _paper_width(variant)
+        if width is None:
+            widths = [row["width"] for row in group if row.get("width") is not None]
+            width = max(widths, key=widths.count, default=None)
         for row in group:
-            own = {key: value for key, value in deviations(row).items() if key not in shared}
+            settings = {key: value for key, value in deviations(row).items() if key not in shared}
             if row.get("width") not in (None, width):
-                own["width"] = row["width"]
-            split.setdefault(variant._replace(setting=in_words(own)), []).append(row)
+                settings["width"] = row["width"]
+            split.setdefault(variant._replace(setting=in_words(settings)), []).append(row)
     for variant, group in split.items():
         for seed, count in Counter(row.get("seed") for row in group).items():
             if count > 1:
                 raise ValueError(f"{count} rows of {variant.name} have the same seed, {seed}")
-    return {variant: split[variant] for variant in sorted(split, key=lambda found: found.rank)}
+    return {variant: split[variant] for variant in sorted(split, key=lambda variant: variant.rank)}
 
 
 def shared_setting(
     rows: Sequence[Row], *, beside_paper: bool = False, also: Sequence[str] = ()
 ) -> str:
-    """How all rows were trained otherwise than in the paper, in words; it belongs in a title.
+    """How all rows of a dataset were trained otherwise than in the paper, in words for a title.
 
-    Args:
-        rows: of one dataset.
-        beside_paper: with the paper's settings.
-        also: settings to name even if they are the paper's.
+    The paper's settings stand beside them if asked for. The settings in ``also`` are named even
+    if they are the paper's.
 
     Example:
         >>> row = {"model": "resnet18", "dataset": "flowers102", "size": 64}
         >>> shared_setting([row]), shared_setting([row], beside_paper=True)
         ('64 pixels', '64 pixels instead of 224')
-        >>> shared_setting([row, row | {"size": 224}])
-        ''
-        >>> shared_setting([row], also=["epochs"])
-        '200 epochs, 64 pixels'
+        >>> shared_setting([row, row | {"size": 224}]), shared_setting([row], also=["epochs"])
+        ('', '200 epochs, 64 pixels')
     """
     if not rows:
         return ""
@@ -208,17 +204,23 @@ def variant_of(row: Row) -> Variant:
     """The network of a row and its augmentation, whatever else it was trained with."""
     model, rotations = row["model"], row.get("rotations") or 1
     network = model.removeprefix("ce_").removeprefix("ciconv_").removesuffix("-gray")
-    augmentation, gray = row.get("augmentation") or "none", model.endswith("-gray")
-    if rotations > 1:
-        stages = row.get("ce_stages")
-        stages = all_stages(network) if stages is None else stages
-        lifting = row.get("lifting") or "rgb"
-        pool = row.get("coset_pool") or "max"
-        ce = Variant("ce", network, rotations, lifting, stages, augmentation)
-        return ce._replace(pool=pool, gray=gray)
     kind = "baseline" if re.fullmatch(r"resnet\d+", network) else "other"
-    kind = "ciconv" if model.startswith("ciconv_") else kind
-    return Variant(kind, network, 1, "", 0, augmentation, gray=gray)
+    variant = Variant(
+        "ciconv" if model.startswith("ciconv_") else kind,
+        network,
+        augmentation=row.get("augmentation") or "none",
+        gray=model.endswith("-gray"),
+    )
+    if rotations == 1:
+        return variant
+    stages = row.get("ce_stages")
+    return variant._replace(
+        kind="ce",
+        rotations=rotations,
+        lifting=row.get("lifting") or "rgb",
+        ce_stages=all_stages(network) if stages is None else stages,
+        pool=row.get("coset_pool") or "max",
+    )
 
 
 def datasets_of(rows: Sequence[Row]) -> list[str]:
@@ -229,8 +231,8 @@ def datasets_of(rows: Sequence[Row]) -> list[str]:
         ['cifar10', 'flowers102', 'mine']
     """
     known = list(DATASETS)
-    found = dict.fromkeys(row["dataset"] for row in rows)
-    return sorted(found, key=lambda name: known.index(name) if name in known else len(known))
+    names = dict.fromkeys(row["dataset"] for row in rows)
+    return sorted(names, key=lambda name: known.index(name) if name in known else len(known))
 
 
 def dataset_title(dataset: str) -> str:

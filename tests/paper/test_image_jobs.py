@@ -2,7 +2,7 @@
 
 import pytest
 
-from equicolor.paper.recipe_names import named_recipe, narrow
+from equicolor.paper.image_jobs import named_recipe, narrow
 from equicolor.training.recipes import find_recipe, recipes
 
 
@@ -27,18 +27,18 @@ def test_names_of_the_tables_keep_their_recipes() -> None:
 )
 def test_equal_recipes_have_one_name(name: str, dataset: str, canonical: str) -> None:
     found = named_recipe(name, dataset)
-    assert found.name == canonical
+    assert found[0] == canonical
     assert named_recipe(canonical, dataset) == found
 
 
 def test_what_a_name_changes() -> None:
     plain = find_recipe("baseline", "flowers102")
-    ten = named_recipe("rgb-10", "flowers102").recipe
+    ten = named_recipe("rgb-10", "flowers102")[1]
     assert plain.differences(ten) == [
         "model ce_resnet18 instead of resnet18",
         "options {'rotations': 10, 'lifting': 'rgb'} instead of {}",
     ]
-    flat = named_recipe("ce-4+flatten+jitter-0.1", "flowers102").recipe
+    flat = named_recipe("ce-4+flatten+jitter-0.1", "flowers102")[1]
     assert flat.options == {"rotations": 3, "ce_stages": 4, "coset_pool": None}
     assert flat.jitter == 0.1
 
@@ -61,6 +61,6 @@ def test_bad_names_are_refused(name: str, message: str) -> None:
 def test_narrow_networks_keep_the_parameters_about_equal() -> None:
     sizes = []
     for name in ("baseline", "ce-4", "hsv-6"):
-        network = narrow(named_recipe(name, "flowers102").recipe, 16).build(10)
+        network = narrow(named_recipe(name, "flowers102")[1], 16).build(10)
         sizes.append(sum(parameter.numel() for parameter in network.parameters()))
     assert max(sizes) / min(sizes) < 1.15

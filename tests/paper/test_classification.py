@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from equicolor.paper.classification_results import (
+from equicolor.paper.classification import (
     headline,
     paper_numbers,
     show,
@@ -75,7 +75,7 @@ def test_published_numbers_are_those_of_the_paper() -> None:
         ("stanford_cars", ce, "original", "80.81 ± 0.27"),
         ("imagenet", ce._replace(ce_stages=1, augmentation="none"), "original", "70.05"),
     ):
-        assert str(numbers[dataset, variant, test_set]) == shown
+        assert numbers[dataset, variant, test_set] == shown
     networks = {variant.network for place, variant, _ in numbers if place.startswith("cifar")}
     assert networks == {"resnet44"}
 

@@ -2,8 +2,7 @@
 
 from dataclasses import asdict
 
-from equicolor.paper.rows import identity
-from equicolor.paper.settings import alike, deviations, in_words, paper_settings
+from equicolor.paper.rows import alike, deviations, identity, in_words, paper_settings
 from equicolor.training.recipes import recipes
 
 
