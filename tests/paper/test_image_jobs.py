@@ -1,8 +1,11 @@
-"""Names of recipes: what they mean, and that equal recipes have one name."""
+"""Names of recipes: what they mean, and that equal recipes have one name; made-up images."""
+
+from pathlib import Path
 
 import pytest
 
 from equicolor.paper.image_jobs import named_recipe, narrow
+from equicolor.paper.quick_images import quick_note, write_images
 from equicolor.training.recipes import find_recipe, recipes
 
 
@@ -64,3 +67,17 @@ def test_narrow_networks_keep_the_parameters_about_equal() -> None:
         network = narrow(named_recipe(name, "flowers102")[1], 16).build(10)
         sizes.append(sum(parameter.numel() for parameter in network.parameters()))
     assert max(sizes) / min(sizes) < 1.15
+
+
+def test_made_up_images_are_written_once(tmp_path: Path) -> None:
+    place = write_images("coloured-digits", tmp_path)
+    assert place == tmp_path / "coloured-digits"
+    counts = [len(list(place.glob(f"{split}/*/*.png"))) for split in ("train", "test")]
+    assert counts == [600, 200]
+    written = place.stat().st_mtime_ns
+    assert write_images("coloured-digits", tmp_path).stat().st_mtime_ns == written
+
+
+def test_made_up_images_are_named() -> None:
+    assert quick_note(["flowers102"]) == ""
+    assert quick_note(["any-hue-digits"]).startswith("A quick run, on made-up images: digits of an")

@@ -2,7 +2,16 @@
 
 from dataclasses import asdict
 
-from equicolor.paper.rows import alike, deviations, identity, in_words, paper_settings
+from equicolor.paper.rows import (
+    alike,
+    deviations,
+    identity,
+    in_words,
+    merged,
+    paper_settings,
+    setting,
+    titled,
+)
 from equicolor.training.recipes import recipes
 
 
@@ -42,3 +51,20 @@ def test_a_missing_value_is_the_papers() -> None:
     assert identity(row) == identity(row | {"epochs": 200, "crop": "resized", "finetuned": None})
     for change in ({"epochs": 30}, {"seed": 1}, {"flip": False}, {"augmentation": "augmix"}):
         assert identity(row) != identity(row | change)
+
+
+def test_datasets_outside_the_paper_are_trained_as_its_photographs() -> None:
+    sizes = [setting({"dataset": dataset}, "size") for dataset in ("cifar10", "mine")]
+    assert sizes == [32, 224]
+    assert setting({"dataset": "mine", "size": 64}, "size") == 64
+
+
+def test_new_rows_replace_old_ones_about_the_same() -> None:
+    new, old = [{"seed": 0, "loss": 1.0}], [{"seed": 0, "loss": 2.0}, {"seed": 1}]
+    assert merged(new, old) == [new[0], old[1]]
+
+
+def test_lines_of_titles_end_at_commas() -> None:
+    assert titled("ResNet-18", "") == "ResNet-18"
+    words = "64 pixels, batch size 32"
+    assert titled("ResNet-18", words, width=30) == "ResNet-18, 64 pixels,\nbatch size 32"

@@ -20,7 +20,7 @@ from equicolor.evaluation.evaluate import PREFIX
 from equicolor.evaluation.figures import ACTION_NAMES, Curve, hue_panels
 from equicolor.evaluation.hue_sweep import ACTIONS
 from equicolor.paper import image_jobs
-from equicolor.paper.classification import accuracy_cells, mean_curve, title
+from equicolor.paper.classification import accuracy_table, mean_curve, measured
 from equicolor.paper.experiment import Experiment, Job, Scope
 from equicolor.paper.quick_images import quick_note
 from equicolor.paper.rows import Findings, alike, deviations, identity, titled
@@ -36,7 +36,7 @@ from equicolor.paper.variants import (
     variant_of,
 )
 from equicolor.reporting.html import Section
-from equicolor.reporting.tables import MISSING, Table, mean_and_std
+from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import Row
 from equicolor.training.recipes import default_recipe
 
@@ -171,43 +171,16 @@ def table(experiment: str, rows: Sequence[Row], dataset: str) -> Table:
     """The numbers of an ablation, beside the paper's where it gives any."""
     groups = of_ablation(experiment, rows, dataset)
     means = {ACTION_NAMES[action]: f"{PREFIX[action]}_mean" for action in ACTIONS[1:]}
-    swept = {
-        name: key
-        for name, key in means.items()
-        if experiment == _ROTATIONS and _values(_rows(groups), key)
-    }
-    lines = [
-        (
-            variant.name,
-            *accuracy_cells(group, dataset, variant),
-            *(mean_and_std(_values(group, key)) for key in swept.values()),
-            str(len(group)),
-        )
-        for variant, group in groups.items()
-    ]
-    of_paper = "original, paper", "HSV shifts, paper"
-    both = of_paper[0], "original, ours", of_paper[1], "HSV shifts, ours"
-    columns = ("network", *both, *swept, "seeds")
-    return Table(columns, lines, title(_rows(groups), dataset)).without_empty(of_paper)
-
-
-def _values(rows: Sequence[Row], key: str) -> list[Any]:
-    return [row[key] for row in rows if row.get(key) is not None]
+    swept = {name: key for name, key in means.items() if measured(_rows(groups), key)}
+    more = swept if experiment == _ROTATIONS else {}
+    return accuracy_table(groups, dataset, shifted="HSV shifts", more=more)
 
 
 def peaks(curve: Sequence[float], rotations: int) -> list[float] | None:
     """The accuracy at the hue shifts of a group, each angle once.
 
-    Args:
-        curve: accuracy over equally spaced shifts of -0.5 to 0.5 turns, both ends included.
-        rotations: the order of the group.
-
-    Returns:
-        None if the shifts do not include the group's angles.
-
-    Example:
-        >>> peaks([1.0, 5.0, 2.0, 9.0, 3.0, 5.0, 1.0], 3)
-        [5.0, 9.0, 5.0]
+    A curve is over equally spaced shifts of -0.5 to 0.5 turns, both ends included. None if these
+    do not include the group's angles.
     """
     intervals = len(curve) - 1
     heights = [
@@ -241,7 +214,7 @@ def peak_table(rows: Sequence[Row], dataset: str) -> Table:
 
 def _span(group: Sequence[Row], key: str, rotations: int) -> str:
     """The lowest and the highest peak, means over seeds."""
-    curves = [peaks(curve, rotations) for curve in _values(group, key)]
+    curves = [peaks(curve, rotations) for curve in measured(group, key)]
     heights = [curve for curve in curves if curve]
     if not heights:
         return MISSING
@@ -299,7 +272,7 @@ def _accuracy_over_rotations(settings: Settings) -> Figure:
         shifts = ACTION_NAMES[action].replace("shift", "shifts").replace("rotation", "rotations")
         measures[f"{PREFIX[action]}_mean"] = f"mean over {shifts}"
     rows = [row for groups in settings.values() for row in _rows(groups)]
-    measures = {key: name for key, name in measures.items() if _values(rows, key)}
+    measures = {key: name for key, name in measures.items() if measured(rows, key)}
     size = 3.3 * len(measures) + 0.4, 3.0 * len(settings) + 0.3
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(len(settings), len(measures), sharey=True, squeeze=False)
@@ -320,7 +293,7 @@ def _draw_over_rotations(axes: Axes, groups: Groups, key: str) -> None:
         points = {
             variant.rotations: values
             for variant, group in groups.items()
-            if (values := _values(group, key)) and variant.lifting in ("", lifting)
+            if (values := measured(group, key)) and variant.lifting in ("", lifting)
         }
         axes.errorbar(
             list(points),

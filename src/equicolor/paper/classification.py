@@ -12,7 +12,7 @@ line, which then has no number of the paper.
 import csv
 import functools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -41,8 +41,8 @@ from equicolor.reporting.tables import MISSING, Table, mean_and_std
 from equicolor.results import Row
 
 __all__ = [
-    "EXPERIMENT", "accuracy_cells", "figure_1b", "headline", "hue_figure", "mean_curve",
-    "paper_numbers", "plan", "show", "style", "table1", "table3", "title",
+    "EXPERIMENT", "accuracy_table", "figure_1b", "headline", "hue_figure", "mean_curve",
+    "measured", "paper_numbers", "plan", "show", "style", "table1", "table3",
 ]  # fmt: skip
 
 _QUICK_NETWORKS = ("baseline", "gray", "ce-2", "ce-4", "hsv-6", "baseline+jitter", "ce-4+jitter")
@@ -120,10 +120,6 @@ def paper_numbers() -> dict[tuple[str, Variant, str], str]:
 
     The test sets are ``"original"`` and ``"hue_mean"``, the mean over hue shifts. ImageNet was
     trained once, so it has no deviation.
-
-    Example:
-        >>> paper_numbers()["flowers102", Variant("baseline", "resnet18"), "hue_mean"]
-        '13.41 ± 0.34'
     """
     text = resources.files("equicolor.paper").joinpath("paper_classification.csv").read_text()
     numbers = {}
@@ -142,82 +138,72 @@ def paper_numbers() -> dict[tuple[str, Variant, str], str]:
     return numbers
 
 
-def accuracy_cells(group: Sequence[Row], dataset: str, variant: Variant) -> list[str]:
-    """Accuracy of the paper and of ours on original images, and both on hue-shifted ones."""
-    cells = []
-    for test_set in _TEST_SETS:
-        values = [row[test_set] for row in group if row.get(test_set) is not None]
-        paper = paper_numbers().get((dataset, variant, test_set), MISSING)
-        cells += [paper, mean_and_std(values)]
-    return cells
-
-
 def table1(rows: Sequence[Row], dataset: str) -> Table:
     """Table 1 for one dataset: networks and augmentations, paper and ours side by side.
 
     Of the hybrids it has the one with two equivariant stages, as the paper; :func:`table3`
     has them all.
-
-    Example:
-        >>> row = {"model": "resnet18", "dataset": "flowers102", "augmentation": "none",
-        ...        "epochs": 200, "seed": 0, "original": 67.0, "hue_mean": 13.0}
-        >>> table1([row], "flowers102").rows[0]
-        ('ResNet-18', '66.79 ± 0.89', '67.00', '13.41 ± 0.34', '13.00', '1')
     """
 
     def listed(variant: Variant) -> bool:
         return variant.kind != "ce" or variant.full or variant.ce_stages == _HYBRID
 
-    return _table(rows, dataset, "Table 1", listed)
+    return accuracy_table(_with_published(rows, dataset), dataset, "Table 1, ", listed)
 
 
 def table3(rows: Sequence[Row], dataset: str) -> Table:
-    """Table 3 for one dataset: accuracy by the number of equivariant stages.
-
-    Example:
-        >>> row = {"model": "ce_resnet44", "rotations": 3, "ce_stages": 1, "dataset": "cifar10",
-        ...        "epochs": 30, "seed": 0, "original": 90.0, "hue_mean": 88.0}
-        >>> table3([row], "cifar10").title
-        'Table 3, CIFAR-10: accuracy in percent; ours: 30 epochs instead of 200'
-        >>> table3([row], "cifar10").rows[2]
-        ('CE-ResNet-44-1', '1', '94.06 ± 0.09', '90.00', '91.93 ± 0.14', '88.00', '1')
-    """
+    """Table 3 for one dataset: accuracy by the number of equivariant stages."""
 
     def listed(variant: Variant) -> bool:
         return variant.kind == "ce" or not variant.gray
 
-    return _table(rows, dataset, "Table 3", listed, stages=True)
+    groups = _with_published(rows, dataset)
+    return accuracy_table(groups, dataset, "Table 3, ", listed, stages=True)
 
 
-def _table(
-    rows: Sequence[Row],
-    dataset: str,
-    name: str,
-    listed: Callable[[Variant], bool],
-    *,
-    stages: bool = False,
-) -> Table:
-    rows = [row for row in rows if row["dataset"] == dataset]
-    groups = by_variant(rows)
+def _with_published(rows: Sequence[Row], dataset: str) -> dict[Variant, list[Row]]:
+    """Our rows of a dataset by variant, and without rows the networks that the paper has."""
+    groups = by_variant([row for row in rows if row["dataset"] == dataset])
     published = {variant for place, variant, _ in paper_numbers() if place == dataset}
-    lines = []
-    for variant in sorted(groups.keys() | published, key=lambda variant: variant.rank):
-        if listed(variant):
-            group = groups.get(variant, [])
-            cells = [variant.name, *[str(variant.ce_stages)] * stages]
-            cells += accuracy_cells(group, dataset, variant)
-            lines.append((*cells, str(len(group)) if group else MISSING))
-    of_paper = "original, paper", "hue-shifted, paper"
+    variants = sorted(groups.keys() | published, key=lambda variant: variant.rank)
+    return {variant: groups.get(variant, []) for variant in variants}
+
+
+def accuracy_table(
+    groups: Mapping[Variant, Sequence[Row]],
+    dataset: str,
+    name: str = "",
+    listed: Callable[[Variant], bool] = lambda variant: True,
+    *,
+    shifted: str = "hue-shifted",
+    stages: bool = False,
+    more: Mapping[str, str] = {},
+) -> Table:
+    """Accuracy of the paper and of ours on original and on shifted images, a line a variant.
+
+    The title says how all of ours differ from the paper. There may be a column with the
+    equivariant stages, and columns of ``more`` keys of rows, by their names.
+    """
+    ours = shared_setting([row for group in groups.values() for row in group], beside_paper=True)
+    title = f"{name}{dataset_title(dataset)}: accuracy in percent"
+    title += f"; ours: {ours}" if ours else ""
+    of_paper = "original, paper", f"{shifted}, paper"
     columns = ["network", *["CE stages"] * stages]
-    columns += [of_paper[0], "original, ours", of_paper[1], "hue-shifted, ours", "seeds"]
-    table = Table(columns, lines, f"{name}, {title(rows, dataset)}")
-    return table.without_empty(of_paper)
+    columns += [of_paper[0], "original, ours", of_paper[1], f"{shifted}, ours", *more, "seeds"]
+    lines = []
+    for variant in filter(listed, groups):
+        group, cells = groups[variant], [variant.name, *[str(variant.ce_stages)] * stages]
+        for test_set in _TEST_SETS:
+            cells.append(paper_numbers().get((dataset, variant, test_set), MISSING))
+            cells.append(mean_and_std(measured(group, test_set)))
+        cells += [mean_and_std(measured(group, key)) for key in more.values()]
+        lines.append((*cells, str(len(group)) if group else MISSING))
+    return Table(columns, lines, title).without_empty(of_paper)
 
 
-def title(rows: Sequence[Row], dataset: str) -> str:
-    """The title of a table: dataset, measure, and how all of ours differ from the paper."""
-    ours = shared_setting(rows, beside_paper=True)
-    return f"{dataset_title(dataset)}: accuracy in percent" + (f"; ours: {ours}" if ours else "")
+def measured(rows: Sequence[Row], key: str) -> list[Any]:
+    """The values that rows have of a key."""
+    return [row[key] for row in rows if row.get(key) is not None]
 
 
 def headline(rows: Sequence[Row], dataset: str) -> str:

@@ -14,37 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from equicolor import _checks
-from equicolor.data import (
-    ColorMNIST,
-    Digits,
-    MissingDataError,
-    biased_colormnist,
-    data_root,
-    load_mnist,
-    longtailed_colormnist,
-)
-from equicolor.data.colormnist import BIASED_SEED
-from equicolor.data.mnist import EMBEDDED_SOURCE, FULL_SOURCE
+from equicolor.data import Digits, biased_colormnist, load_mnist, longtailed_colormnist
+from equicolor.data.colormnist import BIASED_SEED, ColorMNIST
+from equicolor.data.mnist import FULL_SOURCE
 from equicolor.devices import choose_device
 from equicolor.evaluation import hue_shifts, hue_sweep
 from equicolor.models.checkpoints import save_model
 from equicolor.models.z2cnn import Z2CNN
-from equicolor.paper.colormnist_figures import (
-    hue_figure,
-    per_class_figure,
-    sample_sheet,
-    sigma_figure,
-)
-from equicolor.paper.colormnist_tables import (
-    biased_table,
-    gains_table,
-    headline,
-    longtailed_table,
-    sigmas_of,
+from equicolor.paper.colormnist_results import (
+    BIASED,
+    HUE_IMAGES,
+    LONGTAILED,
+    show_biased,
+    show_longtailed,
 )
 from equicolor.paper.experiment import Context, Experiment, Job, Scope
-from equicolor.paper.rows import Findings
-from equicolor.reporting.html import Section
 from equicolor.reporting.progress import counting
 from equicolor.results import Row
 from equicolor.training.ensemble.runs import Recipe, Result
@@ -52,15 +36,13 @@ from equicolor.training.ensemble.train import train_many
 
 __all__ = [
     "BIASED_EXPERIMENT", "EXPERIMENTS", "HUE_SHIFTS", "LONGTAILED_EXPERIMENT", "MODELS", "SIGMAS",
-    "best_known", "digits_of", "hue_curve", "plan", "quick_recipe", "row", "show_biased",
-    "show_longtailed", "train", "trained",
+    "best_known", "hue_curve", "plan", "quick_recipe", "row", "train", "trained",
 ]  # fmt: skip
 
-EXPERIMENTS = LONGTAILED, BIASED = "colormnist-longtailed", "colormnist-biased"
+EXPERIMENTS = (LONGTAILED, BIASED)
 SIGMAS = (0.0, 12.0, 24.0, 36.0, 48.0, 60.0, 1e6)
 QUICK_EPOCHS = 20
 HUE_SHIFTS = hue_shifts(37)  # as the paper sweeps hues: the two ends are the same shift
-HUE_IMAGES = 30  # of a class, on which the first seed is swept
 _BATCH = 250  # of the sweep
 _SWEPT = ("z2cnn", "cecnn")  # networks whose first seed is tested on shifted hues
 _JITTER = 0.5
@@ -116,14 +98,7 @@ def quick_recipe(recipe: Recipe) -> Recipe:
 
 
 def plan(experiment: str, scope: Scope) -> list[Job]:
-    """The jobs of one of :data:`EXPERIMENTS`.
-
-    Example:
-        >>> from pathlib import Path
-        >>> scope = Scope(Path("runs"), quick=True, networks=("cecnn",), seeds=(0, 3))
-        >>> [job.name for job in plan("colormnist-longtailed", scope)]
-        ['colormnist-longtailed/cecnn-seed0', 'colormnist-longtailed/cecnn-seed3']
-    """
+    """The jobs of one of :data:`EXPERIMENTS`."""
     extent = (_QUICK if scope.quick else _FULL)[experiment]
     seeds = extent.seeds if scope.seeds is None else scope.seeds
     epochs = extent.epochs if scope.epochs is None else scope.epochs
@@ -144,7 +119,14 @@ def plan(experiment: str, scope: Scope) -> list[Job]:
     runs = list(itertools.product(sigmas, seeds))
     jobs = []
     for name, group in itertools.product(networks, [runs] if scope.cuda else [[r] for r in runs]):
-        recipe = _recipe(name, epochs=epochs, precision=scope.precision)
+        model, _, change = name.partition("+")
+        recipe = dataclasses.replace(
+            MODELS[model],
+            jitter=_JITTER if change == "jitter" else 0.0,
+            weighted=change == "weighted",
+            epochs=epochs,
+            precision=scope.precision,
+        )
         settings = {
             "recipe": dataclasses.asdict(quick_recipe(recipe) if scope.quick else recipe),
             "runs": [[sigma, seed] for sigma, seed in group],
@@ -158,17 +140,6 @@ def plan(experiment: str, scope: Scope) -> list[Job]:
             title += ("" if sigma is None else f"-sigma{sigma:g}") + f"-seed{seed}"
         jobs.append(Job(title, "colormnist", train, settings, revision=4))
     return jobs
-
-
-def _recipe(name: str, *, epochs: int, precision: str) -> Recipe:
-    model, _, change = name.partition("+")
-    return dataclasses.replace(
-        MODELS[model],
-        jitter=_JITTER if change == "jitter" else 0.0,
-        weighted=change == "weighted",
-        epochs=epochs,
-        precision=precision,
-    )
 
 
 def _draw_seed(seed: int, redraw: bool) -> int:
@@ -264,151 +235,16 @@ def hue_curve(network: nn.Module, data: ColorMNIST, per_class: int) -> Tensor:
     images, labels = (part[torch.cat([m[:per_class] for m in members])] for part in data.test)
     colors = data.num_classes // 10
     batches = zip(images.split(_BATCH), (labels // colors).split(_BATCH), strict=True)
-    return hue_sweep(_DigitReader(network, colors), list(batches), HUE_SHIFTS).accuracy
-
-
-class _DigitReader(nn.Module):
-    """A network that names digits in colours, asked for the digit in whatever colour."""
-
-    def __init__(self, network: nn.Module, colors: int) -> None:
-        super().__init__()
-        self.network, self.colors = network, colors
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Images ``[B, 3, 28, 28]`` to the highest logit of every digit, ``[B, 10]``."""
-        highest: Tensor = self.network(images).unflatten(1, (-1, self.colors)).amax(2)
-        return highest
+    # The logit of a digit is its highest in any colour.
+    highest = nn.Sequential(nn.Unflatten(1, (-1, colors)), nn.AdaptiveMaxPool1d(1), nn.Flatten())
+    return hue_sweep(nn.Sequential(network, highest), list(batches), HUE_SHIFTS).accuracy
 
 
 def best_known(data: ColorMNIST) -> list[int]:
-    """For every digit the class, so the colour, with most training images.
-
-    Example:
-        >>> data = longtailed_colormnist(load_mnist(embedded=True), test_per_class=1)
-        >>> [data.class_names[index] for index in best_known(data)][:3]
-        ['0 red', '1 blue', '2 blue']
-    """
+    """For every digit the class, so the colour, with most training images."""
     colors = data.num_classes // 10
     best = data.class_counts().view(10, colors).argmax(1)
     return [int(color) + colors * digit for digit, color in enumerate(best)]
-
-
-_NETWORKS = """Z2CNN is a plain seven-layer network, CECNN the colour-equivariant one with as many
-parameters"""
-_ABOUT_LONGTAILED = f"""Ten digits in three colours are thirty classes. Some have a hundred
-training images, others one or two; the test set has equally many of each. A network that shares
-what it learns about a shape between colours can read a rare class from the frequent ones of the
-same digit. {_NETWORKS}."""
-_ABOUT_BIASED = f"""Every digit has its own hue, and the hue of an image deviates from it by σ
-degrees. At σ = 0 the colour gives the class away, at σ = 10⁶ only the shape is left.
-{_NETWORKS}; coset pooling makes it invariant to hue."""
-
-
-def show_longtailed(findings: Findings) -> list[Section]:
-    """Accuracy of every class (Figure 2a), variants of training, hue curves and samples."""
-    rows = findings.of(LONGTAILED)
-    if not rows:
-        return []
-    digits = digits_of(rows)
-    # Any digits do for the sizes of the classes.
-    data = longtailed_colormnist(digits or load_mnist(embedded=True), test_per_class=1)
-    plain = [row for row in rows if row["augmentation"] == "none" and not row["weighted"]]
-    changed = [row for row in rows if row not in plain]
-    sections = [
-        Section(
-            "Accuracy of every class",
-            f"{_ABOUT_LONGTAILED}\n\n{headline(rows)}",
-            longtailed_table(rows),
-            per_class_figure(plain or rows, data),
-            f"Bars: training images of a class. Curves: test accuracy. {_bars(rows)} "
-            f"Trained on: {_sources(rows)}.",
-            LONGTAILED,
-        )
-    ]
-    if plain and changed:
-        sections.append(
-            Section(
-                "With jitter or a weighted loss",
-                figure=per_class_figure(changed, data),
-                caption="Hue jitter hides the colour, which is part of the class here. "
-                + _bars(rows),
-                file=f"{LONGTAILED}-variants",
-            )
-        )
-    curves = {row["model"]: row["hue_curve"] for row in rows if row.get("hue_curve")}
-    if curves:
-        sections.append(
-            Section(
-                "Shifted hues",
-                figure=hue_figure(curves),
-                caption="Digits in the colour each was seen most often, shifted to others: how "
-                "often a network still reads the digit; the colour it names does not count. First "
-                f"seed, {HUE_IMAGES} test images of each.",
-                file=f"{LONGTAILED}-hue",
-            )
-        )
-    return [*sections, _samples(LONGTAILED, rows, digits, "with the number there are", [data])]
-
-
-def show_biased(findings: Findings) -> list[Section]:
-    """Accuracy over the spread of the hue (Figure 2b), gains over the plain network, samples."""
-    rows = findings.of(BIASED)
-    if not rows:
-        return []
-    digits, gained, sigmas = digits_of(rows), gains_table(rows), sigmas_of(rows)
-    below = " Below: gain over Z2CNN of the same seed, with the standard error."
-    sections = [
-        Section(
-            "Accuracy over the spread of the hue",
-            f"{_ABOUT_BIASED}\n\n{headline(rows)}",
-            biased_table(rows),
-            sigma_figure(rows),
-            f"{_bars(rows)}{below if gained.rows else ''} Trained on: {_sources(rows)}.",
-            BIASED,
-        )
-    ]
-    if gained.rows:
-        sections.append(Section("Compared seed by seed", table=gained))
-    some = sorted({sigmas[0], sigmas[len(sigmas) // 2], sigmas[-1]})
-    data = [] if digits is None else [biased_colormnist(s, digits, test_size=1) for s in some]
-    return [*sections, _samples(BIASED, rows, digits, "for some spreads of the hue", data)]
-
-
-def _samples(
-    experiment: str,
-    rows: Sequence[Row],
-    digits: Digits | None,
-    words: str,
-    data: Sequence[ColorMNIST],
-) -> Section:
-    """The sheet of training images, or why there is none."""
-    title, file = "The images", f"{experiment}-samples"
-    if digits is None:
-        missing = f"{_sources(rows)}, is missing or damaged in {data_root()}"
-        return Section(title, f"Not drawn: what was trained on, {missing}.", file=file)
-    caption = f"The first training images of every class, {words}. Digits: {digits.source}."
-    return Section(title, figure=sample_sheet(data), caption=caption, file=file)
-
-
-def digits_of(rows: Sequence[Row]) -> Digits | None:
-    """The digits that rows were trained on: the full set if any row has it."""
-    sources = {row["digits"] for row in rows}
-    for source in (FULL_SOURCE, EMBEDDED_SOURCE):
-        if source in sources:
-            try:
-                return load_mnist(embedded=source == EMBEDDED_SOURCE)
-            except (MissingDataError, ValueError):  # damaged
-                continue
-    return None
-
-
-def _sources(rows: Sequence[Row]) -> str:
-    return " and ".join(sorted({row["digits"] for row in rows}))
-
-
-def _bars(rows: Sequence[Row]) -> str:
-    several = len({row["seed"] for row in rows}) > 1
-    return "Mean over seeds; error bars are one standard deviation." if several else "One seed."
 
 
 def _keeps(old: Row, new: Sequence[Row]) -> bool:

@@ -34,11 +34,6 @@ def by_training(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
 
     Where epochs, digits or precision differ among the rows, the ``setting`` of a variant says it.
     Rows whose data were drawn for every seed come after all others.
-
-    Example:
-        >>> row = {"model": "z2cnn", "augmentation": "none", "weighted": False, "original": 71.0}
-        >>> [variant.name for variant in by_training([row | {"epochs": n} for n in (1, 1500)])]
-        ['Z2CNN (1 epoch)', 'Z2CNN (1,500 epochs)']
     """
     keys = "epochs", "digits", "precision"
     several = [key for key in keys if len({row.get(key) for row in rows}) > 1]
@@ -112,12 +107,7 @@ def sigmas_of(rows: Sequence[Row]) -> list[float]:
 
 
 def sigma_label(sigma: float) -> str:
-    """Degrees for an axis or a table, high powers of ten as such.
-
-    Example:
-        >>> [sigma_label(sigma) for sigma in (0.0, 12.5, 200_000.0, 1e6)]
-        ['0', '12.5', '200000', '10⁶']
-    """
+    """Degrees for an axis or a table, high powers of ten as such."""
     power = round(math.log10(sigma)) if sigma >= 1e5 else 0
     if power and sigma == 10.0**power:
         return "10" + str(power).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
@@ -150,16 +140,7 @@ def biased_table(rows: Sequence[Row]) -> Table:
 
 
 def gains_table(rows: Sequence[Row]) -> Table:
-    """Points above Z2CNN on biased ColorMNIST, a line for each network with several seeds.
-
-    Example:
-        >>> row = {"augmentation": "none", "weighted": False, "sigma": 0.0}
-        >>> gains_table([
-        ...     row | {"model": model, "seed": seed, "original": accuracy + seed}
-        ...     for model, accuracy in (("z2cnn", 90.0), ("cecnn", 92.0)) for seed in (0, 1)
-        ... ]).rows
-        [('CECNN', '+2.00 ± 0.00')]
-    """
+    """Points above Z2CNN on biased ColorMNIST, a line for each network with several seeds."""
     sigmas = sigmas_of(rows)
     lines = [
         (variant.name, *map(_gain, _values(cells, sigmas)))

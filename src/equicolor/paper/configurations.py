@@ -63,11 +63,6 @@ def measure(model: str, *, input_size: int | None = None, **options: Any) -> Row
 
     The size of the image is by default the one the network is for; ``width`` is that of the
     first stage.
-
-    Example:
-        >>> row = measure("resnet44", rotations=3)
-        >>> row["parameters"], round(row["macs_dense"] / row["macs_cyclic"], 1)
-        (2602596, 2.2)
     """
     with torch.device("meta"):  # shapes are all that is needed
         network = create_model(model, **options)

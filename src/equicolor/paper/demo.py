@@ -25,7 +25,7 @@ from equicolor._files import output_folder
 from equicolor._text import counted
 from equicolor.data import ColorMNIST, load_mnist, longtailed_colormnist
 from equicolor.paper import colormnist
-from equicolor.paper import colormnist_figures as figures
+from equicolor.paper import colormnist_results as figures
 from equicolor.paper.colormnist import hue_curve
 from equicolor.paper.variants import Variant
 from equicolor.reporting.html import Section, write_report

@@ -79,22 +79,14 @@ def of_other_datasets(old: Row, new: Sequence[Row]) -> bool:
 
 
 def named_recipe(name: str, dataset: str) -> tuple[str, TrainingRecipe]:
-    """The recipe of a name, and its canonical name: names of equal recipes have the same.
+    """The canonical name of a network, which equal recipes share, and its recipe.
 
-    Args:
-        name: one of :func:`equicolor.training.recipes.recipes`, without the dataset, or a
-            network (also ``rgb-N`` or ``hsv-N``) with ``+flatten`` or ``+avg``, then
-            ``+jitter``, ``+jitter-0.1`` or ``+augmix``.
-        dataset: a name, or the path of a folder of class folders.
-
-    Raises:
-        ValueError: if there is none, with the nearest names.
+    A changed network has its pooling before its augmentation in that name: ``+jitter``,
+    ``+jitter-0.1`` or ``+augmix``. A name without a recipe is refused, with the nearest ones.
 
     Example:
         >>> named_recipe("rgb-3", "flowers102")[0], named_recipe("hsv-1", "cifar10")[0]
         ('ce-4', 'baseline')
-        >>> named_recipe("rgb-6+flatten+jitter-0.10", "flowers102")[0]
-        'rgb-6+flatten+jitter-0.1'
     """
     title = find_dataset(dataset).name
     name = name.removeprefix(f"{title}/")
@@ -143,10 +135,6 @@ def narrow(recipe: TrainingRecipe, width: int) -> TrainingRecipe:
 
     Equivariant networks get fewer channels by the paper's rule, so that parameters stay about
     equal.
-
-    Example:
-        >>> narrow(named_recipe("hsv-6", "flowers102")[1], 8).options["width"]
-        [6, 12, 24, 49]
     """
     network = recipe.model.removeprefix("ce_").removeprefix("ciconv_")
     plain = widths.doubled(width, all_stages(network))

@@ -38,12 +38,7 @@ IMAGES = {
 
 
 def quick_note(datasets: Sequence[str]) -> str:
-    """A sentence for the report if datasets are made up; empty if none is.
-
-    Example:
-        >>> quick_note(["flowers102"]), quick_note(["any-hue-digits"])[:35]
-        ('', 'A quick run, on made-up images: dig')
-    """
+    """A sentence for the report if datasets are made up; empty if none is."""
     quick = [IMAGES[dataset] for dataset in datasets if dataset in IMAGES]
     if not quick:
         return ""
@@ -58,11 +53,6 @@ def write_images(name: str, folder: Path | str) -> Path:
     """Write one of :data:`IMAGES` to ``folder/name``, unless it is there; returns that path.
 
     It has ``train/`` and ``test/``, and a folder for each digit in both.
-
-    Example:
-        >>> place = write_images("coloured-digits", tempfile.mkdtemp())
-        >>> place.name, len(list(place.glob("train/*/*.png")))
-        ('coloured-digits', 600)
     """
     about, place = IMAGES[name], Path(folder) / name
     place.parent.mkdir(parents=True, exist_ok=True)

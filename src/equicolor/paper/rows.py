@@ -8,6 +8,7 @@ import functools
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,33 +46,21 @@ TRAINED = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
 class Findings:
     """The rows of all experiments, and the figures that rows cannot hold.
 
-    Args:
+    Attributes:
         rows: by the id of the experiment.
         figures: PNG files by name, such as ``"neuron-features-flowers102"``.
         quick: whether any are of a quick run.
         notes: for the reader of the report, by the id of the experiment.
-
-    Example:
-        >>> row = {"dataset": "flowers102", "model": "resnet18", "seed": 0, "original": 66.0}
-        >>> both = Findings({"classification": [row], "ablation-jitter": [row]})
-        >>> len(both.trained)
-        1
     """
 
-    def __init__(
-        self,
-        rows: Mapping[str, Sequence[Row]],
-        figures: Mapping[str, bytes] | None = None,
-        *,
-        quick: bool = False,
-        notes: Mapping[str, str] | None = None,
-    ) -> None:
-        self.rows = {experiment: list(its_rows) for experiment, its_rows in rows.items()}
-        self.figures = dict(figures or {})
-        self.quick, self.notes = quick, dict(notes or {})
+    rows: Mapping[str, list[Row]]
+    figures: Mapping[str, bytes] = field(default_factory=dict)
+    quick: bool = False
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, experiment: str) -> list[Row]:
         """The rows of one experiment."""
@@ -88,17 +77,7 @@ class Findings:
 
 
 def check(rows: Sequence[Row], source: Path | str) -> None:
-    """Refuse values that tables and figures cannot compute with.
-
-    Raises:
-        ValueError: with the file and the value.
-
-    Example:
-        >>> check([{"epochs": "many"}], "rows.json")
-        Traceback (most recent call last):
-            ...
-        ValueError: rows.json has a row whose epochs is not a number: 'many'
-    """
+    """Raise ValueError for a value that tables and figures cannot compute with."""
     for name, value in (item for row in rows for item in row.items()):
         if (kind := _expected(name, value)) is not None:
             raise ValueError(f"{source} has a row whose {name} is not {kind}: {value!r:.100}")
@@ -122,23 +101,13 @@ def _is_number(value: Any) -> bool:
 
 
 def identity(row: Row) -> tuple[str, ...]:
-    """What a row is about, without what was measured: equal for rows that should agree.
-
-    Example:
-        >>> row = {"model": "resnet18", "seed": 0, "original": 66.0}
-        >>> identity(row) == identity(row | {"original": 67.0}), identity(row) == identity({})
-        (True, False)
-    """
+    """What a row is about, without what was measured: equal for rows that should agree."""
     subject = tuple(repr(row.get(name)) for name in _SUBJECT)
     return (*subject, *(repr(setting(row, name)) for name in ROW_KEYS))
 
 
 def distinct(rows: Sequence[Row]) -> list[Row]:
-    """The rows of one experiment, each once.
-
-    Raises:
-        ValueError: if two are about the same and do not agree.
-    """
+    """The rows of one experiment, each once; ValueError if two do not agree on the same thing."""
     unique: dict[tuple[str, ...], Row] = {}
     for row in rows:
         earlier = unique.setdefault(identity(row), {})
@@ -155,57 +124,32 @@ def distinct(rows: Sequence[Row]) -> list[Row]:
 
 
 def merged(new: Sequence[Row], old: Sequence[Row]) -> list[Row]:
-    """New rows, and after them the old ones that are about something else.
-
-    Example:
-        >>> merged([{"seed": 0, "loss": 1.0}], [{"seed": 0, "loss": 2.0}, {"seed": 1}])
-        [{'seed': 0, 'loss': 1.0}, {'seed': 1}]
-    """
+    """New rows, and after them the old ones that are about something else."""
     replaced = {identity(row) for row in new}
     return [*new, *(row for row in old if identity(row) not in replaced)]
 
 
 @functools.cache
 def paper_settings(dataset: str) -> Mapping[str, Any]:
-    """How the paper trains on a dataset; one that the paper does not have is trained the same way.
-
-    Example:
-        >>> paper_settings("cifar10")["size"], paper_settings("mine")["epochs"]
-        (32, 200)
-    """
+    """How the paper trains on a dataset; one that it does not have is trained the same way."""
     recipe = default_recipe(dataset) if dataset in DATASETS else TrainingRecipe()
     return {name: getattr(recipe, name, None) for name in COMPARED_KEYS}
 
 
 def setting(row: Row, name: str) -> Any:
-    """A setting of a row: the paper's if the row has none.
-
-    Example:
-        >>> setting({"dataset": "cifar10"}, "size"), setting({"size": 64}, "size")
-        (32, 64)
-    """
+    """A setting of a row: the paper's if the row has none."""
     value = row.get(name)
     return paper_settings(row.get("dataset", "")).get(name) if value is None else value
 
 
 def deviations(row: Row) -> dict[str, Any]:
-    """The settings of a row that are not the paper's for its dataset.
-
-    Example:
-        >>> deviations({"dataset": "flowers102", "epochs": 200, "size": 64})
-        {'size': 64}
-    """
+    """The settings of a row that are not the paper's for its dataset."""
     paper = paper_settings(row.get("dataset", ""))
     return {name: value for name in paper if (value := setting(row, name)) != paper[name]}
 
 
 def common(rows: Sequence[Row]) -> dict[str, Any]:
-    """The deviations that all rows have.
-
-    Example:
-        >>> common([{"epochs": 30, "size": 64}, {"epochs": 200, "size": 64}]), common([])
-        ({'size': 64}, {})
-    """
+    """The deviations that all rows have."""
     first, *others = [deviations(row) for row in rows] or [{}]
     return {
         name: value
@@ -215,26 +159,14 @@ def common(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def alike(rows: Sequence[Row]) -> list[Row]:
-    """The rows that were trained the paper's way; if none was, those trained like most.
-
-    Example:
-        >>> alike([{"size": 64}, {"size": 64}, {"size": 224}]), len(alike([{"size": 64}] * 2))
-        ([{'size': 224}], 2)
-    """
+    """The rows that were trained the paper's way; if none was, those trained like most."""
     ways = [deviations(row) for row in rows]
     way = {} if {} in ways else max(ways, key=ways.count, default={})
     return [row for row in rows if deviations(row) == way]
 
 
 def in_words(settings: Mapping[str, Any], *, instead_of: Mapping[str, Any] | None = None) -> str:
-    """Settings in words, for titles and lines; the paper's stand beside them if given.
-
-    Example:
-        >>> in_words({"epochs": 30, "size": 64, "batch_size": 32})
-        '30 epochs, 64 pixels, batch size 32'
-        >>> in_words({"size": 64, "precision": "float32"}, instead_of=paper_settings("flowers102"))
-        '64 pixels instead of 224, precision float32'
-    """
+    """Settings in words, for titles and lines; the paper's stand beside them if given."""
     parts = []
     for name, value in settings.items():
         paper = None if instead_of is None or name in UNPUBLISHED_KEYS else instead_of.get(name)

@@ -130,16 +130,8 @@ def by_variant(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
 
     Rows that were trained otherwise than in the paper, such as for fewer epochs, make a group of
     their own, whose ``setting`` says what differs. What all rows have in common,
-    :func:`shared_setting`, is left out there. Groups are in the order of the tables.
-
-    Raises:
-        ValueError: if a seed is there twice.
-
-    Example:
-        >>> row = {"model": "resnet18", "rotations": 1, "augmentation": "none", "original": 66.0}
-        >>> full, small = row | {"epochs": 200}, row | {"epochs": 200, "size": 64}
-        >>> [variant.name for variant in by_variant([full, small, small | {"seed": 1}])]
-        ['ResNet-18', 'ResNet-18 (64 pixels)']
+    :func:`shared_setting`, is left out there. Groups are in the order of the tables. A seed that
+    is there twice is refused.
     """
     groups: dict[Variant, list[Row]] = {}
     for row in rows:
@@ -170,13 +162,6 @@ def shared_setting(
 
     The paper's settings stand beside them if asked for. The settings in ``also`` are named even
     if they are the paper's.
-
-    Example:
-        >>> row = {"model": "resnet18", "dataset": "flowers102", "size": 64}
-        >>> shared_setting([row]), shared_setting([row], beside_paper=True)
-        ('64 pixels', '64 pixels instead of 224')
-        >>> shared_setting([row, row | {"size": 224}]), shared_setting([row], also=["epochs"])
-        ('', '200 epochs, 64 pixels')
     """
     if not rows:
         return ""
@@ -224,12 +209,7 @@ def variant_of(row: Row) -> Variant:
 
 
 def datasets_of(rows: Sequence[Row]) -> list[str]:
-    """The datasets that rows are about, in the order of the list of datasets.
-
-    Example:
-        >>> datasets_of([{"dataset": "mine"}, {"dataset": "flowers102"}, {"dataset": "cifar10"}])
-        ['cifar10', 'flowers102', 'mine']
-    """
+    """The datasets that rows are about, in the order of the list of datasets."""
     known = list(DATASETS)
     names = dict.fromkeys(row["dataset"] for row in rows)
     return sorted(names, key=lambda name: known.index(name) if name in known else len(known))
@@ -241,10 +221,5 @@ def dataset_title(dataset: str) -> str:
 
 
 def figure_file(name: str, dataset: str) -> str:
-    """The name of a figure's file; the paper's dataset goes without saying.
-
-    Example:
-        >>> figure_file("selectivity", "flowers102"), figure_file("selectivity", "mine")
-        ('selectivity', 'selectivity-mine')
-    """
+    """The name of a figure's file; the paper's dataset goes without saying."""
     return name if dataset == PAPER_DATASET else f"{name}-{dataset}"

@@ -16,9 +16,9 @@ from equicolor.data import (
     load_mnist,
     longtailed_colormnist,
 )
-from equicolor.paper import colormnist
+from equicolor.paper import colormnist_results
 from equicolor.paper.colormnist import MODELS, SIGMAS
-from equicolor.paper.colormnist_figures import (
+from equicolor.paper.colormnist_results import (
     per_class_figure,
     sample_sheet,
     sigma_figure,
@@ -37,8 +37,8 @@ def shown(rows: list[Row]) -> dict[str, Section]:
     """The sections of an experiment by the files of their figures."""
     experiment = rows[0]["dataset"]
     show = {
-        LONGTAILED: colormnist.show_longtailed,
-        BIASED: colormnist.show_biased,
+        LONGTAILED: colormnist_results.show_longtailed,
+        BIASED: colormnist_results.show_biased,
     }[experiment]
     return {section.file: section for section in show(Findings({experiment: rows}))}
 
@@ -50,15 +50,15 @@ def without_mnist(digits: Digits, monkeypatch: pytest.MonkeyPatch) -> None:
             raise MissingDataError("no MNIST")
         return digits
 
-    monkeypatch.setattr(colormnist, "load_mnist", load)
+    monkeypatch.setattr(colormnist_results, "load_mnist", load)
 
 
 def test_the_digits_are_those_of_the_rows(digits: Digits, without_mnist: None) -> None:
     quick = biased_rows(digits=digits.source)
-    assert colormnist.digits_of(quick) is digits
-    assert colormnist.digits_of([*biased_rows(), *quick]) is digits
-    assert colormnist.digits_of(biased_rows()) is None
-    assert colormnist.digits_of(biased_rows(digits="others")) is None
+    assert colormnist_results.digits_of(quick) is digits
+    assert colormnist_results.digits_of([*biased_rows(), *quick]) is digits
+    assert colormnist_results.digits_of(biased_rows()) is None
+    assert colormnist_results.digits_of(biased_rows(digits="others")) is None
 
 
 def test_damaged_digits_are_as_good_as_none(
@@ -71,7 +71,7 @@ def test_damaged_digits_are_as_good_as_none(
             (tmp_path / "MNIST" / "raw" / f"{split}-{kind}-ubyte").write_bytes(b"no idx")
     with pytest.raises(ValueError, match="is damaged"):
         load_mnist(embedded=False)
-    assert colormnist.digits_of(biased_rows()) is None
+    assert colormnist_results.digits_of(biased_rows()) is None
 
 
 def test_samples_of_digits_that_are_not_there_are_not_drawn(without_mnist: None) -> None:

@@ -1,7 +1,7 @@
-"""Figures of the ColorMNIST experiments: the paper's Figure 2, its samples, and hue curves.
+"""The ColorMNIST experiments in the report: the paper's Figure 2, its samples, and hue curves.
 
-Pure functions from rows, datasets and accuracies to matplotlib figures. Colours are Okabe and
-Ito's, which the colour-blind can tell apart; markers and dashes repeat what they say.
+Colours of figures are Okabe and Ito's, which the colour-blind can tell apart; markers and dashes
+repeat what they say.
 """
 
 import statistics
@@ -14,23 +14,52 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import ScaledTranslation
 
-from equicolor.data import ColorMNIST
+from equicolor.data import (
+    ColorMNIST,
+    Digits,
+    MissingDataError,
+    biased_colormnist,
+    data_root,
+    load_mnist,
+    longtailed_colormnist,
+)
+from equicolor.data.mnist import EMBEDDED_SOURCE, FULL_SOURCE
 from equicolor.evaluation import hue_shifts
 from equicolor.evaluation.figures import Curve, hue_panels
 from equicolor.paper.colormnist_tables import (
     Cells,
+    biased_table,
     by_training,
     curves_of,
     gains,
+    gains_table,
+    headline,
+    longtailed_table,
     sigma_label,
     sigmas_of,
     standard_error,
 )
+from equicolor.paper.rows import Findings
 from equicolor.paper.variants import REDRAWN, Variant
+from equicolor.reporting.html import Section
 from equicolor.results import Row
 
-__all__ = ["hue_figure", "per_class_figure", "sample_sheet", "sigma_figure", "style"]
+__all__ = [
+    "BIASED", "HUE_IMAGES", "LONGTAILED", "digits_of", "hue_figure", "per_class_figure",
+    "sample_sheet", "show_biased", "show_longtailed", "sigma_figure", "style",
+]  # fmt: skip
 
+LONGTAILED, BIASED = "colormnist-longtailed", "colormnist-biased"
+HUE_IMAGES = 30  # of a class, on which the first seed is swept
+_NETWORKS = """Z2CNN is a plain seven-layer network, CECNN the colour-equivariant one with as many
+parameters"""
+_ABOUT_LONGTAILED = f"""Ten digits in three colours are thirty classes. Some have a hundred
+training images, others one or two; the test set has equally many of each. A network that shares
+what it learns about a shape between colours can read a rare class from the frequent ones of the
+same digit. {_NETWORKS}."""
+_ABOUT_BIASED = f"""Every digit has its own hue, and the hue of an image deviates from it by σ
+degrees. At σ = 0 the colour gives the class away, at σ = 10⁶ only the shape is left.
+{_NETWORKS}; coset pooling makes it invariant to hue."""
 _LOOKS = {  # colour and marker
     "z2cnn": ("#d55e00", "s"),
     "z2cnn-gray": ("#7a7a7a", "v"),
@@ -45,6 +74,113 @@ _DASHES = {"none": "-", "jitter 0.5": "--"}
 _FADED = (1.0, 0.5, 0.3)  # of curves that differ in the setting alone
 _SPREAD = 16.0  # points over which the markers of one σ stand side by side
 _TINTS = {"red": "#c0392b", "green": "#1e8449", "blue": "#1f4fbf"}
+
+
+def show_longtailed(findings: Findings) -> list[Section]:
+    """Accuracy of every class (Figure 2a), variants of training, hue curves and samples."""
+    rows = findings.of(LONGTAILED)
+    if not rows:
+        return []
+    digits = digits_of(rows)
+    # Any digits do for the sizes of the classes.
+    data = longtailed_colormnist(digits or load_mnist(embedded=True), test_per_class=1)
+    plain = [row for row in rows if row["augmentation"] == "none" and not row["weighted"]]
+    changed = [row for row in rows if row not in plain]
+    sections = [
+        Section(
+            "Accuracy of every class",
+            f"{_ABOUT_LONGTAILED}\n\n{headline(rows)}",
+            longtailed_table(rows),
+            per_class_figure(plain or rows, data),
+            f"Bars: training images of a class. Curves: test accuracy. {_bars(rows)} "
+            f"Trained on: {_sources(rows)}.",
+            LONGTAILED,
+        )
+    ]
+    if plain and changed:
+        sections.append(
+            Section(
+                "With jitter or a weighted loss",
+                figure=per_class_figure(changed, data),
+                caption="Hue jitter hides the colour, which is part of the class here. "
+                + _bars(rows),
+                file=f"{LONGTAILED}-variants",
+            )
+        )
+    curves = {row["model"]: row["hue_curve"] for row in rows if row.get("hue_curve")}
+    if curves:
+        sections.append(
+            Section(
+                "Shifted hues",
+                figure=hue_figure(curves),
+                caption="Digits in the colour each was seen most often, shifted to others: how "
+                "often a network still reads the digit; the colour it names does not count. First "
+                f"seed, {HUE_IMAGES} test images of each.",
+                file=f"{LONGTAILED}-hue",
+            )
+        )
+    return [*sections, _samples(LONGTAILED, rows, digits, "with the number there are", [data])]
+
+
+def show_biased(findings: Findings) -> list[Section]:
+    """Accuracy over the spread of the hue (Figure 2b), gains over the plain network, samples."""
+    rows = findings.of(BIASED)
+    if not rows:
+        return []
+    digits, gained, sigmas = digits_of(rows), gains_table(rows), sigmas_of(rows)
+    below = " Below: gain over Z2CNN of the same seed, with the standard error."
+    sections = [
+        Section(
+            "Accuracy over the spread of the hue",
+            f"{_ABOUT_BIASED}\n\n{headline(rows)}",
+            biased_table(rows),
+            sigma_figure(rows),
+            f"{_bars(rows)}{below if gained.rows else ''} Trained on: {_sources(rows)}.",
+            BIASED,
+        )
+    ]
+    if gained.rows:
+        sections.append(Section("Compared seed by seed", table=gained))
+    some = sorted({sigmas[0], sigmas[len(sigmas) // 2], sigmas[-1]})
+    data = [] if digits is None else [biased_colormnist(s, digits, test_size=1) for s in some]
+    return [*sections, _samples(BIASED, rows, digits, "for some spreads of the hue", data)]
+
+
+def _samples(
+    experiment: str,
+    rows: Sequence[Row],
+    digits: Digits | None,
+    words: str,
+    data: Sequence[ColorMNIST],
+) -> Section:
+    """The sheet of training images, or why there is none."""
+    title, file = "The images", f"{experiment}-samples"
+    if digits is None:
+        missing = f"{_sources(rows)}, is missing or damaged in {data_root()}"
+        return Section(title, f"Not drawn: what was trained on, {missing}.", file=file)
+    caption = f"The first training images of every class, {words}. Digits: {digits.source}."
+    return Section(title, figure=sample_sheet(data), caption=caption, file=file)
+
+
+def digits_of(rows: Sequence[Row]) -> Digits | None:
+    """The digits that rows were trained on: the full set if any row has it."""
+    sources = {row["digits"] for row in rows}
+    for source in (FULL_SOURCE, EMBEDDED_SOURCE):
+        if source in sources:
+            try:
+                return load_mnist(embedded=source == EMBEDDED_SOURCE)
+            except (MissingDataError, ValueError):  # damaged
+                continue
+    return None
+
+
+def _sources(rows: Sequence[Row]) -> str:
+    return " and ".join(sorted({row["digits"] for row in rows}))
+
+
+def _bars(rows: Sequence[Row]) -> str:
+    several = len({row["seed"] for row in rows}) > 1
+    return "Mean over seeds; error bars are one standard deviation." if several else "One seed."
 
 
 def style(variant: Variant) -> dict[str, Any]:
