@@ -27,7 +27,6 @@ from equicolor.paper.rows import Findings, alike, deviations, identity, titled
 from equicolor.paper.variants import (
     PAPER_DATASET,
     Variant,
-    all_stages,
     by_variant,
     dataset_title,
     datasets_of,
@@ -38,7 +37,6 @@ from equicolor.paper.variants import (
 from equicolor.reporting.html import Section
 from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import Row
-from equicolor.training.recipes import default_recipe
 
 __all__ = [
     "COSETPOOL", "JITTER", "ROTATIONS", "figures", "of_ablation", "peak_table", "peaks",
@@ -46,16 +44,15 @@ __all__ = [
 ]  # fmt: skip
 
 _ROTATIONS, _JITTER, _POOLING = "ablation-rotations", "ablation-jitter", "ablation-cosetpool"
-_ORDERS, _QUICK_ORDERS = (*range(1, 11), 12), (1, 3, 6)
-_STRENGTHS, _QUICK_STRENGTHS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5), (0.0, 0.1, 0.5)
+_QUICK_ORDERS, _QUICK_STRENGTHS = (1, 3, 6), (0.0, 0.1, 0.5)
 _MARKERS = "osD^vPX<>hd"
 # The HSV curve is drawn later, with gaps, so that the RGB curve shows where they coincide.
 _LIFTINGS: Mapping[str, Mapping[str, Any]] = {
     "rgb": {"color": "#0072b2", "marker": "o"},
     "hsv": {"color": "#d55e00", "marker": "s", "linestyle": "--", "markerfacecolor": "none"},
 }
-_PLAIN_STYLE = ("#d55e00", "s", "plain network")
 _POOL_STYLES = {
+    "plain": ("#d55e00", "s", "plain network"),
     "max": ("#0072b2", "o", "coset max pooling"),
     "avg": ("#009e73", "D", "coset average pooling"),
     "none": ("#cc79a7", "X", "flattened"),
@@ -66,26 +63,24 @@ Settings = Mapping[str, Groups]  # groups by how they were trained, in words
 
 
 def _plan(scope: Scope, experiment: str) -> list[Job]:
-    jobs = []
     actions = ACTIONS if experiment == _ROTATIONS else ()
-    for dataset in image_jobs.main_datasets(scope):
-        place = image_jobs.place(dataset, scope)
-        full = f"ce-{all_stages(default_recipe(place).model)}"
-        networks = {
-            _ROTATIONS: [
-                f"{lifting}-{order}"
-                for order in (_QUICK_ORDERS if scope.quick else _ORDERS)
-                for lifting in ("rgb", "hsv")
-            ],
-            _JITTER: [
-                f"{name}+jitter-{turns:g}"
-                for turns in (_QUICK_STRENGTHS if scope.quick else _STRENGTHS)
-                for name in ("baseline", full)
-            ],
-            _POOLING: ["baseline", full, f"{full}+flatten", f"{full}+avg"],
-        }
-        jobs += image_jobs.training_jobs(dataset, networks[experiment], scope, actions)
-    return jobs
+    return [
+        job
+        for dataset in image_jobs.main_datasets(scope)
+        for job in image_jobs.training_jobs(
+            dataset, _networks(experiment, scope.quick), scope, actions
+        )
+    ]
+
+
+def _networks(experiment: str, quick: bool) -> list[str]:
+    if experiment == _ROTATIONS:
+        orders = _QUICK_ORDERS if quick else (*range(1, 11), 12)
+        return [f"{lifting}-{order}" for order in orders for lifting in ("rgb", "hsv")]
+    if experiment == _JITTER:
+        strengths = _QUICK_STRENGTHS if quick else (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
+        return [f"{name}+jitter-{turns:g}" for turns in strengths for name in ("baseline", "rgb-3")]
+    return ["baseline", "rgb-3", "rgb-3+flatten", "rgb-3+avg"]
 
 
 def _show(findings: Findings, experiment: str) -> list[Section]:
@@ -104,10 +99,9 @@ def _show(findings: Findings, experiment: str) -> list[Section]:
 
 def rows_shown(experiment: str, findings: Findings) -> list[Row]:
     """The rows that an ablation shows, most of them those of other experiments."""
-    comparable = _comparable(experiment, findings)
     return [
         row
-        for dataset, rows in comparable.items()
+        for dataset, rows in _comparable(experiment, findings).items()
         for row in _rows(of_ablation(experiment, rows, dataset))
     ]
 
@@ -307,8 +301,8 @@ def _jitter_curves(settings: Settings) -> Figure:
     """The paper's figure on jitter: equivariant and plain, a curve for each strength."""
     strengths = sorted({_strength(variant) for groups in settings.values() for variant in groups})
     panels: dict[str, list[Curve]] = {}
-    for (setting, groups), kind in itertools.product(settings.items(), ("ce", "baseline")):
-        for variant in (variant for variant in groups if variant.kind == kind):
+    for setting, groups in settings.items():
+        for variant in sorted(groups, key=lambda variant: variant.kind != "ce"):
             turns = _strength(variant)
             style = _shade(turns, strengths)
             curve = mean_curve(groups[variant], "hue_curve", f"jitter {turns:g}", style)
@@ -322,8 +316,8 @@ def _pooling_curves(settings: Settings) -> Figure:
     for setting, groups in settings.items():
         curves = []
         for variant, group in groups.items():
-            look = _POOL_STYLES[variant.pool] if variant.kind == "ce" else _PLAIN_STYLE
-            color, marker, label = look
+            pool = variant.pool if variant.kind == "ce" else "plain"
+            color, marker, label = _POOL_STYLES[pool]
             style = {"color": color, "marker": marker}
             curves.append(mean_curve(group, "hue_curve", label, style))
         full = min(groups, key=lambda variant: (variant.kind != "ce", variant.pool != "max"))

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -63,32 +62,25 @@ MODELS: dict[str, Recipe] = {
 }
 
 
-class _Extent(NamedTuple):
-    """How much of an experiment is run unless a scope says otherwise."""
-
-    networks: tuple[str, ...]
-    seeds: tuple[int, ...]
-    epochs: int
-    sigmas: tuple[float, ...] = ()
-
-
+# What is run unless a scope says otherwise: networks, seeds, epochs and σ.
+_Extent = tuple[tuple[str, ...], Sequence[int], int, Sequence[float | None]]
 # Networks in the order of the paper, then what goes beyond it.
-_FULL = {
-    LONGTAILED: _Extent(
+_FULL: dict[str, _Extent] = {
+    LONGTAILED: (
         ("z2cnn", "z2cnn-gray", "cecnn", "cecnn-pooled", "cecnn-2", "cecnn-4",
          "z2cnn+jitter", "cecnn+jitter", "z2cnn+weighted", "cecnn+weighted"),
-        tuple(range(10)), 1000,
+        range(10), 1000, (None,),
     ),
-    BIASED: _Extent(
+    BIASED: (
         ("z2cnn", "cecnn", "cecnn-pooled", "z2cnn-gray", "cecnn-hsv6", "cecnn-hsv12",
          "z2cnn+jitter", "cecnn+jitter"),
-        tuple(range(10)), 1500, SIGMAS,
+        range(10), 1500, SIGMAS,
     ),
 }  # fmt: skip
 # Minutes on two cores.
-_QUICK = {
-    LONGTAILED: _Extent(("z2cnn", "z2cnn-gray", "cecnn", "cecnn-pooled"), (0,), QUICK_EPOCHS),
-    BIASED: _Extent(("z2cnn", "cecnn", "cecnn-pooled"), (0,), 10, (0.0, 36.0, 1e6)),
+_QUICK: dict[str, _Extent] = {
+    LONGTAILED: (("z2cnn", "z2cnn-gray", "cecnn", "cecnn-pooled"), (0,), QUICK_EPOCHS, (None,)),
+    BIASED: (("z2cnn", "cecnn", "cecnn-pooled"), (0,), 10, (0.0, 36.0, 1e6)),
 }
 
 
@@ -99,17 +91,16 @@ def quick_recipe(recipe: Recipe) -> Recipe:
 
 def plan(experiment: str, scope: Scope) -> list[Job]:
     """The jobs of one of :data:`EXPERIMENTS`."""
-    extent = (_QUICK if scope.quick else _FULL)[experiment]
-    seeds = extent.seeds if scope.seeds is None else scope.seeds
-    epochs = extent.epochs if scope.epochs is None else scope.epochs
-    biased = experiment == BIASED
-    sigmas: Sequence[float | None] = (scope.sigmas or extent.sigmas) if biased else (None,)
-    redraw = biased and scope.redraw
+    networks, seeds, epochs, sigmas = (_QUICK if scope.quick else _FULL)[experiment]
+    seeds = seeds if scope.seeds is None else scope.seeds
+    epochs = epochs if scope.epochs is None else scope.epochs
+    sigmas = scope.sigmas or sigmas if experiment == BIASED else sigmas
+    redraw = experiment == BIASED and scope.redraw
     if len(set(sigmas)) < len(sigmas):
         raise ValueError(f"sigmas must differ from each other, got {list(sigmas)}")
-    networks = scope.networks or extent.networks
+    networks = scope.networks or networks
     for name in networks:
-        _checks.one_of("network", name, _FULL[experiment].networks)
+        _checks.one_of("network", name, _FULL[experiment][0])
     digits = load_mnist(embedded=True if scope.quick else None)
 
     @functools.cache

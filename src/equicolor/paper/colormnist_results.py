@@ -26,21 +26,9 @@ from equicolor.data import (
 from equicolor.data.mnist import EMBEDDED_SOURCE, FULL_SOURCE
 from equicolor.evaluation import hue_shifts
 from equicolor.evaluation.figures import Curve, hue_panels
-from equicolor.paper.colormnist_tables import (
-    Cells,
-    biased_table,
-    by_training,
-    curves_of,
-    gains,
-    gains_table,
-    headline,
-    longtailed_table,
-    sigma_label,
-    sigmas_of,
-    standard_error,
-)
+from equicolor.paper import colormnist_tables as tables
 from equicolor.paper.rows import Findings
-from equicolor.paper.variants import REDRAWN, Variant
+from equicolor.paper.variants import REDRAWN, TOY_NETWORKS, Variant
 from equicolor.reporting.html import Section
 from equicolor.results import Row
 
@@ -60,16 +48,6 @@ same digit. {_NETWORKS}."""
 _ABOUT_BIASED = f"""Every digit has its own hue, and the hue of an image deviates from it by σ
 degrees. At σ = 0 the colour gives the class away, at σ = 10⁶ only the shape is left.
 {_NETWORKS}; coset pooling makes it invariant to hue."""
-_LOOKS = {  # colour and marker
-    "z2cnn": ("#d55e00", "s"),
-    "z2cnn-gray": ("#7a7a7a", "v"),
-    "cecnn": ("#0072b2", "o"),
-    "cecnn-pooled": ("#009e73", "D"),
-    "cecnn-2": ("#e69f00", "^"),
-    "cecnn-4": ("#cc79a7", "P"),
-    "cecnn-hsv6": ("#56b4e9", "h"),
-    "cecnn-hsv12": ("#000000", "X"),
-}
 _DASHES = {"none": "-", "jitter 0.5": "--"}
 _FADED = (1.0, 0.5, 0.3)  # of curves that differ in the setting alone
 _SPREAD = 16.0  # points over which the markers of one σ stand side by side
@@ -89,8 +67,8 @@ def show_longtailed(findings: Findings) -> list[Section]:
     sections = [
         Section(
             "Accuracy of every class",
-            f"{_ABOUT_LONGTAILED}\n\n{headline(rows)}",
-            longtailed_table(rows),
+            f"{_ABOUT_LONGTAILED}\n\n{tables.headline(rows)}",
+            tables.longtailed_table(rows),
             per_class_figure(plain or rows, data),
             f"Bars: training images of a class. Curves: test accuracy. {_bars(rows)} "
             f"Trained on: {_sources(rows)}.",
@@ -119,7 +97,8 @@ def show_longtailed(findings: Findings) -> list[Section]:
                 file=f"{LONGTAILED}-hue",
             )
         )
-    return [*sections, _samples(LONGTAILED, rows, digits, "with the number there are", [data])]
+    samples = [data] if digits else []
+    return [*sections, _samples(LONGTAILED, rows, "with the number there are", samples)]
 
 
 def show_biased(findings: Findings) -> list[Section]:
@@ -127,13 +106,13 @@ def show_biased(findings: Findings) -> list[Section]:
     rows = findings.of(BIASED)
     if not rows:
         return []
-    digits, gained, sigmas = digits_of(rows), gains_table(rows), sigmas_of(rows)
+    digits, gained, sigmas = digits_of(rows), tables.gains_table(rows), tables.sigmas_of(rows)
     below = " Below: gain over Z2CNN of the same seed, with the standard error."
     sections = [
         Section(
             "Accuracy over the spread of the hue",
-            f"{_ABOUT_BIASED}\n\n{headline(rows)}",
-            biased_table(rows),
+            f"{_ABOUT_BIASED}\n\n{tables.headline(rows)}",
+            tables.biased_table(rows),
             sigma_figure(rows),
             f"{_bars(rows)}{below if gained.rows else ''} Trained on: {_sources(rows)}.",
             BIASED,
@@ -143,22 +122,18 @@ def show_biased(findings: Findings) -> list[Section]:
         sections.append(Section("Compared seed by seed", table=gained))
     some = sorted({sigmas[0], sigmas[len(sigmas) // 2], sigmas[-1]})
     data = [] if digits is None else [biased_colormnist(s, digits, test_size=1) for s in some]
-    return [*sections, _samples(BIASED, rows, digits, "for some spreads of the hue", data)]
+    return [*sections, _samples(BIASED, rows, "for some spreads of the hue", data)]
 
 
 def _samples(
-    experiment: str,
-    rows: Sequence[Row],
-    digits: Digits | None,
-    words: str,
-    data: Sequence[ColorMNIST],
+    experiment: str, rows: Sequence[Row], words: str, data: Sequence[ColorMNIST]
 ) -> Section:
     """The sheet of training images, or why there is none."""
     title, file = "The images", f"{experiment}-samples"
-    if digits is None:
+    if not data:
         missing = f"{_sources(rows)}, is missing or damaged in {data_root()}"
         return Section(title, f"Not drawn: what was trained on, {missing}.", file=file)
-    caption = f"The first training images of every class, {words}. Digits: {digits.source}."
+    caption = f"The first training images of every class, {words}. Digits: {data[0].source}."
     return Section(title, figure=sample_sheet(data), caption=caption, file=file)
 
 
@@ -185,7 +160,7 @@ def _bars(rows: Sequence[Row]) -> str:
 
 def style(variant: Variant) -> dict[str, Any]:
     """Colour, marker and dashes of a curve."""
-    color, marker = _LOOKS.get(variant.network, ("#333333", "."))
+    _, color, marker = TOY_NETWORKS.get(variant.network, ("", "#333333", "."))
     return {
         "color": color,
         "marker": marker,
@@ -218,7 +193,7 @@ def per_class_figure(rows: Sequence[Row], data: ColorMNIST) -> Figure:
     bars.bar(range(len(order)), counts[order].numpy(), color="#dddddd", width=0.85)
     bars.set_ylabel("training images (bars)", color="#777777")
     bars.tick_params(axis="y", colors="#777777")
-    groups = by_training(rows)
+    groups = tables.by_training(rows)
     styles = _styles(list(groups))
     for index, (variant, group) in enumerate(groups.items()):
         values = np.array([row["per_class"] for row in group])[:, order.numpy()]
@@ -255,9 +230,9 @@ def sigma_figure(rows: Sequence[Row]) -> Figure:
     seed from the plain network of that seed with its standard error, if they have several seeds
     in common. Data drawn once and data drawn for every seed have a column each.
     """
-    sigmas, curves = sigmas_of(rows), curves_of(rows)
+    sigmas, curves = tables.sigmas_of(rows), tables.curves_of(rows)
     draws = sorted({variant.redrawn for variant in curves})
-    above = gains(curves)
+    above = tables.gains(curves)
     size = (4.5 + 3.5 * len(draws), 7.4 if above else 4.6)
     figure = Figure(figsize=size, layout="constrained")
     heights = (3, 2) if above else (1,)
@@ -267,12 +242,12 @@ def sigma_figure(rows: Sequence[Row]) -> Figure:
     for column, redrawn in zip(grid.T, draws, strict=True):
         _draw_curves(column[0], sigmas, curves, redrawn, statistics.stdev)
         if above:
-            _draw_curves(column[1], sigmas, above, redrawn, standard_error)
+            _draw_curves(column[1], sigmas, above, redrawn, tables.standard_error)
             column[1].axhline(0, color="#d55e00", linewidth=1)
         if redrawn or len(draws) > 1:
             column[0].set_title(REDRAWN if redrawn else "data drawn once for all seeds")
         column[-1].set_xlim(-0.5, len(sigmas) - 0.5)
-        column[-1].set_xticks(range(len(sigmas)), [sigma_label(sigma) for sigma in sigmas])
+        column[-1].set_xticks(range(len(sigmas)), [tables.sigma_label(sigma) for sigma in sigmas])
         column[-1].set_xlabel("standard deviation of the hue, degrees")
     for axes, label in zip(grid[:, 0], ("test accuracy, %", "points above Z2CNN"), strict=False):
         axes.set_ylabel(label)
@@ -286,7 +261,7 @@ def sigma_figure(rows: Sequence[Row]) -> Figure:
 def _draw_curves(
     axes: Axes,
     sigmas: Sequence[float],
-    curves: Mapping[Variant, Cells],
+    curves: Mapping[Variant, tables.Cells],
     redrawn: bool,
     error: Callable[[Sequence[float]], float],
 ) -> None:
@@ -356,7 +331,7 @@ def sample_sheet(datasets: Sequence[ColorMNIST]) -> Figure:
 def _panels(data: ColorMNIST) -> list[tuple[str, dict[int, str]]]:
     """The title of each panel, and its classes with their labels."""
     if data.sigma is not None:
-        return [(f"σ = {sigma_label(data.sigma)}°", dict(enumerate(data.class_names)))]
+        return [(f"σ = {tables.sigma_label(data.sigma)}°", dict(enumerate(data.class_names)))]
     panels: dict[str, dict[int, str]] = {}
     counts = data.class_counts().tolist()
     for index, (name, count) in enumerate(zip(data.class_names, counts, strict=True)):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from equicolor._text import counted
 from equicolor.paper.rows import in_words
-from equicolor.paper.variants import TITLES, Variant
+from equicolor.paper.variants import TOY_NETWORKS, Variant
 from equicolor.reporting.tables import MISSING, Table, mean_and_std
 from equicolor.results import Row
 
@@ -56,15 +56,12 @@ def by_training(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
         groups.setdefault(variant, []).append(row)
 
     def rank(variant: Variant) -> tuple[bool, int, int]:
-        training = _place(variant.augmentation, _TRAININGS)
-        return variant.redrawn, training, _place(variant.network, list(TITLES))
+        # Those that are not in the list come after it.
+        training = [*_TRAININGS, variant.augmentation].index(variant.augmentation)
+        network = [*TOY_NETWORKS, variant.network].index(variant.network)
+        return variant.redrawn, training, network
 
     return {variant: groups[variant] for variant in sorted(groups, key=rank)}
-
-
-def _place(name: str, order: Sequence[str]) -> int:
-    """The place of a name in an order, which unknown ones follow."""
-    return order.index(name) if name in order else len(order)
 
 
 def curves_of(rows: Sequence[Row]) -> dict[Variant, Cells]:
@@ -171,12 +168,11 @@ def _gain(values: Sequence[float]) -> str:
 
 
 def _title(rows: Sequence[Row]) -> str:
-    epochs = sorted({row["epochs"] for row in rows})
+    *fewer, most = sorted({row["epochs"] for row in rows})
+    epochs = " and ".join([*(f"{number:,}" for number in fewer), counted(most, "epoch")])
     several = len({row.get("seed") for row in rows}) > 1
     spread = " (mean ± standard deviation over seeds)" if several else ""
-    plural = "" if epochs == [1] else "s"
-    numbers = " and ".join(f"{number:,}" for number in epochs)
-    return f"Test accuracy in percent, {numbers} epoch{plural}{spread}"
+    return f"Test accuracy in percent, {epochs}{spread}"
 
 
 def headline(rows: Sequence[Row]) -> str:

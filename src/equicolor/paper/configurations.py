@@ -154,11 +154,11 @@ def table(rows: Iterable[Row]) -> RichTable:
         result.add_column(name, justify="left" if name == "network" else "right", no_wrap=True)
     plain: dict[str, int] = {}
     for row in rows:
-        *network, paper, parameters, paper_macs, dense, cyclic = _cells(row)
+        *network, published, parameters, published_macs, dense, cyclic = _cells(row)
         macs = plain.setdefault(row["model"], row["macs_dense"])
         times = [f"{row[key] / macs:.1f}" for key in ("macs_dense", "macs_cyclic")]
-        cells = [*network, f"{parameters}M", paper, dense, times[0], cyclic, times[1], paper_macs]
-        result.add_row(*cells)
+        cells = [f"{parameters}M", published, dense, times[0], cyclic, times[1], published_macs]
+        result.add_row(*network, *cells)
     return result
 
 

@@ -11,8 +11,8 @@ from equicolor.paper.rows import common, deviations, in_words, paper_settings, s
 from equicolor.results import Row
 
 __all__ = [
-    "AUGMENTATIONS", "PAPER_DATASET", "REDRAWN", "TITLES", "Variant", "all_stages", "by_variant",
-    "dataset_title", "datasets_of", "figure_file", "shared_setting", "variant_of",
+    "AUGMENTATIONS", "PAPER_DATASET", "REDRAWN", "TOY_NETWORKS", "Variant", "all_stages",
+    "by_variant", "dataset_title", "datasets_of", "figure_file", "shared_setting", "variant_of",
 ]  # fmt: skip
 
 PAPER_DATASET = "flowers102"  # of the paper's figures and ablations
@@ -21,15 +21,16 @@ REDRAWN = "data drawn for every seed"
 _AUGMENTATION_NAMES = {"jitter 0.5": "jitter", "augmix": "AugMix", "js": "JS loss"}
 _POOL_NAMES = {"max": [], "avg": ["average pooling"], "none": ["flattened"]}
 _KINDS = ("baseline", "ciconv", "ce", "other")  # in the order of the tables
-TITLES = {  # of the networks of ColorMNIST, in the paper's order
-    "z2cnn": "Z2CNN",
-    "z2cnn-gray": "Z2CNN, grey input",
-    "cecnn": "CECNN",
-    "cecnn-pooled": "CECNN, coset pooling",
-    "cecnn-2": "CECNN, 2 layers",
-    "cecnn-4": "CECNN, 4 layers",
-    "cecnn-hsv6": "CECNN, HSV, n = 6",
-    "cecnn-hsv12": "CECNN, HSV, n = 12",
+# Name, colour and marker of the networks of ColorMNIST, in the paper's order.
+TOY_NETWORKS = {
+    "z2cnn": ("Z2CNN", "#d55e00", "s"),
+    "z2cnn-gray": ("Z2CNN, grey input", "#7a7a7a", "v"),
+    "cecnn": ("CECNN", "#0072b2", "o"),
+    "cecnn-pooled": ("CECNN, coset pooling", "#009e73", "D"),
+    "cecnn-2": ("CECNN, 2 layers", "#e69f00", "^"),
+    "cecnn-4": ("CECNN, 4 layers", "#cc79a7", "P"),
+    "cecnn-hsv6": ("CECNN, HSV, n = 6", "#56b4e9", "h"),
+    "cecnn-hsv12": ("CECNN, HSV, n = 12", "#000000", "X"),
 }
 
 
@@ -81,7 +82,9 @@ class Variant(NamedTuple):
     @property
     def network_name(self) -> str:
         """The network for legends and tables."""
-        title = TITLES.get(self.network, re.sub(r"^resnet(\d+)$", r"ResNet-\1", self.network))
+        if self.network in TOY_NETWORKS:
+            return TOY_NETWORKS[self.network][0]
+        title = re.sub(r"^resnet(\d+)$", r"ResNet-\1", self.network)
         special = []
         if self.kind == "ciconv":
             title = f"CIConv-W {title}"
@@ -109,10 +112,9 @@ class Variant(NamedTuple):
     @property
     def rank(self) -> tuple[Any, ...]:
         """Its place in the tables: by augmentation, then as in the paper, then what is ours."""
-        known = self.augmentation in AUGMENTATIONS
-        group = AUGMENTATIONS.index(self.augmentation) if known else len(AUGMENTATIONS)
+        augmentation = [*AUGMENTATIONS, self.augmentation].index(self.augmentation)
         return (
-            group, "" if known else self.augmentation, not self.in_paper, self.gray,
+            augmentation, self.augmentation, not self.in_paper, self.gray,
             _KINDS.index(self.kind), self.lifting, self.rotations, self.ce_stages, self.network,
             self.pool != "max", self.pool, self.setting,
         )  # fmt: skip
@@ -210,9 +212,8 @@ def variant_of(row: Row) -> Variant:
 
 def datasets_of(rows: Sequence[Row]) -> list[str]:
     """The datasets that rows are about, in the order of the list of datasets."""
-    known = list(DATASETS)
     names = dict.fromkeys(row["dataset"] for row in rows)
-    return sorted(names, key=lambda name: known.index(name) if name in known else len(known))
+    return sorted(names, key=lambda name: [*DATASETS, name].index(name))
 
 
 def dataset_title(dataset: str) -> str:
