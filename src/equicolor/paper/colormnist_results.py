@@ -50,8 +50,9 @@ degrees. At σ = 0 the colour gives the class away, at σ = 10⁶ only the shape
 {_NETWORKS}; coset pooling makes it invariant to hue."""
 _DASHES = {"none": "-", "jitter 0.5": "--"}
 _FADED = (1.0, 0.5, 0.3)  # of curves that differ in the setting alone
-_SPREAD = 16.0  # points over which the markers of one σ stand side by side
 _TINTS = {"red": "#c0392b", "green": "#1e8449", "blue": "#1f4fbf"}
+
+_Points = Mapping[Variant, Mapping[int, Sequence[float]]]  # numbers of all seeds at each place
 
 
 def show_longtailed(findings: Findings) -> list[Section]:
@@ -194,21 +195,11 @@ def per_class_figure(rows: Sequence[Row], data: ColorMNIST) -> Figure:
     bars.set_ylabel("training images (bars)", color="#777777")
     bars.tick_params(axis="y", colors="#777777")
     groups = tables.by_training(rows)
-    styles = _styles(list(groups))
-    for index, (variant, group) in enumerate(groups.items()):
-        values = np.array([row["per_class"] for row in group])[:, order.numpy()]
-        # Curves stand side by side within a class, so that error bars do not overlap.
-        shift = 0.5 * ((index + 0.5) / len(groups) - 0.5)
-        accuracy.errorbar(
-            np.arange(len(order)) + shift,
-            values.mean(0),
-            values.std(0, ddof=1) if len(values) > 1 else None,
-            label=variant.name,
-            linewidth=1,
-            elinewidth=0.8,
-            markersize=4,
-            **styles[variant],
-        )
+    points = {
+        variant: dict(enumerate(np.transpose([row["per_class"] for row in group])[order].tolist()))
+        for variant, group in groups.items()
+    }
+    _draw_curves(accuracy, points, statistics.stdev, spread=10)
     accuracy.set(ylim=(-3, 103), xlim=(-0.7, len(order) - 0.3), ylabel="test accuracy, %")
     accuracy.set_xlabel("class: digit and colour (red, green, blue), by training images")
     names = [data.class_names[index].split() for index in order.tolist()]
@@ -218,7 +209,6 @@ def per_class_figure(rows: Sequence[Row], data: ColorMNIST) -> Figure:
     # The bars belong behind the curves, though their axes were made later.
     accuracy.set_zorder(bars.get_zorder() + 1)
     accuracy.patch.set_visible(False)
-    accuracy.grid(axis="y", alpha=0.3)
     figure.legend(loc="outside upper center", ncols=min(5, len(groups)), frameon=False)
     return figure
 
@@ -239,10 +229,19 @@ def sigma_figure(rows: Sequence[Row]) -> Figure:
     grid = figure.subplots(
         len(heights), len(draws), squeeze=False, sharex=True, sharey="row", height_ratios=heights
     )
+
+    def points(curves: Mapping[Variant, tables.Cells], redrawn: bool) -> _Points:
+        """The curves of one kind of draw; places are those of σ."""
+        return {
+            variant: {p: list(cells[s].values()) for p, s in enumerate(sigmas) if s in cells}
+            for variant, cells in curves.items()
+            if variant.redrawn == redrawn
+        }
+
     for column, redrawn in zip(grid.T, draws, strict=True):
-        _draw_curves(column[0], sigmas, curves, redrawn, statistics.stdev)
+        _draw_curves(column[0], points(curves, redrawn), statistics.stdev, spread=16)
         if above:
-            _draw_curves(column[1], sigmas, above, redrawn, tables.standard_error)
+            _draw_curves(column[1], points(above, redrawn), tables.standard_error, spread=16)
             column[1].axhline(0, color="#d55e00", linewidth=1)
         if redrawn or len(draws) > 1:
             column[0].set_title(REDRAWN if redrawn else "data drawn once for all seeds")
@@ -259,25 +258,18 @@ def sigma_figure(rows: Sequence[Row]) -> Figure:
 
 
 def _draw_curves(
-    axes: Axes,
-    sigmas: Sequence[float],
-    curves: Mapping[Variant, tables.Cells],
-    redrawn: bool,
-    error: Callable[[Sequence[float]], float],
+    axes: Axes, curves: _Points, error: Callable[[Sequence[float]], float], spread: float
 ) -> None:
-    """The curves of one kind of draw, markers of one σ side by side."""
-    variants = [variant for variant in curves if variant.redrawn == redrawn]
-    styles = _styles(variants)
+    """Means with error bars; the markers of one place stand side by side over some points."""
+    styles = _styles(list(curves))
     figure = axes.get_figure(root=True)
     assert figure is not None
-    for index, variant in enumerate(variants):
-        cells = curves[variant]
-        places = [place for place, sigma in enumerate(sigmas) if sigma in cells]
-        values = [list(cells[sigmas[place]].values()) for place in places]
-        means = np.array([statistics.fmean(each) for each in values])
-        errors = np.array([error(each) if len(each) > 1 else 0.0 for each in values])
-        # In points: a share of the axis would be wide where there are few σ.
-        inches = _SPREAD * ((index + 0.5) / len(variants) - 0.5) / 72
+    for index, (variant, points) in enumerate(curves.items()):
+        places = list(points)
+        means = np.array([statistics.fmean(values) for values in points.values()])
+        errors = np.array([error(v) if len(v) > 1 else 0.0 for v in points.values()])
+        # Not a share of the axis, which would be wide where there are few places.
+        inches = spread * ((index + 0.5) / len(curves) - 0.5) / 72
         axes.errorbar(
             places,
             means,
