@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from equicolor.paper.classification import figure_1b, hue_figure, style
-from equicolor.paper.variants import by_variant
+from equicolor.paper.classification import figure_1b, hue_figure
+from equicolor.paper.variants import by_variant, style
 
 
 def row(model: str, seed: int = 0, level: float = 50.0, **facts: Any) -> dict[str, Any]:

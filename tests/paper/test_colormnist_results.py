@@ -18,15 +18,10 @@ from equicolor.data import (
 )
 from equicolor.paper import colormnist_results
 from equicolor.paper.colormnist import MODELS, SIGMAS
-from equicolor.paper.colormnist_results import (
-    per_class_figure,
-    sample_sheet,
-    sigma_figure,
-    style,
-)
+from equicolor.paper.colormnist_results import per_class_figure, sample_sheet, sigma_figure
 from equicolor.paper.colormnist_tables import sigma_label
 from equicolor.paper.rows import Findings
-from equicolor.paper.variants import Variant
+from equicolor.paper.variants import Variant, style
 from equicolor.reporting.figures import png
 from equicolor.reporting.html import Section
 

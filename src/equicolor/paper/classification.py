@@ -35,6 +35,7 @@ from equicolor.paper.variants import (
     dataset_title,
     datasets_of,
     shared_setting,
+    style,
 )
 from equicolor.reporting.html import Section
 from equicolor.reporting.tables import MISSING, Table, mean_and_std
@@ -42,7 +43,7 @@ from equicolor.results import Row
 
 __all__ = [
     "EXPERIMENT", "accuracy_table", "figure_1b", "headline", "hue_figure", "mean_curve",
-    "measured", "paper_numbers", "plan", "show", "style", "table1", "table3",
+    "measured", "paper_numbers", "plan", "show", "table1", "table3",
 ]  # fmt: skip
 
 _QUICK_NETWORKS = ("baseline", "gray", "ce-2", "ce-4", "hsv-6", "baseline+jitter", "ce-4+jitter")
@@ -52,19 +53,6 @@ _DATASETS = (
 )  # fmt: skip
 _TEST_SETS = ("original", "hue_mean")
 _HYBRID = 2  # equivariant stages of the hybrid in the paper's Table 1
-_STYLES = {"baseline": ("#d55e00", "s"), "ciconv": ("#e69f00", "^"), "other": ("#a65628", "p")}
-_GRAY = "#7a7a7a"
-# Equivariant networks: by lifting and rotations if all stages are, else by the stages.
-_FULL_STYLES = {
-    ("rgb", 3): ("#0072b2", "o"),
-    ("rgb", 6): ("#5e4fa2", "d"),
-    ("rgb", 12): ("#c2185b", "*"),
-    ("hsv", 3): ("#cc79a7", "h"),
-    ("hsv", 6): ("#009e73", "D"),
-    ("hsv", 12): ("#000000", "X"),
-}
-_HYBRID_STYLES = {1: ("#56b4e9", "<"), 2: ("#3a9bdc", ">"), 3: ("#2a5d8f", "P")}
-_DASHES = {"none": "-", "jitter 0.5": "--", "augmix": ":"}
 _PANELS = {
     "none": "no colour augmentation",
     "jitter 0.5": "trained with hue jitter",
@@ -252,24 +240,6 @@ def _augmentation_kind(variant: Variant) -> str:
         return "without augmentation"
     colours = "jitter" in variant.augmentation or "augmix full" in variant.augmentation
     return "with colour augmentation" if colours else "with AugMix"
-
-
-def style(variant: Variant) -> dict[str, Any]:
-    """Colour and marker for the network, grey for grey input, dashes for the augmentation."""
-    if variant.kind != "ce":
-        color, marker = _STYLES[variant.kind]
-    elif variant.full:
-        color, marker = _FULL_STYLES.get((variant.lifting, variant.rotations), _STYLES["other"])
-    else:
-        color, marker = _HYBRID_STYLES.get(variant.ce_stages, _STYLES["other"])
-    if variant.gray:
-        color, marker = _GRAY, "v" if variant.kind == "baseline" else marker
-    return {
-        "color": color,
-        "marker": marker,
-        "linestyle": _DASHES.get(variant.augmentation, "-."),
-        "markerfacecolor": color if variant.augmentation == "none" else "white",
-    }
 
 
 def figure_1b(rows: Sequence[Row], dataset: str = PAPER_DATASET) -> Figure | None:

@@ -28,13 +28,13 @@ from equicolor.evaluation import hue_shifts
 from equicolor.evaluation.figures import Curve, hue_panels
 from equicolor.paper import colormnist_tables as tables
 from equicolor.paper.rows import Findings
-from equicolor.paper.variants import REDRAWN, TOY_NETWORKS, Variant
+from equicolor.paper.variants import REDRAWN, Variant, style
 from equicolor.reporting.html import Section
 from equicolor.results import Row
 
 __all__ = [
     "BIASED", "HUE_IMAGES", "LONGTAILED", "digits_of", "hue_figure", "per_class_figure",
-    "sample_sheet", "show_biased", "show_longtailed", "sigma_figure", "style",
+    "sample_sheet", "show_biased", "show_longtailed", "sigma_figure",
 ]  # fmt: skip
 
 LONGTAILED, BIASED = "colormnist-longtailed", "colormnist-biased"
@@ -48,7 +48,6 @@ same digit. {_NETWORKS}."""
 _ABOUT_BIASED = f"""Every digit has its own hue, and the hue of an image deviates from it by σ
 degrees. At σ = 0 the colour gives the class away, at σ = 10⁶ only the shape is left.
 {_NETWORKS}; coset pooling makes it invariant to hue."""
-_DASHES = {"none": "-", "jitter 0.5": "--"}
 _FADED = (1.0, 0.5, 0.3)  # of curves that differ in the setting alone
 _TINTS = {"red": "#c0392b", "green": "#1e8449", "blue": "#1f4fbf"}
 
@@ -157,17 +156,6 @@ def _sources(rows: Sequence[Row]) -> str:
 def _bars(rows: Sequence[Row]) -> str:
     several = len({row["seed"] for row in rows}) > 1
     return "Mean over seeds; error bars are one standard deviation." if several else "One seed."
-
-
-def style(variant: Variant) -> dict[str, Any]:
-    """Colour, marker and dashes of a curve."""
-    _, color, marker = TOY_NETWORKS.get(variant.network, ("", "#333333", "."))
-    return {
-        "color": color,
-        "marker": marker,
-        "linestyle": _DASHES.get(variant.augmentation, ":"),
-        "markerfacecolor": color if variant.augmentation == "none" else "white",
-    }
 
 
 def _styles(variants: Sequence[Variant]) -> dict[Variant, dict[str, Any]]:

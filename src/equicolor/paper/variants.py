@@ -1,4 +1,4 @@
-"""Rows of trained networks, grouped by network and training, with the names of both."""
+"""Rows of trained networks, grouped by network and training, with the names and looks of both."""
 
 import re
 from collections import Counter
@@ -12,7 +12,8 @@ from equicolor.results import Row
 
 __all__ = [
     "AUGMENTATIONS", "PAPER_DATASET", "REDRAWN", "TOY_NETWORKS", "Variant", "all_stages",
-    "by_variant", "dataset_title", "datasets_of", "figure_file", "shared_setting", "variant_of",
+    "by_variant", "dataset_title", "datasets_of", "figure_file", "shared_setting", "style",
+    "variant_of",
 ]  # fmt: skip
 
 PAPER_DATASET = "flowers102"  # of the paper's figures and ablations
@@ -32,6 +33,22 @@ TOY_NETWORKS = {
     "cecnn-hsv6": ("CECNN, HSV, n = 6", "#56b4e9", "h"),
     "cecnn-hsv12": ("CECNN, HSV, n = 12", "#000000", "X"),
 }
+_LOOKS: dict[object, tuple[str, str]] = {
+    "baseline": ("#d55e00", "s"),
+    "ciconv": ("#e69f00", "^"),
+    "other": ("#a65628", "p"),
+    # Equivariant networks: by lifting and rotations if all stages are, else by the stages.
+    ("rgb", 3): ("#0072b2", "o"),
+    ("rgb", 6): ("#5e4fa2", "d"),
+    ("rgb", 12): ("#c2185b", "*"),
+    ("hsv", 3): ("#cc79a7", "h"),
+    ("hsv", 6): ("#009e73", "D"),
+    ("hsv", 12): ("#000000", "X"),
+    1: ("#56b4e9", "<"),
+    2: ("#3a9bdc", ">"),
+    3: ("#2a5d8f", "P"),
+}
+_DASHES = {"none": "-", "jitter 0.5": "--", "augmix": ":", "weighted loss": ":"}
 
 
 class Variant(NamedTuple):
@@ -118,6 +135,24 @@ class Variant(NamedTuple):
             _KINDS.index(self.kind), self.lifting, self.rotations, self.ce_stages, self.network,
             self.pool != "max", self.pool, self.setting,
         )  # fmt: skip
+
+
+def style(variant: Variant) -> dict[str, Any]:
+    """Colour and marker for the network, grey for grey input, dashes for the augmentation."""
+    look: object = variant.kind
+    if variant.kind == "ce":
+        look = (variant.lifting, variant.rotations) if variant.full else variant.ce_stages
+    color, marker = _LOOKS.get(look, _LOOKS["other"])
+    if variant.network in TOY_NETWORKS:
+        _, color, marker = TOY_NETWORKS[variant.network]
+    if variant.gray:
+        color, marker = "#7a7a7a", "v" if variant.kind == "baseline" else marker
+    return {
+        "color": color,
+        "marker": marker,
+        "linestyle": _DASHES.get(variant.augmentation, "-."),
+        "markerfacecolor": color if variant.augmentation == "none" else "white",
+    }
 
 
 def all_stages(network: str) -> int:
