@@ -177,15 +177,10 @@ def peaks(curve: Sequence[float], rotations: int) -> list[float] | None:
     do not include the group's angles.
     """
     intervals = len(curve) - 1
-    heights = [
-        height
-        for index, height in enumerate(curve)
-        # A shift of index / intervals - 1/2 turns is a multiple of 1 / rotations.
-        if rotations * (2 * index - intervals) % (2 * intervals) == 0
-    ]
-    if len(heights) < rotations:
+    step, rest = divmod(intervals, rotations)
+    if rest or intervals % 2:
         return None
-    return heights[:rotations]  # both ends are half a turn
+    return list(curve[intervals // 2 % step :: step][:rotations])  # both ends are half a turn
 
 
 def peak_table(rows: Sequence[Row], dataset: str) -> Table:
