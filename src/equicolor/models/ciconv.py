@@ -37,12 +37,8 @@ def color_invariant(images: Tensor, scale: Tensor) -> Tensor:
     :math:`G` sums to 1, the absolute values of :math:`G_x` and of :math:`G_y` do, and images
     are padded with zeros.
 
-    Args:
-        images: RGB images :math:`[B, 3, H, W]` in [0, 1].
-        scale: :math:`s`, of one element, clamped to ±2.5.
-
-    Returns:
-        One channel :math:`[B, 1, H, W]`, computed in float32 at least.
+    Images are RGB, :math:`[B, 3, H, W]` in [0, 1]; the scale :math:`s` has one element and is
+    clamped to ±2.5. The result has one channel and is computed in float32 at least.
     """
     _checks.image_batch("color_invariant", images)
     if scale.numel() != 1:
@@ -95,11 +91,8 @@ def _filters(sigma: Tensor, length: int) -> tuple[Tensor, Tensor]:
 class CIConv2d(nn.Module):
     """A layer that replaces colours by a colour invariant, at a learnable scale.
 
-    Args:
-        invariant: ``"W"``, edges over intensity: what the paper compares with.
-
-    Attributes:
-        scale: the logarithm (base 2) of the Gaussians' width in pixels, ``[1]``; starts at 0.
+    The one invariant is ``"W"``, edges over intensity: what the paper compares with. ``scale`` is
+    the logarithm (base 2) of the Gaussians' width in pixels, ``[1]``, and starts at 0.
     """
 
     def __init__(self, invariant: str = "W") -> None:

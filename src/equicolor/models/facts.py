@@ -59,17 +59,15 @@ def network_title(facts: Mapping[str, Any]) -> str:
 
 def catalogue() -> list[dict[str, Any]]:
     """The registered networks with their parameters at default options."""
-    rows = []
-    for name in list_models():
-        with torch.device("meta"):
-            network = create_model(name)
-        rows.append(
-            {
-                "model": name,
-                "parameters": sum(parameter.numel() for parameter in network.parameters()),
-                "rotations": network.config.get("rotations", 1),
-                "image_size": network.image_size,
-                "summary": (getdoc(get_builder(name)) or "").partition("\n")[0],
-            }
-        )
-    return rows
+    with torch.device("meta"):
+        networks = {name: create_model(name) for name in list_models()}
+    return [
+        {
+            "model": name,
+            "parameters": sum(parameter.numel() for parameter in network.parameters()),
+            "rotations": network.config.get("rotations", 1),
+            "image_size": network.image_size,
+            "summary": (getdoc(get_builder(name)) or "").partition("\n")[0],
+        }
+        for name, network in networks.items()
+    ]

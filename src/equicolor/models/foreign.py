@@ -52,12 +52,10 @@ class ForeignNetwork(nn.Module):
 
 
 def load_foreign(spec: str, *, pretrained: bool = True, **options: Any) -> ForeignNetwork:
-    """A network of torchvision or timm with the normalisation of its weights in front.
+    """The network ``torchvision:NAME`` or ``timm:NAME``, the normalisation of its weights in front.
 
-    Args:
-        spec: ``torchvision:NAME`` or ``timm:NAME``, which becomes the network's name.
-        pretrained: load the weights they offer, which may download them.
-        options: other arguments of the library's builder, such as ``num_classes``.
+    ``pretrained`` loads the weights they offer, which may download them; ``options`` are other
+    arguments of the library's builder, such as ``num_classes``.
     """
     library, _, name = spec.partition(":")
     if library not in LIBRARIES:

@@ -140,5 +140,4 @@ def read_pickle(path: Path, remedy: str = "") -> Any:
 
 def one_line(error: BaseException) -> str:
     """The first line of an error, cut to 120 characters."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:120] if lines else type(error).__name__
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:120]
