@@ -18,22 +18,17 @@ def models(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """List the networks and their parameters at default options."""
-    from rich.table import Table
-
     from equicolor.models import facts
 
     rows = facts.catalogue()
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
-    table = Table(box=None, pad_edge=False)
-    table.add_column("model")
-    for name in ("parameters", "hues", "images"):
-        table.add_column(name, justify="right")
+    line = "{:<16}{:>11}{:>6}{:>9}".format
+    typer.echo(line("model", "parameters", "hues", "images"))
     for row in rows:
         size = f"{row['image_size']}×{row['image_size']}"
-        table.add_row(row["model"], f"{row['parameters']:,}", str(row["rotations"]), size)
-    console.print(table)
+        typer.echo(line(row["model"], f"{row['parameters']:,}", row["rotations"], size))
 
 
 def cost(
