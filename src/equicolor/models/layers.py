@@ -19,7 +19,8 @@ from equicolor.nn import (
 )
 from equicolor.nn.constants import DerivedConstants
 
-_COSET_POOLS = {"max": CosetMaxPool, "avg": CosetAvgPool, None: CosetFlatten}
+# The end of the equivariant part: a pool over the rotations, or flattening them.
+COSET_POOLS = {"max": CosetMaxPool, "avg": CosetAvgPool, None: CosetFlatten}
 # ImageNet statistics. Equivariant networks must treat the channels alike, so they use one
 # number for all three, as the paper's code does.
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -60,11 +61,6 @@ class Layers(NamedTuple):
     def dropout(self, p: float) -> nn.Module:
         """Dropout of whole channels."""
         return nn.Dropout2d(p) if self.rotations == 1 else CEDropout2d(p)
-
-
-def coset_pool(kind: str | None) -> nn.Module:
-    """The end of the equivariant part: a pool over the rotations, or flattening them."""
-    return _COSET_POOLS[kind]()
 
 
 class Normalize(DerivedConstants):
@@ -112,7 +108,7 @@ def check_group(rotations: int, lifting: str, coset_pool: str | None) -> None:
     """Refuse bad options of equivariant layers before anything is built."""
     _checks.positive_int("rotations", rotations)
     _checks.one_of("lifting", lifting, ("rgb", "hsv"))
-    if coset_pool not in _COSET_POOLS:
+    if coset_pool not in COSET_POOLS:
         raise ValueError(f"coset_pool must be 'max', 'avg' or None (flatten); got {coset_pool!r}")
 
 

@@ -132,7 +132,7 @@ class ResNet(Network):
                 blocks.append(block)
                 channels = block.out_channels
             self.layers.append(blocks)
-        self.coset_pool = layers.coset_pool(coset_pool) if self.ce_stages else nn.Identity()
+        self.coset_pool = layers.COSET_POOLS[coset_pool]() if self.ce_stages else nn.Identity()
         self.avg_pool = nn.AdaptiveAvgPool2d(1)
         self.linear = nn.Linear(channels * (rotations if coset_pool is None else 1), num_classes)
 

@@ -51,18 +51,15 @@ class Z2CNN(Network):
         self.blocks = nn.ModuleList()
         for index in range(DEPTH):
             kind = Layers(rotations, lifting) if index < self.ce_layers else Layers()
-            kernel_size = 4 if index == DEPTH - 1 else 3
-            if index == 0:
-                conv = kind.lift(3, width, kernel_size)
-            else:
-                conv = kind.conv(width, width, kernel_size)
+            kernel = 4 if index == DEPTH - 1 else 3
+            conv = kind.conv(width, width, kernel) if index else kind.lift(3, width, kernel)
             block = nn.Sequential(conv, kind.norm(width), nn.ReLU())
             if index in DROPPING:
                 block.append(kind.dropout(dropout))
             if index == 1:
                 block.append(kind.max_pool(2, 2))
             self.blocks.append(block)
-        self.coset_pool = layers.coset_pool(coset_pool) if self.ce_layers else nn.Identity()
+        self.coset_pool = layers.COSET_POOLS[coset_pool]() if self.ce_layers else nn.Identity()
         flat = self.ce_layers == DEPTH and coset_pool is None
         self.classifier = nn.Linear(width * (rotations if flat else 1), num_classes)
 
