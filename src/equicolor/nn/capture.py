@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from equicolor.nn._fused.frozen import made_by
+from equicolor.nn._fused.frozen import cached_tensors
 
 __all__ = ["capture"]
 
@@ -111,7 +111,7 @@ def _inference(
     wanted = _kind(inputs)
     # Keeps the memory alive that the graph reads, even if the network is deleted or changed.
     weights = [tensor.detach() for tensor in (*network.parameters(), *network.buffers())]
-    memory = [weights, made_by(network)]
+    memory = [weights, cached_tensors(network)]
 
     def call(images: Tensor) -> Tensor:
         assert memory  # keeps it alive as long as this function

@@ -175,14 +175,14 @@ def test_other_weights_in_the_same_memory_are_not_mistaken():
     stem = stem_of(size)
     for value in range(20):
         stem.norm.running_mean = torch.full((size,), value + 0.5, device=DEVICE)
-        stem._ready(torch.float32)
+        stem._cached(torch.float32)
         memory = stem.norm.running_mean.data_ptr()
         stem.norm.running_mean = torch.zeros(size, device=DEVICE)
         # One of these is likely to be there, were it free.
         others = [torch.full((size,), float(value), device=DEVICE) for _ in range(20)]
         there = [other for other in others if other.data_ptr() == memory]
         stem.norm.running_mean = (there or others)[0]
-        (*_, layer) = stem._ready(torch.float32)
+        (*_, layer) = stem._cached(torch.float32)
         assert (layer.norm.vectors[0] == value).all()
 
 
@@ -230,7 +230,7 @@ def test_copies_and_files(settle, relative_error, ordinary):
     loaded = torch.load(file, weights_only=False)
     for copied in (copy.deepcopy(folded), loaded):
         stem = copied.get_submodule("conv1_stem")
-        assert stem._made is None  # what follows from the weights is neither copied nor written
+        assert stem._cache is None  # what follows from the weights is neither copied nor written
         assert relative_error(copied(images), expected) < TOLERANCE
     torch.testing.assert_close(folded.double()(images.double()), expected, rtol=1e-5, atol=1e-6)
 

@@ -74,7 +74,7 @@ def test_gradients_of_packed_filters(n, paired):
 
 
 def test_features_are_viewed_where_their_memory_allows_it():
-    features = Features.empty((2, 3, 4), 5, 3, torch.float32, torch.device("cpu")).tensor
+    features = Features.empty((2, 5, 3, 3, 4), torch.float32, torch.device("cpu")).tensor
     channels_last = torch.rand(3, 2, 3, 4, 16).permute(1, 4, 0, 2, 3)
     rotations_inside = torch.rand(2, 3, 4, 3, 5).permute(0, 4, 3, 1, 2)
     for x, padded in ((features, True), (channels_last, True), (rotations_inside, False)):
@@ -203,16 +203,13 @@ def test_analyse_does_not_read_what_lies_between_the_features():
 def test_analyse_backward(name, paired, added):
     x, residual = features_of(name).requires_grad_(), features_of(name)
     gradients, others = (products_of(name, paired=paired) for _ in range(2))
-    n, channels, *_ = SHAPES[name]
     total = planes_of(gradients, name) + added * planes_of(others, name)
     (expected,) = torch.autograd.grad(analyse(x, paired), x, total)
     result = launchers.analyse_backward(
         gradients,
         others if added else None,
         Features.of(residual) if added else None,
-        n=n,
-        channels=channels,
-        dtype=x.dtype,
+        Features.empty(x.shape, x.dtype, x.device),
     )
     close(result.tensor, expected + added * residual)
 
@@ -238,7 +235,8 @@ def statistics(products, name, parameters, training):
         vectors = launchers.moments(products, *parameters, n=n, eps=1e-3)
         return vectors, lambda y, *affine: F.batch_norm(y, None, None, *affine, True, 0, 1e-3)
     mean, var = torch.randn(channels, device=DEVICE), torch.rand(channels, device=DEVICE)
-    vectors = launchers.running_vectors(products, *parameters, mean, var, eps=1e-3)
+    vectors = launchers.channel_vectors(*parameters, mean, var, eps=1e-3)
+    vectors = launchers.row_vectors(vectors, products)
     return vectors, lambda y, *affine: F.batch_norm(y, mean, var, *affine, False, 0, 1e-3)
 
 
@@ -287,7 +285,7 @@ def test_norm_analyse(name, training, before, paired):
 def test_norm_add(name, paired, projected):
     products, parameters = products_of(name, paired=paired), affine(name)
     others = products_of(name, paired=True)
-    n, channels, *_ = SHAPES[name]
+    _, channels, *_ = SHAPES[name]
     vectors, norm = statistics(products, name, parameters, training=True)
     other_vectors, other_norm = statistics(others, name, parameters, training=False)
     identity = features_of(name)
@@ -296,8 +294,8 @@ def test_norm_add(name, paired, projected):
     expected = norm(synthesise(leaves[2:], name, paired), *leaves[:2])
     added = other_norm(synthesise(others, name, True), *parameters) if projected else identity
     expected = (expected + added).relu()
-    options = {"n": n, "channels": channels, "dtype": torch.float32}
-    out = launchers.norm_add(products, vectors, residual, **options)
+    out = Features.empty(identity.shape, torch.float32, identity.device)
+    launchers.norm_add(products, vectors, residual, out)
     close(out.tensor, expected)
 
     gradient = features_of(name)
@@ -388,7 +386,8 @@ def test_what_is_not_a_number_stays_so():
     y = torch.ones(1, 8, 3, 3, device=DEVICE).to(memory_format=torch.channels_last)
     y[0, 0, 0, 0] = torch.nan
     one = torch.ones(8, device=DEVICE)
-    out, _ = pool_kernels.norm_pool(y, launchers.running_vectors((y,), one, one, one, one, eps=0))
+    vectors = launchers.channel_vectors(one, one, one, one, eps=0)
+    out, _ = pool_kernels.norm_pool(y, launchers.row_vectors(vectors, (y,)))
     assert out.isnan().sum() == 1
     images = torch.rand(1, 3, 1, 2, device=DEVICE)
     images[0, 1, 0, 0] = torch.nan

@@ -20,9 +20,9 @@ from equicolor.nn._fused.tile_kernels import (
     add,
     affine,
     affine_gradient,
-    centre,
     columns,
     is_paired,
+    load_centred,
     load_features,
     load_mixed,
     relu,
@@ -35,49 +35,41 @@ from equicolor.nn._fused.tile_kernels import (
 
 
 @triton.jit
-def analyse_kernel(
-    x, out, PAIRED: constexpr, size, N: constexpr, ROWS: constexpr, LANES: constexpr
-):
+def analyse_kernel(x, out, PAIRED: constexpr, size):
     """Features to the inputs of their products."""
-    block, lane = columns(size, LANES)
-    row, place, inside = tile(block, lane, size, ROWS)
-    xs = load_features(x, row, lane, place, inside, size, N)
-    store_mixed(out, ANALYSIS, PAIRED, row, lane, place, inside, size, xs, N)
+    block, lane = columns(size)
+    at = tile(block, lane, size)
+    store_mixed(out, ANALYSIS, PAIRED, load_features(x, at, size), at, size)
 
 
 @triton.jit
-def analyse_backward_kernel(
-    gradients, others, residual, out, size, N: constexpr, ROWS: constexpr, LANES: constexpr
-):
+def analyse_backward_kernel(gradients, others, residual, out, size):
     """Gradients of the inputs of products, and of the residual, to those of features."""
-    block, lane = columns(size, LANES)
-    row, place, inside = tile(block, lane, size, ROWS)
-    gs = load_mixed(gradients, ANALYSIS_T, row, lane, place, inside, size, N)
+    block, lane = columns(size)
+    at = tile(block, lane, size)
+    gs = load_mixed(gradients, ANALYSIS_T, at, size)
     if others is not None:
-        gs = add(gs, load_mixed(others, ANALYSIS_T, row, lane, place, inside, size, N))
+        gs = add(gs, load_mixed(others, ANALYSIS_T, at, size))
     if residual.pointer is not None:
-        gs = add(gs, load_features(residual, row, lane, place, inside, size, N))
-    store(out, place, inside, size, gs)
+        gs = add(gs, load_features(residual, at, size))
+    store(out, gs, at, size)
 
 
 @triton.jit
-def moments_kernel(
-    products, pivots, sums, size, blocks, steps, N: constexpr, ROWS: constexpr, LANES: constexpr
-):
+def moments_kernel(products, pivots, sums, size, blocks, steps):
     """Sums of some rows and of their squares, about the first pixel."""
-    block, lane = columns(size, LANES)
+    block, lane = columns(size)
     # Subtracting any value of the channel keeps the squares from cancelling.
     channel = tl.max_contiguous(tl.multiple_of(lane % size.padded, 8), 8)
-    pixel, used = tl.zeros([1], tl.int64), (lane < size.lanes)[None, :]
-    at = channel[None, :]
-    pivot = load_mixed(products, SYNTHESIS, pixel, channel, at, used, size, N)[0]
-    total = tl.zeros([ROWS, LANES], tl.float32)
-    squares = tl.zeros([ROWS, LANES], tl.float32)
+    first = tl.zeros([1], tl.int64), channel, channel[None, :], (lane < size.lanes)[None, :]
+    pivot = load_mixed(products, SYNTHESIS, first, size)[0]
+    total = tl.zeros([size.tile_rows, size.tile_lanes], tl.float32)
+    squares = tl.zeros([size.tile_rows, size.tile_lanes], tl.float32)
     for step in range(steps):
-        row, place, inside = tile(block * steps + step, lane, size, ROWS)
-        ys = load_mixed(products, SYNTHESIS, row, lane, place, inside, size, N)
-        for k in tl.static_range(N):
-            value = tl.where(inside, ys[k] - pivot, 0.0)
+        at = tile(block * steps + step, lane, size)
+        ys = load_mixed(products, SYNTHESIS, at, size)
+        for k in tl.static_range(size.n):
+            value = tl.where(at[3], ys[k] - pivot, 0.0)
             total += value
             squares += value * value
     store_sums(sums, block, blocks, lane, size, total, squares)
@@ -85,16 +77,18 @@ def moments_kernel(
 
 
 @triton.jit
-def _totals(sums, parts, padded, lane, steps, PARTS: constexpr, LANES: constexpr):
-    first = tl.zeros([PARTS, LANES], tl.float32)
-    second = tl.zeros([PARTS, LANES], tl.float32)
-    for step in range(steps):
-        part = step * PARTS + tl.arange(0, PARTS)
-        place = part[:, None] * padded + lane[None, :]
-        inside = (part < parts)[:, None] & (lane < padded)[None, :]
-        first += tl.load(sums + place, inside, 0.0)
-        second += tl.load(sums + parts * padded + place, inside, 0.0)
-    return tl.sum(first, 0), tl.sum(second, 0)
+def _totals(sums):
+    """Lanes of this program, and both of their sums over all parts."""
+    lane = tl.program_id(0) * sums.tile_lanes + tl.arange(0, sums.tile_lanes)
+    first = tl.zeros([sums.tile_parts, sums.tile_lanes], tl.float32)
+    second = tl.zeros([sums.tile_parts, sums.tile_lanes], tl.float32)
+    for step in range(sums.steps):
+        part = step * sums.tile_parts + tl.arange(0, sums.tile_parts)
+        place = part[:, None] * sums.padded + lane[None, :]
+        inside = (part < sums.parts)[:, None] & (lane < sums.padded)[None, :]
+        first += tl.load(sums.pointer + place, inside, 0.0)
+        second += tl.load(sums.pointer + sums.parts * sums.padded + place, inside, 0.0)
+    return lane, tl.sum(first, 0), tl.sum(second, 0)
 
 
 @triton.jit
@@ -108,58 +102,32 @@ def _store_vectors(out, lane, padded, vectors, FOLD: constexpr):
 
 @triton.jit
 def finish_moments_kernel(
-    sums,
-    pivots,
-    weight,
-    bias,
-    vectors,
-    parts,
-    padded,
-    channels,
-    count,
-    eps,
-    steps,
-    FOLD: constexpr,
-    PARTS: constexpr,
-    LANES: constexpr,
+    sums, pivots, weight, bias, vectors, channels, count, eps, FOLD: constexpr
 ):
     """From sums about the pivots to the vectors of a batch norm."""
-    lane = tl.program_id(0) * LANES + tl.arange(0, LANES)
-    first, second = _totals(sums, parts, padded, lane, steps, PARTS, LANES)
+    lane, first, second = _totals(sums)
     first, second = first / count, second / count
-    mean = first + tl.load(pivots + lane, lane < padded, 0.0)
+    mean = first + tl.load(pivots + lane, lane < sums.padded, 0.0)
     var = tl.maximum(second - first * first, 0.0, propagate_nan=tl.PropagateNan.ALL)
     inverse = 1.0 / tl.sqrt_rn(var + eps)
     scale = tl.load(weight + lane, lane < channels, 0.0).to(tl.float32) * inverse
     shift = tl.load(bias + lane, lane < channels, 0.0).to(tl.float32)
     unbiased = var * (count / (count - 1))
-    _store_vectors(vectors, lane, padded, (mean, scale, shift, inverse, unbiased), FOLD)
+    _store_vectors(vectors, lane, sums.padded, (mean, scale, shift, inverse, unbiased), FOLD)
 
 
 @triton.jit
-def finish_sums_kernel(
-    sums,
-    vectors,
-    slopes,
-    parts,
-    padded,
-    count,
-    steps,
-    TRAINING: constexpr,
-    FOLD: constexpr,
-    PARTS: constexpr,
-    LANES: constexpr,
-):
+def finish_sums_kernel(sums, vectors, slopes, count, TRAINING: constexpr, FOLD: constexpr):
     """From sums of the gradient g, and of g times the centred features, to the slopes.
 
     ``w rstd (g - mean(g) - xhat mean(g xhat))`` is ``scale g + slope centred + constant``.
     """
-    lane = tl.program_id(0) * LANES + tl.arange(0, LANES)
-    d_shift, d_centred = _totals(sums, parts, padded, lane, steps, PARTS, LANES)
+    lane, d_shift, d_centred = _totals(sums)
+    padded = sums.padded
     scale = tl.load(vectors + FOLD * padded + lane, lane < padded, 0.0)
     inverse = tl.load(vectors + 3 * FOLD * padded + lane, lane < padded, 0.0)
-    slope = tl.zeros([LANES], tl.float32)
-    constant = tl.zeros([LANES], tl.float32)
+    slope = tl.zeros_like(scale)
+    constant = tl.zeros_like(scale)
     if TRAINING:  # else the statistics do not depend on the features
         slope = -scale * inverse * inverse * d_centred / count
         constant = -scale * d_shift / count
@@ -167,138 +135,84 @@ def finish_sums_kernel(
 
 
 @triton.jit
-def norm_analyse_kernel(
-    products, vectors, out, PAIRED: constexpr, size, N: constexpr, ROWS: constexpr, LANES: constexpr
-):
+def norm_analyse_kernel(products, vectors, out, PAIRED: constexpr, size):
     """Norm, ReLU, and the inputs of the next products."""
-    block, lane = columns(size, LANES)
-    row, place, inside = tile(block, lane, size, ROWS)
-    ys = load_mixed(products, SYNTHESIS, row, lane, place, inside, size, N)
-    zs = relu(affine(centre(ys, vectors, lane, size), vectors, lane, size))
-    store_mixed(out, ANALYSIS, PAIRED, row, lane, place, inside, size, zs, N)
+    block, lane = columns(size)
+    at = tile(block, lane, size)
+    zs = relu(affine(load_centred(products, vectors, at, size), vectors, at, size))
+    store_mixed(out, ANALYSIS, PAIRED, zs, at, size)
 
 
 @triton.jit
-def norm_analyse_sums_kernel(
-    products,
-    gradients,
-    vectors,
-    out,
-    sums,
-    size,
-    blocks,
-    steps,
-    N: constexpr,
-    ROWS: constexpr,
-    LANES: constexpr,
-):
+def norm_analyse_sums_kernel(products, gradients, vectors, out, sums, size, blocks, steps):
     """Sums of the gradient after a norm; also writes the inputs of the next products again."""
-    block, lane = columns(size, LANES)
-    total = tl.zeros([ROWS, LANES], tl.float32)
-    weighted = tl.zeros([ROWS, LANES], tl.float32)
+    block, lane = columns(size)
+    total = tl.zeros([size.tile_rows, size.tile_lanes], tl.float32)
+    weighted = tl.zeros([size.tile_rows, size.tile_lanes], tl.float32)
     for step in range(steps):
-        row, place, inside = tile(block * steps + step, lane, size, ROWS)
-        ys = load_mixed(products, SYNTHESIS, row, lane, place, inside, size, N)
-        centred = centre(ys, vectors, lane, size)
-        zs = affine(centred, vectors, lane, size)
-        gs = load_mixed(gradients, ANALYSIS_T, row, lane, place, inside, size, N)
-        gs = where_positive(zs, gs)
-        for k in tl.static_range(N):
+        at = tile(block * steps + step, lane, size)
+        centred = load_centred(products, vectors, at, size)
+        zs = affine(centred, vectors, at, size)
+        gs = where_positive(zs, load_mixed(gradients, ANALYSIS_T, at, size))
+        for k in tl.static_range(size.n):
             total += gs[k]
             weighted += gs[k] * centred[k]
         if out is not None:
-            paired: tl.constexpr = is_paired(len(gradients), N)
-            zs = relu(zs)
-            store_mixed(out, ANALYSIS, paired, row, lane, place, inside, size, zs, N)
+            store_mixed(out, ANALYSIS, is_paired(len(gradients), size.n), relu(zs), at, size)
     store_sums(sums, block, blocks, lane, size, total, weighted)
 
 
 @triton.jit
-def norm_analyse_backward_kernel(
-    products, gradients, vectors, slopes, out, size, N: constexpr, ROWS: constexpr, LANES: constexpr
-):
+def norm_analyse_backward_kernel(products, gradients, vectors, slopes, out, size):
     """The gradient before a norm, from that of the inputs of the next products."""
-    block, lane = columns(size, LANES)
-    row, place, inside = tile(block, lane, size, ROWS)
-    ys = load_mixed(products, SYNTHESIS, row, lane, place, inside, size, N)
-    centred = centre(ys, vectors, lane, size)
-    zs = affine(centred, vectors, lane, size)
-    gs = load_mixed(gradients, ANALYSIS_T, row, lane, place, inside, size, N)
-    gs = where_positive(zs, gs)
-    gs = affine_gradient(gs, centred, vectors, slopes, lane, size)
-    paired: tl.constexpr = is_paired(len(products), N)
-    store_mixed(out, SYNTHESIS_T, paired, row, lane, place, inside, size, gs, N)
+    block, lane = columns(size)
+    at = tile(block, lane, size)
+    centred = load_centred(products, vectors, at, size)
+    zs = affine(centred, vectors, at, size)
+    gs = where_positive(zs, load_mixed(gradients, ANALYSIS_T, at, size))
+    gs = affine_gradient(gs, centred, vectors, slopes, at, size)
+    store_mixed(out, SYNTHESIS_T, is_paired(len(products), size.n), gs, at, size)
 
 
 @triton.jit
-def norm_add_kernel(
-    products,
-    vectors,
-    residual,
-    residual_vectors,
-    out,
-    size,
-    N: constexpr,
-    ROWS: constexpr,
-    LANES: constexpr,
-):
+def norm_add_kernel(products, vectors, residual, residual_vectors, out, size):
     """Norm, residual and ReLU; the residual is features, or products and a norm."""
-    block, lane = columns(size, LANES)
-    row, place, inside = tile(block, lane, size, ROWS)
-    ys = load_mixed(products, SYNTHESIS, row, lane, place, inside, size, N)
-    zs = affine(centre(ys, vectors, lane, size), vectors, lane, size)
+    block, lane = columns(size)
+    at = tile(block, lane, size)
+    zs = affine(load_centred(products, vectors, at, size), vectors, at, size)
     if residual_vectors is None:
-        rs = load_features(residual, row, lane, place, inside, size, N)
+        rs = load_features(residual, at, size)
     else:
-        ys = load_mixed(residual, SYNTHESIS, row, lane, place, inside, size, N)
-        rs = affine(centre(ys, residual_vectors, lane, size), residual_vectors, lane, size)
-    store(out, place, inside, size, relu(add(zs, rs)))
+        centred = load_centred(residual, residual_vectors, at, size)
+        rs = affine(centred, residual_vectors, at, size)
+    store(out, relu(add(zs, rs)), at, size)
 
 
 @triton.jit
-def norm_add_sums_kernel(
-    gradient,
-    output,
-    products,
-    vectors,
-    out,
-    sums,
-    size,
-    blocks,
-    steps,
-    N: constexpr,
-    ROWS: constexpr,
-    LANES: constexpr,
-):
+def norm_add_sums_kernel(gradient, output, products, vectors, out, sums, size, blocks, steps):
     """Sums of the gradient after a norm; also writes it, zero where the output is not positive."""
-    block, lane = columns(size, LANES)
-    total = tl.zeros([ROWS, LANES], tl.float32)
-    weighted = tl.zeros([ROWS, LANES], tl.float32)
+    block, lane = columns(size)
+    total = tl.zeros([size.tile_rows, size.tile_lanes], tl.float32)
+    weighted = tl.zeros([size.tile_rows, size.tile_lanes], tl.float32)
     for step in range(steps):
-        row, place, inside = tile(block * steps + step, lane, size, ROWS)
-        gs = load_features(gradient, row, lane, place, inside, size, N)
+        at = tile(block * steps + step, lane, size)
+        gs = load_features(gradient, at, size)
         if output.pointer is not None:
-            zs = load_features(output, row, lane, place, inside, size, N)
-            gs = where_positive(zs, gs)
-            store(out, place, inside, size, gs)
-        ys = load_mixed(products, SYNTHESIS, row, lane, place, inside, size, N)
-        centred = centre(ys, vectors, lane, size)
-        for k in tl.static_range(N):
+            gs = where_positive(load_features(output, at, size), gs)
+            store(out, gs, at, size)
+        centred = load_centred(products, vectors, at, size)
+        for k in tl.static_range(size.n):
             total += gs[k]
             weighted += gs[k] * centred[k]
     store_sums(sums, block, blocks, lane, size, total, weighted)
 
 
 @triton.jit
-def norm_backward_kernel(
-    gradient, products, vectors, slopes, out, size, N: constexpr, ROWS: constexpr, LANES: constexpr
-):
+def norm_backward_kernel(gradient, products, vectors, slopes, out, size):
     """The gradient before a norm, from that after it."""
-    block, lane = columns(size, LANES)
-    row, place, inside = tile(block, lane, size, ROWS)
-    gs = load_features(gradient, row, lane, place, inside, size, N)
-    ys = load_mixed(products, SYNTHESIS, row, lane, place, inside, size, N)
-    centred = centre(ys, vectors, lane, size)
-    gs = affine_gradient(gs, centred, vectors, slopes, lane, size)
-    paired: tl.constexpr = is_paired(len(products), N)
-    store_mixed(out, SYNTHESIS_T, paired, row, lane, place, inside, size, gs, N)
+    block, lane = columns(size)
+    at = tile(block, lane, size)
+    gs = load_features(gradient, at, size)
+    centred = load_centred(products, vectors, at, size)
+    gs = affine_gradient(gs, centred, vectors, slopes, at, size)
+    store_mixed(out, SYNTHESIS_T, is_paired(len(products), size.n), gs, at, size)

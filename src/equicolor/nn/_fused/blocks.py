@@ -1,22 +1,16 @@
 """Residual blocks with all but convolutions fused; see :mod:`equicolor.nn._fused`."""
 
 import functools
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol, Self
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from equicolor.groups import cyclic_algorithm
 from equicolor.nn._fused import functions
-from equicolor.nn._fused.layout import (
-    Options,
-    Planes,
-    Products,
-    compute_dtype,
-    on_device_of,
-    pairs_pay,
-)
+from equicolor.nn._fused.functions import Convolutions
+from equicolor.nn._fused.layout import Planes, Products, compute_dtype, on_device_of, pairs_pay
 from equicolor.nn._fused.norm import Norm, normalization
 from equicolor.nn.conv import CEConv2d
 from equicolor.nn.functional import mix_filters
@@ -26,24 +20,24 @@ Layer = tuple[CEConv2d, CEBatchNorm2d]
 
 
 class Filters(NamedTuple):
-    """Filters ``[m, O, kh, kw, C]`` of products, with padded channels, and their options."""
+    """Filters ``[m, O, kh, kw, C]`` of products, with padded channels, and their convolutions."""
 
     tensor: Tensor
-    options: Options
-    planes: Planes
+    convolutions: Convolutions
 
     @classmethod
     def of(cls, conv: CEConv2d, dtype: torch.dtype) -> Self:
         """The filters of a layer; gradients flow back to its weights."""
         assert isinstance(conv.padding, tuple)
-        options = conv.stride, conv.padding, conv.dilation
         # Decided by the inputs, which a shortcut shares with the first layer.
         planes = Planes.of(conv.rotations, paired=pairs_pay(conv.in_channels))
         table = conv.tables.filters
         if planes.paired:
             table = _paired_table(conv.rotations, conv.weight.device)
         mixed = mix_filters(conv.weight, conv.pointwise_weight, table)
-        return cls(functions.apply(functions.Pack, mixed, dtype, planes), options, planes)
+        options = conv.stride, conv.padding, conv.dilation
+        packed = functions.apply(functions.Pack, mixed, dtype, planes)
+        return cls(packed, Convolutions(options, planes))
 
 
 @functools.cache
@@ -62,52 +56,38 @@ def _paired_table(n: int, device: torch.device) -> Tensor:
         return torch.cat([table[:alone], four]).to(device, torch.float32)
 
 
-class BlockLayer(Protocol):
-    """A convolution and the norm after it: what :func:`block_of` needs of them."""
+class BlockLayer(NamedTuple):
+    """The filters of a convolution, and the norm after it."""
 
-    def filters(self, dtype: torch.dtype) -> Filters: ...
-
-    def normalization(self, outputs: Products, n: int) -> Norm: ...
-
-
-class _Modules(NamedTuple):
-    """A layer that computes filters and norm from its modules at every call."""
-
-    conv: CEConv2d
-    norm: CEBatchNorm2d
-
-    def filters(self, dtype: torch.dtype) -> Filters:
-        return Filters.of(self.conv, dtype)
-
-    def normalization(self, outputs: Products, n: int) -> Norm:
-        return normalization(self.norm, outputs, n)
+    filters: Filters
+    normalization: Callable[[Products, int], Norm]  # from the products of n rotations
 
 
 def residual_block(x: Tensor, layers: Sequence[Layer], shortcut: Layer | None = None) -> Tensor:
     """Convolutions and norms with ReLU between, plus the shortcut, and ReLU.
 
-    Args:
-        x: features ``[B, C, n, H, W]``.
-        layers: at least one.
-        shortcut: a layer of its own, or None for the identity.
-
-    Returns:
-        Features ``[B, C', n, H', W']``.
+    Maps features ``[B, C, n, H, W]`` to features ``[B, C', n, H', W']``. There is at least one
+    layer. The shortcut is a layer of its own, or None for the identity.
     """
-    modules = [_Modules(*layer) for layer in layers]
-    return block_of(x, modules, None if shortcut is None else _Modules(*shortcut))
+    dtype = compute_dtype(x)
+
+    def layer_of(conv: CEConv2d, norm: CEBatchNorm2d) -> BlockLayer:
+        return BlockLayer(Filters.of(conv, dtype), functools.partial(normalization, norm))
+
+    beside = None if shortcut is None else layer_of(*shortcut)
+    return block_of(x, [layer_of(*layer) for layer in layers], beside)
 
 
 def block_of(x: Tensor, layers: Sequence[BlockLayer], shortcut: BlockLayer | None = None) -> Tensor:
-    """:func:`residual_block` for modules or for layers whose filters were computed before."""
-    n, dtype = x.shape[2], compute_dtype(x)
+    """:func:`residual_block` with filters that were computed before."""
+    n = x.shape[2]
     with on_device_of(x):
         layer, *later = layers
         entrances = [layer] if shortcut is None else [layer, shortcut]
-        (outputs, *others), x = products(x, [one.filters(dtype) for one in entrances])
+        (outputs, *others), x = products(x, [one.filters for one in entrances])
         for following in later:
-            before = layer.normalization(outputs, n)
-            outputs = norm_products(outputs, before, following.filters(dtype), n)
+            norm = layer.normalization(outputs, n)
+            outputs = norm_products(outputs, norm, following.filters, n)
             layer = following
         residual: Tensor | tuple[Products, Norm] = x
         if shortcut is not None:
@@ -121,16 +101,16 @@ def products(x: Tensor, filters: Sequence[Filters]) -> tuple[list[Products], Ten
     Use the returned features instead of ``x``: their gradient is then added to that of the
     products at no cost.
     """
-    options, tensors = [one.options for one in filters], [one.tensor for one in filters]
-    *flat, x = functions.apply(functions.ProductsOf, x, options, filters[0].planes, *tensors)
+    tensors, layers = zip(*filters, strict=True)
+    *flat, x = functions.apply(functions.ProductsOf, x, layers, *tensors)
     return functions.groups(flat, [len(flat) // len(filters)] * len(filters)), x
 
 
 def norm_products(outputs: Products, norm: Norm, filters: Filters, n: int) -> Products:
     """Batch norm and ReLU of features, given as products, and their products with filters."""
     tensors = norm.weight, norm.bias, filters.tensor, *outputs
-    layer = filters.options, filters.planes
-    result: Products = functions.apply(functions.NormProducts, norm, *layer, n, *tensors)
+    arguments = norm, filters.convolutions, n, *tensors
+    result: Products = functions.apply(functions.NormProducts, *arguments)
     return result
 
 
@@ -141,17 +121,19 @@ def norm_add_relu(
 
     The residual is features, or products with a norm of their own.
     """
-    identity, norms, flat = None, [norm], outputs
-    if isinstance(residual, Tensor):
-        batch, _, height, width = outputs[0].shape
-        shape = batch, len(norm.weight), n, height, width
-        if residual.shape != shape:  # the kernel would read outside of it
-            raise RuntimeError(f"features {list(shape)} and residual {list(residual.shape)} differ")
-        identity = residual
+    batch, _, height, width = outputs[0].shape
+    shape = batch, len(norm.weight), n, height, width
+    identity, norms, each = None, [norm], [outputs]
+    if not isinstance(residual, Tensor):
+        each.append(residual[0])
+        norms.append(residual[1])
+    elif residual.shape != shape:  # the kernel would read outside of it
+        raise RuntimeError(f"features {list(shape)} and residual {list(residual.shape)} differ")
     else:
-        norms, flat = [norm, residual[1]], outputs + residual[0]
+        identity = residual
     parameters = [parameter for one in norms for parameter in (one.weight, one.bias)]
-    sizes = [len(outputs), len(flat) - len(outputs)][: len(norms)]
-    tensors = *parameters, *flat
-    result: Tensor = functions.apply(functions.NormAddReLU, norms, sizes, n, identity, *tensors)
+    flat = [product for one in each for product in one]
+    sizes = [len(one) for one in each]
+    arguments = norms, sizes, shape, identity, *parameters, *flat
+    result: Tensor = functions.apply(functions.NormAddReLU, *arguments)
     return result

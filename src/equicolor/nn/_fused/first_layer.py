@@ -37,26 +37,22 @@ def lift(images: Tensor, conv: CELiftConv2d) -> Tensor:
     """Lifting convolution of images ``[B, 3, H, W]`` to ``[n * B, P, H', W']``, padded channels."""
     matrices = conv._transformations()
     learnable = matrices is not None and matrices.requires_grad
-    if images.requires_grad or learnable or conv.dilation != (1, 1):
-        y = ce_lift_conv2d(
-            images,
-            F.pad(conv.weight, (*[0] * 9, _spare(conv))),
-            None,
-            conv.stride,
-            conv.padding,
-            conv.dilation,
-            rotations=conv.rotations,
-            lifting=conv.lifting,
-            matrices=matrices,
-        )
-        return rows_of(to_images(y))
-    return lift_columns(images, conv, packed_columns(conv, compute_dtype(images)), matrices)
+    if not (images.requires_grad or learnable) and conv.dilation == (1, 1):
+        return lift_columns(images, conv, packed_columns(conv, compute_dtype(images)), matrices)
+    weight, options = _padded(conv.weight, conv), (conv.stride, conv.padding, conv.dilation)
+    group = {"rotations": conv.rotations, "lifting": conv.lifting, "matrices": matrices}
+    return rows_of(to_images(ce_lift_conv2d(images, weight, None, *options, **group)))
 
 
 def packed_columns(conv: CELiftConv2d, dtype: torch.dtype) -> Tensor:
     """The filters of a lifting convolution for columns of pixels, with padded channels."""
     columns = kernels("lift_kernels").column_filters(conv.weight.squeeze(2), conv.stride[0])
-    return F.pad(columns, (*[0] * 7, _spare(conv))).to(dtype)
+    return _padded(columns, conv).to(dtype)
+
+
+def _padded(filters: Tensor, conv: CELiftConv2d) -> Tensor:
+    spare = padded_channels(conv.out_channels) - conv.out_channels
+    return F.pad(filters, (*[0] * (2 * filters.ndim - 1), spare))
 
 
 def lift_columns(
@@ -69,12 +65,9 @@ def lift_columns(
     assert isinstance(conv.padding, tuple)
     options = conv.stride, conv.padding, conv.dilation
     size = tuple(conv.weight.shape[-2:])
-    result: Tensor = apply(_Lift, options, size, conv.rotations, matrices, images, filters)
+    how = conv.rotations, matrices, filters.dtype, size, options
+    result: Tensor = apply(_Lift, how, images, filters)
     return result
-
-
-def _spare(conv: CELiftConv2d) -> int:
-    return padded_channels(conv.out_channels) - conv.out_channels
 
 
 def norm_relu(activations: Tensor, norm: Norm, n: int, *, pool: bool) -> Tensor:
@@ -93,18 +86,11 @@ class _Lift(torch.autograd.Function):
     """Images to the convolution of their orbit, which backward computes again."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        options: Options,
-        size: tuple[int, int],
-        n: int,
-        matrices: Tensor | None,
-        images: Tensor,
-        filters: Tensor,
-    ) -> Tensor:
-        ctx.how = n, matrices, filters.dtype, size, options
+    def forward(ctx: Any, how: tuple[Any, ...], images: Tensor, filters: Tensor) -> Tensor:
+        """``how``: the arguments of the kernel beside the images."""
+        ctx.how = how
         ctx.save_for_backward(images, filters)
-        orbit = kernels("lift_kernels").orbit_columns(images, *ctx.how)
+        orbit = kernels("lift_kernels").orbit_columns(images, *how)
         return rows_of(torch.conv2d(orbit, filters))
 
     @staticmethod
@@ -116,7 +102,7 @@ class _Lift(torch.autograd.Function):
         each = [rows_of(gradients[0])], [orbit], [filters]
         options: Options = ((1, 1), (0, 0), (1, 1))  # the orbit is laid out for it
         (of_filters,) = convolution_backward(*each, options, of_inputs=False)
-        return None, None, None, None, None, of_filters
+        return None, None, of_filters
 
 
 class _NormReLU(torch.autograd.Function):

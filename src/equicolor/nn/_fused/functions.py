@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,6 +58,31 @@ def _blocks_of(filters: Tensor, planes: Planes) -> list[Tensor]:
     return [rows[: planes.alone], rows[planes.alone :].unflatten(0, (-1, 2, 2))]
 
 
+class Convolutions(NamedTuple):
+    """The convolutions of planes ``[m, B, H, W, P]`` with packed filters."""
+
+    options: Options
+    planes: Planes
+
+    def products(self, parts: Tensor, filters: Tensor) -> Products:
+        each = zip(self.planes.images(parts), self.planes.filters(filters), strict=True)
+        return _in_rows(torch.conv2d(part, one, None, *self.options) for part, one in each)
+
+    def input_gradients(self, gradients: Products, parts: Tensor, filters: Tensor) -> Products:
+        """Gradients of the planes, of which only the shapes are read."""
+        each = gradients, self.planes.images(parts), self.planes.filters(filters)
+        return _in_rows(convolution_backward(*each, self.options, of_inputs=True))
+
+    def filter_gradients(
+        self, gradients: Products, parts: Tensor, filters: Tensor
+    ) -> Tensor | None:
+        if not filters.requires_grad:
+            return None
+        each = gradients, self.planes.images(parts), self.planes.filters(filters)
+        back = convolution_backward(*each, self.options, of_inputs=False)
+        return self.planes.join_filters(back)
+
+
 class ProductsOf(torch.autograd.Function):
     """Features to their products with the filters of one or two layers, and the same features.
 
@@ -65,17 +90,15 @@ class ProductsOf(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, options: Sequence[Options], planes: Planes, *filters: Tensor
-    ) -> Products:
+    def forward(ctx: Any, x: Tensor, layers: Sequence[Convolutions], *filters: Tensor) -> Products:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, *filters)
-        ctx.options = options
-        ctx.planes = planes
-        parts = kernels().analyse(Features.of(x), filters[0].dtype, paired=planes.paired)
+        ctx.layers = layers
+        paired = layers[0].planes.paired
+        parts = kernels().analyse(Features.of(x), filters[0].dtype, paired=paired)
         outputs: Products = ()
-        for one, option in zip(filters, options, strict=True):
-            outputs += _convolve(parts, one, option, planes)
+        for layer, one in zip(layers, filters, strict=True):
+            outputs += layer.products(parts, one)
         return *outputs, x
 
     @staticmethod
@@ -84,28 +107,23 @@ class ProductsOf(torch.autograd.Function):
         refuse_second_derivatives()
         x, *filters = ctx.saved_tensors
         *flat, residual = gradients
-        features, planes = Features.of(x), ctx.planes
-        parts = kernels().analyse(features, filters[0].dtype, paired=planes.paired)
-        back: list[Products] = []
-        of_filters = []
+        paired = ctx.layers[0].planes.paired
+        parts = kernels().analyse(Features.of(x), filters[0].dtype, paired=paired)
+        of_inputs: list[Products] = []
+        of_filters: list[Tensor | None] = []
         of_layers = groups(flat, [len(flat) // len(filters)] * len(filters))
-        for group, one, options in zip(of_layers, filters, ctx.options, strict=True):
-            layer = parts, one, options, planes
-            layer_gradients = _in_rows(group)
-            of_filters.append(_filter_gradients(layer_gradients, *layer))
+        for layer, one, group in zip(ctx.layers, filters, of_layers, strict=True):
+            arguments = _in_rows(group), parts, one
+            of_filters.append(layer.filter_gradients(*arguments))
             if ctx.needs_input_grad[0]:
-                back.append(_input_gradients(layer_gradients, *layer))
-        if not back:
-            return None, None, None, *of_filters
-        of_x = kernels().analyse_backward(
-            back[0],
-            back[1] if len(back) > 1 else None,
-            None if residual is None else Features.of(residual),
-            n=features.rotations,
-            channels=features.channels,
-            dtype=x.dtype,
-        )
-        return of_x.tensor, None, None, *of_filters
+                of_inputs.append(layer.input_gradients(*arguments))
+        if not of_inputs:
+            return None, None, *of_filters
+        first, *others = of_inputs
+        added = None if residual is None else Features.of(residual)
+        back = Features.empty(x.shape, x.dtype, x.device)
+        kernels().analyse_backward(first, others[0] if others else None, added, back)
+        return back.tensor, None, *of_filters
 
 
 class NormProducts(torch.autograd.Function):
@@ -118,18 +136,18 @@ class NormProducts(torch.autograd.Function):
     def forward(
         ctx: Any,
         norm: Norm,
-        options: Options,
-        planes: Planes,
+        layer: Convolutions,
         n: int,
         weight: Tensor,
         bias: Tensor,
         filters: Tensor,
         *outputs: Tensor,
     ) -> Products:
-        ctx.norm, ctx.options, ctx.planes, ctx.n = norm, options, planes, n
+        ctx.norm, ctx.layer, ctx.n = norm, layer, n
         ctx.save_for_backward(filters, *outputs)
-        parts = kernels().norm_analyse(outputs, norm.vectors, n=n, paired=planes.paired)
-        return _convolve(parts, filters, options, planes)
+        paired = layer.planes.paired
+        parts = kernels().norm_analyse(outputs, norm.vectors, n=n, paired=paired)
+        return layer.products(parts, filters)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -139,19 +157,18 @@ class NormProducts(torch.autograd.Function):
         gradients of the filters need.
         """
         refuse_second_derivatives()
-        norm, n, layer = ctx.norm, ctx.n, (ctx.options, ctx.planes)
+        norm, layer, n = ctx.norm, ctx.layer, ctx.n
         filters, *saved = ctx.saved_tensors
         outputs, gradients = tuple(saved), _in_rows(gradients)
-        parts = kernels().empty_planes(outputs, ctx.planes)
-        back = _input_gradients(gradients, parts, filters, *layer)
-        slopes = kernels().norm_analyse_sums(
-            outputs, back, norm.vectors, parts, n=n, training=norm.training
-        )
-        of_filters = _filter_gradients(gradients, parts, filters, *layer)
+        parts = kernels().empty_planes(outputs, layer.planes)
+        back = layer.input_gradients(gradients, parts, filters)
+        both = outputs, back, norm.vectors
+        slopes = kernels().norm_analyse_sums(*both, parts, n=n, training=norm.training)
+        of_filters = layer.filter_gradients(gradients, parts, filters)
         del parts
-        memory = kernels().norm_analyse_backward(outputs, back, norm.vectors, slopes, n=n)
+        memory = kernels().norm_analyse_backward(*both, slopes, n=n)
         of_outputs = Planes.of_products(outputs, n).images(memory)
-        return None, None, None, None, *norm.gradients(slopes), of_filters, *of_outputs
+        return None, None, None, *norm.gradients(slopes), of_filters, *of_outputs
 
 
 class NormAddReLU(torch.autograd.Function):
@@ -166,26 +183,24 @@ class NormAddReLU(torch.autograd.Function):
         ctx: Any,
         norms: Sequence[Norm],
         sizes: Sequence[int],
-        n: int,
+        shape: Sequence[int],
         identity: Tensor | None,
         *tensors: Tensor,
     ) -> Tensor:
         """``tensors``: weights and biases of the norms, then the products of each norm."""
         flat = tensors[2 * len(norms) :]
         outputs, *others = groups(flat, sizes)
-        dtype = outputs[0].dtype
         residual: Features | tuple[Products, Tensor]
         if identity is None:
-            residual = others[0], norms[1].vectors
+            dtype, residual = outputs[0].dtype, (others[0], norms[1].vectors)
         else:
+            dtype = torch.promote_types(outputs[0].dtype, identity.dtype)
             residual = Features.of(identity)
-            dtype = torch.promote_types(dtype, identity.dtype)
-        channels, vectors = len(norms[0].weight), norms[0].vectors
-        sizes_and_dtype = {"n": n, "channels": channels, "dtype": dtype}
-        out: Tensor = kernels().norm_add(outputs, vectors, residual, **sizes_and_dtype).tensor
+        out = Features.empty(shape, dtype, outputs[0].device)
+        kernels().norm_add(outputs, norms[0].vectors, residual, out)
         ctx.norms, ctx.sizes = norms, sizes
-        ctx.save_for_backward(out, *flat)
-        return out
+        ctx.save_for_backward(out.tensor, *flat)
+        return out.tensor
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -196,12 +211,9 @@ class NormAddReLU(torch.autograd.Function):
         of_parameters: list[Tensor] = []
         of_products: list[Tensor] = []
         for norm, outputs in zip(ctx.norms, groups(flat, ctx.sizes), strict=True):
+            after = output if norm is ctx.norms[0] else None
             slopes, inner = kernels().norm_add_sums(
-                inner,
-                output if norm is ctx.norms[0] else None,
-                outputs,
-                norm.vectors,
-                training=norm.training,
+                inner, after, outputs, norm.vectors, training=norm.training
             )
             back = kernels().norm_backward(inner, outputs, norm.vectors, slopes)
             of_parameters += norm.gradients(slopes)
@@ -216,30 +228,6 @@ def groups(flat: Sequence[Any], sizes: Sequence[int]) -> list[tuple[Any, ...]]:
     return [tuple(itertools.islice(rest, size)) for size in sizes]
 
 
-def _convolve(parts: Tensor, filters: Tensor, options: Options, planes: Planes) -> Products:
-    return tuple(
-        rows_of(torch.conv2d(part, one, None, *options))
-        for part, one in zip(planes.images(parts), planes.filters(filters), strict=True)
-    )
-
-
-def _input_gradients(
-    gradients: Products, parts: Tensor, filters: Tensor, options: Options, planes: Planes
-) -> Products:
-    """Gradients of the inputs; of ``parts`` only the shapes are read."""
-    each = gradients, planes.images(parts), planes.filters(filters)
-    return _in_rows(convolution_backward(*each, options, of_inputs=True))
-
-
-def _filter_gradients(
-    gradients: Products, parts: Tensor, filters: Tensor, options: Options, planes: Planes
-) -> Tensor | None:
-    if not filters.requires_grad:
-        return None
-    each = gradients, planes.images(parts), planes.filters(filters)
-    return planes.join_filters(convolution_backward(*each, options, of_inputs=False))
-
-
 def convolution_backward(
     gradients: Iterable[Tensor],
     parts: Iterable[Tensor],
@@ -249,10 +237,10 @@ def convolution_backward(
     of_inputs: bool,
 ) -> list[Tensor]:
     """Gradients of convolutions, of their inputs (whose values are not read) or their filters."""
-    wanted = of_inputs, not of_inputs, False
+    mask = of_inputs, not of_inputs, False
     return [
         torch.ops.aten.convolution_backward(
-            gradient, part, one, None, *options, False, (0, 0), 1, wanted
+            gradient, part, one, None, *options, False, (0, 0), 1, mask
         )[0 if of_inputs else 1]
         for gradient, part, one in zip(gradients, parts, filters, strict=True)
     ]

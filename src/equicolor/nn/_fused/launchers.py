@@ -15,9 +15,10 @@ import math
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 import triton
-import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from equicolor.nn._fused import block_kernels as kernels
 from equicolor.nn._fused.layout import Features, Planes, Products, padded_channels
@@ -29,13 +30,39 @@ _PARTS, _CHANNELS = 512, 8  # tile of the partial sums
 
 
 class _Size(NamedTuple):
-    """The size of a matrix that kernels work on."""
+    """The size of a matrix that kernels work on, and of their tiles."""
 
     rows: int
     lanes: int
     padded: int  # lanes of one pixel
     channels: int  # lanes of one pixel that are used
-    spare: tl.constexpr  # whether some are not
+    spare: constexpr  # whether some are not
+    n: constexpr
+    tile_rows: constexpr
+    tile_lanes: constexpr
+
+    @classmethod
+    def of(cls, images: tuple[int, int, int], channels: int, n: int) -> "_Size":
+        """The size of B, H and W images of ``n`` rotations, in tiles of elementwise kernels."""
+        pixels, padded, fold = math.prod(images), padded_channels(channels), 1
+        while fold * padded % _LANES and pixels % (2 * fold) == 0:
+            fold *= 2
+        constants = channels != padded, n, _rows_of_tile(n, largest=6), _LANES
+        return cls(pixels // fold, fold * padded, padded, channels, *map(constexpr, constants))
+
+    @classmethod
+    def of_products(cls, products: Products, n: int) -> "_Size":
+        """The size of products; all of their channels count as used."""
+        return cls.of(_images(products), products[0].shape[1], n)
+
+    @property
+    def pixels_in_a_row(self) -> int:
+        return self.lanes // self.padded
+
+    @property
+    def count(self) -> float:
+        """How many numbers of a channel the statistics are of."""
+        return float(self.n.value * self.rows * self.pixels_in_a_row)
 
 
 class _Source(NamedTuple):
@@ -45,64 +72,62 @@ class _Source(NamedTuple):
     rotation_step: int | None
     row_step: int | None
 
+    @classmethod
+    def of(cls, x: Features | None) -> "_Source":
+        if x is None:
+            return cls(None, None, None)
+        return cls(x.tensor, x.rotation_step, None if x.padded else x.row_step)
 
-_NO_SOURCE = _Source(None, None, None)
+
+class _Sums(NamedTuple):
+    """Partial sums ``[2, parts, P]``, and the tiles in which a kernel adds them up."""
+
+    pointer: Tensor
+    parts: int
+    padded: int
+    steps: Any
+    tile_parts: constexpr
+    tile_lanes: constexpr
 
 
 def analyse(x: Features, dtype: torch.dtype, *, paired: bool) -> Tensor:
     """The inputs ``A x`` of the products of some features, planes ``[m, B, H, W, P]``."""
-    n, size = x.rotations, _size(x.images, x.channels)
-    shape = Planes.of(n, paired=paired).total, *x.images, size.padded
+    size = _Size.of(x.images, x.channels, x.rotations)
+    shape = Planes.of(x.rotations, paired=paired).total, *x.images, size.padded
     out = torch.empty(shape, dtype=dtype, device=x.tensor.device)
-    _elementwise(kernels.analyse_kernel, n, size, _source(x), out, paired)
+    _elementwise(kernels.analyse_kernel, size, _Source.of(x), out, paired)
     return out
 
 
 def analyse_backward(
-    gradients: Products,
-    others: Products | None,
-    residual: Features | None,
-    *,
-    n: int,
-    channels: int,
-    dtype: torch.dtype,
+    gradients: Products, others: Products | None, residual: Features | None, out: Features
 ) -> Features:
-    """The gradient ``A^T g`` of features from the gradients of the inputs of their products.
+    """Fill ``out`` with the gradient ``A^T g`` of features, from that of their products' inputs.
 
     ``others`` (gradients of the same inputs from other products) and ``residual`` (a gradient of
     the features) are added to it.
     """
-    images = _images(gradients)
-    out = Features.empty(images, channels, n, dtype, gradients[0].device)
-    source = _NO_SOURCE if residual is None else _source(residual)
-    size = _size(images, channels)
-    _elementwise(kernels.analyse_backward_kernel, n, size, gradients, others, source, out.tensor)
+    size = _Size.of(out.images, out.channels, out.rotations)
+    arguments = gradients, others, _Source.of(residual), out.tensor
+    _elementwise(kernels.analyse_backward_kernel, size, *arguments)
     return out
 
 
 def moments(products: Products, weight: Tensor, bias: Tensor, *, n: int, eps: float) -> Tensor:
     """Vectors of a batch norm in training, from the features of some products, ``[5, L]``."""
-    images, channels = _images(products), len(weight)
-    size = _size(images, channels)
+    channels = len(weight)
+    size = _Size.of(_images(products), channels, n)
     pivots = torch.empty(size.padded, device=weight.device)
     vectors = torch.empty(5, size.lanes, device=weight.device)
-    sums = _reduce(kernels.moments_kernel, n, size, products, pivots)
-    numbers = sums.shape[1], size.padded, channels, _count(n, size), eps
-    arguments = pivots, weight, bias, vectors, *numbers
-    _finish(kernels.finish_moments_kernel, sums, *arguments, options=[_fold(size)])
+    sums = _reduce(kernels.moments_kernel, size, products, pivots)
+    arguments = pivots, weight, bias, vectors, channels, size.count, eps, size.pixels_in_a_row
+    _finish(kernels.finish_moments_kernel, sums, *arguments)
     return vectors
 
 
 def empty_planes(products: Products, planes: Planes) -> Tensor:
     """Uninitialised memory ``[m, B, H, W, P]`` for planes as large as the products."""
     return products[0].new_empty(planes.total, *_images(products), products[0].shape[1])
-
-
-def running_vectors(
-    products: Products, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *, eps: float
-) -> Tensor:
-    """Vectors of a batch norm with running statistics, ``[5, L]``."""
-    return row_vectors(channel_vectors(weight, bias, mean, var, eps=eps), products)
 
 
 def channel_vectors(
@@ -112,18 +137,18 @@ def channel_vectors(
     mean, var, weight, bias = (one.detach().float() for one in (mean, var, weight, bias))
     inverse = torch.rsqrt(var + eps)
     vectors = torch.stack([mean, weight * inverse, bias, inverse, var])
-    return torch.nn.functional.pad(vectors, (0, padded_channels(len(mean)) - len(mean)))
+    return F.pad(vectors, (0, padded_channels(len(mean)) - len(mean)))
 
 
 def row_vectors(vectors: Tensor, products: Products) -> Tensor:
     """Vectors ``[5, P]`` of one pixel, repeated for the rows of some products: ``[5, L]``."""
-    fold = pixels_in_a_row(products)
-    return vectors if fold == 1 else vectors.repeat(1, fold)
+    pixels = pixels_in_a_row(products)
+    return vectors if pixels == 1 else vectors.repeat(1, pixels)
 
 
 def pixels_in_a_row(products: Products) -> int:
     """How many pixels of some products share a row."""
-    return _fold(_products_size(products))
+    return _Size.of_products(products, 1).pixels_in_a_row
 
 
 def norm_analyse(products: Products, vectors: Tensor, *, n: int, paired: bool = False) -> Tensor:
@@ -131,8 +156,9 @@ def norm_analyse(products: Products, vectors: Tensor, *, n: int, paired: bool = 
 
     ``paired`` says whether the next layer's planes are in pairs.
     """
-    size, out = _products_size(products), empty_planes(products, Planes.of(n, paired=paired))
-    _elementwise(kernels.norm_analyse_kernel, n, size, products, vectors, out, paired)
+    out = empty_planes(products, Planes.of(n, paired=paired))
+    size = _Size.of_products(products, n)
+    _elementwise(kernels.norm_analyse_kernel, size, products, vectors, out, paired)
     return out
 
 
@@ -150,43 +176,31 @@ def norm_analyse_sums(
     ``out``, unless None, is filled with the output of :func:`norm_analyse` again. ``training``
     says whether the statistics come from the products.
     """
-    size = _products_size(products)
-    sums = _reduce(kernels.norm_analyse_sums_kernel, n, size, products, gradients, vectors, out)
-    return slopes_of(sums, vectors, _count(n, size), training=training)
+    size = _Size.of_products(products, n)
+    sums = _reduce(kernels.norm_analyse_sums_kernel, size, products, gradients, vectors, out)
+    return slopes_of(sums, vectors, size.count, training=training)
 
 
 def norm_analyse_backward(
     products: Products, gradients: Products, vectors: Tensor, slopes: Tensor, *, n: int
 ) -> Tensor:
     """The gradient of the input of :func:`norm_analyse`, ``[m, B, H, W, P]``."""
-    size, out = _products_size(products), _empty_like(products, n)
+    out = empty_planes(products, Planes.of_products(products, n))
     arguments = products, gradients, vectors, slopes, out
-    _elementwise(kernels.norm_analyse_backward_kernel, n, size, *arguments)
+    _elementwise(kernels.norm_analyse_backward_kernel, _Size.of_products(products, n), *arguments)
     return out
 
 
 def norm_add(
-    products: Products,
-    vectors: Tensor,
-    residual: Features | tuple[Products, Tensor],
-    *,
-    n: int,
-    channels: int,
-    dtype: torch.dtype,
+    products: Products, vectors: Tensor, residual: Features | tuple[Products, Tensor], out: Features
 ) -> Features:
-    """Batch norm of features given as products, plus a residual, and ReLU.
+    """Fill ``out`` with batch norm of features given as products, plus a residual, and ReLU.
 
     The residual is features, or products and the vectors of their own norm.
     """
-    images = _images(products)
-    out = Features.empty(images, channels, n, dtype, vectors.device)
-    source: Any
-    if isinstance(residual, Features):
-        source, other = _source(residual), None
-    else:
-        source, other = residual
-    size = _size(images, channels)
-    _elementwise(kernels.norm_add_kernel, n, size, products, vectors, source, other, out.tensor)
+    source: Any = (_Source.of(residual), None) if isinstance(residual, Features) else residual
+    size = _Size.of(out.images, out.channels, out.rotations)
+    _elementwise(kernels.norm_add_kernel, size, products, vectors, *source, out.tensor)
     return out
 
 
@@ -202,56 +216,43 @@ def norm_add_sums(
 
     Without ``output``, ``gradient`` is the one before ReLU already.
     """
-    n, images, channels = gradient.rotations, gradient.images, gradient.channels
-    size, inner, source = _size(images, channels), gradient, _NO_SOURCE
+    inner = gradient
     if output is not None:
         # It is also the gradient of the residual, so it has the dtype of that and of the output.
-        inner = Features.empty(images, channels, n, output.tensor.dtype, vectors.device)
-        source = _source(output)
-    arguments = _source(gradient), source, products, vectors, inner.tensor
-    sums = _reduce(kernels.norm_add_sums_kernel, n, size, *arguments)
-    return slopes_of(sums, vectors, _count(n, size), training=training), inner
+        inner = Features.empty(output.tensor.shape, output.tensor.dtype, vectors.device)
+    size = _Size.of(gradient.images, gradient.channels, gradient.rotations)
+    arguments = _Source.of(gradient), _Source.of(output), products, vectors, inner.tensor
+    sums = _reduce(kernels.norm_add_sums_kernel, size, *arguments)
+    return slopes_of(sums, vectors, size.count, training=training), inner
 
 
 def norm_backward(
     gradient: Features, products: Products, vectors: Tensor, slopes: Tensor
 ) -> Tensor:
     """The gradient of products from that of their normalised features: ``[m, B, H, W, P]``."""
-    n, size = gradient.rotations, _size(gradient.images, gradient.channels)
-    out = _empty_like(products, n)
-    arguments = _source(gradient), products, vectors, slopes, out
-    _elementwise(kernels.norm_backward_kernel, n, size, *arguments)
+    size = _Size.of(gradient.images, gradient.channels, gradient.rotations)
+    out = empty_planes(products, Planes.of_products(products, gradient.rotations))
+    arguments = _Source.of(gradient), products, vectors, slopes, out
+    _elementwise(kernels.norm_backward_kernel, size, *arguments)
     return out
 
 
-def _size(images: tuple[int, int, int], channels: int) -> _Size:
-    pixels, padded, fold = math.prod(images), padded_channels(channels), 1
-    while fold * padded % _LANES and pixels % (2 * fold) == 0:
-        fold *= 2
-    spare = tl.constexpr(channels != padded)
-    return _Size(pixels // fold, fold * padded, padded, channels, spare)
+def slopes_of(sums: Tensor, vectors: Tensor, count: float, *, training: bool) -> Tensor:
+    """The slopes ``[4, L]`` of a norm's gradient from partial sums ``[2, parts, P]``.
+
+    The sums are those of the gradient after the norm, and of that times the centred features.
+    ``count`` says how many numbers of a channel the statistics are of, ``training`` whether they
+    come from the features.
+    """
+    slopes = vectors.new_empty(4, vectors.shape[1])
+    fold = vectors.shape[1] // sums.shape[2]
+    _finish(kernels.finish_sums_kernel, sums, vectors, slopes, count, training, fold)
+    return slopes
 
 
-def _empty_like(products: Products, n: int) -> Tensor:
-    return empty_planes(products, Planes.of_products(products, n))
-
-
-def _products_size(products: Products) -> _Size:
-    return _size(_images(products), products[0].shape[1])
-
-
-def _fold(size: _Size) -> int:
-    """The number of pixels in a row."""
-    return size.lanes // size.padded
-
-
-def _count(n: int, size: _Size) -> float:
-    """How many numbers of a channel the statistics are of."""
-    return float(n * size.rows * _fold(size))
-
-
-def _source(x: Features) -> _Source:
-    return _Source(x.tensor, x.rotation_step, None if x.padded else x.row_step)
+def loop_of(steps: int) -> Any:
+    """The number of steps of a loop; Triton's interpreter needs it as a constant."""
+    return constexpr(steps) if triton.knobs.runtime.interpret else steps
 
 
 def _images(products: Products) -> tuple[int, int, int]:
@@ -268,48 +269,28 @@ def _rows_of_tile(n: int, largest: int) -> int:
     return numbers * _WARPS * 32 // _LANES
 
 
-def _elementwise(kernel: Any, n: int, size: _Size, *arguments: Any) -> None:
-    rows = _rows_of_tile(n, largest=6)
-    grid = triton.cdiv(size.rows, rows) * triton.cdiv(size.lanes, _LANES)
-    kernel[(grid,)](*arguments, size, n, rows, _LANES, num_warps=_WARPS)
+def _elementwise(kernel: Any, size: _Size, *arguments: Any) -> None:
+    grid = triton.cdiv(size.rows, size.tile_rows.value) * triton.cdiv(size.lanes, _LANES)
+    kernel[(grid,)](*arguments, size, num_warps=_WARPS)
 
 
-def _reduce(kernel: Any, n: int, size: _Size, *arguments: Any) -> Tensor:
+def _reduce(kernel: Any, size: _Size, *arguments: Any) -> Tensor:
     """Partial sums of a kernel, ``[2, parts, P]``."""
-    rows, columns = _rows_of_tile(n, largest=4), triton.cdiv(size.lanes, _LANES)
-    wanted = max(1, _PROGRAMS // columns)
-    steps = triton.cdiv(triton.cdiv(size.rows, wanted), rows)
+    rows, columns = _rows_of_tile(size.n.value, largest=4), triton.cdiv(size.lanes, _LANES)
+    size = size._replace(tile_rows=constexpr(rows))
+    programs = max(1, _PROGRAMS // columns)
+    steps = triton.cdiv(triton.cdiv(size.rows, programs), rows)
     blocks = triton.cdiv(size.rows, steps * rows)
     device = arguments[0][0].device
-    sums = torch.empty(2, blocks * _fold(size), size.padded, device=device)
-    grid = (blocks * columns,)
+    sums = torch.empty(2, blocks * size.pixels_in_a_row, size.padded, device=device)
     loop = loop_of(steps)
-    kernel[grid](*arguments, sums, size, blocks, loop, n, rows, _LANES, num_warps=_WARPS)
+    kernel[(blocks * columns,)](*arguments, sums, size, blocks, loop, num_warps=_WARPS)
     return sums
 
 
-def loop_of(steps: int) -> Any:
-    """The number of steps of a loop; Triton's interpreter needs it as a constant."""
-    return tl.constexpr(steps) if triton.knobs.runtime.interpret else steps
-
-
-def _finish(kernel: Any, sums: Tensor, *arguments: Any, options: Any) -> None:
+def _finish(kernel: Any, sums: Tensor, *arguments: Any) -> None:
+    """Launch a kernel that adds up partial sums."""
     _, parts, padded = sums.shape
-    grid, loop = (triton.cdiv(padded, _CHANNELS),), loop_of(triton.cdiv(parts, _PARTS))
-    kernel[grid](sums, *arguments, loop, *options, _PARTS, _CHANNELS, num_warps=2 * _WARPS)
-
-
-def slopes_of(sums: Tensor, vectors: Tensor, count: float, *, training: bool) -> Tensor:
-    """The slopes ``[4, L]`` of a norm's gradient from partial sums ``[2, parts, P]``.
-
-    Args:
-        sums: of the gradient after the norm, and of that times the centred features.
-        vectors: of the norm.
-        count: how many numbers of a channel the statistics are of.
-        training: whether the statistics come from the features.
-    """
-    _, parts, padded = sums.shape
-    slopes = vectors.new_empty(4, vectors.shape[1])
-    arguments, fold = (vectors, slopes, parts, padded, count), vectors.shape[1] // padded
-    _finish(kernels.finish_sums_kernel, sums, *arguments, options=[training, fold])
-    return slopes
+    tile = constexpr(_PARTS), constexpr(_CHANNELS)
+    source = _Sums(sums, parts, padded, loop_of(triton.cdiv(parts, _PARTS)), *tile)
+    kernel[(triton.cdiv(padded, _CHANNELS),)](source, *arguments, num_warps=2 * _WARPS)

@@ -66,22 +66,19 @@ class Planes(NamedTuple):
 
     def images(self, memory: Tensor) -> Products:
         """Planes ``[total, B, H, W, P]`` as images ``[B, P, H, W]`` and ``[B, 2 P, H, W]``."""
-        return tuple(
-            one.permute(0, 3, 1, 2)
-            for one in (*memory[: self.alone].unbind(), *_wide(memory[self.alone :]).unbind())
-        )
+        total, batch, height, width, padded = memory.shape
+        pairs = (total - self.alone) // 2
+        wide = memory[self.alone :].reshape(pairs, batch, height, width, 2 * padded)
+        return tuple(one.permute(0, 3, 1, 2) for one in (*memory[: self.alone], *wide))
 
     def filters(self, memory: Tensor) -> Products:
         """Filters ``[m, O, kh, kw, C]`` as ``[O, C, kh, kw]`` and ``[2 O, 2 C, kh, kw]``.
 
         The four filters of a pair lie in memory as one filter of twice the channels.
         """
-        pairs = memory[self.alone :]
         _, outputs, height, width, inputs = memory.shape
-        wide = pairs.reshape(-1, 2 * outputs, height, width, 2 * inputs)
-        return tuple(
-            one.permute(0, 3, 1, 2) for one in (*memory[: self.alone].unbind(), *wide.unbind())
-        )
+        wide = memory[self.alone :].reshape(-1, 2 * outputs, height, width, 2 * inputs)
+        return tuple(one.permute(0, 3, 1, 2) for one in (*memory[: self.alone], *wide))
 
     def join_filters(self, filters: Sequence[Tensor]) -> Tensor:
         """The inverse of :meth:`filters`."""
@@ -123,17 +120,11 @@ class Features(NamedTuple):
         return batch, height, width
 
     @classmethod
-    def empty(
-        cls,
-        images: tuple[int, int, int],
-        channels: int,
-        rotations: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Self:
-        """New features in padded memory ``[n, B, H, W, P]``, not filled."""
-        shape = rotations, *images, padded_channels(channels)
-        return cls.of_memory(torch.empty(shape, dtype=dtype, device=device), channels)
+    def empty(cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Self:
+        """New features of a shape ``[B, C, n, H, W]``, not filled, in padded memory."""
+        batch, channels, rotations, height, width = shape
+        memory_shape = rotations, batch, height, width, padded_channels(channels)
+        return cls.of_memory(torch.empty(memory_shape, dtype=dtype, device=device), channels)
 
     @classmethod
     def of(cls, x: Tensor) -> Self:
@@ -182,12 +173,6 @@ def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
 def rows_of(product: Tensor) -> Tensor:
     """A product ``[B, P, H, W]`` in channels_last memory."""
     return product.contiguous(memory_format=torch.channels_last)
-
-
-def _wide(planes: Tensor) -> Tensor:
-    """Planes ``[2 q, B, H, W, P]`` as pairs ``[q, B, H, W, 2 P]``."""
-    count, batch, height, width, padded = planes.shape
-    return planes.reshape(count // 2, batch, height, width, 2 * padded)
 
 
 def _row_step(x: Tensor) -> int | None:

@@ -3,7 +3,7 @@
 import functools
 import importlib
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -25,24 +25,34 @@ class Norm(NamedTuple):
         d_weight, d_bias = slopes[2:, : len(self.weight)]
         return d_weight.to(self.weight.dtype), d_bias.to(self.bias.dtype)
 
+    def for_rows(self, outputs: Products) -> Self:
+        """From vectors for one pixel to vectors for the rows of some products."""
+        return self._replace(vectors=kernels().row_vectors(self.vectors, outputs))
+
+
+@torch.no_grad()
+def running_norm(norm: CEBatchNorm2d) -> Norm:
+    """The batch norm with running statistics, with vectors for one pixel."""
+    statistics = norm.running_mean, norm.running_var
+    vectors = kernels().channel_vectors(norm.weight, norm.bias, *statistics, eps=norm.eps)
+    return Norm(norm.weight, norm.bias, vectors, training=False)
+
 
 @torch.no_grad()
 def normalization(norm: CEBatchNorm2d, outputs: Products, n: int) -> Norm:
     """The batch norm of features given as products; in training, updates running statistics."""
+    if not norm.training:
+        return running_norm(norm).for_rows(outputs)
     mean, var, count = norm.running_mean, norm.running_var, norm.num_batches_tracked
     assert mean is not None
     assert var is not None
     assert count is not None
-    launchers, parameters = kernels(), (norm.weight, norm.bias)
-    if not norm.training:
-        vectors = launchers.running_vectors(outputs, *parameters, mean, var, eps=norm.eps)
-        return Norm(*parameters, vectors, training=False)
-    vectors = launchers.moments(outputs, *parameters, n=n, eps=norm.eps)
+    vectors = kernels().moments(outputs, norm.weight, norm.bias, n=n, eps=norm.eps)
     count.add_(1)
     share = 1 / count if norm.momentum is None else norm.momentum
     for running, new in ((mean, vectors[0]), (var, vectors[4])):
         running.copy_(torch.lerp(running.to(new.dtype), new[: len(running)], share))
-    return Norm(*parameters, vectors, training=True)
+    return Norm(norm.weight, norm.bias, vectors, training=True)
 
 
 @functools.cache

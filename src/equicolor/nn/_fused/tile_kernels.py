@@ -2,6 +2,7 @@
 
 A thread keeps all rotations, or all products, of its pixels and channels, as tuples of tiles.
 ``size`` is a ``_Size`` and features are a ``_Source`` of :mod:`equicolor.nn._fused.launchers`.
+``at`` says where a tile is: rows, lanes, offsets in memory, and the mask of existing elements.
 """
 
 # Triton knows no starred tuples, and mypy no tuples that grow in a loop.
@@ -88,70 +89,62 @@ def kind_of(kind, paired):
 
 
 @triton.jit
-def columns(size, LANES: constexpr):
+def columns(size):
     """The block of rows, and the lanes, of this program."""
-    blocks = tl.cdiv(size.lanes, LANES)
-    program = tl.program_id(0)
-    return program // blocks, (program % blocks) * LANES + tl.arange(0, LANES)
+    blocks = tl.cdiv(size.lanes, size.tile_lanes)
+    lane = (tl.program_id(0) % blocks) * size.tile_lanes + tl.arange(0, size.tile_lanes)
+    return tl.program_id(0) // blocks, lane
 
 
 @triton.jit
-def tile(block, lane, size, ROWS: constexpr):
-    """Rows, offsets in memory and mask of a tile."""
-    row = block.to(tl.int64) * ROWS + tl.arange(0, ROWS)
+def tile(block, lane, size):
+    """Where a tile is."""
+    row = block.to(tl.int64) * size.tile_rows + tl.arange(0, size.tile_rows)
     inside = (row < size.rows)[:, None] & (lane < size.lanes)[None, :]
-    return row, row[:, None] * size.lanes + lane[None, :], inside
+    return row, lane, row[:, None] * size.lanes + lane[None, :], inside
 
 
 @triton.jit
-def _beside(place, row, lane, size):
+def _beside(at, size):
     """Offsets in the first of two planes that lie side by side."""
+    row, lane, place, _ = at
     return place + (row * size.lanes)[:, None] + (lane // size.padded * size.padded)[None, :]
 
 
 @triton.jit
-def load(parts, place, inside):
-    """Tiles of a tuple of tensors."""
-    tiles = ()
-    for part in tl.static_range(len(parts)):
-        tiles = tiles + (tl.load(parts[part] + place, inside, 0.0).to(tl.float32),)
-    return tiles
+def load(pointer, place, inside):
+    """A tile as float32, zero outside."""
+    return tl.load(pointer + place, inside, 0.0).to(tl.float32)
 
 
 @triton.jit
-def _load_planes(images, row, lane, place, inside, size, N: constexpr):
-    """Tiles of planes: single images, and pairs side by side in one image."""
-    ALONE: tl.constexpr = alone(N, is_paired(len(images), N))
-    tiles = ()
+def load_mixed(images, KIND: constexpr, at, size):
+    """Planes, mixed to features. They are single images, and pairs side by side in one image."""
+    PAIRED: tl.constexpr = is_paired(len(images), size.n)
+    ALONE: tl.constexpr = alone(size.n, PAIRED)
+    _, _, place, inside = at
+    planes = ()
     for image in tl.static_range(ALONE):
-        tiles = tiles + (tl.load(images[image] + place, inside, 0.0).to(tl.float32),)
+        planes = planes + (load(images[image], place, inside),)
     if len(images) > ALONE:
-        beside = _beside(place, row, lane, size)
+        beside = _beside(at, size)
         for image in tl.static_range(ALONE, len(images)):
-            first = tl.load(images[image] + beside, inside, 0.0).to(tl.float32)
-            second = tl.load(images[image] + size.padded + beside, inside, 0.0).to(tl.float32)
-            tiles = tiles + (first, second)
-    return tiles
+            first = load(images[image], beside, inside)
+            planes = planes + (first, load(images[image] + size.padded, beside, inside))
+    return mix(planes, kind_of(KIND, PAIRED), size.n)
 
 
 @triton.jit
-def load_mixed(images, KIND: constexpr, row, lane, place, inside, size, N: constexpr):
-    """Planes, mixed to features."""
-    planes = _load_planes(images, row, lane, place, inside, size, N)
-    return mix(planes, kind_of(KIND, is_paired(len(images), N)), N)
-
-
-@triton.jit
-def load_features(x, row, lane, place, inside, size, N: constexpr):
+def load_features(x, at, size):
     """Tiles of features, zero in the spare channels."""
+    row, lane, place, inside = at
     if x.row_step is not None:
         within = lane // size.padded * x.row_step + lane % size.padded
         place = (row * (size.lanes // size.padded) * x.row_step)[:, None] + within[None, :]
         inside = inside & (lane % size.padded < size.channels)[None, :]
     tiles = ()
-    for k in tl.static_range(N):
-        source = x.pointer + tl.cast(x.rotation_step, tl.int64) * k + place
-        value = tl.load(source, inside, 0.0).to(tl.float32)
+    for k in tl.static_range(size.n):
+        value = load(x.pointer + tl.cast(x.rotation_step, tl.int64) * k, place, inside)
         if size.spare:
             # With a mask instead, the load would take one number at a time.
             value = tl.where((lane % size.padded < size.channels)[None, :], value, 0.0)
@@ -160,22 +153,22 @@ def load_features(x, row, lane, place, inside, size, N: constexpr):
 
 
 @triton.jit
-def store(out, place, inside, size, tiles):
+def store(out, tiles, at, size):
     """Store tiles one after the other in one tensor."""
+    _, _, place, inside = at
     step = tl.cast(size.rows, tl.int64) * size.lanes
     for part in tl.static_range(len(tiles)):
         tl.store(out + step * part + place, tiles[part].to(out.dtype.element_ty), inside)
 
 
 @triton.jit
-def store_mixed(
-    out, KIND: constexpr, PAIRED: constexpr, row, lane, place, inside, size, features, N: constexpr
-):
+def store_mixed(out, KIND: constexpr, PAIRED: constexpr, features, at, size):
     """Mix features to planes, and store their images one after the other."""
-    ALONE: tl.constexpr = alone(N, PAIRED)
-    planes = mix(features, kind_of(KIND, PAIRED), N)
+    ALONE: tl.constexpr = alone(size.n, PAIRED)
+    planes = mix(features, kind_of(KIND, PAIRED), size.n)
+    _, _, place, inside = at
     step = tl.cast(size.rows, tl.int64) * size.lanes
-    beside = _beside(place, row, lane, size)
+    beside = _beside(at, size)
     for part in tl.static_range(len(planes)):
         value = planes[part].to(out.dtype.element_ty)
         if part < ALONE:
@@ -197,15 +190,16 @@ def store_sums(out, block, blocks, lane, size, first, second):
 
 
 @triton.jit
-def vector(vectors, index, lane, size):
-    """Load one number for every lane."""
+def _vector(vectors, index, at, size):
+    """One number for every lane."""
+    _, lane, _, _ = at
     return tl.load(vectors + index * size.lanes + lane, lane < size.lanes, 0.0)[None, :]
 
 
 @triton.jit
-def centre(ys, vectors, lane, size):
-    """Subtract the means of a norm."""
-    mean = vector(vectors, 0, lane, size)
+def load_centred(products, vectors, at, size):
+    """The features of some products, less the means of a norm."""
+    ys, mean = load_mixed(products, SYNTHESIS, at, size), _vector(vectors, 0, at, size)
     out = ()
     for k in tl.static_range(len(ys)):
         out = out + (ys[k] - mean,)
@@ -213,9 +207,9 @@ def centre(ys, vectors, lane, size):
 
 
 @triton.jit
-def affine(centred, vectors, lane, size):
+def affine(centred, vectors, at, size):
     """Scale and shift of a norm."""
-    scale, shift = vector(vectors, 1, lane, size), vector(vectors, 2, lane, size)
+    scale, shift = _vector(vectors, 1, at, size), _vector(vectors, 2, at, size)
     out = ()
     for k in tl.static_range(len(centred)):
         out = out + (centred[k] * scale + shift,)
@@ -223,10 +217,10 @@ def affine(centred, vectors, lane, size):
 
 
 @triton.jit
-def affine_gradient(gs, centred, vectors, slopes, lane, size):
+def affine_gradient(gs, centred, vectors, slopes, at, size):
     """The gradient before a norm from that after it."""
-    scale = vector(vectors, 1, lane, size)
-    slope, constant = vector(slopes, 0, lane, size), vector(slopes, 1, lane, size)
+    scale = _vector(vectors, 1, at, size)
+    slope, constant = _vector(slopes, 0, at, size), _vector(slopes, 1, at, size)
     out = ()
     for k in tl.static_range(len(gs)):
         out = out + (gs[k] * scale + centred[k] * slope + constant,)
