@@ -21,17 +21,14 @@ def applies(block: nn.Module, x: Tensor) -> bool:
     It can on a GPU that Triton compiles for, in float32 or half precision, in training and
     evaluation. It cannot where operations are traced or transformed (torch.compile, export,
     torch.func), nor where something inside the block is observed or replaced (hooks, subclasses
-    of layers).
-
-    Args:
-        block: has no modules but convolutions, norms and ReLU; the first convolution takes ``x``.
-        x: features ``[B, C, n, H, W]``.
+    of layers). The first convolution of the block takes the features ``[B, C, n, H, W]``.
     """
-    return (
-        _fits(x, 5)
-        and all(_is_plain(module, x) for module in block.modules() if module is not block)
-        and _first_conv(block).in_channels == x.shape[1]
-    )
+    if not _fits(x, 5):
+        return False
+    inner = [module for module in block.modules() if module is not block]
+    convolutions = (module for module in inner if isinstance(module, CEConv2d))
+    fits = all(_takes(module, x) for module in inner)
+    return fits and next(convolutions).in_channels == x.shape[1]
 
 
 def stem_applies(
@@ -44,7 +41,7 @@ def stem_applies(
         and type(conv) is CELiftConv2d
         and type(norm) is CEBatchNorm2d
         and type(relu) is nn.ReLU
-        and all(_is_plain(module, images) for module in (conv, norm, relu))
+        and all(_takes(module, images) for module in (conv, norm, relu))
         and is_untouched(pool)
         and (type(pool) is nn.Identity or halves(pool))
     )
@@ -60,13 +57,13 @@ def is_known(module: nn.Module) -> bool:
     """Whether the fused path computes what a layer computes, for any input."""
     if not is_untouched(module):
         return False
-    if type(module) is CEConv2d:
-        known = module.groups == 1 and module.algorithm != "dense"
-        return known and _has_known_options(module)
-    if type(module) is CELiftConv2d:
-        return _has_known_options(module)
     if type(module) is CEBatchNorm2d:
         return module.affine and module.track_running_stats and module.running_mean is not None
+    if type(module) is CEConv2d and (module.groups > 1 or module.algorithm == "dense"):
+        return False
+    if type(module) is CEConv2d or type(module) is CELiftConv2d:
+        zeros = module.padding_mode == "zeros" and isinstance(module.padding, tuple)
+        return module.rotations > 1 and zeros and module.bias is None
     return type(module) is nn.ReLU
 
 
@@ -93,28 +90,16 @@ def _fits(x: Tensor, dimensions: int) -> bool:
     )
 
 
-def _is_plain(module: nn.Module, x: Tensor) -> bool:
+def _takes(module: nn.Module, x: Tensor) -> bool:
     """Whether a module is known here and takes such an input."""
     if type(module) is nn.Sequential:
         children = [type(child) for child in module]
         return is_untouched(module) and children in ([], [CEConv2d, CEBatchNorm2d])
-    if type(module) is CEConv2d and module.rotations != x.shape[2]:
+    if not is_known(module):
         return False
-    return is_known(module) and (
-        not isinstance(module, CEConv2d | CELiftConv2d) or _is_for(module, x)
-    )
-
-
-def _has_known_options(conv: CEConv2d | CELiftConv2d) -> bool:
-    zeros = conv.padding_mode == "zeros" and isinstance(conv.padding, tuple)
-    return conv.rotations > 1 and zeros and conv.bias is None
-
-
-def _is_for(conv: CEConv2d | CELiftConv2d, x: Tensor) -> bool:
-    dtype = conv.weight.dtype
-    same = dtype == x.dtype or (dtype in _DTYPES and _checks.autocasting(x.device))
-    return same and conv.weight.device == x.device
-
-
-def _first_conv(block: nn.Module) -> CEConv2d:
-    return next(module for module in block.modules() if isinstance(module, CEConv2d))
+    if not isinstance(module, CEConv2d | CELiftConv2d):
+        return True
+    weight = module.weight
+    casts = weight.dtype in _DTYPES and _checks.autocasting(x.device)
+    of_group = type(module) is CELiftConv2d or module.rotations == x.shape[2]
+    return of_group and weight.device == x.device and (weight.dtype == x.dtype or casts)

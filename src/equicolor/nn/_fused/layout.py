@@ -34,14 +34,10 @@ class Planes(NamedTuple):
     A complex product takes three real ones. Instead, the real and the imaginary part can lie
     side by side, as 2C channels, for one convolution. It has four thirds of the arithmetic, but
     larger matrices, and two planes to write and read instead of three.
-
-    Attributes:
-        total: number of planes of C channels.
-        alone: how many of them are single images; the others are in pairs.
     """
 
-    total: int
-    alone: int
+    total: int  # planes of C channels
+    alone: int  # how many of them are single images; the others are in pairs
 
     @classmethod
     def of(cls, n: int, *, paired: bool) -> Self:

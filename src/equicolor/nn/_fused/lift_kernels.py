@@ -18,8 +18,10 @@ from torch import Tensor
 from triton.language import constexpr
 
 from equicolor.nn._fused.layout import Options, padded_channels
+from equicolor.nn._fused.tile_kernels import load
 
-_ROWS, _WARPS = 64, 4
+_ROWS = tl.constexpr(64)  # of a tile
+_WARPS = 4
 
 
 class _Images(NamedTuple):
@@ -49,16 +51,9 @@ def _modulo(x, divisor):
 
 @triton.jit
 def _orbit_kernel(
-    images,
-    matrices,
-    out,
-    windows,
-    N: constexpr,
-    ROWS: constexpr,
-    LANES: constexpr,
-    CHANNELS: constexpr,
+    images, matrices, out, windows, N: constexpr, LANES: constexpr, CHANNELS: constexpr
 ):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = tl.program_id(0) * _ROWS + tl.arange(0, _ROWS)
     lane = tl.arange(0, LANES)[None, :]
     # A channel is a row of the stride, a column of the filter and a colour.
     color, tap = lane % 3, lane // 3
@@ -70,9 +65,9 @@ def _orbit_kernel(
     there = (row < windows.rows)[:, None] & (phase < windows.stride[0])
     inside = there & (x >= 0) & (x < images.width) & (y >= 0) & (y < images.height)
     place = (image * images.steps[0])[:, None] + y * images.steps[2] + x * images.steps[3]
-    red = tl.load(images.pointer + place, inside, 0.0).to(tl.float32)
-    green = tl.load(images.pointer + place + images.steps[1], inside, 0.0).to(tl.float32)
-    blue = tl.load(images.pointer + place + 2 * images.steps[1], inside, 0.0).to(tl.float32)
+    red = load(images.pointer, place, inside)
+    green = load(images.pointer, place + images.steps[1], inside)
+    blue = load(images.pointer, place + 2 * images.steps[1], inside)
     if matrices is None:
         high = tl.maximum(tl.maximum(red, green), blue)
         low = tl.minimum(tl.minimum(red, green), blue)
@@ -109,43 +104,29 @@ def orbit_columns(
 ) -> Tensor:
     """Every image under the inverse of every group element, as columns that a filter sees.
 
-    Args:
-        images: RGB images ``[B, 3, H, W]``.
-        n: the order of the group.
-        matrices: the group as float32 matrices ``[n, 3, 3]`` acting on filters, or None for
-            shifts of the HSV hue.
-        dtype, kernel_size: of the result and of the filters.
-        options: stride, padding and dilation of the convolution; dilation is one.
+    ``matrices`` are the group as float32 matrices ``[n, 3, 3]`` acting on filters, or None for
+    shifts of the HSV hue. ``options`` are those of the convolution, without dilation.
 
-    Returns:
-        ``[n * B, P, H'', W']`` in channels_last memory, with W' columns of the convolution's
-        result and zeros in the spare channels. A convolution with :func:`column_filters`,
-        stride one and no padding gives ``[n * B, O, H', W']``.
+    Returns ``[n * B, P, H'', W']`` in channels_last memory, with W' columns of the convolution's
+    result and zeros in the spare channels. A convolution with :func:`column_filters`, stride one
+    and no padding gives ``[n * B, O, H', W']``.
     """
     stride, padding, _ = options
-    batch, _, image_height, image_width = images.shape
+    batch, _, *sides = images.shape
     height, width = (
         (side + 2 * pad - size) // step + 1
-        for side, pad, size, step in zip(
-            (image_height, image_width), padding, kernel_size, stride, strict=True
-        )
+        for side, pad, size, step in zip(sides, padding, kernel_size, stride, strict=True)
     )
     height += -(-kernel_size[0] // stride[0]) - 1
     channels = padded_channels(stride[0] * kernel_size[1] * 3)
     out = torch.empty(n * batch, height, width, channels, dtype=dtype, device=images.device)
-    source = _Images(images, image_height, image_width, images.stride())
+    source = _Images(images, *sides, images.stride())
     rows = batch * height * width
-    windows = _Windows(
-        rows,
-        height=tl.constexpr(height),
-        width=tl.constexpr(width),
-        kernel_width=tl.constexpr(kernel_size[1]),
-        stride=stride,
-        padding=padding,
-    )
-    tile = _ROWS, triton.next_power_of_2(channels), channels
-    grid = (triton.cdiv(rows, _ROWS),)
-    _orbit_kernel[grid](source, matrices, out, windows, n, *tile, num_warps=_WARPS)
+    constants = map(tl.constexpr, (height, width, kernel_size[1]))
+    windows = _Windows(rows, *constants, stride, padding)
+    grid, lanes = (triton.cdiv(rows, _ROWS.value),), triton.next_power_of_2(channels)
+    arguments = source, matrices, out, windows, n, lanes, channels
+    _orbit_kernel[grid](*arguments, num_warps=_WARPS)
     return out.permute(0, 3, 1, 2)
 
 

@@ -21,8 +21,10 @@ from torch import Tensor
 from triton.language import constexpr
 
 from equicolor.nn._fused.launchers import loop_of, slopes_of
+from equicolor.nn._fused.tile_kernels import load, store_sums
 
-_ROWS, _LANES, _WARPS = 16, 64, 4
+_ROWS, _LANES = tl.constexpr(16), tl.constexpr(64)  # of a tile
+_WARPS = 4
 _PROGRAMS = 4096  # of the reduction
 _NO_TAP = tl.constexpr(9)  # for a window where nothing is positive
 
@@ -43,23 +45,21 @@ class _Shape(NamedTuple):
     vector_step: int
 
 
-def pooled(size: int) -> int:
-    """Pixels along a side after pooling: 110 become 55."""
-    return (size - 1) // 2 + 1
-
-
 @triton.jit
-def _columns(shape, LANES: constexpr):
+def _columns(shape):
     """The block of rows, the lanes, and their mask, of this program."""
-    blocks = tl.cdiv(shape.lanes, LANES)
-    lane = (tl.program_id(0) % blocks) * LANES + tl.arange(0, LANES)
+    blocks = tl.cdiv(shape.lanes, _LANES)
+    lane = (tl.program_id(0) % blocks) * _LANES + tl.arange(0, _LANES)
     return tl.program_id(0) // blocks, lane, lane < shape.lanes
 
 
 @triton.jit
-def _pixel(row, height, width):
-    """Image, y and x of some rows."""
-    return row // (height * width), row // width % height, row % width
+def _windows(block, shape):
+    """The windows of a block: their rows, whether they exist, image, and place in the image."""
+    row = block * _ROWS + tl.arange(0, _ROWS)
+    height, width = shape.pooled_height, shape.pooled_width
+    inside = row < shape.images * height * width
+    return row, inside, row // (height * width), row // width % height, row % width
 
 
 @triton.jit
@@ -74,22 +74,19 @@ def _vector(vectors, index, lane, shape):
 
 
 @triton.jit
-def _norm_pool_kernel(activations, vectors, out, taps, shape, ROWS: constexpr, LANES: constexpr):
-    block, lane, used = _columns(shape, LANES)
+def _norm_pool_kernel(activations, vectors, out, taps, shape):
+    block, lane, used = _columns(shape)
     mean = _vector(vectors, 0, lane, shape)
     scale, shift = _vector(vectors, 1, lane, shape), _vector(vectors, 2, lane, shape)
-    row = block * ROWS + tl.arange(0, ROWS)
-    inside = row < shape.images * shape.pooled_height * shape.pooled_width
-    image, top, left = _pixel(row, shape.pooled_height, shape.pooled_width)
-    best = tl.zeros([ROWS, LANES], tl.float32)
-    tap = tl.full([ROWS, LANES], _NO_TAP, tl.int32)
+    row, inside, image, top, left = _windows(block, shape)
+    best = tl.zeros([_ROWS, _LANES], tl.float32)
+    tap = tl.full([_ROWS, _LANES], _NO_TAP, tl.int32)
     for index in tl.static_range(9):
         y, x = 2 * top - 1 + index // 3, 2 * left - 1 + index % 3
         there = inside & (y >= 0) & (y < shape.height) & (x >= 0) & (x < shape.width)
         mask = there[:, None] & used[None, :]
         place = _place(image, y, x, shape.height, shape.width, lane, shape.lanes)
-        value = tl.load(activations + place, mask, 0.0).to(tl.float32)
-        value = (value - mean) * scale + shift
+        value = (load(activations, place, mask) - mean) * scale + shift
         # As torch does: the first of equal values, and any NaN.
         better = mask & ((value > best) | (value != value))
         best = tl.where(better, value, best)
@@ -102,55 +99,36 @@ def _norm_pool_kernel(activations, vectors, out, taps, shape, ROWS: constexpr, L
 
 
 @triton.jit
-def _norm_pool_sums_kernel(
-    activations,
-    gradients,
-    taps,
-    vectors,
-    sums,
-    shape,
-    blocks,
-    steps,
-    ROWS: constexpr,
-    LANES: constexpr,
-):
+def _norm_pool_sums_kernel(activations, gradients, taps, vectors, sums, shape, blocks, steps):
     """Sums over the windows: a quarter of the pixels, and only chosen pixels have a gradient."""
-    block, lane, used = _columns(shape, LANES)
+    block, lane, used = _columns(shape)
     mean = _vector(vectors, 0, lane, shape)
-    total = tl.zeros([ROWS, LANES], tl.float32)
-    weighted = tl.zeros([ROWS, LANES], tl.float32)
+    total = tl.zeros([_ROWS, _LANES], tl.float32)
+    weighted = tl.zeros([_ROWS, _LANES], tl.float32)
     for step in range(steps):
-        row = (block * steps + step) * ROWS + tl.arange(0, ROWS)
-        image, top, left = _pixel(row, shape.pooled_height, shape.pooled_width)
+        row, inside, image, top, left = _windows(block * steps + step, shape)
         place = row.to(tl.int64)[:, None] * shape.lanes + lane[None, :]
-        inside = row < shape.images * shape.pooled_height * shape.pooled_width
         mask = inside[:, None] & used[None, :]
         tap = tl.load(taps + place, mask, _NO_TAP).to(tl.int32)
-        gradient = tl.load(gradients + place, mask, 0.0).to(tl.float32)
+        gradient = load(gradients, place, mask)
         chosen = tap != _NO_TAP
         corner = (image * shape.height + 2 * top - 1) * shape.width + 2 * left - 1
         pixel = corner[:, None] + tap // 3 * shape.width + tap % 3
         place = pixel.to(tl.int64) * shape.lanes + lane[None, :]
-        value = tl.load(activations + place, mask & chosen, 0.0).to(tl.float32)
+        value = load(activations, place, mask & chosen)
         gradient = tl.where(chosen, gradient, 0.0)
         total += gradient
         weighted += gradient * (value - mean)
-    place = block * shape.lanes + lane
-    tl.store(sums + place, tl.sum(total, 0), used)
-    tl.store(sums + blocks * shape.lanes + place, tl.sum(weighted, 0), used)
+    store_sums(sums, block, blocks, lane, shape, total, weighted)
 
 
 @triton.jit
-def _norm_pool_backward_kernel(
-    activations, gradients, taps, vectors, slopes, out, shape, ROWS: constexpr, LANES: constexpr
-):
+def _norm_pool_backward_kernel(activations, gradients, taps, vectors, slopes, out, shape):
     """Two by two pixels at a time, which at most two by two windows can have chosen."""
-    block, lane, used = _columns(shape, LANES)
+    block, lane, used = _columns(shape)
     mean, scale = _vector(vectors, 0, lane, shape), _vector(vectors, 1, lane, shape)
     slope, constant = _vector(slopes, 0, lane, shape), _vector(slopes, 1, lane, shape)
-    row = block * ROWS + tl.arange(0, ROWS)
-    inside = row < shape.images * shape.pooled_height * shape.pooled_width
-    image, top, left = _pixel(row, shape.pooled_height, shape.pooled_width)
+    _, inside, image, top, left = _windows(block, shape)
     chosen, given = (), ()
     for window in tl.static_range(4):
         y, x = top + window // 2, left + window % 2
@@ -158,9 +136,9 @@ def _norm_pool_backward_kernel(
         mask = there[:, None] & used[None, :]
         place = _place(image, y, x, shape.pooled_height, shape.pooled_width, lane, shape.lanes)
         chosen = chosen + (tl.load(taps + place, mask, _NO_TAP).to(tl.int32),)
-        given = given + (tl.load(gradients + place, mask, 0.0).to(tl.float32),)
+        given = given + (load(gradients, place, mask),)
     for pixel in tl.static_range(4):
-        gradient = tl.zeros([ROWS, LANES], tl.float32)
+        gradient = tl.zeros([_ROWS, _LANES], tl.float32)
         for window in tl.static_range(4):
             # Even rows belong to one window, odd ones to two; and so do columns.
             if window // 2 <= pixel // 2 and window % 2 <= pixel % 2:
@@ -170,7 +148,7 @@ def _norm_pool_backward_kernel(
         y, x = 2 * top + pixel // 2, 2 * left + pixel % 2
         mask = (inside & (y < shape.height) & (x < shape.width))[:, None] & used[None, :]
         place = _place(image, y, x, shape.height, shape.width, lane, shape.lanes)
-        centred = tl.load(activations + place, mask, 0.0).to(tl.float32) - mean
+        centred = load(activations, place, mask) - mean
         value = gradient * scale + centred * slope + constant
         tl.store(out + place, value.to(out.dtype.element_ty), mask)
 
@@ -183,12 +161,10 @@ def norm_pool(
     Only a gradient needs the taps: without ``keep_taps`` they are None.
     """
     shape = _shape(activations, vectors)
-    images, lanes, height, width = activations.shape
-    out = activations.new_empty(images, pooled(height), pooled(width), lanes)
+    sides = shape.pooled_height.value, shape.pooled_width.value
+    out = activations.new_empty(shape.images, *sides, activations.shape[1])
     taps = torch.empty_like(out, dtype=torch.uint8) if keep_taps else None
-    grid = _grid(out[..., 0].numel(), shape)
-    arguments = activations, vectors, out, taps, shape, _ROWS, _LANES
-    _norm_pool_kernel[grid](*arguments, num_warps=_WARPS)
+    _norm_pool_kernel[_grid(out)](activations, vectors, out, taps, shape, num_warps=_WARPS)
     return out, taps
 
 
@@ -199,17 +175,17 @@ def norm_pool_sums(
 
     ``training`` says whether the statistics come from the activations.
     """
+    rows, lanes = taps[..., 0].numel(), activations.shape[1]
+    columns = triton.cdiv(lanes, _LANES.value)
+    programs = max(1, _PROGRAMS // columns)
+    steps = triton.cdiv(triton.cdiv(rows, programs), _ROWS.value)
+    blocks = triton.cdiv(rows, steps * _ROWS.value)
+    sums = vectors.new_empty(2, blocks, lanes)
     shape = _shape(activations, vectors)
-    rows, count = taps[..., 0].numel(), activations[:, 0].numel()
-    columns = triton.cdiv(activations.shape[1], _LANES)
-    wanted = max(1, _PROGRAMS // columns)
-    steps = triton.cdiv(triton.cdiv(rows, wanted), _ROWS)
-    blocks = triton.cdiv(rows, steps * _ROWS)
-    sums = vectors.new_empty(2, blocks, activations.shape[1])
     arguments = activations, gradients, taps, vectors, sums, shape, blocks, loop_of(steps)
-    grid = (blocks * columns,)
-    _norm_pool_sums_kernel[grid](*arguments, _ROWS, _LANES, num_warps=_WARPS)
-    return slopes_of(sums, vectors, float(count), training=training)
+    _norm_pool_sums_kernel[(blocks * columns,)](*arguments, num_warps=_WARPS)
+    count = float(activations[:, 0].numel())
+    return slopes_of(sums, vectors, count, training=training)
 
 
 def norm_pool_backward(
@@ -217,24 +193,19 @@ def norm_pool_backward(
 ) -> Tensor:
     """The gradient of the activations, ``[N, P, H, W]`` in channels_last memory."""
     shape, out = _shape(activations, vectors), torch.empty_like(activations)
-    grid = _grid(taps[..., 0].numel(), shape)
-    arguments = activations, gradients, taps, vectors, slopes, out, shape, _ROWS, _LANES
-    _norm_pool_backward_kernel[grid](*arguments, num_warps=_WARPS)
+    arguments = activations, gradients, taps, vectors, slopes, out, shape
+    _norm_pool_backward_kernel[_grid(taps)](*arguments, num_warps=_WARPS)
     return out
 
 
 def _shape(activations: Tensor, vectors: Tensor) -> _Shape:
     images, lanes, height, width = activations.shape
-    return _Shape(
-        images,
-        height=tl.constexpr(height),
-        width=tl.constexpr(width),
-        pooled_height=tl.constexpr(pooled(height)),
-        pooled_width=tl.constexpr(pooled(width)),
-        lanes=tl.constexpr(lanes),
-        vector_step=vectors.shape[1],
-    )
+    # Pooling takes 110 pixels to 55.
+    sides = height, width, (height - 1) // 2 + 1, (width - 1) // 2 + 1
+    return _Shape(images, *map(constexpr, (*sides, lanes)), vectors.shape[1])
 
 
-def _grid(rows: int, shape: _Shape) -> tuple[int]:
-    return (triton.cdiv(rows, _ROWS) * triton.cdiv(shape.lanes.value, _LANES),)
+def _grid(windows: Tensor) -> tuple[int]:
+    """One program for each tile of a tensor ``[N, H', W', P]``."""
+    rows, lanes = windows[..., 0].numel(), windows.shape[-1]
+    return (triton.cdiv(rows, _ROWS.value) * triton.cdiv(lanes, _LANES.value),)

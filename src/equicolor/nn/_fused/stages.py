@@ -25,14 +25,7 @@ PAIRED = 4
 
 
 def stages(kind: int, n: int) -> tuple[Tensor, ...]:
-    """The float64 matrices to apply one after the other, for one of the kinds above.
-
-    Example:
-        >>> from equicolor.groups import cyclic_algorithm
-        >>> product = functools.reduce(lambda x, stage: stage @ x, stages(ANALYSIS, 12))
-        >>> torch.allclose(product, cyclic_algorithm(12).analysis)
-        True
-    """
+    """The float64 matrices to apply one after the other, for one of the kinds above."""
     first, second = _folds(n)
     modes, weights = _modes(n)
     analyse, synthesise = _expansions(n)
@@ -40,14 +33,13 @@ def stages(kind: int, n: int) -> tuple[Tensor, ...]:
         kind -= PAIRED
         analyse = synthesise = torch.eye(n, dtype=torch.float64, device="cpu")
     transform = modes @ torch.linalg.inv(second @ first)
-    if kind == ANALYSIS:
-        return first, second, transform, analyse
-    if kind == ANALYSIS_T:
-        return analyse.T, transform.T, second.T, first.T
     weighted = weights[:, None] * transform
-    if kind == SYNTHESIS:
-        return synthesise, weighted.T, second.T, first.T
-    return first, second, weighted, synthesise.T
+    return {
+        ANALYSIS: (first, second, transform, analyse),
+        ANALYSIS_T: (analyse.T, transform.T, second.T, first.T),
+        SYNTHESIS: (synthesise, weighted.T, second.T, first.T),
+        SYNTHESIS_T: (first, second, weighted, synthesise.T),
+    }[kind]
 
 
 @functools.cache
@@ -63,12 +55,7 @@ def terms(kind: int, n: int, stage: int, row: int) -> tuple[int | float, ...]:
 
 
 def outputs(kind: int, n: int, stage: int) -> int:
-    """The number of rows of a stage.
-
-    Example:
-        >>> [outputs(ANALYSIS, 3, stage) for stage in range(4)]
-        [3, 3, 3, 4]
-    """
+    """The number of rows of a stage."""
     return len(_rows(kind, n)[stage])
 
 
