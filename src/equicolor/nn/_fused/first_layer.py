@@ -40,7 +40,11 @@ def lift(images: Tensor, conv: CELiftConv2d) -> Tensor:
     if not (images.requires_grad or learnable) and conv.dilation == (1, 1):
         return lift_columns(images, conv, packed_columns(conv, compute_dtype(images)), matrices)
     weight, options = _padded(conv.weight, conv), (conv.stride, conv.padding, conv.dilation)
-    group = {"rotations": conv.rotations, "lifting": conv.lifting, "matrices": matrices}
+    group: dict[str, Any] = {
+        "rotations": conv.rotations,
+        "lifting": conv.lifting,
+        "matrices": matrices,
+    }
     return rows_of(to_images(ce_lift_conv2d(images, weight, None, *options, **group)))
 
 

@@ -60,7 +60,7 @@ class _Size(NamedTuple):
         return self.lanes // self.padded
 
     @property
-    def count(self) -> float:
+    def samples(self) -> float:
         """How many numbers of a channel the statistics are of."""
         return float(self.n.value * self.rows * self.pixels_in_a_row)
 
@@ -120,7 +120,7 @@ def moments(products: Products, weight: Tensor, bias: Tensor, *, n: int, eps: fl
     pivots = torch.empty(size.padded, device=weight.device)
     vectors = torch.empty(5, size.lanes, device=weight.device)
     sums = _reduce(kernels.moments_kernel, size, products, pivots)
-    arguments = pivots, weight, bias, vectors, channels, size.count, eps, size.pixels_in_a_row
+    arguments = pivots, weight, bias, vectors, channels, size.samples, eps, size.pixels_in_a_row
     _finish(kernels.finish_moments_kernel, sums, *arguments)
     return vectors
 
@@ -178,7 +178,7 @@ def norm_analyse_sums(
     """
     size = _Size.of_products(products, n)
     sums = _reduce(kernels.norm_analyse_sums_kernel, size, products, gradients, vectors, out)
-    return slopes_of(sums, vectors, size.count, training=training)
+    return slopes_of(sums, vectors, size.samples, training=training)
 
 
 def norm_analyse_backward(
@@ -223,7 +223,7 @@ def norm_add_sums(
     size = _Size.of(gradient.images, gradient.channels, gradient.rotations)
     arguments = _Source.of(gradient), _Source.of(output), products, vectors, inner.tensor
     sums = _reduce(kernels.norm_add_sums_kernel, size, *arguments)
-    return slopes_of(sums, vectors, size.count, training=training), inner
+    return slopes_of(sums, vectors, size.samples, training=training), inner
 
 
 def norm_backward(

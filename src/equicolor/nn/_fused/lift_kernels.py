@@ -37,11 +37,11 @@ class _Windows(NamedTuple):
     """The output, and which pixels of the images each of its rows and channels comes from."""
 
     rows: int
+    stride: tuple[int, int]
+    padding: tuple[int, int]
     height: constexpr
     width: constexpr
     kernel_width: constexpr
-    stride: tuple[int, int]
-    padding: tuple[int, int]
 
 
 @triton.jit
@@ -120,10 +120,9 @@ def orbit_columns(
     height += -(-kernel_size[0] // stride[0]) - 1
     channels = padded_channels(stride[0] * kernel_size[1] * 3)
     out = torch.empty(n * batch, height, width, channels, dtype=dtype, device=images.device)
-    source = _Images(images, *sides, images.stride())
+    source = _Images(images, sides[0], sides[1], images.stride())
     rows = batch * height * width
-    constants = map(tl.constexpr, (height, width, kernel_size[1]))
-    windows = _Windows(rows, *constants, stride, padding)
+    windows = _Windows(rows, stride, padding, *map(constexpr, (height, width, kernel_size[1])))
     grid, lanes = (triton.cdiv(rows, _ROWS.value),), triton.next_power_of_2(channels)
     arguments = source, matrices, out, windows, n, lanes, channels
     _orbit_kernel[grid](*arguments, num_warps=_WARPS)

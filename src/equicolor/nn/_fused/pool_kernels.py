@@ -37,12 +37,12 @@ class _Shape(NamedTuple):
     """
 
     images: int
+    vector_step: int
     height: constexpr
     width: constexpr
     pooled_height: constexpr
     pooled_width: constexpr
     lanes: constexpr
-    vector_step: int
 
 
 @triton.jit
@@ -202,7 +202,7 @@ def _shape(activations: Tensor, vectors: Tensor) -> _Shape:
     images, lanes, height, width = activations.shape
     # Pooling takes 110 pixels to 55.
     sides = height, width, (height - 1) // 2 + 1, (width - 1) // 2 + 1
-    return _Shape(images, *map(constexpr, (*sides, lanes)), vectors.shape[1])
+    return _Shape(images, vectors.shape[1], *map(constexpr, (*sides, lanes)))
 
 
 def _grid(windows: Tensor) -> tuple[int]:

@@ -5,8 +5,7 @@ plain layer on that batch. Others become one dense layer over all rotations, or 
 the cyclic algorithm.
 """
 
-import operator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -21,11 +20,11 @@ from equicolor.nn.batched import (
     HueLift,
     pad_to_stride,
 )
-from equicolor.nn.folding.plain import permutes_colors
+from equicolor.nn.folding.plain import linear, mix, permutes_colors
 from equicolor.nn.functional import dense_filters
 
 if TYPE_CHECKING:
-    from equicolor.nn.folding.folder import Folder
+    from equicolor.nn.folding.rewriter import Rewriter
 
 BATCHED: tuple[type[nn.Module], ...] = (
     BatchedCELinear,
@@ -49,68 +48,52 @@ class PadToStride(nn.Module):
         return pad_to_stride(x, self.kernel_size, self.stride, self.dilation)
 
 
-def fold_layer(folder: "Folder", node: fx.Node, module: nn.Module, x: fx.Node) -> fx.Node:
-    """Add nodes that compute what a layer computes; returns the last one."""
+def fold_layer(rewriter: "Rewriter", node: fx.Node, module: nn.Module, x: Any) -> Any:
+    """Add nodes that compute what a layer computes; returns a proxy of the last one."""
     if isinstance(module, HueLift):
-        return _lift(folder, node, module, x)
+        return _lift(rewriter, node, module, x)
     if isinstance(module, BatchedCELinear):
-        return _linear(folder, node, module, x)
+        return _linear(rewriter, node, module, x)
     if isinstance(module, BatchedCEConv2d):
         if module.pad_to_stride:
-            x = folder.call(node, "pad", PadToStride(module), x)
+            x = rewriter.call(node, "pad", PadToStride(module), x)
         if module.is_identity():
-            return folder.call(node, "conv", folder.plain(module), x)
-        return folder.leave(folder.conv(node, module, folder.enter(x, module.rotations)), module)
+            return rewriter.plain(node, module, x)
+        features = rewriter.conv(node, module, rewriter.enter(x, module.rotations))
+        return rewriter.leave(features, module)
     if isinstance(module, BatchedCosetPool):
-        parts = folder.method(x, "unflatten", 0, (module.rotations, -1))
+        parts = x.unflatten(0, (module.rotations, -1))
         if module.kind is None:
-            return folder.method(parts, "transpose", 0, 1)
-        return folder.method(parts, "amax" if module.kind == "max" else "mean", 0)
+            return parts.transpose(0, 1)
+        return parts.amax(0) if module.kind == "max" else parts.mean(0)
     return x  # dropout
 
 
-def _lift(folder: "Folder", node: fx.Node, lift: HueLift, x: fx.Node) -> fx.Node:
+def _lift(rewriter: "Rewriter", node: fx.Node, lift: HueLift, x: Any) -> Any:
     if lift.padded:
         raise ValueError("fold cannot fold the backbone of a detector, which sees padded images")
-    numbers: dict[str, fx.Node] = {}
+    mean = std = None
     if lift.normalizes:
-        numbers = {name: folder.buffer(node, name, getattr(lift, name)) for name in ("mean", "std")}
+        mean, std = (rewriter.buffer(node, name, getattr(lift, name)) for name in ("mean", "std"))
     if lift.takes == "normalized":
-        x = folder.function(operator.mul, x, numbers["std"])
-        x = folder.function(operator.add, x, numbers["mean"])
-    linear = lift.lifting == "rgb" or permutes_colors(lift.rotations)
-    matrices = HueGroup(lift.rotations).matrices if linear else None
-    orbit = folder.orbit(node, x, lift.rotations, matrices, like=lift.mean)
-    if numbers:
-        orbit = folder.function(operator.sub, orbit, numbers["mean"])
-        orbit = folder.function(operator.truediv, orbit, numbers["std"])
-    return orbit
+        x = x * std + mean
+    linear_shift = lift.lifting == "rgb" or permutes_colors(lift.rotations)
+    matrices = HueGroup(lift.rotations).matrices if linear_shift else None
+    orbit = rewriter.orbit(node, x, lift.rotations, matrices, like=lift.mean)
+    return (orbit - mean) / std if lift.normalizes else orbit
 
 
-def _linear(folder: "Folder", node: fx.Node, module: BatchedCELinear, x: fx.Node) -> fx.Node:
+def _linear(rewriter: "Rewriter", node: fx.Node, module: BatchedCELinear, x: Any) -> Any:
     n = module.rotations
     if module.is_identity():
-        return folder.call(node, "linear", _plain_linear(module.weight, module.bias), x)
-    parts = folder.method(x, "unflatten", 0, (n, -1))
-    if not folder.cyclic:
+        return rewriter.call(node, "linear", linear(module.weight, module.bias), x)
+    parts = x.unflatten(0, (n, -1))
+    if not rewriter.cyclic:
         bank = dense_filters(module.weight, module.pointwise_weight, n)  # [k, O, C, r, 1, 1]
-        weight = bank.movedim(0, 1).flatten(2).flatten(0, 1)
         bias = None if module.bias is None else module.bias.repeat_interleave(n)
-        joined = folder.method(folder.method(parts, "movedim", 0, -1), "flatten", -2)
-        y = folder.call(node, "linear", _plain_linear(weight, bias), joined)
-        y = folder.method(y, "unflatten", -1, (module.out_features, n))
-        return folder.method(folder.method(y, "movedim", -1, 0), "flatten", 0, 1)
-    mixed = folder.mix(folder.buffer(node, "analysis", module.analysis), parts, 1, 0)
-    joined = folder.function(torch.stack, folder.products(node, module, mixed, _plain_linear))
-    out = folder.mix(folder.buffer(node, "synthesis", module.synthesis), joined, 0, 0)
-    return folder.method(out, "flatten", 0, 1)
-
-
-def _plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A linear layer with filters ``[O, C, ...]``."""
-    weight = weight.flatten(1)
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
-    linear.weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
-    if bias is not None:
-        linear.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
-    return linear
+        dense = linear(bank.movedim(0, 1).flatten(2).flatten(0, 1), bias)
+        y = rewriter.call(node, "linear", dense, parts.movedim(0, -1).flatten(-2))
+        return y.unflatten(-1, (module.out_features, n)).movedim(-1, 0).flatten(0, 1)
+    mixed = mix(rewriter.buffer(node, "analysis", module.analysis), parts, 1, 0)
+    joined = torch.stack(rewriter.products(node, module, mixed, linear))
+    return mix(rewriter.buffer(node, "synthesis", module.synthesis), joined, 0, 0).flatten(0, 1)

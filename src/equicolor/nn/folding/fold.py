@@ -26,10 +26,9 @@ from torch import fx, nn
 from equicolor import _checks
 from equicolor.groups import cyclic_products
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
-from equicolor.nn.folding.cyclic import CyclicFolder
-from equicolor.nn.folding.dense import DenseFolder
-from equicolor.nn.folding.folder import Folder
+from equicolor.nn.folding.forms import CyclicRewriter, DenseRewriter
 from equicolor.nn.folding.fused import find_stages, fuse, is_where_fused, left_over
+from equicolor.nn.folding.rewriter import Rewriter
 from equicolor.nn.folding.trace import (
     allow_any_memory,
     fold_batch_norms,
@@ -85,11 +84,11 @@ def fold(model: nn.Module, form: str = "auto") -> fx.GraphModule:
         n = max(orders, default=1)
         form = "cyclic" if n * n > 3 * cyclic_products(n) else "dense"
     if form == "fused":
-        fuse(Folder(traced), stages)
+        fuse(Rewriter(traced), stages)
         fold_batch_norms(traced)  # of the plain layers
     else:
         fold_batch_norms(traced)
-        (DenseFolder if form == "dense" else CyclicFolder)(traced).run()
+        (DenseRewriter if form == "dense" else CyclicRewriter)(traced).run()
     traced.graph.eliminate_dead_code(lambda node: is_impure(traced, node))
     traced.delete_all_unused_submodules()
     traced.graph.lint()

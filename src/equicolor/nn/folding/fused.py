@@ -22,7 +22,7 @@ from equicolor.nn.folding.trace import LAYERS, is_impure, layer_input, uses
 from equicolor.nn.norm import CEBatchNorm2d
 
 if TYPE_CHECKING:
-    from equicolor.nn.folding.folder import Folder
+    from equicolor.nn.folding.rewriter import Rewriter
 
 _CONVOLUTIONS = CEConv2d, CELiftConv2d, *BATCHED
 
@@ -61,9 +61,9 @@ def is_where_fused(traced: fx.GraphModule) -> bool:
     return bool(weights) and all(map(can_fuse, weights))
 
 
-def fuse(folder: "Folder", stages: Sequence[Stage]) -> None:
+def fuse(rewriter: "Rewriter", stages: Sequence[Stage]) -> None:
     """Replace stages by their modules."""
-    if missing := left_over(folder.traced, stages):
+    if missing := left_over(rewriter.traced, stages):
         raise ValueError(
             "form='fused' knows first layers (lifting, CEBatchNorm2d, ReLU) and residual blocks "
             "of convolutions without bias, groups, padding modes and algorithm='dense', each with "
@@ -72,11 +72,11 @@ def fuse(folder: "Folder", stages: Sequence[Stage]) -> None:
         )
     for kind, nodes, module in stages:
         first, last = nodes[0], nodes[-1]
-        with folder.graph.inserting_before(last):
-            new = folder.call(first, kind, module, layer_input(first))
-        last.replace_all_uses_with(new)
+        with rewriter.graph.inserting_before(last):
+            new = rewriter.call(first, kind, module, rewriter.tracer.proxy(layer_input(first)))
+        last.replace_all_uses_with(new.node)
         for node in reversed(nodes):
-            folder.graph.erase_node(node)
+            rewriter.graph.erase_node(node)
 
 
 class _Finder:
@@ -181,32 +181,26 @@ def _give_the_same_shape(layers: Sequence[Layer], others: Sequence[Layer]) -> bo
 
     Must hold for any image size: a sum that broadcasts is no residual.
     """
-    ends = [(_channels(chain), _resizing(chain)) for chain in (layers, others)]
-    (channels, size), (other_channels, other_size) = ends
-    inputs, outputs = channels
-    same = other_channels == channels if others else inputs == outputs
-    return inputs > 0 and same and size == other_size
+    inputs = layers[0][0].in_channels
+    shape = _shape_after(layers, inputs)
+    return shape is not None and shape == _shape_after(others, inputs)
 
 
-def _channels(layers: Sequence[Layer]) -> tuple[int, int]:
-    """Input and output channels of a chain; zeros if its layers do not fit together."""
-    if not layers:
-        return 0, 0
-    takes = [conv.in_channels for conv, _ in layers]
-    gives = [conv.out_channels for conv, _ in layers]
-    fit = takes[1:] == gives[:-1] and gives == [norm.num_features for _, norm in layers]
-    return (takes[0], gives[-1]) if fit else (0, 0)
+def _shape_after(
+    layers: Sequence[Layer], channels: int
+) -> tuple[int, list[tuple[int, int]]] | None:
+    """Channels after a chain and, for height and width, ``(a, b)``: sizes become (size + a) // b.
 
-
-def _resizing(layers: Sequence[Layer]) -> list[tuple[int, int]]:
-    """For height and width ``(a, b)``, where a chain maps every size to ``(size + a) // b``."""
-    result = []
-    for dim in range(2):
-        offset, total = 0, 1
-        for conv, _ in layers:
-            assert isinstance(conv.padding, tuple)
-            reach = conv.dilation[dim] * (conv.kernel_size[dim] - 1)
-            offset += total * (2 * conv.padding[dim] - reach - 1 + conv.stride[dim])
-            total *= conv.stride[dim]
-        result.append((offset, total))
-    return result
+    None if the layers do not fit together.
+    """
+    sides = [(0, 1), (0, 1)]
+    for conv, norm in layers:
+        if conv.in_channels != channels or conv.out_channels != norm.num_features:
+            return None
+        channels = conv.out_channels
+        assert isinstance(conv.padding, tuple)
+        for dim, (offset, total) in enumerate(sides):
+            stride, reach = conv.stride[dim], conv.dilation[dim] * (conv.kernel_size[dim] - 1)
+            offset += total * (2 * conv.padding[dim] - reach - 1 + stride)
+            sides[dim] = offset, total * stride
+    return channels, sides

@@ -1,5 +1,7 @@
 """Plain modules and tables made from the weights of equivariant layers."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -10,12 +12,7 @@ from equicolor.nn.norm import CEBatchNorm2d
 
 
 def permutes_colors(rotations: int) -> bool:
-    """Whether both kinds of hue shift permute the channels, as shifts by thirds of a turn do.
-
-    Example:
-        >>> [n for n in range(1, 13) if permutes_colors(n)]
-        [1, 3]
-    """
+    """Whether both kinds of hue shift permute the channels, as shifts by thirds of a turn do."""
     return 3 % rotations == 0
 
 
@@ -40,33 +37,31 @@ def turns_back(rotations: int, like: Tensor, dimensions: int) -> Tensor:
     return turns.to(like.device, dtype).view(-1, *[1] * dimensions)
 
 
-_SAME_BIAS = object()
-
-
 def conv2d(
-    module: CEConv2d | CELiftConv2d, weight: Tensor, groups: int, bias: object = _SAME_BIAS
+    module: CEConv2d | CELiftConv2d, weight: Tensor, bias: Tensor | None, groups: int
 ) -> nn.Conv2d:
-    """A convolution with filters ``[O, m, I, kh, kw]``: m outputs for each channel."""
-    copies = weight.shape[1]
-    weight = weight.flatten(0, 1)
-    if bias is _SAME_BIAS:
-        bias = None if module.bias is None else module.bias.repeat_interleave(copies)
-    conv = nn.Conv2d(
-        weight.shape[1] * groups,
-        weight.shape[0],
-        module.kernel_size,
-        module.stride,
-        module.padding,
-        module.dilation,
-        groups,
-        bias is not None,
-        module.padding_mode,
-        device="meta",  # drawing weights, which are replaced below, would take most of the time
-    )
-    conv.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
-    if isinstance(bias, Tensor):
-        conv.bias = nn.Parameter(bias.clone(), requires_grad=False)
+    """A convolution with filters ``[O, I, kh, kw]`` and the options of a layer."""
+    options = module.kernel_size, module.stride, module.padding, module.dilation, groups
+    channels = weight.shape[1] * groups, weight.shape[0]
+    # On no device: drawing weights, which are replaced, would take most of the time.
+    conv = nn.Conv2d(*channels, *options, bias is not None, module.padding_mode, device="meta")
+    _set_weights(conv, weight, bias)
     return conv
+
+
+def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A linear layer with filters ``[O, C, ...]``."""
+    weight = weight.flatten(1)
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+    _set_weights(layer, weight, bias)
+    return layer
+
+
+def _set_weights(layer: nn.Conv2d | nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
+    for name, value in (("weight", weight), ("bias", bias)):
+        if value is not None:
+            copy = value.detach().clone(memory_format=torch.contiguous_format)
+            setattr(layer, name, nn.Parameter(copy, requires_grad=False))
 
 
 def batch_norm(module: CEBatchNorm2d, copies: int) -> nn.BatchNorm2d:
@@ -83,3 +78,12 @@ def batch_norm(module: CEBatchNorm2d, copies: int) -> nn.BatchNorm2d:
         {k: v.repeat_interleave(copies) if v.ndim else v for k, v in state.items()}
     )
     return norm.to(next(iter(state.values())))
+
+
+def mix(table: Any, x: Any, dim: int, of: int) -> Any:
+    """``tensordot`` of a table and features over dimension ``dim`` of one, ``of`` of the other.
+
+    It is computed in the dtype of the table, at least float32; only the result is rounded.
+    Unlike einsum, autocast on GPUs does not lower its precision; on the CPU it lowers both.
+    """
+    return torch.tensordot(table, x.type_as(table), ([dim], [of])).type_as(x)

@@ -62,11 +62,6 @@ def trace(model: nn.Module) -> fx.GraphModule:
     return fx.GraphModule(model, graph, type(model).__name__)
 
 
-def trace_function(function: Callable[..., Tensor], dtype: torch.dtype) -> fx.Graph:
-    """The graph of a function of tensors of one dtype."""
-    return _FunctionTracer(dtype).trace(function)
-
-
 def refuse_custom_modules(model: nn.Module) -> None:
     """Refuse a network that computes something its graph does not show.
 
@@ -150,23 +145,20 @@ def _take_apart(model: nn.Module) -> None:
                 parent.add_module(name, nn.Sequential(*layers))
 
 
+def _recorded(operation: Callable[..., Any]) -> Callable[[fx.Proxy, Any], fx.Proxy]:
+    def change(proxy: fx.Proxy, other: Any) -> fx.Proxy:
+        return proxy.tracer.create_proxy("call_function", operation, (proxy, other), {})
+
+    return change
+
+
 class _Proxy(fx.Proxy):
     """Records ``x += y`` as an in-place change; torch.fx would record ``x = x + y``."""
 
-    def __iadd__(self, other: Any) -> fx.Proxy:
-        return self._change(operator.iadd, other)
-
-    def __isub__(self, other: Any) -> fx.Proxy:
-        return self._change(operator.isub, other)
-
-    def __imul__(self, other: Any) -> fx.Proxy:
-        return self._change(operator.imul, other)
-
-    def __itruediv__(self, other: Any) -> fx.Proxy:
-        return self._change(operator.itruediv, other)
-
-    def _change(self, operation: Callable[..., Any], other: Any) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", operation, (self, other), {})
+    __iadd__ = _recorded(operator.iadd)
+    __isub__ = _recorded(operator.isub)
+    __imul__ = _recorded(operator.imul)
+    __itruediv__ = _recorded(operator.itruediv)
 
 
 class _Tracer(fx.Tracer):
@@ -181,19 +173,6 @@ class _Tracer(fx.Tracer):
             or type(m).__name__ in _LEAVES
             or super().is_leaf_module(m, module_qualified_name)
         )
-
-
-class _FunctionTracer(fx.Tracer):
-    """Traces a function that may ask tensors for their dtype."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.dtype = dtype
-
-    def proxy(self, node: fx.Node) -> fx.Proxy:
-        proxy = super().proxy(node)
-        proxy.dtype = self.dtype  # type: ignore[attr-defined]
-        return proxy
 
 
 def allow_any_memory(graph: fx.Graph) -> None:
