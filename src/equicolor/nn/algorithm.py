@@ -35,13 +35,9 @@ _ACCELERATOR = _Machine(block=8, exchange_rate=100)
 def choose_algorithm(
     rotations: int, weight: Sequence[int], groups: int = 1, device: str = "cpu"
 ) -> str:
-    """``"dense"`` or ``"cyclic"``, whichever should be faster for a layer.
+    """``"dense"`` or ``"cyclic"``, whichever should be faster for a layer on a type of device.
 
-    Args:
-        rotations: the order n of the group.
-        weight: the shape ``[O, C/g, n or 1, kh, kw]`` of the filters.
-        groups: the number g of channel groups.
-        device: the device type.
+    ``weight`` is the shape ``[O, C/g, n or 1, kh, kw]`` of the filters.
 
     Example:
         >>> choose_algorithm(12, (64, 64, 1, 3, 3)), choose_algorithm(3, (4, 4, 1, 3, 3))
@@ -51,8 +47,11 @@ def choose_algorithm(
     outputs, inputs = weight[0] // groups, weight[1]
     taps = groups * math.prod(weight[3:])
 
+    def round_up(channels: int) -> int:
+        return math.ceil(channels / machine.block) * machine.block
+
     def multiplications(copies: int) -> int:
-        return taps * _round_up(copies * inputs, machine) * _round_up(copies * outputs, machine)
+        return taps * round_up(copies * inputs) * round_up(copies * outputs)
 
     products = cyclic_products(rotations)
     saved = multiplications(rotations) - products * multiplications(1)
@@ -80,7 +79,3 @@ def set_algorithm(model: nn.Module, algorithm: str) -> nn.Module:
         if isinstance(module, CEConv2d):
             module.algorithm = algorithm
     return model
-
-
-def _round_up(channels: int, machine: _Machine) -> int:
-    return -(-channels // machine.block) * machine.block

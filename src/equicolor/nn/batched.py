@@ -57,15 +57,8 @@ class BatchedCEConv2d(CEConv2d):
     convolutions: the code of a network may rely on it, as ``x.view(len(x), -1)`` does. It is
     computed in channels_last memory, which costs no copy; contiguous memory costs two.
 
-    Args:
-        args, kwargs: as in :class:`equicolor.nn.CEConv2d`.
-        pad_to_stride: pad images so that there are ``ceil(size / stride)`` outputs, more at the
-            end than at the beginning, as TensorFlow's "SAME" does.
-
-    Example:
-        >>> layer = BatchedCEConv2d(4, 6, 3, padding=1, rotations=3)
-        >>> layer(torch.rand(3 * 2, 4, 8, 8)).shape
-        torch.Size([6, 6, 8, 8])
+    ``pad_to_stride`` pads images so that there are ``ceil(size / stride)`` outputs, more at the
+    end than at the beginning, as TensorFlow's "SAME" does.
     """
 
     def __init__(self, *args: Any, pad_to_stride: bool = False, **kwargs: Any) -> None:
@@ -120,30 +113,13 @@ class BatchedCEConv2d(CEConv2d):
 class BatchedCELinear(BatchedCEConv2d):
     """:class:`torch.nn.Linear` on ``[n * B, ..., C]`` that also mixes the rotations.
 
-    Args:
-        in_features, out_features, bias: as in :class:`torch.nn.Linear`.
-        rotations, algorithm, device, dtype: as in :class:`equicolor.nn.CEConv2d`.
-
-    Example:
-        >>> BatchedCELinear(4, 6, rotations=3)(torch.rand(3 * 2, 5, 5, 4)).shape
-        torch.Size([6, 5, 5, 6])
+    Takes the options of :class:`equicolor.nn.CEConv2d`.
     """
 
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        *,
-        rotations: int = 3,
-        algorithm: str = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, in_features: int, out_features: int, bias: bool = True, **options: Any
     ) -> None:
-        options: dict[str, Any] = {"rotations": rotations, "algorithm": algorithm}
-        super().__init__(
-            in_features, out_features, 1, bias=bias, device=device, dtype=dtype, **options
-        )
+        super().__init__(in_features, out_features, 1, bias=bias, **options)
         self.in_features, self.out_features = in_features, out_features
 
     def forward(self, x: Tensor) -> Tensor:
@@ -162,16 +138,8 @@ class BatchedCELinear(BatchedCEConv2d):
 class BatchedCosetPool(nn.Module):
     """Pool the rotations of a batch ``[n * B, ...]``, which ends the equivariant part.
 
-    Args:
-        rotations: the number n of hues.
-        kind: ``"max"`` or ``"avg"`` give ``[B, ...]``, hue-invariant; None keeps the rotations
-            apart, ``[B, n, ...]``.
-
-    Example:
-        >>> BatchedCosetPool(3, "max")(torch.rand(6, 4)).shape
-        torch.Size([2, 4])
-        >>> BatchedCosetPool(3, None)(torch.rand(6, 4)).shape
-        torch.Size([2, 3, 4])
+    The kinds ``"max"`` and ``"avg"`` give ``[B, ...]``, hue-invariant; None keeps the rotations
+    apart, ``[B, n, ...]``.
     """
 
     def __init__(self, rotations: int, kind: str | None = "max") -> None:
@@ -203,63 +171,44 @@ class BatchedCosetPool(nn.Module):
 class BatchedDropout(nn.Module):
     """Dropout with one mask for all rotations of an image, which keeps equivariance.
 
-    Args:
-        p: probability of an element to be zeroed.
-        rotations: the number n of hues.
-        channels: drop whole channels, as :class:`torch.nn.Dropout2d` does.
-
-    Example:
-        >>> y = BatchedDropout(0.5, rotations=2)(torch.ones(2, 100))
-        >>> torch.equal(y[0], y[1])
-        True
+    ``channels`` drops whole channels, as :class:`torch.nn.Dropout2d` does.
     """
 
     def __init__(self, p: float, *, rotations: int, channels: bool = False) -> None:
         super().__init__()
-        self.p = _checks.probability("BatchedDropout p", p)
+        self.p = _checks.probability(f"{type(self).__name__} p", p)
         self.rotations, self.channels = rotations, channels
 
     def forward(self, x: Tensor) -> Tensor:
         """Features ``[n * B, ...]`` to features of the same shape."""
         if not self.training or not self.p:
             return x
-        parts = split_rotations("BatchedDropout", x, self.rotations)
-        ones = [1] * (x.ndim - 2)
-        shape = (*parts.shape[1:3], *ones) if self.channels else parts.shape[1:]
-        mask = x.new_ones(shape)
-        return (parts * F.dropout(mask, self.p)).flatten(0, 1)
+        parts = split_rotations(type(self).__name__, x, self.rotations)
+        return (parts * self._mask(parts[0])).flatten(0, 1)
+
+    def _mask(self, x: Tensor) -> Tensor:
+        """The mask of features ``[B, ...]``."""
+        shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if self.channels else x.shape
+        return F.dropout(x.new_ones(shape), self.p)
 
     def extra_repr(self) -> str:
         """The options."""
         return f"p={self.p}, rotations={self.rotations}, channels={self.channels}"
 
 
-class BatchedStochasticDepth(nn.Module):
+class BatchedStochasticDepth(BatchedDropout):
     """Drop a residual branch for an image, in all its rotations at once.
 
-    Args:
-        p: probability that a branch is dropped.
-        rotations: the number n of hues.
-        scale: divide branches that are not dropped by ``1 - p``.
-
-    Example:
-        >>> y = BatchedStochasticDepth(0.5, rotations=3)(torch.ones(3 * 8, 2, 1, 1))
-        >>> torch.equal(y[:8], y[8:16])
-        True
+    ``scale`` divides branches that are not dropped by ``1 - p``.
     """
 
     def __init__(self, p: float, *, rotations: int, scale: bool = True) -> None:
-        super().__init__()
-        self.p = _checks.probability("BatchedStochasticDepth p", p)
-        self.rotations, self.scale = rotations, scale
+        super().__init__(p, rotations=rotations)
+        self.scale = scale
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Features ``[n * B, ...]`` to features of the same shape."""
-        if not self.training or not self.p:
-            return x
-        parts = split_rotations("BatchedStochasticDepth", x, self.rotations)
-        mask = F.dropout(x.new_ones(parts.shape[1], *[1] * (x.ndim - 1)), self.p)
-        return (parts * (mask if self.scale else mask * (1 - self.p))).flatten(0, 1)
+    def _mask(self, x: Tensor) -> Tensor:
+        mask = F.dropout(x.new_ones(len(x), *[1] * (x.ndim - 1)), self.p)
+        return mask if self.scale else mask * (1 - self.p)
 
     def extra_repr(self) -> str:
         """The options."""
@@ -287,14 +236,6 @@ class HueLift(DerivedConstants):
         padded: with ``takes="normalized"``, do not change pixels that are zero in all
             channels: detectors pad images with them to one size.
         check_range: refuse images outside [0, 1].
-
-    Example:
-        >>> HueLift(6, "hsv")(torch.rand(2, 3, 8, 8)).shape
-        torch.Size([12, 3, 8, 8])
-        >>> HueLift(6, "hsv")(255 * torch.rand(2, 3, 8, 8))  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-            ...
-        ValueError: a converted network takes images in [0, 1] and normalises them itself, but ...
     """
 
     matrices: Tensor
@@ -370,7 +311,8 @@ class HueLift(DerivedConstants):
         if torch._C._get_tracing_state() is not None or images.is_meta or not images.numel():
             return
         if images.device.type != "cpu":
-            if not self._calls_to_check or _capturing(images):
+            capturing = images.is_cuda and torch.cuda.is_current_stream_capturing()
+            if not self._calls_to_check or capturing:
                 return
             self._calls_to_check -= 1
         low, high = (float(value) for value in images.detach().aminmax())
@@ -422,7 +364,3 @@ def _three(name: str, values: Sequence[float] | None, default: float) -> tuple[f
     if len(numbers) != 3 or not all(map(math.isfinite, numbers)):
         raise ValueError(f"{name} must hold 3 numbers, or 1 for all channels; got {list(values)}")
     return numbers
-
-
-def _capturing(images: Tensor) -> bool:
-    return images.is_cuda and torch.cuda.is_current_stream_capturing()

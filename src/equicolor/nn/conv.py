@@ -102,16 +102,21 @@ class _CEConvNd(DerivedConstants):
 
         return super()._apply(on_filters, recurse)
 
-    def _pad(self, images: Tensor) -> tuple[Tensor, Padding]:
-        """Apply a padding mode other than zeros; also returns what the convolution has to pad."""
+    @property
+    def _zero_padding(self) -> Padding:
+        """The padding that is left to the convolution."""
+        return self.padding if self.padding_mode == "zeros" else 0
+
+    def _pad(self, images: Tensor) -> Tensor:
+        """Apply a padding mode other than zeros."""
         if self.padding_mode == "zeros" or self.padding == "valid":
-            return images, self.padding
+            return images
         if isinstance(self.padding, str):
             total = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True)]
             sides = [(t // 2, t - t // 2) for t in total]
         else:
             sides = [(p, p) for p in self.padding]
-        return F.pad(images, (*sides[1], *sides[0]), mode=self.padding_mode), 0
+        return F.pad(images, (*sides[1], *sides[0]), mode=self.padding_mode)
 
     def extra_repr(self) -> str:
         """Conv2d's line with the rotations."""
@@ -171,17 +176,8 @@ class CELiftConv2d(_CEConvNd):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            1,
-            padding_mode,
-            rotations,
-        )
+        options = stride, padding, dilation, 1, padding_mode
+        super().__init__(in_channels, out_channels, kernel_size, *options, rotations)
         if in_channels != 3:
             raise ValueError(f"CELiftConv2d lifts RGB images: in_channels is 3, got {in_channels}")
         self.lifting = _checks.one_of("lifting", lifting, LIFTINGS)
@@ -224,14 +220,10 @@ class CELiftConv2d(_CEConvNd):
         name = f"CELiftConv2d(rotations={self.rotations})"
         _checks.image_batch(name, images)
         _checks.same_dtype(name, images, self.weight)
-        images, padding = self._pad(images)
+        options = self.weight, self.bias, self.stride, self._zero_padding, self.dilation
         return functional.ce_lift_conv2d(
-            images,
-            self.weight,
-            self.bias,
-            self.stride,
-            padding,
-            self.dilation,
+            self._pad(images),
+            *options,
             rotations=self.rotations,
             lifting=self.lifting,
             matrices=self._transformations(),
@@ -289,17 +281,8 @@ class CEConv2d(_CEConvNd):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            groups,
-            padding_mode,
-            rotations,
-        )
+        options = stride, padding, dilation, groups, padding_mode
+        super().__init__(in_channels, out_channels, kernel_size, *options, rotations)
         self.separable = separable
         self.algorithm = _checks.one_of("algorithm", algorithm, ALGORITHMS)
         channels = out_channels, in_channels // groups
@@ -326,21 +309,12 @@ class CEConv2d(_CEConvNd):
         name = f"CEConv2d(rotations={self.rotations})"
         _checks.features(name, x, channels=self.in_channels, rotations=self.rotations)
         _checks.same_dtype(name, x, self.weight)
-        padding: Padding = self.padding
         if self.padding_mode != "zeros":
-            x = per_rotation(x, lambda images: self._pad(images)[0])
-            padding = 0
+            x = per_rotation(x, self._pad)
+        weights = self.weight, self.pointwise_weight, self.bias
+        options = self.stride, self._zero_padding, self.dilation, self.groups
         return functional.ce_conv2d(
-            x,
-            self.weight,
-            self.pointwise_weight,
-            self.bias,
-            self.stride,
-            padding,
-            self.dilation,
-            self.groups,
-            algorithm=self.algorithm,
-            tables=self.tables,
+            x, *weights, *options, algorithm=self.algorithm, tables=self.tables
         )
 
     def extra_repr(self) -> str:

@@ -157,7 +157,7 @@ def ce_conv2d(
     _check_filters(x, weight, pointwise_weight, groups, tables)
     if algorithm == "auto":
         shape = [*map(int, weight.shape)]
-        in_range = _computed_in(x) != torch.float16
+        in_range = compute_dtype(x) != torch.float16
         algorithm = choose_algorithm(n, shape, groups, x.device.type) if in_range else "dense"
     options: _Options = (stride, padding, dilation, groups)
     if n == 1 or algorithm == "dense":
@@ -236,12 +236,12 @@ def packed(filters: Tensor) -> Tensor:
     All at once: otherwise each of the r convolutions would launch two small kernels for it, and
     two more for the gradients.
     """
-    dtype, layout = _computed_in(filters), torch.contiguous_format
+    dtype, layout = compute_dtype(filters), torch.contiguous_format
     pixels = filters.permute(0, 1, 3, 4, 2).to(dtype, memory_format=layout)
     return pixels.contiguous().permute(0, 1, 4, 2, 3)
 
 
-def _computed_in(x: Tensor) -> torch.dtype:
+def compute_dtype(x: Tensor) -> torch.dtype:
     """The dtype in which a tensor is convolved: autocast's, or its own."""
     if _checks.autocasting(x.device) and x.dtype != torch.float64:
         return torch.get_autocast_dtype(x.device.type)

@@ -10,7 +10,6 @@ transforms operations, it is faster: on a GPU, a kernel of
 that fit into the cache. Results are the same to rounding, and so are derivatives of any order.
 """
 
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,7 +35,7 @@ def mix_apart(matrix: Tensor, x: Tensor) -> tuple[Tensor, ...]:
     """
     if not _is_one_call(matrix, (x,)):
         return mix_rotations(matrix, x).unbind(0)
-    parts: tuple[Tensor, ...] = _apply(_Apart, matrix, x)
+    parts: tuple[Tensor, ...] = _Apart.apply(matrix, x)
     return parts
 
 
@@ -50,7 +49,7 @@ def mix_together(matrix: Tensor, parts: Sequence[Tensor]) -> Tensor:
         return mix_rotations(matrix, stacked)
     # Permuted here: torch refuses in-place operations, such as a ReLU, on a view that an
     # autograd function returns.
-    mixed: Tensor = _apply(_Together, matrix, *parts)
+    mixed: Tensor = _Together.apply(matrix, *parts)
     return mixed.permute(0, 1, 4, 2, 3)
 
 
@@ -83,7 +82,7 @@ class _Apart(torch.autograd.Function):
         ctx.save_for_backward(matrix)
         if _is_one_kernel(matrix, (x,)):
             pixels = x.permute(0, 1, 3, 4, 2).contiguous()
-            mixed: Tensor = _kernels().mix(matrix, pixels.unbind(0)).permute(0, 1, 4, 2, 3)
+            mixed = _mix_by_kernel(matrix, pixels.unbind(0)).permute(0, 1, 4, 2, 3)
         else:
             mixed = mix_rotations(matrix, x)
         return mixed.unbind(0)
@@ -104,9 +103,8 @@ class _Together(torch.autograd.Function):
     def forward(ctx: Any, matrix: Tensor, *parts: Tensor) -> Tensor:
         ctx.save_for_backward(matrix)
         pixels = [part.permute(0, 2, 3, 1).contiguous() for part in parts]
-        mix = _kernels().mix if _is_one_kernel(matrix, parts) else _mix_in_pieces
-        mixed: Tensor = mix(matrix, pixels)
-        return mixed
+        mix = _mix_by_kernel if _is_one_kernel(matrix, parts) else _mix_in_pieces
+        return mix(matrix, pixels)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -114,8 +112,11 @@ class _Together(torch.autograd.Function):
         return None, *mix_apart(matrix.T, gradients[0].permute(0, 1, 4, 2, 3))
 
 
-def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    return function.apply(*arguments)
+def _mix_by_kernel(matrix: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    # Imported at its first use: Triton takes long to import and is not installed everywhere.
+    from equicolor.nn._fused import mix_kernels
+
+    return mix_kernels.mix(matrix, parts)
 
 
 def _mix_in_pieces(matrix: Tensor, parts: Sequence[Tensor]) -> Tensor:
@@ -165,8 +166,3 @@ def _is_one_kernel(matrix: Tensor, tensors: Sequence[Tensor]) -> bool:
         and max(matrix.shape) <= _LARGEST
         and runs_triton(first.device)
     )
-
-
-def _kernels() -> Any:
-    # Imported at its first use: Triton takes long to import and is not installed everywhere.
-    return importlib.import_module("equicolor.nn._fused.mix_kernels")

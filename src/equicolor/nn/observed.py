@@ -15,15 +15,7 @@ _counting = False
 
 
 def is_recorded(tensors: Sequence[Tensor] = ()) -> bool:
-    """Whether operations are traced, vmapped or differentiated in forward mode.
-
-    Args:
-        tensors: inputs, to find batched gradients (``is_grads_batched=True``).
-
-    Example:
-        >>> is_recorded(), torch.vmap(lambda x: x * is_recorded())(torch.ones(2)).tolist()
-        (False, [1.0, 1.0])
-    """
+    """Whether operations on some inputs are traced, vmapped or differentiated in forward mode."""
     return (
         torch._C._get_tracing_state() is not None
         or torch._C._functorch.peek_interpreter_stack() is not None
@@ -34,16 +26,9 @@ def is_recorded(tensors: Sequence[Tensor] = ()) -> bool:
 
 
 def is_watched(*, modules: bool = False) -> bool:
-    """Whether a dispatch mode sees every operation; always False inside :func:`counting`.
+    """Whether a dispatch mode or, with ``modules``, a hook on all modules sees every operation.
 
-    Args:
-        modules: also ask for hooks on all modules.
-
-    Example:
-        >>> from torch.utils.flop_counter import FlopCounterMode
-        >>> with FlopCounterMode(display=False):
-        ...     is_watched()
-        True
+    Always False inside :func:`counting`.
     """
     if _counting:
         return False
@@ -57,16 +42,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def is_untouched(module: nn.Module) -> bool:
-    """Whether a module runs the methods of its class, without hooks.
-
-    Example:
-        >>> relu = nn.ReLU()
-        >>> is_untouched(relu)
-        True
-        >>> handle = relu.register_forward_hook(lambda module, inputs, output: 2 * output)
-        >>> is_untouched(relu)
-        False
-    """
+    """Whether a module runs the methods of its class, without hooks."""
     return not assigned_methods(module) and not has_hooks(module)
 
 

@@ -22,9 +22,10 @@ from equicolor.nn._fused import blocks
 from equicolor.nn._fused.blocks import BlockLayer, Filters, Layer
 from equicolor.nn._fused.conditions import applies, stem_applies
 from equicolor.nn._fused.first_layer import lift_columns, norm_relu, packed_columns
-from equicolor.nn._fused.layout import Products, compute_dtype, on_device_of
+from equicolor.nn._fused.layout import Products, on_device_of
 from equicolor.nn._fused.norm import Norm, kernels, running_norm
 from equicolor.nn.conv import CELiftConv2d
+from equicolor.nn.functional import compute_dtype
 from equicolor.nn.norm import CEBatchNorm2d
 from equicolor.nn.pooling import CEMaxPool2d
 

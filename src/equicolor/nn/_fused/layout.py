@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from equicolor import _checks
 from equicolor.groups.cyclic import cyclic_products
 
 # The r products [B, P, H, W] of a layer, where P is the padded number of channels; or, paired,
@@ -153,12 +152,6 @@ class Features(NamedTuple):
         result = cls.of_memory(memory, channels)
         result.tensor.copy_(x)
         return result
-
-
-def compute_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which features or images are convolved: autocast's, or their own."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if _checks.autocasting(x.device) else x.dtype
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
