@@ -97,19 +97,8 @@ def shift_hue(images: Tensor, turns: float | Tensor) -> Tensor:
 def shift_hue_orbit(images: Tensor, rotations: int) -> Tensor:
     r"""All shifts :math:`T_{-k/n}` of every image; the common part is computed once.
 
-    The shift by 0 is the image itself, and shifts by thirds of a turn permute its channels, so
-    these are exact.
-
-    Args:
-        images: RGB images :math:`[..., 3, H, W]`.
-        rotations: the number of shifts :math:`n`.
-
-    Returns:
-        Shifted images :math:`[n, ..., 3, H, W]`.
-
-    Example:
-        >>> shift_hue_orbit(torch.rand(2, 3, 8, 8), 6).shape
-        torch.Size([6, 2, 3, 8, 8])
+    Images :math:`[..., 3, H, W]` become :math:`[n, ..., 3, H, W]`. The shift by 0 is the image
+    itself, and shifts by thirds of a turn permute its channels, so these are exact.
     """
     _checks.rgb_images("shift_hue_orbit", images)
     exact = _full_precision(images)
@@ -147,12 +136,7 @@ def rotate_hue(images: Tensor, turns: float | Tensor, clip: bool = False) -> Ten
 
 
 def to_gray(images: Tensor) -> Tensor:
-    """Images ``[..., 3, H, W]`` whose channels are all the mean of the three; not copied.
-
-    Example:
-        >>> to_gray(torch.tensor([1.0, 0.5, 0.0]).view(3, 1, 1)).flatten().tolist()
-        [0.5, 0.5, 0.5]
-    """
+    """Images ``[..., 3, H, W]`` whose channels are all the mean of the three; not copied."""
     return images.mean(-3, keepdim=True).expand_as(images)
 
 
@@ -219,12 +203,6 @@ def compose(hue: Tensor, chroma: Tensor, low: Tensor) -> Tensor:
     return torch.stack([channel(5), channel(3), channel(1)], dim=-3)
 
 
-def shift_back(images: Tensor, turns: Tensor) -> Tensor:
-    """Shift by ``-turns``, which must broadcast against ``images[..., 0, :, :]``."""
-    hue, chroma, low = decompose(images)
-    return compose(hue - turns, chroma, low)
-
-
 def orbit_turns(
     rotations: int, *, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> Tensor:
@@ -234,17 +212,15 @@ def orbit_turns(
 
 
 def orbit(images: Tensor, turns: Tensor, rotations: int, dim: int) -> Tensor:
-    """Images shifted back by every k/n turns, stacked along a dimension of size 1.
+    """Images ``[..., 3, H, W]`` shifted back by every k/n turns, along a dimension of size 1.
 
-    Args:
-        images: ``[..., 3, H, W]``.
-        turns: from :func:`orbit_turns`, shaped to broadcast against ``images[..., 0, :, :]``.
-        rotations: the number of shifts.
-        dim: the dimension, counted from the front.
+    The turns come from :func:`orbit_turns`, shaped to broadcast against ``images[..., 0, :, :]``.
+    The dimension is counted from the front.
     """
     first = images
     if rotations not in (1, 3):
-        first = torch.cat((images, shift_back(images, turns)), dim)
+        hue, chroma, low = decompose(images)
+        first = torch.cat((images, compose(hue - turns, chroma, low)), dim)
     if rotations % 3:
         return first
     return torch.cat((first, first.roll(-1, -3), first.roll(-2, -3)), dim)

@@ -7,7 +7,7 @@ change, which is invariance.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -80,12 +80,7 @@ def equivariance_error(
 
 
 def relative_deviation(actual: Tensor, expected: Tensor) -> float:
-    """The norm of the difference over the norm of ``expected``; infinite if anything is NaN.
-
-    Example:
-        >>> relative_deviation(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0]))
-        0.1
-    """
+    """The norm of the difference over the norm of ``expected``; infinite if anything is NaN."""
     # In float64: the norm of half-precision features can overflow, which would hide any error.
     scale = expected.double().norm().clamp_min(torch.finfo(torch.float64).tiny)
     error = (actual.double() - expected.double()).norm() / scale
@@ -202,38 +197,31 @@ def _first_break(
 
 def _listen(module: nn.Module, images: Tensor) -> list[_Break]:
     """Run a module, and keep inputs and outputs of its submodules in the order of the calls."""
-    kept: list[_Break] = []
+    places: list[_Break] = []
     running: list[str] = []
+    paths = {part: path for path, part in module.named_modules()}
 
     def keep(path: str, values: object, *, is_input: bool) -> None:
         parent = running[-1] if running else ""
         for value in values if isinstance(values, tuple) else (values,):
             if isinstance(value, Tensor) and value.is_floating_point():
-                kept.append(_Break(path, parent, is_input, value.clone()))  # may change in place
+                places.append(_Break(path, parent, is_input, value.clone()))  # may change in place
 
-    def hooks(path: str) -> tuple[Callable[..., None], Callable[..., None]]:
-        def before(part: nn.Module, inputs: Any) -> None:
-            if path:  # not the input of the whole module
-                keep(path, inputs, is_input=True)
-            running.append(path)
+    def before(part: nn.Module, inputs: Any) -> None:
+        if part is not module:
+            keep(paths[part], inputs, is_input=True)
+        running.append(paths[part])
 
-        def after(part: nn.Module, inputs: Any, outputs: Any) -> None:
-            running.pop()
-            keep(path, outputs, is_input=False)
+    def after(part: nn.Module, inputs: Any, outputs: Any) -> None:
+        running.pop()
+        keep(paths[part], outputs, is_input=False)
 
-        return before, after
-
-    handles = []
-    for path, part in module.named_modules():
-        before, after = hooks(path)
-        handles.append(part.register_forward_pre_hook(before))
-        handles.append(part.register_forward_hook(after))
-    try:
+    with ExitStack() as stack:
+        for part in paths:
+            stack.callback(part.register_forward_pre_hook(before).remove)
+            stack.callback(part.register_forward_hook(after).remove)
         _seeded(module, images)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return kept
+    return places
 
 
 def _transformed(
@@ -249,23 +237,14 @@ def _transformed(
         yield transform(x, m)
     for dim, size in enumerate(x.shape):
         if size and size % rotations == 0:
-            parts = x.unflatten(dim, (rotations, -1)).roll(m, dim)
-            yield parts.flatten(dim, dim + 1)
-            parts = x.unflatten(dim, (-1, rotations)).roll(m, dim + 1)
-            yield parts.flatten(dim, dim + 1)
+            yield x.unflatten(dim, (rotations, -1)).roll(m, dim).flatten(dim, dim + 1)
+            yield x.unflatten(dim, (-1, rotations)).roll(m, dim + 1).flatten(dim, dim + 1)
 
 
 def _normalization(
     images: Tensor, result: Tensor, tolerance: float
 ) -> tuple[Tensor, Tensor] | None:
-    """Mean and standard deviation per channel if ``result`` is a normalisation of images.
-
-    Example:
-        >>> images, mean = torch.rand(2, 3, 4, 4), torch.tensor([0.1, 0.2, 0.3])
-        >>> found = _normalization(images, (images - mean.view(3, 1, 1)) / 0.5, 1e-5)
-        >>> [[round(number, 3) for number in numbers.tolist()] for numbers in found]
-        [[0.1, 0.2, 0.3], [0.5, 0.5, 0.5]]
-    """
+    """Mean and standard deviation per channel if ``result`` is a normalisation of images."""
     if result.shape != images.shape or images.ndim != 4:
         return None
     x, y = (each.double().transpose(0, 1).flatten(1) for each in (images, result))

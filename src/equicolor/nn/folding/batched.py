@@ -49,7 +49,7 @@ class PadToStride(nn.Module):
 
 
 def fold_layer(rewriter: "Rewriter", node: fx.Node, module: nn.Module, x: Any) -> Any:
-    """Add nodes that compute what a layer computes; returns a proxy of the last one."""
+    """Add nodes that compute what a layer computes."""
     if isinstance(module, HueLift):
         return _lift(rewriter, node, module, x)
     if isinstance(module, BatchedCELinear):

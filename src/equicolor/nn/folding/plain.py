@@ -41,10 +41,18 @@ def conv2d(
     module: CEConv2d | CELiftConv2d, weight: Tensor, bias: Tensor | None, groups: int
 ) -> nn.Conv2d:
     """A convolution with filters ``[O, I, kh, kw]`` and the options of a layer."""
-    options = module.kernel_size, module.stride, module.padding, module.dilation, groups
-    channels = weight.shape[1] * groups, weight.shape[0]
-    # On no device: drawing weights, which are replaced, would take most of the time.
-    conv = nn.Conv2d(*channels, *options, bias is not None, module.padding_mode, device="meta")
+    conv = nn.Conv2d(
+        weight.shape[1] * groups,
+        weight.shape[0],
+        module.kernel_size,
+        module.stride,
+        module.padding,
+        module.dilation,
+        groups,
+        bias is not None,
+        module.padding_mode,
+        device="meta",  # drawing weights, which are replaced, would take most of the time
+    )
     _set_weights(conv, weight, bias)
     return conv
 

@@ -73,7 +73,7 @@ class Rewriter:
             if isinstance(module, LAYERS):
                 with self.graph.inserting_before(node):
                     new = self._fold(node, module, layer_input(node))
-                node.replace_all_uses_with(new)
+                node.replace_all_uses_with(new.node)
                 self.graph.erase_node(node)
             elif orders and node.op == "output":
                 raise ValueError(
@@ -105,20 +105,20 @@ class Rewriter:
                 f"and numbers; {what} (node {node.name!r}) does"
             )
 
-    def _fold(self, node: fx.Node, module: nn.Module, x: fx.Node) -> fx.Node:
-        """Add nodes that compute what a layer computes; returns the last one."""
-        images = self.tracer.proxy(x)
+    def _fold(self, node: fx.Node, module: nn.Module, x: fx.Node) -> Any:
+        """Add nodes that compute what a layer computes."""
+        proxy = self.tracer.proxy(x)
         if isinstance(module, BATCHED):
-            return fold_layer(self, node, module, images).node
+            return fold_layer(self, node, module, proxy)
         if isinstance(module, CELiftConv2d):
-            new, n = self.lift(node, module, images).node, module.rotations
+            new, n = self.lift(node, module, proxy), module.rotations
         elif x in self.rotations:
             n = self.rotations[x]
-            new = self._hidden(node, module, images, n).node
+            new = self._hidden(node, module, proxy, n)
         else:
             raise ValueError(f"fold found {type(module).__name__} on images, not features")
         if not isinstance(module, COSETS):
-            self.rotations[new] = n
+            self.rotations[new.node] = n
         return new
 
     def _hidden(self, node: fx.Node, module: nn.Module, x: Any, n: int) -> Any:
