@@ -47,28 +47,14 @@ def is_untouched(module: nn.Module) -> bool:
 
 
 def assigned_methods(module: nn.Module) -> list[str]:
-    """Names of methods that were assigned to an instance instead of its class.
-
-    Example:
-        >>> relu = nn.ReLU()
-        >>> relu.forward = torch.sigmoid
-        >>> assigned_methods(relu)
-        ['forward']
-    """
+    """Names of methods that were assigned to an instance instead of its class."""
     names = [name for name, value in vars(module).items() if callable(value)]
     return [name for name in names if callable(getattr(type(module), name, None))]
 
 
 @contextmanager
 def counting() -> Iterator[None]:
-    """Let kernels run under a dispatch mode that only counts torch's operations.
-
-    Example:
-        >>> from torch.utils.flop_counter import FlopCounterMode
-        >>> with counting(), FlopCounterMode(display=False):
-        ...     is_watched()
-        False
-    """
+    """Let kernels run under a dispatch mode that only counts torch's operations."""
     global _counting
     before, _counting = _counting, True
     try:

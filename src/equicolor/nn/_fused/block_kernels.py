@@ -50,7 +50,7 @@ def analyse_backward_kernel(gradients, others, residual, out, size):
     gs = load_mixed(gradients, ANALYSIS_T, at, size)
     if others is not None:
         gs = add(gs, load_mixed(others, ANALYSIS_T, at, size))
-    if residual.pointer is not None:
+    if residual.tensor is not None:
         gs = add(gs, load_features(residual, at, size))
     store(out, gs, at, size)
 
@@ -197,7 +197,7 @@ def norm_add_sums_kernel(gradient, output, products, vectors, out, sums, size, b
     for step in range(steps):
         at = tile(block * steps + step, lane, size)
         gs = load_features(gradient, at, size)
-        if output.pointer is not None:
+        if output.tensor is not None:
             gs = where_positive(load_features(output, at, size), gs)
             store(out, gs, at, size)
         centred = load_centred(products, vectors, at, size)

@@ -27,6 +27,7 @@ _LANES = 64  # of a tile: 128 bytes in half precision, one cache line
 _WARPS = 4
 _PROGRAMS = 2048  # of a reduction: several for each multiprocessor
 _PARTS, _CHANNELS = 512, 8  # tile of the partial sums
+_NO_FEATURES: Any = Features(None, None, None)  # type: ignore[arg-type]
 
 
 class _Size(NamedTuple):
@@ -65,20 +66,6 @@ class _Size(NamedTuple):
         return float(self.n.value * self.rows * self.pixels_in_a_row)
 
 
-class _Source(NamedTuple):
-    """Features to read; ``row_step`` is None for rows that are ``padded`` apart."""
-
-    pointer: Tensor | None
-    rotation_step: int | None
-    row_step: int | None
-
-    @classmethod
-    def of(cls, x: Features | None) -> "_Source":
-        if x is None:
-            return cls(None, None, None)
-        return cls(x.tensor, x.rotation_step, None if x.padded else x.row_step)
-
-
 class _Sums(NamedTuple):
     """Partial sums ``[2, parts, P]``, and the tiles in which a kernel adds them up."""
 
@@ -95,7 +82,7 @@ def analyse(x: Features, dtype: torch.dtype, *, paired: bool) -> Tensor:
     size = _Size.of(x.images, x.channels, x.rotations)
     shape = Planes.of(x.rotations, paired=paired).total, *x.images, size.padded
     out = torch.empty(shape, dtype=dtype, device=x.tensor.device)
-    _elementwise(kernels.analyse_kernel, size, _Source.of(x), out, paired)
+    _elementwise(kernels.analyse_kernel, size, x, out, paired)
     return out
 
 
@@ -108,7 +95,7 @@ def analyse_backward(
     the features) are added to it.
     """
     size = _Size.of(out.images, out.channels, out.rotations)
-    arguments = gradients, others, _Source.of(residual), out.tensor
+    arguments = gradients, others, residual or _NO_FEATURES, out.tensor
     _elementwise(kernels.analyse_backward_kernel, size, *arguments)
     return out
 
@@ -198,7 +185,7 @@ def norm_add(
 
     The residual is features, or products and the vectors of their own norm.
     """
-    source: Any = (_Source.of(residual), None) if isinstance(residual, Features) else residual
+    source: Any = (residual, None) if isinstance(residual, Features) else residual
     size = _Size.of(out.images, out.channels, out.rotations)
     _elementwise(kernels.norm_add_kernel, size, products, vectors, *source, out.tensor)
     return out
@@ -221,7 +208,7 @@ def norm_add_sums(
         # It is also the gradient of the residual, so it has the dtype of that and of the output.
         inner = Features.empty(output.tensor.shape, output.tensor.dtype, vectors.device)
     size = _Size.of(gradient.images, gradient.channels, gradient.rotations)
-    arguments = _Source.of(gradient), _Source.of(output), products, vectors, inner.tensor
+    arguments = gradient, output or _NO_FEATURES, products, vectors, inner.tensor
     sums = _reduce(kernels.norm_add_sums_kernel, size, *arguments)
     return slopes_of(sums, vectors, size.samples, training=training), inner
 
@@ -232,7 +219,7 @@ def norm_backward(
     """The gradient of products from that of their normalised features: ``[m, B, H, W, P]``."""
     size = _Size.of(gradient.images, gradient.channels, gradient.rotations)
     out = empty_planes(products, Planes.of_products(products, gradient.rotations))
-    arguments = _Source.of(gradient), products, vectors, slopes, out
+    arguments = gradient, products, vectors, slopes, out
     _elementwise(kernels.norm_backward_kernel, size, *arguments)
     return out
 

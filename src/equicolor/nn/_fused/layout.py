@@ -92,13 +92,17 @@ class Features(NamedTuple):
     """Features ``[B, C, n, H, W]`` in memory where the channels of a pixel lie together.
 
     Element (rotation k, pixel p, channel c) lies ``k * rotation_step + p * row_step + c``
-    elements after the first.
+    elements after the first. ``row_step`` is None for padded rows: they are ``padded_channels(C)``
+    apart, and the last one may be read as a whole.
     """
 
     tensor: Tensor
     rotation_step: int
-    row_step: int
-    padded: bool  # rows are padded_channels(C) apart, and the last one may be read as a whole
+    row_step: int | None
+
+    @property
+    def padded(self) -> bool:
+        return self.row_step is None
 
     @property
     def channels(self) -> int:
@@ -128,14 +132,15 @@ class Features(NamedTuple):
         if row_step is None:
             return cls._copy(x)
         padded = padded_channels(x.shape[1])
-        return cls(x, x.stride(2), row_step, row_step == padded and _last_row_is_whole(x, padded))
+        whole = row_step == padded and _last_row_is_whole(x, padded)
+        return cls(x, x.stride(2), None if whole else row_step)
 
     @classmethod
     def packed(cls, x: Tensor) -> Self:
         """A view of features in memory ``[n, B, H, W, P]``, else one copy."""
         features = cls.of(x)
-        pixels = math.prod(features.images)
-        if features.padded and features.rotation_step == pixels * features.row_step:
+        elements = math.prod(features.images) * padded_channels(features.channels)
+        if features.padded and features.rotation_step == elements:
             return features
         return cls._copy(x)
 
@@ -143,7 +148,7 @@ class Features(NamedTuple):
     def of_memory(cls, memory: Tensor, channels: int) -> Self:
         """The features in memory ``[n, B, H, W, P]``."""
         features = memory[..., :channels].permute(1, 4, 0, 2, 3)
-        return cls(features, memory.stride(0), memory.shape[-1], padded=True)
+        return cls(features, memory.stride(0), None)
 
     @classmethod
     def _copy(cls, x: Tensor) -> Self:

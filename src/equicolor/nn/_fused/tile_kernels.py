@@ -1,7 +1,7 @@
 """Functions on tiles for the Triton kernels of the fused path: mix, load, store, arithmetic.
 
 A thread keeps all rotations, or all products, of its pixels and channels, as tuples of tiles.
-``size`` is a ``_Size`` and features are a ``_Source`` of :mod:`equicolor.nn._fused.launchers`.
+``size`` is a ``_Size`` of :mod:`equicolor.nn._fused.launchers`.
 ``at`` says where a tile is: rows, lanes, offsets in memory, and the mask of existing elements.
 """
 
@@ -19,6 +19,7 @@ ANALYSIS = tl.constexpr(stages.ANALYSIS)
 ANALYSIS_T = tl.constexpr(stages.ANALYSIS_T)
 SYNTHESIS = tl.constexpr(stages.SYNTHESIS)
 SYNTHESIS_T = tl.constexpr(stages.SYNTHESIS_T)
+_MODES = tl.constexpr(stages.PAIRED)
 
 # Mixing. Imports are inside, since Triton does not let kernels refer to ordinary functions.
 
@@ -77,14 +78,6 @@ def is_paired(images, n):
     return images < cyclic_products(n)
 
 
-@triton.constexpr_function
-def kind_of(kind, paired):
-    """A kind of mixing, with modes instead of products if paired."""
-    from equicolor.nn._fused.stages import PAIRED
-
-    return kind + PAIRED if paired else kind
-
-
 # Tiles
 
 
@@ -131,7 +124,7 @@ def load_mixed(images, KIND: constexpr, at, size):
         for image in tl.static_range(ALONE, len(images)):
             first = load(images[image], beside, inside)
             planes = planes + (first, load(images[image] + size.padded, beside, inside))
-    return mix(planes, kind_of(KIND, PAIRED), size.n)
+    return mix(planes, KIND + _MODES * PAIRED, size.n)
 
 
 @triton.jit
@@ -144,7 +137,7 @@ def load_features(x, at, size):
         inside = inside & (lane % size.padded < size.channels)[None, :]
     tiles = ()
     for k in tl.static_range(size.n):
-        value = load(x.pointer + tl.cast(x.rotation_step, tl.int64) * k, place, inside)
+        value = load(x.tensor + tl.cast(x.rotation_step, tl.int64) * k, place, inside)
         if size.spare:
             # With a mask instead, the load would take one number at a time.
             value = tl.where((lane % size.padded < size.channels)[None, :], value, 0.0)
@@ -165,7 +158,7 @@ def store(out, tiles, at, size):
 def store_mixed(out, KIND: constexpr, PAIRED: constexpr, features, at, size):
     """Mix features to planes, and store their images one after the other."""
     ALONE: tl.constexpr = alone(size.n, PAIRED)
-    planes = mix(features, kind_of(KIND, PAIRED), size.n)
+    planes = mix(features, KIND + _MODES * PAIRED, size.n)
     _, _, place, inside = at
     step = tl.cast(size.rows, tl.int64) * size.lanes
     beside = _beside(at, size)
