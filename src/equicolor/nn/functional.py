@@ -236,8 +236,8 @@ def packed(filters: Tensor) -> Tensor:
     All at once: otherwise each of the r convolutions would launch two small kernels for it, and
     two more for the gradients.
     """
-    dtype, layout = compute_dtype(filters), torch.contiguous_format
-    pixels = filters.permute(0, 1, 3, 4, 2).to(dtype, memory_format=layout)
+    pixels = filters.permute(0, 1, 3, 4, 2)
+    pixels = pixels.to(compute_dtype(filters), memory_format=torch.contiguous_format)
     return pixels.contiguous().permute(0, 1, 4, 2, 3)
 
 
@@ -323,18 +323,17 @@ def _check_filters(
     n, shape = x.shape[2], list(weight.shape)
     if weight.ndim != 5:
         raise ValueError(f"ce_conv2d expects filters [O, C/g, n or 1, kh, kw], got {shape}")
+    group_shape = shape if pointwise_weight is None else list(pointwise_weight.shape)
     if pointwise_weight is not None and shape[2] != 1:
         raise ValueError(f"with pointwise_weight, weight is [O, C/g, 1, kh, kw]; got {shape}")
-    if pointwise_weight is not None and pointwise_weight.shape[:2] != weight.shape[:2]:
+    if group_shape[:2] != shape[:2]:
         raise ValueError(
-            f"weight and pointwise_weight must have the same channels, got {shape} and "
-            f"{list(pointwise_weight.shape)}"
+            "weight and pointwise_weight must have the same channels, got "
+            f"{shape} and {group_shape}"
         )
-    group_part = weight if pointwise_weight is None else pointwise_weight
-    if group_part.shape[2] != n:
+    if group_shape[2] != n:
         raise ValueError(
-            f"features have {n} rotations but the filters {group_part.shape[2]}: "
-            f"{list(group_part.shape)}"
+            f"features have {n} rotations but the filters {group_shape[2]}: {group_shape}"
         )
     if shape[1] * groups != x.shape[1]:
         raise ValueError(

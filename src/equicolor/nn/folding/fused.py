@@ -38,8 +38,9 @@ class Stage(NamedTuple):
 def find_stages(traced: fx.GraphModule) -> list[Stage]:
     """The stems and blocks of a network."""
     finder = _Finder(traced)
-    found = (finder.stem(node) or finder.block(node) for node in traced.graph.nodes)
-    return [stage for stage in found if stage is not None]
+    relus = [node for node in traced.graph.nodes if finder.is_relu(node)]
+    stages = (finder.stem(relu) or finder.block(relu) for relu in relus)
+    return [stage for stage in stages if stage is not None]
 
 
 def left_over(traced: fx.GraphModule, stages: Sequence[Stage]) -> list[str]:
@@ -88,7 +89,7 @@ class _Finder:
 
     def stem(self, relu: fx.Node) -> Stage | None:
         """The stem whose ReLU is this node."""
-        layer = self._layer(layer_input(relu), CELiftConv2d) if self._is_relu(relu) else None
+        layer = self._layer(layer_input(relu), CELiftConv2d)
         if layer is None:
             return None
         conv, norm = (self._module(node) for node in layer)
@@ -101,8 +102,8 @@ class _Finder:
 
     def block(self, relu: fx.Node) -> Stage | None:
         """The residual block that ends with this node."""
-        added = layer_input(relu) if self._is_relu(relu) else None
-        if added is None or not _is_sum(added) or len(added.users) > 1:
+        added = layer_input(relu)
+        if not _is_sum(added) or len(added.users) > 1:
             return None
         for main, other in (added.args, added.args[::-1]):
             chain = self._chain(main)
@@ -121,7 +122,7 @@ class _Finder:
         return None
 
     def _layers(self, chain: Sequence[fx.Node]) -> list[Layer]:
-        modules = [self._module(node) for node in chain if not self._is_relu(node)]
+        modules = [self._module(node) for node in chain if not self.is_relu(node)]
         return list(zip(modules[::2], modules[1::2], strict=True))
 
     def _chain(self, norm: Any) -> list[fx.Node]:
@@ -131,7 +132,7 @@ class _Finder:
             return []
         before = layer_input(layer[0])
         earlier = []
-        if self._is_relu(before) and len(before.users) == 1:
+        if self.is_relu(before) and len(before.users) == 1:
             earlier = self._chain(layer_input(before))
         return [*earlier, before, *layer] if earlier else layer
 
@@ -157,7 +158,8 @@ class _Finder:
         between = (node for node in self.order[first:last] if node not in nodes)
         return not any(is_impure(self.traced, node) for node in between)
 
-    def _is_relu(self, node: fx.Node) -> bool:
+    def is_relu(self, node: fx.Node) -> bool:
+        """Whether a node is a ReLU."""
         if node.op == "call_function":
             return node.target in (F.relu, torch.relu)
         if node.op == "call_method":
