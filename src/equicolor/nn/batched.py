@@ -22,15 +22,6 @@ from equicolor.nn.constants import DerivedConstants
 from equicolor.nn.conv import CEConv2d
 from equicolor.nn.layout import channels_last, from_pixels, to_features, to_images, to_pixels
 
-__all__ = [
-    "BatchedCEConv2d",
-    "BatchedCELinear",
-    "BatchedCosetPool",
-    "BatchedDropout",
-    "BatchedStochasticDepth",
-    "HueLift",
-]
-
 COSET_POOLS = ("max", "avg", None)
 TAKES = ("images", "normalized")
 # A rotation about the grey axis takes colours of the cube no further than this.

@@ -5,8 +5,6 @@ from torch import Tensor, nn
 from equicolor import _checks
 from equicolor.nn.layout import per_rotation
 
-__all__ = ["CEBatchNorm2d", "CEDropout2d"]
-
 
 class CEBatchNorm2d(nn.BatchNorm2d):
     """Batch normalisation with one mean, variance, scale and shift per channel.

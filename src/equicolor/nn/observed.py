@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as module_hooks
 
-__all__ = ["assigned_methods", "counting", "has_hooks", "is_recorded", "is_untouched", "is_watched"]
-
 _HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 _counting = False
 

@@ -8,15 +8,6 @@ from equicolor import _checks
 from equicolor.nn import functional
 from equicolor.nn.layout import per_rotation
 
-__all__ = [
-    "CEAdaptiveAvgPool2d",
-    "CEAvgPool2d",
-    "CEMaxPool2d",
-    "CosetAvgPool",
-    "CosetFlatten",
-    "CosetMaxPool",
-]
-
 
 class _OverSpace(nn.Module):
     """Applies the pooling of the class after it to each rotation."""

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from equicolor.groups import HueGroup, cyclic_algorithm
 from equicolor.nn._fused import blocks, functions
 from equicolor.nn._fused.layout import Features, Planes, padded_channels
+from equicolor.nn._fused.norm import Norm
 from equicolor.nn._fused.stages import (
     ANALYSIS,
     ANALYSIS_T,
@@ -205,12 +206,9 @@ def test_analyse_backward(name, paired, added):
     gradients, others = (products_of(name, paired=paired) for _ in range(2))
     total = planes_of(gradients, name) + added * planes_of(others, name)
     (expected,) = torch.autograd.grad(analyse(x, paired), x, total)
-    result = launchers.analyse_backward(
-        gradients,
-        others if added else None,
-        Features.of(residual) if added else None,
-        Features.empty(x.shape, x.dtype, x.device),
-    )
+    result = Features.empty(x.shape, x.dtype, x.device)
+    more = (others, Features.of(residual)) if added else (None, None)
+    launchers.analyse_backward(gradients, *more, result)
     close(result.tensor, expected + added * residual)
 
 
@@ -233,11 +231,12 @@ def statistics(products, name, parameters, training):
     n, channels, *_ = SHAPES[name]
     if training:
         vectors = launchers.moments(products, *parameters, n=n, eps=1e-3)
-        return vectors, lambda y, *affine: F.batch_norm(y, None, None, *affine, True, 0, 1e-3)
+        norm = Norm(*parameters, vectors, training=True)
+        return norm, lambda y, *affine: F.batch_norm(y, None, None, *affine, True, 0, 1e-3)
     mean, var = torch.randn(channels, device=DEVICE), torch.rand(channels, device=DEVICE)
     vectors = launchers.channel_vectors(*parameters, mean, var, eps=1e-3)
-    vectors = launchers.row_vectors(vectors, products)
-    return vectors, lambda y, *affine: F.batch_norm(y, mean, var, *affine, False, 0, 1e-3)
+    norm = Norm(*parameters, vectors, training=False).for_rows(products)
+    return norm, lambda y, *affine: F.batch_norm(y, mean, var, *affine, False, 0, 1e-3)
 
 
 # Every option on one shape; on the others, which differ in how they are cut, two opposites.
@@ -253,23 +252,21 @@ def statistics(products, name, parameters, training):
 def test_norm_analyse(name, training, before, paired):
     products, parameters = products_of(name, paired=before), affine(name)
     n, channels, *_ = SHAPES[name]
-    vectors, norm = statistics(products, name, parameters, training)
+    norm, expected_norm = statistics(products, name, parameters, training)
     leaves = [leaf.clone().requires_grad_() for leaf in (*parameters, *products)]
-    expected = norm(synthesise(leaves[2:], name, before), *leaves[:2]).relu()
+    expected = expected_norm(synthesise(leaves[2:], name, before), *leaves[:2]).relu()
     expected = analyse(expected, paired)
-    result = launchers.norm_analyse(products, vectors, n=n, paired=paired)
+    result = launchers.norm_analyse(products, norm, n=n, paired=paired)
     close(written(result, name, paired), expected)
 
     gradients = products_of(name, paired=paired)
     wanted = torch.autograd.grad(expected, leaves, planes_of(gradients, name))
     again = torch.empty_like(result)
-    slopes = launchers.norm_analyse_sums(
-        products, gradients, vectors, again, n=n, training=training
-    )
+    slopes = launchers.norm_analyse_sums(products, gradients, norm, again, n=n)
     close(written(again, name, paired), expected)
     close(slopes[2, :channels], wanted[0])
     close(slopes[3, :channels], wanted[1])
-    back = launchers.norm_analyse_backward(products, gradients, vectors, slopes, n=n)
+    back = launchers.norm_analyse_backward(products, gradients, norm, slopes, n=n)
     close(written(back, name, before), planes_of(wanted[2:], name))
 
 
@@ -286,30 +283,29 @@ def test_norm_add(name, paired, projected):
     products, parameters = products_of(name, paired=paired), affine(name)
     others = products_of(name, paired=True)
     _, channels, *_ = SHAPES[name]
-    vectors, norm = statistics(products, name, parameters, training=True)
-    other_vectors, other_norm = statistics(others, name, parameters, training=False)
+    norm, expected_norm = statistics(products, name, parameters, training=True)
+    other_norm, expected_other_norm = statistics(others, name, parameters, training=False)
     identity = features_of(name)
-    residual = (others, other_vectors) if projected else Features.of(identity)
+    residual = (others, other_norm) if projected else Features.of(identity)
     leaves = [leaf.clone().requires_grad_() for leaf in (*parameters, *products)]
-    expected = norm(synthesise(leaves[2:], name, paired), *leaves[:2])
-    added = other_norm(synthesise(others, name, True), *parameters) if projected else identity
+    expected, added = expected_norm(synthesise(leaves[2:], name, paired), *leaves[:2]), identity
+    if projected:
+        added = expected_other_norm(synthesise(others, name, True), *parameters)
     expected = (expected + added).relu()
     out = Features.empty(identity.shape, torch.float32, identity.device)
-    launchers.norm_add(products, vectors, residual, out)
+    launchers.norm_add(products, norm, residual, out)
     close(out.tensor, expected)
 
     gradient = features_of(name)
     wanted = torch.autograd.grad(expected, leaves, gradient)
-    slopes, inner = launchers.norm_add_sums(
-        Features.of(gradient), out, products, vectors, training=True
-    )
+    slopes, inner = launchers.norm_add_sums(Features.of(gradient), out, products, norm)
     close(inner.tensor, gradient * (expected > 0))
     close(slopes[2, :channels], wanted[0])
     close(slopes[3, :channels], wanted[1])
-    back = launchers.norm_backward(inner, products, vectors, slopes)
+    back = launchers.norm_backward(inner, products, norm, slopes)
     close(written(back, name, paired), planes_of(wanted[2:], name))
     # Given the gradient before ReLU, the sums are the same.
-    again, _ = launchers.norm_add_sums(inner, None, products, vectors, training=True)
+    again, _ = launchers.norm_add_sums(inner, None, products, norm)
     close(again, slopes)
 
 
@@ -318,18 +314,19 @@ def test_norm_pool(shape):
     y = torch.randn(shape, device=DEVICE).to(memory_format=torch.channels_last)
     parameters = [torch.randn(shape[1], device=DEVICE) for _ in range(2)]
     vectors = launchers.moments((y,), *parameters, n=1, eps=1e-3)
+    norm = Norm(*parameters, vectors, training=True)
     leaves = [leaf.clone().requires_grad_() for leaf in (*parameters, y)]
     normal = F.batch_norm(leaves[2], None, None, *leaves[:2], True, 0, 1e-3)
     expected = F.max_pool2d(normal.relu(), 3, 2, 1)
-    out, taps = pool_kernels.norm_pool(y, vectors)
+    out, taps = pool_kernels.norm_pool(y, norm)
     close(out.permute(0, 3, 1, 2), expected)
 
     gradient = torch.randn_like(out)
     wanted = torch.autograd.grad(expected, leaves, gradient.permute(0, 3, 1, 2))
-    slopes = pool_kernels.norm_pool_sums(y, gradient, taps, vectors, training=True)
+    slopes = pool_kernels.norm_pool_sums(y, gradient, taps, norm)
     close(slopes[2, : shape[1]], wanted[0])
     close(slopes[3, : shape[1]], wanted[1])
-    close(pool_kernels.norm_pool_backward(y, gradient, taps, vectors, slopes), wanted[2])
+    close(pool_kernels.norm_pool_backward(y, gradient, taps, norm, slopes), wanted[2])
 
 
 @pytest.mark.parametrize("n", [3, 4])
@@ -362,14 +359,13 @@ def test_sums_do_not_depend_on_how_they_are_shared_out(monkeypatch):
     images = products[0].contiguous(memory_format=torch.channels_last)
 
     def sums():
-        vectors, _ = statistics(products, name, parameters, training=True)
-        slopes, _ = launchers.norm_add_sums(
-            Features.of(gradient), None, products, vectors, training=True
-        )
-        one = launchers.moments((images,), *parameters, n=1, eps=1e-3)
+        norm, _ = statistics(products, name, parameters, training=True)
+        slopes, _ = launchers.norm_add_sums(Features.of(gradient), None, products, norm)
+        vectors = launchers.moments((images,), *parameters, n=1, eps=1e-3)
+        one = Norm(*parameters, vectors, training=True)
         out, taps = pool_kernels.norm_pool(images, one)
-        pooled = pool_kernels.norm_pool_sums(images, out, taps, one, training=True)
-        return torch.cat([vectors, slopes, one, pooled])
+        pooled = pool_kernels.norm_pool_sums(images, out, taps, one)
+        return torch.cat([norm.vectors, slopes, vectors, pooled])
 
     expected = sums()
     for module in (launchers, pool_kernels):
@@ -381,13 +377,13 @@ def test_sums_do_not_depend_on_how_they_are_shared_out(monkeypatch):
 def test_what_is_not_a_number_stays_so():
     products = products_of("spare channels")
     products[0][0, 0, 0, 0] = torch.nan
-    vectors, _ = statistics(products, "spare channels", affine("spare channels"), training=True)
-    assert launchers.norm_analyse(products, vectors, n=3)[..., 0].isnan().all()
+    norm, _ = statistics(products, "spare channels", affine("spare channels"), training=True)
+    assert launchers.norm_analyse(products, norm, n=3)[..., 0].isnan().all()
     y = torch.ones(1, 8, 3, 3, device=DEVICE).to(memory_format=torch.channels_last)
     y[0, 0, 0, 0] = torch.nan
     one = torch.ones(8, device=DEVICE)
     vectors = launchers.channel_vectors(one, one, one, one, eps=0)
-    out, _ = pool_kernels.norm_pool(y, launchers.row_vectors(vectors, (y,)))
+    out, _ = pool_kernels.norm_pool(y, Norm(one, one, vectors, training=False).for_rows((y,)))
     assert out.isnan().sum() == 1
     images = torch.rand(1, 3, 1, 2, device=DEVICE)
     images[0, 1, 0, 0] = torch.nan

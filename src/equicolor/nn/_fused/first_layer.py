@@ -125,11 +125,10 @@ class _NormReLU(torch.autograd.Function):
         """The kernels get one rotation: nothing is mixed."""
         ctx.norm, taps = norm, None
         if pool:
-            out, taps = kernels("pool_kernels").norm_pool(
-                activations, norm.vectors, keep_taps=backward
-            )
+            pool_kernels = kernels("pool_kernels")
+            out, taps = pool_kernels.norm_pool(activations, norm, keep_taps=backward)
         else:
-            out = kernels().norm_analyse((activations,), norm.vectors, n=1)[0]
+            out = kernels().norm_analyse((activations,), norm, n=1)[0]
         ctx.save_for_backward(activations, taps)
         return Features.of_memory(out.unflatten(0, (n, -1)), len(weight)).tensor
 
@@ -139,12 +138,12 @@ class _NormReLU(torch.autograd.Function):
         norm, (activations, taps) = ctx.norm, ctx.saved_tensors
         gradient = Features.packed(gradients[0]).tensor
         if taps is None:
-            pixels = (activations,), (gradient,), norm.vectors
-            slopes = kernels().norm_analyse_sums(*pixels, None, n=1, training=norm.training)
+            pixels = (activations,), (gradient,), norm
+            slopes = kernels().norm_analyse_sums(*pixels, None, n=1)
             (memory,) = kernels().norm_analyse_backward(*pixels, slopes, n=1)
             back = memory.permute(0, 3, 1, 2)
         else:
-            windows = activations, gradient, taps, norm.vectors
-            slopes = kernels("pool_kernels").norm_pool_sums(*windows, training=norm.training)
+            windows = activations, gradient, taps, norm
+            slopes = kernels("pool_kernels").norm_pool_sums(*windows)
             back = kernels("pool_kernels").norm_pool_backward(*windows, slopes)
         return None, None, None, None, *norm.gradients(slopes), back

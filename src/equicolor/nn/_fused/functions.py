@@ -141,7 +141,7 @@ class NormProducts(torch.autograd.Function):
         ctx.norm, ctx.layer, ctx.n = norm, layer, n
         ctx.save_for_backward(filters, *outputs)
         paired = layer.planes.paired
-        parts = kernels().norm_analyse(outputs, norm.vectors, n=n, paired=paired)
+        parts = kernels().norm_analyse(outputs, norm, n=n, paired=paired)
         return layer.products(parts, filters)
 
     @staticmethod
@@ -157,11 +157,10 @@ class NormProducts(torch.autograd.Function):
         outputs, gradients = tuple(saved), _in_rows(gradients)
         parts = kernels().empty_planes(outputs, layer.planes)
         back = layer.input_gradients(gradients, parts, filters)
-        both = outputs, back, norm.vectors
-        slopes = kernels().norm_analyse_sums(*both, parts, n=n, training=norm.training)
+        slopes = kernels().norm_analyse_sums(outputs, back, norm, parts, n=n)
         of_filters = layer.filter_gradients(gradients, parts, filters)
         del parts
-        memory = kernels().norm_analyse_backward(*both, slopes, n=n)
+        memory = kernels().norm_analyse_backward(outputs, back, norm, slopes, n=n)
         of_outputs = Planes.of_products(outputs, n).images(memory)
         return None, None, None, *norm.gradients(slopes), of_filters, *of_outputs
 
@@ -185,14 +184,14 @@ class NormAddReLU(torch.autograd.Function):
         """``tensors``: weights and biases of the norms, then the products of each norm."""
         flat = tensors[2 * len(norms) :]
         outputs, *others = groups(flat, sizes)
-        residual: Features | tuple[Products, Tensor]
+        residual: Features | tuple[Products, Norm]
         if identity is None:
-            dtype, residual = outputs[0].dtype, (others[0], norms[1].vectors)
+            dtype, residual = outputs[0].dtype, (others[0], norms[1])
         else:
             dtype = torch.promote_types(outputs[0].dtype, identity.dtype)
             residual = Features.of(identity)
         out = Features.empty(shape, dtype, outputs[0].device)
-        kernels().norm_add(outputs, norms[0].vectors, residual, out)
+        kernels().norm_add(outputs, norms[0], residual, out)
         ctx.norms, ctx.sizes = norms, sizes
         ctx.save_for_backward(out.tensor, *flat)
         return out.tensor
@@ -207,10 +206,8 @@ class NormAddReLU(torch.autograd.Function):
         of_products: list[Tensor] = []
         for norm, outputs in zip(ctx.norms, groups(flat, ctx.sizes), strict=True):
             after = output if norm is ctx.norms[0] else None
-            slopes, inner = kernels().norm_add_sums(
-                inner, after, outputs, norm.vectors, training=norm.training
-            )
-            back = kernels().norm_backward(inner, outputs, norm.vectors, slopes)
+            slopes, inner = kernels().norm_add_sums(inner, after, outputs, norm)
+            back = kernels().norm_backward(inner, outputs, norm, slopes)
             of_parameters += norm.gradients(slopes)
             of_products += Planes.of_products(outputs, inner.rotations).images(back)
         of_identity = inner.tensor if len(ctx.norms) == 1 else None

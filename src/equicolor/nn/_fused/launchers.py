@@ -22,6 +22,7 @@ from triton.language import constexpr
 
 from equicolor.nn._fused import block_kernels as kernels
 from equicolor.nn._fused.layout import Features, Planes, Products, padded_channels
+from equicolor.nn._fused.norm import Norm
 
 _LANES = 64  # of a tile: 128 bytes in half precision, one cache line
 _WARPS = 4
@@ -88,7 +89,7 @@ def analyse(x: Features, dtype: torch.dtype, *, paired: bool) -> Tensor:
 
 def analyse_backward(
     gradients: Products, others: Products | None, residual: Features | None, out: Features
-) -> Features:
+) -> None:
     """Fill ``out`` with the gradient ``A^T g`` of features, from that of their products' inputs.
 
     ``others`` (gradients of the same inputs from other products) and ``residual`` (a gradient of
@@ -97,7 +98,6 @@ def analyse_backward(
     size = _Size.of(out.images, out.channels, out.rotations)
     arguments = gradients, others, residual or _NO_FEATURES, out.tensor
     _elementwise(kernels.analyse_backward_kernel, size, *arguments)
-    return out
 
 
 def moments(products: Products, weight: Tensor, bias: Tensor, *, n: int, eps: float) -> Tensor:
@@ -138,66 +138,55 @@ def pixels_in_a_row(products: Products) -> int:
     return _Size.of_products(products, 1).pixels_in_a_row
 
 
-def norm_analyse(products: Products, vectors: Tensor, *, n: int, paired: bool = False) -> Tensor:
+def norm_analyse(products: Products, norm: Norm, *, n: int, paired: bool = False) -> Tensor:
     """Batch norm and ReLU of features, given as products, and the inputs of the next products.
 
     ``paired`` says whether the next layer's planes are in pairs.
     """
     out = empty_planes(products, Planes.of(n, paired=paired))
     size = _Size.of_products(products, n)
-    _elementwise(kernels.norm_analyse_kernel, size, products, vectors, out, paired)
+    _elementwise(kernels.norm_analyse_kernel, size, products, norm.vectors, out, paired)
     return out
 
 
 def norm_analyse_sums(
-    products: Products,
-    gradients: Products,
-    vectors: Tensor,
-    out: Tensor | None,
-    *,
-    n: int,
-    training: bool,
+    products: Products, gradients: Products, norm: Norm, out: Tensor | None, *, n: int
 ) -> Tensor:
     """The slopes ``[4, L]`` of :func:`norm_analyse`, from the gradients of its output.
 
-    ``out``, unless None, is filled with the output of :func:`norm_analyse` again. ``training``
-    says whether the statistics come from the products.
+    ``out``, unless None, is filled with the output of :func:`norm_analyse` again.
     """
-    size = _Size.of_products(products, n)
-    sums = _reduce(kernels.norm_analyse_sums_kernel, size, products, gradients, vectors, out)
-    return slopes_of(sums, vectors, size.samples, training=training)
+    size, arguments = _Size.of_products(products, n), (products, gradients, norm.vectors, out)
+    sums = _reduce(kernels.norm_analyse_sums_kernel, size, *arguments)
+    return slopes_of(sums, norm, size.samples)
 
 
 def norm_analyse_backward(
-    products: Products, gradients: Products, vectors: Tensor, slopes: Tensor, *, n: int
+    products: Products, gradients: Products, norm: Norm, slopes: Tensor, *, n: int
 ) -> Tensor:
     """The gradient of the input of :func:`norm_analyse`, ``[m, B, H, W, P]``."""
     out = empty_planes(products, Planes.of_products(products, n))
-    arguments = products, gradients, vectors, slopes, out
+    arguments = products, gradients, norm.vectors, slopes, out
     _elementwise(kernels.norm_analyse_backward_kernel, _Size.of_products(products, n), *arguments)
     return out
 
 
 def norm_add(
-    products: Products, vectors: Tensor, residual: Features | tuple[Products, Tensor], out: Features
-) -> Features:
+    products: Products, norm: Norm, residual: Features | tuple[Products, Norm], out: Features
+) -> None:
     """Fill ``out`` with batch norm of features given as products, plus a residual, and ReLU.
 
-    The residual is features, or products and the vectors of their own norm.
+    The residual is features, or products and their own norm.
     """
-    source: Any = (residual, None) if isinstance(residual, Features) else residual
+    source: Any = residual, None
+    if not isinstance(residual, Features):
+        source = residual[0], residual[1].vectors
     size = _Size.of(out.images, out.channels, out.rotations)
-    _elementwise(kernels.norm_add_kernel, size, products, vectors, *source, out.tensor)
-    return out
+    _elementwise(kernels.norm_add_kernel, size, products, norm.vectors, *source, out.tensor)
 
 
 def norm_add_sums(
-    gradient: Features,
-    output: Features | None,
-    products: Products,
-    vectors: Tensor,
-    *,
-    training: bool,
+    gradient: Features, output: Features | None, products: Products, norm: Norm
 ) -> tuple[Tensor, Features]:
     """The slopes ``[4, L]`` of :func:`norm_add`, and its gradient before ReLU.
 
@@ -206,34 +195,32 @@ def norm_add_sums(
     inner = gradient
     if output is not None:
         # It is also the gradient of the residual, so it has the dtype of that and of the output.
-        inner = Features.empty(output.tensor.shape, output.tensor.dtype, vectors.device)
+        inner = Features.empty(output.tensor.shape, output.tensor.dtype, output.tensor.device)
     size = _Size.of(gradient.images, gradient.channels, gradient.rotations)
-    arguments = gradient, output or _NO_FEATURES, products, vectors, inner.tensor
+    arguments = gradient, output or _NO_FEATURES, products, norm.vectors, inner.tensor
     sums = _reduce(kernels.norm_add_sums_kernel, size, *arguments)
-    return slopes_of(sums, vectors, size.samples, training=training), inner
+    return slopes_of(sums, norm, size.samples), inner
 
 
-def norm_backward(
-    gradient: Features, products: Products, vectors: Tensor, slopes: Tensor
-) -> Tensor:
+def norm_backward(gradient: Features, products: Products, norm: Norm, slopes: Tensor) -> Tensor:
     """The gradient of products from that of their normalised features: ``[m, B, H, W, P]``."""
     size = _Size.of(gradient.images, gradient.channels, gradient.rotations)
     out = empty_planes(products, Planes.of_products(products, gradient.rotations))
-    arguments = gradient, products, vectors, slopes, out
+    arguments = gradient, products, norm.vectors, slopes, out
     _elementwise(kernels.norm_backward_kernel, size, *arguments)
     return out
 
 
-def slopes_of(sums: Tensor, vectors: Tensor, count: float, *, training: bool) -> Tensor:
+def slopes_of(sums: Tensor, norm: Norm, count: float) -> Tensor:
     """The slopes ``[4, L]`` of a norm's gradient from partial sums ``[2, parts, P]``.
 
     The sums are those of the gradient after the norm, and of that times the centred features.
-    ``count`` says how many numbers of a channel the statistics are of, ``training`` whether they
-    come from the features.
+    ``count`` says how many numbers of a channel the statistics are of.
     """
-    slopes = vectors.new_empty(4, vectors.shape[1])
-    fold = vectors.shape[1] // sums.shape[2]
-    _finish(kernels.finish_sums_kernel, sums, vectors, slopes, count, training, fold)
+    lanes = norm.vectors.shape[1]
+    slopes, fold = norm.vectors.new_empty(4, lanes), lanes // sums.shape[2]
+    arguments = norm.vectors, slopes, count, norm.training, fold
+    _finish(kernels.finish_sums_kernel, sums, *arguments)
     return slopes
 
 

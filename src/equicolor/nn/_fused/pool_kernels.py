@@ -21,6 +21,7 @@ from torch import Tensor
 from triton.language import constexpr
 
 from equicolor.nn._fused.launchers import loop_of, slopes_of
+from equicolor.nn._fused.norm import Norm
 from equicolor.nn._fused.tile_kernels import load, store_sums
 
 _ROWS, _LANES = tl.constexpr(16), tl.constexpr(64)  # of a tile
@@ -154,55 +155,49 @@ def _norm_pool_backward_kernel(activations, gradients, taps, vectors, slopes, ou
 
 
 def norm_pool(
-    activations: Tensor, vectors: Tensor, *, keep_taps: bool = True
+    activations: Tensor, norm: Norm, *, keep_taps: bool = True
 ) -> tuple[Tensor, Tensor | None]:
     """Norm, ReLU and pooling of activations, ``[N, H', W', P]``, and the taps they came from.
 
     Only a gradient needs the taps: without ``keep_taps`` they are None.
     """
-    shape = _shape(activations, vectors)
+    shape = _shape(activations, norm)
     sides = shape.pooled_height.value, shape.pooled_width.value
     out = activations.new_empty(shape.images, *sides, activations.shape[1])
     taps = torch.empty_like(out, dtype=torch.uint8) if keep_taps else None
-    _norm_pool_kernel[_grid(out)](activations, vectors, out, taps, shape, num_warps=_WARPS)
+    arguments = activations, norm.vectors, out, taps, shape
+    _norm_pool_kernel[_grid(out)](*arguments, num_warps=_WARPS)
     return out, taps
 
 
-def norm_pool_sums(
-    activations: Tensor, gradients: Tensor, taps: Tensor, vectors: Tensor, *, training: bool
-) -> Tensor:
-    """The slopes ``[4, L]`` of :func:`norm_pool`, from gradients ``[N, H', W', P]`` of its output.
-
-    ``training`` says whether the statistics come from the activations.
-    """
+def norm_pool_sums(activations: Tensor, gradients: Tensor, taps: Tensor, norm: Norm) -> Tensor:
+    """The slopes ``[4, L]`` of :func:`norm_pool`, from the gradients of its output."""
     rows, lanes = taps[..., 0].numel(), activations.shape[1]
     columns = triton.cdiv(lanes, _LANES.value)
     programs = max(1, _PROGRAMS // columns)
     steps = triton.cdiv(triton.cdiv(rows, programs), _ROWS.value)
     blocks = triton.cdiv(rows, steps * _ROWS.value)
-    sums = vectors.new_empty(2, blocks, lanes)
-    shape = _shape(activations, vectors)
-    arguments = activations, gradients, taps, vectors, sums, shape, blocks, loop_of(steps)
+    sums, shape = norm.vectors.new_empty(2, blocks, lanes), _shape(activations, norm)
+    arguments = activations, gradients, taps, norm.vectors, sums, shape, blocks, loop_of(steps)
     _norm_pool_sums_kernel[(blocks * columns,)](*arguments, num_warps=_WARPS)
-    count = float(activations[:, 0].numel())
-    return slopes_of(sums, vectors, count, training=training)
+    return slopes_of(sums, norm, float(activations[:, 0].numel()))
 
 
 def norm_pool_backward(
-    activations: Tensor, gradients: Tensor, taps: Tensor, vectors: Tensor, slopes: Tensor
+    activations: Tensor, gradients: Tensor, taps: Tensor, norm: Norm, slopes: Tensor
 ) -> Tensor:
     """The gradient of the activations, ``[N, P, H, W]`` in channels_last memory."""
-    shape, out = _shape(activations, vectors), torch.empty_like(activations)
-    arguments = activations, gradients, taps, vectors, slopes, out, shape
+    shape, out = _shape(activations, norm), torch.empty_like(activations)
+    arguments = activations, gradients, taps, norm.vectors, slopes, out, shape
     _norm_pool_backward_kernel[_grid(taps)](*arguments, num_warps=_WARPS)
     return out
 
 
-def _shape(activations: Tensor, vectors: Tensor) -> _Shape:
+def _shape(activations: Tensor, norm: Norm) -> _Shape:
     images, lanes, height, width = activations.shape
     # Pooling takes 110 pixels to 55.
     sides = height, width, (height - 1) // 2 + 1, (width - 1) // 2 + 1
-    return _Shape(images, vectors.shape[1], *map(constexpr, (*sides, lanes)))
+    return _Shape(images, norm.vectors.shape[1], *map(constexpr, (*sides, lanes)))
 
 
 def _grid(windows: Tensor) -> tuple[int]:

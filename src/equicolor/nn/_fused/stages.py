@@ -16,7 +16,7 @@ import functools
 import torch
 from torch import Tensor
 
-from equicolor.groups.cyclic import cyclic_products
+from equicolor.groups.cyclic import cyclic_algorithm, cyclic_products
 
 # Features to products (A), products to features (C^T), and the transposes of both.
 ANALYSIS, ANALYSIS_T, SYNTHESIS, SYNTHESIS_T = range(4)
@@ -84,16 +84,15 @@ def _folds(n: int) -> tuple[Tensor, Tensor]:
 
 
 def _modes(n: int) -> tuple[Tensor, Tensor]:
-    """The real Fourier modes (ones, signs for even n, cosines and sines), and their weights."""
-    steps = torch.arange(n, dtype=torch.float64, device="cpu")
-    rows = [torch.ones_like(steps)]
-    if n % 2 == 0:
-        rows.append(1 - 2 * (steps % 2))
-    weights = [1 / n] * len(rows) + [2 / n] * (n - len(rows))
-    for frequency in range(1, (n + 1) // 2):
-        angle = 2 * torch.pi * ((frequency * steps) % n) / n
-        rows += [torch.cos(angle), -torch.sin(angle)]
-    return torch.stack(rows), torch.tensor(weights, dtype=torch.float64, device="cpu")
+    """The real Fourier modes (ones, signs for even n, cosines and sines), and their weights.
+
+    Each is a row of the algorithm's A; of the three rows of a frequency, the first is their sum.
+    """
+    analysis, single = cyclic_algorithm(n).analysis, 2 - n % 2
+    pairs = analysis[single:].view(-1, 3, n)[:, 1:].flatten(0, 1)
+    weights = [1 / n] * single + [2 / n] * (n - single)
+    modes = torch.cat([analysis[:single], pairs])
+    return modes, torch.tensor(weights, dtype=torch.float64, device="cpu")
 
 
 def _expansions(n: int) -> tuple[Tensor, Tensor]:
