@@ -113,16 +113,13 @@ class _NormReLU(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        norm: Norm,
-        n: int,
-        pool: bool,
-        backward: bool,
-        weight: Tensor,
-        bias: Tensor,
-        activations: Tensor,
+        ctx: Any, norm: Norm, n: int, pool: bool, backward: bool, *tensors: Tensor
     ) -> Tensor:
-        """The kernels get one rotation: nothing is mixed."""
+        """``tensors``: weight and bias of the norm, and the activations.
+
+        The kernels get one rotation: nothing is mixed.
+        """
+        _, _, activations = tensors
         ctx.norm, taps = norm, None
         if pool:
             pool_kernels = kernels("pool_kernels")
@@ -130,7 +127,7 @@ class _NormReLU(torch.autograd.Function):
         else:
             out = kernels().norm_analyse((activations,), norm, n=1)[0]
         ctx.save_for_backward(activations, taps)
-        return Features.of_memory(out.unflatten(0, (n, -1)), len(weight)).tensor
+        return Features.of_memory(out.unflatten(0, (n, -1)), len(norm.weight)).tensor
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

@@ -128,20 +128,13 @@ class NormProducts(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        norm: Norm,
-        layer: Convolutions,
-        n: int,
-        weight: Tensor,
-        bias: Tensor,
-        filters: Tensor,
-        *outputs: Tensor,
-    ) -> Products:
+    def forward(ctx: Any, norm: Norm, layer: Convolutions, n: int, *tensors: Tensor) -> Products:
+        """``tensors``: weight and bias of the norm, the filters, then the products."""
+        _, _, filters, *outputs = tensors
         ctx.norm, ctx.layer, ctx.n = norm, layer, n
         ctx.save_for_backward(filters, *outputs)
         paired = layer.planes.paired
-        parts = kernels().norm_analyse(outputs, norm, n=n, paired=paired)
+        parts = kernels().norm_analyse(tuple(outputs), norm, n=n, paired=paired)
         return layer.products(parts, filters)
 
     @staticmethod

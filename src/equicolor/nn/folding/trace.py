@@ -10,32 +10,22 @@ from torch.nn.modules import module as module_hooks
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
+from equicolor.nn import pooling
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.folding.batched import BATCHED, PadToStride
 from equicolor.nn.norm import CEBatchNorm2d, CEDropout2d
 from equicolor.nn.observed import assigned_methods, has_hooks
-from equicolor.nn.pooling import (
-    CEAdaptiveAvgPool2d,
-    CEAvgPool2d,
-    CEMaxPool2d,
-    CosetAvgPool,
-    CosetFlatten,
-    CosetMaxPool,
-)
 
 _CONVOLUTIONS = (nn.Conv2d, CEConv2d, CELiftConv2d)
 POOLS: dict[type[nn.Module], type[nn.Module]] = {
-    CEMaxPool2d: nn.MaxPool2d,
-    CEAvgPool2d: nn.AvgPool2d,
-    CEAdaptiveAvgPool2d: nn.AdaptiveAvgPool2d,
+    pooling.CEMaxPool2d: nn.MaxPool2d,
+    pooling.CEAvgPool2d: nn.AvgPool2d,
+    pooling.CEAdaptiveAvgPool2d: nn.AdaptiveAvgPool2d,
 }
-COSETS = (CosetMaxPool, CosetAvgPool, CosetFlatten)
+COSETS = (pooling.CosetMaxPool, pooling.CosetAvgPool, pooling.CosetFlatten)
 LAYERS: tuple[type[nn.Module], ...] = (
     *BATCHED,  # before the layers they are made from
-    CELiftConv2d,
-    CEConv2d,
-    CEBatchNorm2d,
-    CEDropout2d,
+    *(CELiftConv2d, CEConv2d, CEBatchNorm2d, CEDropout2d),
     *POOLS,
     *COSETS,
 )
