@@ -40,12 +40,7 @@ class Planes(NamedTuple):
 
     @classmethod
     def of(cls, n: int, *, paired: bool) -> Self:
-        """The planes of ``n`` rotations.
-
-        Example:
-            >>> Planes.of(12, paired=False), Planes.of(12, paired=True)
-            (Planes(total=17, alone=17), Planes(total=12, alone=2))
-        """
+        """The planes of ``n`` rotations: 17 single ones for twelve, or 2 and five pairs."""
         products = cyclic_products(n)
         return cls(n, 2 - n % 2) if paired and n > 2 else cls(products, products)
 

@@ -56,6 +56,13 @@ class Rewriter:
     """
 
     cyclic: bool
+    # From features ``[n * B, C, H, W]`` to the layout of the form, and back.
+    enter: Callable[[Any, int], Any]
+    leave: Callable[[Any, CEConv2d], Any]
+    # Write a lifting convolution, a hidden one, and pooling or flattening of the rotations.
+    lift: Callable[[fx.Node, CELiftConv2d, Any], Any]
+    conv: Callable[[fx.Node, CEConv2d, Any], Any]
+    coset: Callable[[nn.Module, Any, int], Any]
 
     def __init__(self, traced: fx.GraphModule) -> None:
         self.traced = traced
@@ -203,26 +210,6 @@ class Rewriter:
         """Write a convolution with the spatial part of the filters alone."""
         conv = conv2d(module, module.weight.squeeze(2), module.bias, module.groups)
         return self.call(node, "conv", conv, x)
-
-    def enter(self, x: Any, rotations: int) -> Any:
-        """Bring features ``[n * B, C, H, W]`` into the layout of this form."""
-        raise NotImplementedError
-
-    def leave(self, x: Any, module: CEConv2d) -> Any:
-        """Bring features of this form into the layout ``[n * B, C, H, W]``."""
-        raise NotImplementedError
-
-    def lift(self, node: fx.Node, module: CELiftConv2d, x: Any) -> Any:
-        """Write a lifting convolution of images ``[B, 3, H, W]``."""
-        raise NotImplementedError
-
-    def conv(self, node: fx.Node, module: CEConv2d, x: Any) -> Any:
-        """Write a hidden convolution."""
-        raise NotImplementedError
-
-    def coset(self, module: nn.Module, x: Any, n: int) -> Any:
-        """Write pooling over the rotations, or flattening."""
-        raise NotImplementedError
 
 
 def _is_number(traced: fx.GraphModule, node: fx.Node) -> bool:

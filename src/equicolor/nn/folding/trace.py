@@ -25,7 +25,10 @@ POOLS: dict[type[nn.Module], type[nn.Module]] = {
 COSETS = (pooling.CosetMaxPool, pooling.CosetAvgPool, pooling.CosetFlatten)
 LAYERS: tuple[type[nn.Module], ...] = (
     *BATCHED,  # before the layers they are made from
-    *(CELiftConv2d, CEConv2d, CEBatchNorm2d, CEDropout2d),
+    CELiftConv2d,
+    CEConv2d,
+    CEBatchNorm2d,
+    CEDropout2d,
     *POOLS,
     *COSETS,
 )
