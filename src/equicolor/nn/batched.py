@@ -265,8 +265,6 @@ class HueLift(DerivedConstants):
             raise ValueError(f"std must be positive, got {list(self.numbers['std'])}")
         self.padded, self.check_range = padded, check_range
         self._calls_to_check = _CHECKED_CALLS
-        for name in self.numbers:
-            self.register_buffer(name, torch.empty(3, 1, 1), persistent=False)
         self._reset_constants()
 
     def _constants(self) -> dict[str, Tensor]:
@@ -275,14 +273,6 @@ class HueLift(DerivedConstants):
             for name, values in self.numbers.items()
         }
         return constants | {"matrices": HueGroup(self.rotations).matrices}
-
-    def _reference(self) -> Tensor:
-        return self.mean
-
-    def follow(self, state_dict: dict[str, Tensor]) -> None:
-        """Move from the meta device to that of a state dict; this module has no weights."""
-        if self.mean.is_meta and state_dict:
-            self._reset_constants(next(iter(state_dict.values())).device)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images ``[B, 3, H, W]`` to images ``[n * B, 3, H, W]``."""

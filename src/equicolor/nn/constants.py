@@ -1,6 +1,7 @@
 """Buffers that are computed, not learned: not in the state dict, and always exact."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import torch
@@ -22,7 +23,15 @@ class DerivedConstants(nn.Module):
     def _reference(self) -> Tensor:
         """A tensor whose device and dtype the constants take."""
         # Not self.weight: reading a parametrized weight runs user code.
-        return next(self.parameters())
+        return next(itertools.chain(self.parameters(), self.buffers()), torch.empty(0))
+
+    def follow(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Leave the meta device for that of a state dict, as load_state_dict(assign=True) does.
+
+        A module without weights is not told of it.
+        """
+        if self._reference().is_meta and state_dict:
+            self._reset_constants(next(iter(state_dict.values())).device)
 
     def _reset_constants(self, device: torch.device | None = None) -> None:
         like = self._reference()
