@@ -311,10 +311,10 @@ class CEConv2d(_CEConvNd):
         _checks.same_dtype(name, x, self.weight)
         if self.padding_mode != "zeros":
             x = per_rotation(x, self._pad)
-        weights = self.weight, self.pointwise_weight, self.bias
-        options = self.stride, self._zero_padding, self.dilation, self.groups
+        weight, group_weight = self.weight, self.pointwise_weight
+        options = self.bias, self.stride, self._zero_padding, self.dilation, self.groups
         return functional.ce_conv2d(
-            x, *weights, *options, algorithm=self.algorithm, tables=self.tables
+            x, weight, group_weight, *options, algorithm=self.algorithm, tables=self.tables
         )
 
     def extra_repr(self) -> str:

@@ -35,7 +35,7 @@ def mix_apart(matrix: Tensor, x: Tensor) -> tuple[Tensor, ...]:
     """
     if not _is_one_call(matrix, (x,)):
         return mix_rotations(matrix, x).unbind(0)
-    parts: tuple[Tensor, ...] = _Apart.apply(matrix, x)
+    parts: tuple[Tensor, ...] = _Apart.apply(matrix, x)  # type: ignore[no-untyped-call]
     return parts
 
 
@@ -49,7 +49,7 @@ def mix_together(matrix: Tensor, parts: Sequence[Tensor]) -> Tensor:
         return mix_rotations(matrix, stacked)
     # Permuted here: torch refuses in-place operations, such as a ReLU, on a view that an
     # autograd function returns.
-    mixed: Tensor = _Together.apply(matrix, *parts)
+    mixed: Tensor = _Together.apply(matrix, *parts)  # type: ignore[no-untyped-call]
     return mixed.permute(0, 1, 4, 2, 3)
 
 

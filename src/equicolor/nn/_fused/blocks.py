@@ -36,7 +36,7 @@ class Filters(NamedTuple):
             table = _paired_table(conv.rotations, conv.weight.device)
         mixed = mix_filters(conv.weight, conv.pointwise_weight, table)
         options = conv.stride, conv.padding, conv.dilation
-        packed = functions.Pack.apply(mixed, dtype, planes)
+        packed = functions.apply(functions.Pack, mixed, dtype, planes)
         return cls(packed, Convolutions(options, planes))
 
 
@@ -102,7 +102,7 @@ def products(x: Tensor, filters: Sequence[Filters]) -> tuple[list[Products], Ten
     products at no cost.
     """
     tensors, layers = zip(*filters, strict=True)
-    *flat, x = functions.ProductsOf.apply(x, layers, *tensors)
+    *flat, x = functions.apply(functions.ProductsOf, x, layers, *tensors)
     return functions.groups(flat, [len(flat) // len(filters)] * len(filters)), x
 
 
@@ -110,7 +110,7 @@ def norm_products(outputs: Products, norm: Norm, filters: Filters, n: int) -> Pr
     """Batch norm and ReLU of features, given as products, and their products with filters."""
     tensors = norm.weight, norm.bias, filters.tensor, *outputs
     arguments = norm, filters.convolutions, n, *tensors
-    result: Products = functions.NormProducts.apply(*arguments)
+    result: Products = functions.apply(functions.NormProducts, *arguments)
     return result
 
 
@@ -135,5 +135,5 @@ def norm_add_relu(
     flat = [product for one in each for product in one]
     sizes = [len(one) for one in each]
     arguments = norms, sizes, shape, identity, *parameters, *flat
-    result: Tensor = functions.NormAddReLU.apply(*arguments)
+    result: Tensor = functions.apply(functions.NormAddReLU, *arguments)
     return result

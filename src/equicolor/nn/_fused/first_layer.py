@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equicolor.nn._fused.functions import convolution_backward, refuse_second_derivatives
+from equicolor.nn._fused.functions import apply, convolution_backward, refuse_second_derivatives
 from equicolor.nn._fused.layout import (
     Features,
     Options,
@@ -69,7 +69,7 @@ def lift_columns(
     options = conv.stride, conv.padding, conv.dilation
     size = tuple(conv.weight.shape[-2:])
     how = conv.rotations, matrices, filters.dtype, size, options
-    result: Tensor = _Lift.apply(how, images, filters)
+    result: Tensor = apply(_Lift, how, images, filters)
     return result
 
 
@@ -81,7 +81,7 @@ def norm_relu(activations: Tensor, norm: Norm, n: int, *, pool: bool) -> Tensor:
     tensors = norm.weight, norm.bias, activations
     # Inside an autograd function, gradients are always off.
     backward = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    result: Tensor = _NormReLU.apply(norm, n, pool, backward, *tensors)
+    result: Tensor = apply(_NormReLU, norm, n, pool, backward, *tensors)
     return result
 
 

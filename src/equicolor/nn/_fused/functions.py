@@ -11,6 +11,11 @@ from equicolor.nn._fused.layout import Features, Options, Planes, Products, padd
 from equicolor.nn._fused.norm import Norm, kernels
 
 
+def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """``function.apply``, which has no types."""
+    return function.apply(*arguments)
+
+
 class Pack(torch.autograd.Function):
     """Filters ``[m, O, C, kh, kw]`` in a dtype, padded, as they lie in memory for convolutions."""
 
