@@ -27,7 +27,7 @@ from equicolor.nn import fold
 from equicolor.reporting.tables import Table
 
 _REPEATS = 5
-_EVERY = 3  # of the 37 shifts, 10 degrees apart, is shown
+_EVERY = 3  # every third of the 37 shifts, 10 degrees apart, is shown
 _SUFFIX = ".safetensors"
 _SOURCES = (
     f"a checkpoint of equicolor (*{_SUFFIX}), a folder that holds {WEIGHTS}, timm:NAME or "

@@ -1,4 +1,4 @@
-"""Try a conversion with numbers before it is returned.
+"""Try a conversion before it is returned, with shapes and with numbers.
 
 Hues lie in the batch, so a conversion is right only if the network's code treats every image of
 a batch alike and by itself. A copy with few hues is tried on small images:
@@ -197,7 +197,7 @@ def _blocks(side: int) -> Tensor:
 
 
 def _settle(model: nn.Module, images: Tensor) -> list[Tensor]:
-    """Wake what is silent, fit statistics of norms to images, and run the network."""
+    """Draw parameters that are nearly zero, fit norms to images, and run the network."""
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
         silent = parameter.numel() > 0 and parameter.abs().max() < _SILENT
@@ -332,7 +332,7 @@ def _refusal(trial: _Trial, finding: str) -> ConversionError:
 
 
 def _difference(one: Tensor, other: Tensor, allowed: float) -> str:
-    """How tensors differ, by more than rounding of what differs within a batch; or nothing."""
+    """How tensors differ, by more than rounding explains; empty if they do not, or say nothing."""
     if one.shape != other.shape:
         return f"{list(one.shape)} instead of {list(other.shape)}"
     comparable = one.is_floating_point() and one.numel()
@@ -341,8 +341,8 @@ def _difference(one: Tensor, other: Tensor, allowed: float) -> str:
     error = float((one - other).abs().max())
     spread = float((other - other.mean(0)).abs().max()) if other.ndim else 0.0
     size, eps = float(other.abs().max()), torch.finfo(one.dtype).eps
-    # What is wrong is so by as much as images differ. In float64 these are 1e-4 and 2e-10: deep
-    # networks make rounding errors much larger, and one that sees no colour has nothing else.
+    # A mistake is about as large as images differ. In float64 the factors are 1e-4 and 2e-10: deep
+    # networks enlarge rounding errors, and a network that sees no colour has only those.
     if error <= max(eps**0.25 * spread + eps**0.625 * size, allowed):
         return ""
     return f"off by {error:.2g}, of values up to {size:.2g}"
