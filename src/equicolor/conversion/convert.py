@@ -136,18 +136,18 @@ def convert(
     size = choose_image_size(model, image_size)
     mean, std = find_normalization(model, normalization)
     resize = choose_resize(model, size)
-    options = rotations, lifting, until, coset_pool, takes, check_range, size, resize, init
-    how = Conversion(*options, mean, std, padded=detector)
+    values = rotations, lifting, until, coset_pool, takes, check_range, size, resize, init
+    options = Conversion(*values, mean, std, padded=detector)
     refuse(body, lost_by_replacement(body))  # first: such networks cannot even be copied
     run = dry_run(body, size)
     try:
         training = dry_run(body, size, training=True)
     except RunError:  # in train mode it wants more than images
         training = None
-    plan = make_plan(body, how, run, training)
+    plan = make_plan(body, options, run, training)
     if match_parameters:
-        how = dataclasses.replace(how, channels=match_widths(body, plan, how))
-    network = _build(body, plan, how, run, verify=verify)
+        options = dataclasses.replace(options, channels=match_widths(body, plan, options))
+    network = _build(body, plan, options, run, verify=verify)
     if init == "random":
         draw(network)
     if detector:
@@ -164,7 +164,7 @@ def convert(
     network.image_size, network.resize = size, resize
     origin = source_of(model, source, run, plan)
     if origin is not None:
-        network.config = _config(origin, how)
+        network.config = _config(origin, options)
     return network
 
 
@@ -192,26 +192,26 @@ def converted(
     """
     origin = Source(source, dict(source_options or {}))
     body = build_source(origin)
-    options = rotations, lifting, until, coset_pool, takes, check_range, image_size, resize, init
-    how = Conversion(
-        *options,
+    values = rotations, lifting, until, coset_pool, takes, check_range, image_size, resize, init
+    options = Conversion(
+        *values,
         mean=None if mean is None else list(mean),
         std=None if std is None else list(std),
         channels=None if channels is None else sorted(dict(channels).items()),
     )
     run = dry_run(body, image_size)
     # Its numbers were verified before it was saved.
-    network = _build(body, make_plan(body, how, run), how, run, verify=False)
+    network = _build(body, make_plan(body, options, run), options, run, verify=False)
     network.image_size, network.resize = image_size, resize
-    network.config = _config(origin, how)
+    network.config = _config(origin, options)
     return network
 
 
-def _config(source: Source, how: Conversion) -> dict[str, Any]:
+def _config(source: Source, options: Conversion) -> dict[str, Any]:
     """The arguments of :func:`converted`."""
-    options = {key: value for key, value in vars(how).items() if key != "padded"}
+    arguments = {key: value for key, value in vars(options).items() if key != "padded"}
     names = {"source": source.spec, "source_options": dict(source.options)}
-    return {"model": "converted", **names, **options}
+    return {"model": "converted", **names, **arguments}
 
 
 def _is_detector(model: nn.Module) -> bool:
@@ -258,7 +258,7 @@ def _with_backbone(model: nn.Module, network: ConvertedNetwork) -> nn.Module:
 
 
 def _build(
-    original: nn.Module, plan: Plan, how: Conversion, run: DryRun, *, verify: bool
+    original: nn.Module, plan: Plan, options: Conversion, run: DryRun, *, verify: bool
 ) -> ConvertedNetwork:
     """Carry out a plan on a copy of a network, and try the result.
 
@@ -266,24 +266,24 @@ def _build(
     network with two classifiers, the hues are pooled at the outputs.
     """
     model = original
-    if how.channels is not None:
+    if options.channels is not None:
         model = copy.deepcopy(original)
-        scale_channels(model, plan, dict(how.channels))
+        scale_channels(model, plan, dict(options.channels))
 
     def attempt(plan: Plan) -> ConvertedNetwork:
-        network = assemble(model, plan, how)
-        check_shapes(network, plan, how, run)
+        network = assemble(model, plan, options)
+        check_shapes(network, plan, options, run)
         if verify:
-            check_numbers(model, plan, how)
+            check_numbers(model, plan, options)
         network.batch_comes_first = all(shape[:1] == [BATCH] for shape in run.outputs)
         return network
 
     try:
         return attempt(plan)
     except ConversionError as error:
-        if not plan.head or how.until is not None or how.channels is not None:
+        if not plan.head or options.until is not None or options.channels is not None:
             raise
         try:
-            return attempt(make_plan(original, how, run, exit_=Exit("output")))
+            return attempt(make_plan(original, options, run, exit_=Exit("output")))
         except ConversionError:
             raise error from None

@@ -135,13 +135,13 @@ def as_taken(lift: HueLift, images: Tensor) -> Tensor:
     return images if lift.takes == "images" else (images - lift.mean) / lift.std
 
 
-def assemble(original: nn.Module, plan: Plan, how: Conversion) -> ConvertedNetwork:
+def assemble(original: nn.Module, plan: Plan, options: Conversion) -> ConvertedNetwork:
     """Convert a copy of a network as planned; the new hue filters are the identity."""
     network = copy.deepcopy(original)
     modules = dict(network.named_modules())
     for path, kind in plan.replaced.items():
-        replace(network, modules[path], replacement(modules[path], kind, how.rotations))
-    pool: nn.Module = PoolEach(BatchedCosetPool(how.rotations, how.coset_pool))
+        replace(network, modules[path], replacement(modules[path], kind, options.rotations))
+    pool: nn.Module = PoolEach(BatchedCosetPool(options.rotations, options.coset_pool))
     head = plan.head
     if plan.exit.where != "output":
         module = network.get_submodule(plan.exit.path)
@@ -152,7 +152,7 @@ def assemble(original: nn.Module, plan: Plan, how: Conversion) -> ConvertedNetwo
         both.training = module.training  # not train(), which would change what is inside
         replace(network, module, both)
         pool = nn.Identity()
-    converted = ConvertedNetwork(how.lift(next(original.parameters())), network, pool)
+    converted = ConvertedNetwork(options.lift(next(original.parameters())), network, pool)
     converted.head = head
     for module in (converted, converted.lift, pool):  # the others have their own modes
         module.training = original.training

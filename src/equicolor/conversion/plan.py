@@ -82,7 +82,7 @@ class Plan(NamedTuple):
 
 def make_plan(
     model: nn.Module,
-    how: Conversion,
+    options: Conversion,
     run: DryRun,
     training: DryRun | None = None,
     exit_: Exit | None = None,
@@ -95,7 +95,7 @@ def make_plan(
     modules = dict(model.named_modules())
     classifier = Exit("output") if exit_ is not None else _find_head(modules, run)
     if exit_ is None:
-        exit_ = classifier if how.until is None else _find_until(modules, run, how.until)
+        exit_ = classifier if options.until is None else _find_until(modules, run, options.until)
     problems = [*_attention(run, exit_), *_draws(modules, run, exit_)]
     if training is not None:
         problems += _draws(modules, training, exit_)
@@ -119,11 +119,12 @@ def make_plan(
         if training is not None:
             problems += _splits(run, training, exit_, replaced)
     elif not problems:  # else this is a consequence of them
-        part = "the network" if how.until is None else f"what comes before the end of {how.until!r}"
+        until = options.until
+        part = "the network" if until is None else f"what comes before the end of {until!r}"
         reason = f"{part} has no convolution to convert"
         problems.append(("", Refusal(reason, Advice.CONVOLUTION)))
     refuse(model, problems)
-    if exit_.where == "before" and how.coset_pool is None:
+    if exit_.where == "before" and options.coset_pool is None:
         exit_ = Exit("output")  # hues are kept apart, and the classifier sees every one
     return Plan(replaced, exit_, first, classifier.path)
 

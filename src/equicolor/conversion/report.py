@@ -77,8 +77,8 @@ def convert_source(
             f"{source} could not be built again from a checkpoint, so none is written: {_IN_PYTHON}"
         )
     save_model(converted, output)
-    how = f"{converted.rotations} hues, {converted.config['lifting']}"
-    networks = {"before": network, f"converted: {how}": converted}
+    name = f"converted: {converted.rotations} hues, {converted.config['lifting']}"
+    networks = {"before": network, name: converted}
     with contextlib.suppress(ValueError):  # not every network can be folded
         networks["converted, folded"] = fold(converted)
     return cost_rows(cost_report(networks, converted.image_size, device=device))
@@ -98,9 +98,9 @@ def hue_table(
     images, cut as that file says, so that ``equicolor evaluate`` gives the same for it.
     """
     size, resize = choose_preparation(load_model(output), find_dataset(data).kind)
-    how: dict[str, Any] = {"actions": ["hsv"], "size": size, "resize": resize, "device": device}
-    before = diagnose(source, data, pretrained=pretrained, **how)
-    after = diagnose(output, data, split_seed=before.facts["split_seed"], **how)
+    options: dict[str, Any] = {"actions": ["hsv"], "size": size, "resize": resize, "device": device}
+    before = diagnose(source, data, pretrained=pretrained, **options)
+    after = diagnose(output, data, split_seed=before.facts["split_seed"], **options)
     degrees = before.sweeps["hsv"].shifts.mul(360).round().int().tolist()[::_EVERY]
     names = ["original", "mean over hue shifts", *(f"shifted by {angle}°" for angle in degrees)]
     rows = list(zip(names, _column(before), _column(after), strict=True))

@@ -63,28 +63,28 @@ _PERTURBATION = 0.5  # of the hue filters
 _NOISE = 1e3  # of images, in units of rounding errors
 
 
-def check_shapes(network: ConvertedNetwork, plan: Plan, how: Conversion, before: DryRun) -> None:
+def check_shapes(network: ConvertedNetwork, plan: Plan, options: Conversion, run: DryRun) -> None:
     """Refuse a result whose layers see, or that returns, other shapes than the original.
 
-    ``before`` is a run of the original. Layers for hues must see n times as many images.
+    ``run`` is a pass through the original. Layers for hues must see n times as many images.
     """
-    expected = before.outputs
-    if how.coset_pool is None:
-        expected = [[BATCH, how.rotations, *shape[1:]] for shape in expected]
+    expected = run.outputs
+    if options.coset_pool is None:
+        expected = [[BATCH, options.rotations, *shape[1:]] for shape in expected]
     outputs: object
     try:
-        run = dry_run(network, how.image_size)
-        _check_batch_first(network, plan, before, run)
-        outputs = run.outputs
+        new_run = dry_run(network, options.image_size)
+        _check_batch_first(network, plan, run, new_run)
+        outputs = new_run.outputs
     except RunError as error:
         outputs = error.reason
     if outputs == expected:
         return
-    if how.until is not None:
+    if options.until is not None:
         raise ConversionError(
-            f"until={how.until!r} cannot end the equivariant part: data flows past it, so plain "
-            "and equivariant features would meet. Name a module that everything passes, such as a "
-            f"whole stage ({outputs})"
+            f"until={options.until!r} cannot end the equivariant part: data flows past it, so "
+            "plain and equivariant features would meet. Name a module that everything passes, such "
+            f"as a whole stage ({outputs})"
         )
     raise ConversionError(
         f"{type(network.network).__name__} does something to the batch that conversion does not "
@@ -110,7 +110,7 @@ def _check_batch_first(
                 )
 
 
-def check_numbers(original: nn.Module, plan: Plan, how: Conversion) -> None:
+def check_numbers(original: nn.Module, plan: Plan, options: Conversion) -> None:
     """Refuse a conversion that does not compute what it should.
 
     ``original`` is as wide as it is converted; it is not changed. Images smaller than its own are
@@ -119,7 +119,7 @@ def check_numbers(original: nn.Module, plan: Plan, how: Conversion) -> None:
     if any(tensor.is_meta for tensor in original.parameters()):
         return
     with torch.no_grad(), own_random_numbers(original):
-        trial = _set_up(original, plan, how)
+        trial = _set_up(original, plan, options)
         if trial is None:
             warnings.warn(
                 f"{type(original).__name__} was converted without a trial with numbers: it gives "
@@ -165,11 +165,11 @@ class _Trial(NamedTuple):
         return inputs, {(_BEHIND, index): tensor for index, tensor in enumerate(outputs)}
 
 
-def _set_up(model: nn.Module, plan: Plan, how: Conversion) -> _Trial | None:
+def _set_up(model: nn.Module, plan: Plan, options: Conversion) -> _Trial | None:
     """A trial, in float64 if the network's code allows it; None where it gives no numbers."""
-    sides = [side for side in _SIDES if side < how.image_size]
-    few = dataclasses.replace(how, rotations=min(how.rotations, _HUES), check_range=False)
-    for dtype, side in itertools.product((torch.float64, torch.float32), (*sides, how.image_size)):
+    sides = [*(side for side in _SIDES if side < options.image_size), options.image_size]
+    few = dataclasses.replace(options, rotations=min(options.rotations, _HUES), check_range=False)
+    for dtype, side in itertools.product((torch.float64, torch.float32), sides):
         try:
             network = copy.deepcopy(model).to(dtype).eval()
             images = _blocks(side).to(next(network.parameters()).device, dtype)
@@ -181,7 +181,7 @@ def _set_up(model: nn.Module, plan: Plan, how: Conversion) -> _Trial | None:
             plain = plan._replace(replaced={})
             original = assemble(network, plain, dataclasses.replace(few, rotations=1))
             copies, converted = (assemble(network, each, few) for each in (plain, plan))
-            pools = how.coset_pool is not None
+            pools = options.coset_pool is not None
             return _Trial(original, copies, converted, plan, pools, images)
     return None
 
@@ -307,10 +307,10 @@ def _check(
 ) -> None:
     """Refuse the network if something is not as expected, naming the first place."""
     for place, tensor in tensors.items():
-        how = "which the original does not compute"
+        difference = "which the original does not compute"
         if place in expected:
-            how = _difference(tensor, expected[place], allowed.get(place, 0.0))
-        if not how:
+            difference = _difference(tensor, expected[place], allowed.get(place, 0.0))
+        if not difference:
             continue
         name = place[0]
         if name not in (_POOL, _BEHIND):
@@ -320,7 +320,7 @@ def _check(
         raise _refusal(
             trial,
             f"{mode}{finding}: its code mixes or reorders the images of a batch, in "
-            f"which the hues lie. The first to see something else is {name} ({how})",
+            f"which the hues lie. The first to see something else is {name} ({difference})",
         )
 
 

@@ -30,12 +30,12 @@ _LARGE = 128
 Scale = Callable[[int], int]
 
 
-def match_widths(model: nn.Module, plan: Plan, how: Conversion) -> list[tuple[int, int]]:
+def match_widths(model: nn.Module, plan: Plan, options: Conversion) -> list[tuple[int, int]]:
     """Pairs of old and new channel counts that make a converted network as large as the original.
 
     A dry run on images of the network's size tells whether the new counts fit.
     """
-    if how.until is not None:
+    if options.until is not None:
         raise ConversionError("match_parameters makes all layers narrower: it does not take until")
     if not plan.head:
         raise ConversionError(
@@ -59,7 +59,7 @@ def match_widths(model: nn.Module, plan: Plan, how: Conversion) -> list[tuple[in
 
     @functools.cache
     def distance(scale: Scale) -> float:
-        return _converted_parameters(narrowed(scale), plan, how.rotations) / target - 1
+        return _converted_parameters(narrowed(scale), plan, options.rotations) / target - 1
 
     reason, best, nearest = "", None, math.inf
     for scales in (exact, rounded):
@@ -71,7 +71,7 @@ def match_widths(model: nn.Module, plan: Plan, how: Conversion) -> list[tuple[in
         if abs(distance(scale)) >= nearest:
             continue
         try:
-            dry_run(narrowed(scale), how.image_size)
+            dry_run(narrowed(scale), options.image_size)
         except RunError as error:
             reason = str(error)
             continue
