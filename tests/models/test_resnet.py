@@ -263,3 +263,15 @@ def test_gradients_reach_every_parameter():
         network.train()(torch.rand(2, 3, 32, 32)).square().sum().backward()
         silent = [name for name, p in network.named_parameters() if not p.grad.abs().sum() > 0]
         assert not silent
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("options", [{}, {"rotations": 3, "lifting": "hsv"}])
+def test_networks_compute_in_their_dtype(dtype, options):
+    torch.manual_seed(0)
+    network = resnet18(10, width=8, **options).eval()
+    images = torch.rand(2, 3, 32, 32)
+    expected = network(images)
+    logits = network.to(dtype)(images.to(dtype))
+    assert logits.dtype == dtype
+    torch.testing.assert_close(logits.float(), expected, rtol=0, atol=0.1)

@@ -96,8 +96,11 @@ class Normalize(DerivedConstants):
             self._reset_constants(next(iter(state_dict.values())).device)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images ``[B, 3, H, W]`` to images of the same shape."""
-        return (images - self.mean) / self.std
+        """Images ``[B, 3, H, W]`` to images of the same shape and dtype.
+
+        The numbers are never rounded to half precision, only the result is.
+        """
+        return ((images - self.mean) / self.std).to(images.dtype)
 
     def extra_repr(self) -> str:
         """The numbers."""
