@@ -20,15 +20,14 @@ MOST = {
 }  # fmt: skip
 
 
-def positive_int(name: str, value: object, *, at_most: int | None = None) -> int:
-    """Return ``value`` if it is an integer from 1 to ``at_most``, or to the limit of its name."""
-    at_most = MOST.get(name) if at_most is None else at_most
+def positive_int(name: str, value: object) -> int:
+    """Return ``value`` if it is an integer of at least 1, and not above its limit."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise WrongTypeError(f"{name} must be an int, got {type(value).__name__}: {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
-    if at_most is not None and value > at_most:
-        raise ValueError(f"{name} must be at most {at_most:,}, got {value}")
+    if value > MOST.get(name, value):
+        raise ValueError(f"{name} must be at most {MOST[name]:,}, got {value}")
     return value
 
 

@@ -47,7 +47,7 @@ def layer_equivariance(
         >>> max(errors.values()) < 1e-10
         True
     """
-    _checks.positive_int("rotations", rotations, at_most=_checks.MOST["rotations"])
+    _checks.positive_int("rotations", rotations)
     _checks.one_of("action", action, tuple(ACTIONS))
     reference: dict[str, Tensor] = {}
     errors = dict.fromkeys(layers, 0.0)

@@ -213,16 +213,15 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     """
     from equicolor import _checks
 
-    most = _checks.MOST["seeds"]
     if re.fullmatch(r"\s*-?\d+\s*", text):
-        return tuple(range(_checks.positive_int("seeds", int(text), at_most=most)))
+        return tuple(range(_checks.positive_int("seeds", int(text))))
     seeds: list[int] = []
     for part in _listed("--seeds", text) or []:
         bounds = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
         if bounds is None:
             raise ValueError(f"--seeds takes 3, 1,2 or 3-5, say; got {text!r}")
         first, last = int(bounds[1]), int(bounds[2] or bounds[1])
-        _checks.positive_int("seeds", last - first + 1, at_most=most)
+        _checks.positive_int("seeds", last - first + 1)
         seeds += range(first, last + 1)
     return tuple(dict.fromkeys(seeds))
 
@@ -239,7 +238,7 @@ def _scope_values(values: dict[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         option = f"--{name}"
         if name in ("epochs", "size"):
-            _checks.positive_int(name, value, at_most=_checks.MOST[name])
+            _checks.positive_int(name, value)
         elif name == "seeds":
             given[name] = parse_seeds(value)
         elif name in ("datasets", "networks", "actions", "sigmas"):

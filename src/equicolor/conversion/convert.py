@@ -111,7 +111,7 @@ def convert(
         >>> torch.allclose(network(shift_hue(images, 1 / 4)), network(images), atol=1e-5)
         True
     """
-    _checks.positive_int("rotations", rotations, at_most=_checks.MOST["rotations"])
+    _checks.positive_int("rotations", rotations)
     _checks.one_of("lifting", lifting, LIFTINGS)
     _checks.one_of("init", init, ("pretrained", "random"))
     _checks.one_of("takes", takes, TAKES)

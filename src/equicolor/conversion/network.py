@@ -79,7 +79,7 @@ class ConvertedNetwork(Network):
             >>> network(torch.rand(2, 3, 32, 32)).shape
             torch.Size([2, 3])
         """
-        _checks.positive_int("num_classes", num_classes, at_most=_checks.MOST["num_classes"])
+        _checks.positive_int("num_classes", num_classes)
         if not self.head:
             raise ValueError(
                 f"{type(self.network).__name__} does not end in one linear classifier: replace "

@@ -108,7 +108,7 @@ def _timm_config(model: nn.Module) -> Mapping[str, Any]:
 def choose_image_size(model: nn.Module, image_size: int | None) -> int:
     """The height and width of images to try a network with."""
     if image_size is not None:
-        return _checks.positive_int("image_size", image_size, at_most=_checks.MOST["image_size"])
+        return _checks.positive_int("image_size", image_size)
     size = getattr(model, "image_size", None)
     if isinstance(size, int):
         return size

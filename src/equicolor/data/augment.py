@@ -54,7 +54,7 @@ class Augmentation:
     dtype: torch.dtype = torch.float32  # of the resampling, see crops.resample()
 
     def __post_init__(self) -> None:
-        _checks.positive_int("size", self.size, at_most=_checks.MOST["size"])
+        _checks.positive_int("size", self.size)
         _checks.one_of("crop", self.crop, ("resized", "padded", "centre"))
         if self.crop != "padded" and self.resize < self.size:
             raise ValueError(f"resize must be at least size={self.size}, got {self.resize}")

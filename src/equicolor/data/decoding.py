@@ -160,7 +160,7 @@ def decode(
     if short_side is not None:
         _checks.positive_int("short_side", short_side)
     workers = min(cores(), 32) if workers is None else workers
-    _checks.positive_int("workers", workers, at_most=_checks.MOST["workers"])
+    _checks.positive_int("workers", workers)
     if images.pixels is not None:
         count, _, height, width = images.pixels.shape
         if short_side is None or min(height, width) <= short_side:

@@ -40,7 +40,7 @@ class Epochs:
 
     def __post_init__(self) -> None:
         for name in ("size", "batch_size", "world_size"):
-            _checks.positive_int(name, getattr(self, name), at_most=_checks.MOST.get(name))
+            _checks.positive_int(name, getattr(self, name))
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank must lie in [0, {self.world_size}), got {self.rank}")
         if self.batch_size % self.world_size:

@@ -248,7 +248,7 @@ def find_corrupt(
     not all images are corrupt; raises CorruptImageError if it is ``"error"``, or if all are.
     """
     _checks.one_of("on_corrupt", on_corrupt, ("error", "skip"))
-    _checks.positive_int("workers", workers, at_most=_checks.MOST["workers"])
+    _checks.positive_int("workers", workers)
     total = len(images.files)
 
     def problem(index: int) -> str:

@@ -98,7 +98,7 @@ def load_subject(
         any_classes: also take a network whose outputs are not the classes of the images.
         console: shows progress (default: stderr).
     """
-    _checks.positive_int("batch_size", batch_size, at_most=_checks.MOST["batch_size"])
+    _checks.positive_int("batch_size", batch_size)
     if limit is not None:
         _checks.positive_int("limit", limit)
     device = torch.device(device)

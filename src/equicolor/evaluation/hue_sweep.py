@@ -144,7 +144,7 @@ def hue_shifts(shifts: int | Sequence[float] | Tensor = 37) -> Tensor:
         [-0.5, -0.25, 0.0, 0.25, 0.5]
     """
     if isinstance(shifts, (int, float)):
-        if _checks.positive_int("shifts", shifts, at_most=_checks.MOST["shifts"]) < 2:
+        if _checks.positive_int("shifts", shifts) < 2:
             raise ValueError("shifts must be at least 2, to span from -0.5 to 0.5; got 1")
         return torch.arange(shifts, dtype=torch.float64) / (int(shifts) - 1) - 0.5
     turns = torch.as_tensor(shifts, dtype=torch.float64, device="cpu").detach()

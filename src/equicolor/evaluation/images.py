@@ -83,8 +83,8 @@ def choose_preparation(
             resize = network.resize
     if resize is None:
         resize = size if kind == "small" else usual_resize(size)
-    _checks.positive_int("size", size, at_most=_checks.MOST["size"])
-    return Preparation(size, _checks.positive_int("resize", resize, at_most=_checks.MOST["resize"]))
+    _checks.positive_int("size", size)
+    return Preparation(size, _checks.positive_int("resize", resize))
 
 
 def try_images(network: nn.Module, size: int, batch: int = 2) -> object:

@@ -135,9 +135,7 @@ class BatchedCosetPool(nn.Module):
 
     def __init__(self, rotations: int, kind: str | None = "max") -> None:
         super().__init__()
-        self.rotations = _checks.positive_int(
-            "rotations", rotations, at_most=_checks.MOST["rotations"]
-        )
+        self.rotations = _checks.positive_int("rotations", rotations)
         if kind not in COSET_POOLS:
             raise ValueError(f"coset_pool must be 'max', 'avg' or None, got {kind!r}")
         self.kind = kind
@@ -245,9 +243,7 @@ class HueLift(DerivedConstants):
         check_range: bool = True,
     ) -> None:
         super().__init__()
-        self.rotations = _checks.positive_int(
-            "rotations", rotations, at_most=_checks.MOST["rotations"]
-        )
+        self.rotations = _checks.positive_int("rotations", rotations)
         self.lifting = _checks.one_of("lifting", lifting, functional.LIFTINGS)
         self.takes = _checks.one_of("takes", takes, TAKES)
         if (mean is None) != (std is None):

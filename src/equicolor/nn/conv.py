@@ -48,9 +48,7 @@ class _CEConvNd(DerivedConstants):
         self.groups = _checks.positive_int("groups", groups)
         _checks.one_of("padding_mode", padding_mode, PADDING_MODES)
         self.padding_mode: PaddingMode = padding_mode
-        self.rotations = _checks.positive_int(
-            "rotations", rotations, at_most=_checks.MOST["rotations"]
-        )
+        self.rotations = _checks.positive_int("rotations", rotations)
         self.padding: str | tuple[int, int]
         if isinstance(padding, str):
             self.padding = _checks.one_of("padding", padding, ("same", "valid"))

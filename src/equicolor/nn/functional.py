@@ -53,7 +53,7 @@ def hue_orbit(
     """
     _checks.image_batch("hue_orbit", images)
     _checks.one_of("lifting", lifting, LIFTINGS)
-    _checks.positive_int("rotations", rotations, at_most=_checks.MOST["rotations"])
+    _checks.positive_int("rotations", rotations)
     if lifting == "hsv":
         if matrices is not None:
             raise ValueError("matrices need lifting='rgb', got lifting='hsv'")

@@ -100,7 +100,7 @@ class Launch:
     def __post_init__(self) -> None:
         _checks.one_of("launcher", self.launcher, LAUNCHERS)
         if self.workers is not None:
-            _checks.positive_int("workers", self.workers, at_most=_checks.MOST["workers"])
+            _checks.positive_int("workers", self.workers)
         if not self.devices:
             raise ValueError("devices must name one device at least, got none")
         for name in self.devices:
