@@ -50,3 +50,15 @@ def printable(text: str) -> str:
         ('rose?[31m', 'ros?')
     """
     return _UNPRINTABLE.sub("?", text)
+
+
+def explain(error: Exception) -> str:
+    """What an error says, with its type unless it is one that users are told about.
+
+    Example:
+        >>> explain(ValueError("no images")), explain(KeyError("lr"))
+        ('no images', "KeyError: 'lr'")
+    """
+    if isinstance(error, (OSError, ValueError)) and str(error):
+        return str(error)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -12,8 +12,8 @@ import torch
 from equicolor import _checks
 
 __all__ = [
-    "PRECISIONS", "RENAMED_PRECISIONS", "choose_device", "choose_precision", "cores",
-    "device_name", "out_of_memory", "runs_triton", "usable_threads",
+    "PRECISIONS", "RENAMED_PRECISIONS", "check_device", "choose_device", "choose_precision",
+    "cores", "device_name", "out_of_memory", "runs_triton", "usable_threads",
 ]  # fmt: skip
 
 PRECISIONS = ("float32", "bfloat16")
@@ -30,14 +30,19 @@ def choose_device(name: str = "auto") -> torch.device:
         >>> choose_device("cpu")
         device(type='cpu')
     """
-    kind, _, number = name.partition(":")
-    _checks.one_of("device", kind, ("auto", "cpu", "cuda"))
-    if number and not (kind == "cuda" and number.isdigit()):
-        raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:0', say; got {name!r}")
+    check_device(name)
     available = torch.cuda.is_available()
     if name.startswith("cuda") and not available:
         raise ValueError("device 'cuda' was asked for, but torch sees no CUDA device; use 'cpu'")
     return torch.device(("cuda" if available else "cpu") if name == "auto" else name)
+
+
+def check_device(name: str) -> None:
+    """Refuse the name of a device that there cannot be."""
+    kind, _, number = name.partition(":")
+    _checks.one_of("device", kind, ("auto", "cpu", "cuda"))
+    if number and not (kind == "cuda" and number.isdigit()):
+        raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:0', say; got {name!r}")
 
 
 def choose_precision(precision: str, *, cuda: bool) -> str:

@@ -9,7 +9,6 @@ from typer.testing import CliRunner, Result
 from equicolor.cli.app import app
 from equicolor.cli.reproduce import parse_seeds
 from equicolor.paper import engine
-from equicolor.paper.launching import Shard
 from equicolor.paper.registry import EXPERIMENTS
 from equicolor.results import write_results
 
@@ -75,7 +74,7 @@ def test_options_reach_the_experiments(calls: list[tuple[Any, ...]]) -> None:
         Path("out"), False, ("flowers102", "cifar10"),
     )  # fmt: skip
     assert (scope.seeds, scope.epochs, scope.size, scope.cuda) == ((0, 1, 2), 30, 64, False)
-    assert (how.workers, how.devices, how.shard) == (4, ("cpu",), Shard(1, 2))
+    assert (how.workers, how.devices, how.shard) == (4, ("cpu",), (1, 2))
 
 
 def test_a_cluster_may_have_gpus_where_this_computer_has_none(
@@ -152,7 +151,13 @@ def test_seeds_are_a_number_or_a_list(text: str, seeds: tuple[int, ...]) -> None
         (["--workers", "0"], "workers must be at least 1, got 0"),
         (["--workers", "99999"], "workers must be at most 1,024, got 99999"),
         (["--seeds", "9999999"], "seeds must be at most 1,000,000, got 9999999"),
-        (["--shard", "2"], "shard must be I/N with I from 0 to N - 1, such as 0/4; got '2'"),
+        *(
+            (
+                ["--shard", text],
+                f"shard must be I/N with I from 0 to N - 1, such as 0/4; got {text!r}",
+            )
+            for text in ("2", "2/2", "a/b")
+        ),
         (["--launcher-option", "gpu"], "--launcher-option must be NAME=VALUE, got 'gpu'"),
         (["--pictures", "docs"], "--pictures is now --figures"),
         (["--launcher", "submitit-local"], "--launcher submitit-local is now --launcher processes"),

@@ -21,7 +21,7 @@ from equicolor.paper import (
 )
 from equicolor.paper.engine import reproduce, state
 from equicolor.paper.experiment import Scope
-from equicolor.paper.launching import Launch, Shard
+from equicolor.paper.launching import Launch
 from equicolor.paper.registry import EXPERIMENTS
 from equicolor.results import read_results, write_results
 
@@ -80,7 +80,7 @@ def test_experiments_share_what_they_have_in_common(
 
     # Further experiments train what is new alone, and the page still has the others. Of a
     # shard it is every second job.
-    half = replace(CPU, shard=Shard(0, 2))
+    half = replace(CPU, shard=(0, 2))
     with monkeypatch.context() as patch:
         patch.setattr(report, "png", lambda figure: b"")  # drawn in the next call
         part = reproduce(scope, ["ablation-rotations", "selectivity"], half)
@@ -143,7 +143,7 @@ def test_what_fails_is_said_and_the_rest_is_written(
 
     monkeypatch.setattr(equivariance, "rows", broken)
     scope = Scope(tmp_path / "out")
-    for how in (CPU, replace(CPU, shard=Shard(0, 1))):
+    for how in (CPU, replace(CPU, shard=(0, 1))):
         run = reproduce(scope, ["equivariance", "configurations"], how)
         assert run.failed
         assert dict(run.incomplete) == {

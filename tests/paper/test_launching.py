@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from tests.paper.toy_jobs import job, processes, ran
 
+from equicolor._files import LockedError
 from equicolor.paper import launching
-from equicolor.paper.launching import Launch, Shard, launch, parse_shard
+from equicolor.paper.experiment import Job
+from equicolor.paper.launching import Launch, launch
 from equicolor.paper.store import Store
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +30,7 @@ def test_shards_cover_all_jobs_once(tmp_path: Path, log: Path) -> None:
     listed = [job(f"{index}", log) for index in range(7)]
     store = Store(tmp_path / "jobs")
     for index in range(3):
-        launch(listed, store, Launch(workers=1, devices=("cpu",), shard=Shard(index, 3)))
+        launch(listed, store, Launch(workers=1, devices=("cpu",), shard=(index, 3)))
         assert len(ran(log)) == [3, 5, 7][index]
     assert sorted(ran(log)) == [job.name for job in listed]
 
@@ -37,15 +39,15 @@ def test_a_shard_keeps_together_what_needs_each_other(tmp_path: Path, log: Path)
     first, other = job("first", log), job("other", log)
     second = job("second", log, first)
     listed = [first, other, second, job("third", log, second)]
-    launch(listed, Store(tmp_path), Launch(workers=1, devices=("cpu",), shard=Shard(1, 2)))
+    launch(listed, Store(tmp_path), Launch(workers=1, devices=("cpu",), shard=(1, 2)))
     assert ran(log) == ["other"]
-    launch(listed, Store(tmp_path), Launch(workers=1, devices=("cpu",), shard=Shard(0, 2)))
+    launch(listed, Store(tmp_path), Launch(workers=1, devices=("cpu",), shard=(0, 2)))
     assert ran(log) == ["other", "first", "second", "third"]
 
 
 def test_a_job_of_a_shard_runs_what_it_needs(tmp_path: Path, log: Path) -> None:
     needed = [job("third", log, job("first", log))]
-    launch(needed, Store(tmp_path), Launch(workers=1, devices=("cpu",), shard=Shard(0, 1)))
+    launch(needed, Store(tmp_path), Launch(workers=1, devices=("cpu",), shard=(0, 1)))
     assert ran(log) == ["first", "third"]
 
 
@@ -95,15 +97,15 @@ def test_several_workers_need_submitit(
 
 
 def test_a_job_that_another_process_runs_is_left_to_it(tmp_path: Path, log: Path) -> None:
-    store, notes = Store(tmp_path / "jobs"), tmp_path
+    store = Store(tmp_path / "jobs")
     first = job("first", log)
-    with store.locked(first) as held:
-        assert held
-        assert not launching._try(first, store, "cpu", notes, None)
-        assert not launching._try(job("second", log, first), store, "cpu", notes, None)
+    second = job("second", log, first)
+    with store.locked(first):
+        for each in (first, second):
+            launching._try(each, store, "cpu", None)
         assert ran(log) == []
-    assert launching._try(first, store, "cpu", notes, None)
-    assert launching._try(job("second", log, first), store, "cpu", notes, None)
+    for each in (first, second):
+        launching._try(each, store, "cpu", None)
     assert ran(log) == ["first", "second"]
 
 
@@ -133,8 +135,19 @@ if __name__ == "__main__":
     log = Path(sys.argv[1])
     slow = [job(name, log, seconds=60) for name in ("slow", "slow-too")]
     how = Launch(workers=2, devices=("cpu",))
-    launch([job("quick", log), *slow], Store(sys.argv[2]), how)
+    try:
+        launch([job("quick", log), *slow], Store(Path(sys.argv[2])), how)
+    except KeyboardInterrupt:
+        sys.exit(130)
 """
+
+
+def locked(store: Store, job: Job) -> bool:
+    try:
+        with store.locked(job):
+            return False
+    except LockedError:
+        return True
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
@@ -145,33 +158,27 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, log: Path, end: signal.S
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, script, log, store.root]
-    process = subprocess.Popen(command, env=environment)
+    with (tmp_path / "stderr").open("w") as stderr:
+        process = subprocess.Popen(command, env=environment, stderr=stderr, start_new_session=True)
     deadline = time.monotonic() + 120
     while len(ran(log)) < 3 and time.monotonic() < deadline:
         time.sleep(0.1)
-    process.send_signal(end)
+    if end == signal.SIGINT:
+        os.killpg(process.pid, end)  # as a terminal does: workers get it, too
+    else:
+        process.send_signal(end)
     process.wait(60)
     assert sorted(ran(log)) == ["quick", "slow", "slow-too"]
+    assert (tmp_path / "stderr").read_text() == ""
     # Its workers end, too, and with them their locks.
     unfinished = job("slow", log, seconds=60)
-    held = False
-    while not held and time.monotonic() < deadline:
-        with store.locked(unfinished) as held:
-            time.sleep(0.1)
-    assert held
+    while locked(store, unfinished) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not locked(store, unfinished)
     assert store.outcome(unfinished) is None
     assert store.resumed(unfinished)
     launch([job("quick", log), job("late", log)], store, CPU)
     assert ran(log)[3:] == ["late"]  # the finished one is not run again
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("2/2", "I from 0 to N - 1, got 2/2"), ("1", "such as 0/4; got '1'"), ("a/b", "got 'a/b'")],
-)
-def test_bad_shards_are_refused(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        parse_shard(text)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +187,10 @@ def test_bad_shards_are_refused(text: str, message: str) -> None:
         ({"workers": 0}, "workers must be at least 1, got 0"),
         ({"launcher": "ray"}, "launcher must be one of 'processes', 'slurm'.*got 'ray'"),
         ({"devices": ("tpu",)}, "device must be one of 'auto', 'cpu', 'cuda'; got 'tpu'"),
-        ({"devices": ("cpu:1",)}, "a device is 'cpu', 'cuda' or 'cuda:0', say; got 'cpu:1'"),
+        (
+            {"devices": ("cpu:1",)},
+            "device must be 'auto', 'cpu', 'cuda' or 'cuda:0', say; got 'cpu:1'",
+        ),
         ({"options": {"slurm_partition": "gpu"}}, "need --launcher slurm; got slurm_partition"),
     ],
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tests.paper.toy_jobs import job, run
 
+from equicolor._files import LockedError
 from equicolor.paper.experiment import Job
 from equicolor.paper.store import Store, refuse_first_edition, refuse_run
 
@@ -69,7 +70,7 @@ def test_a_finished_job_needs_no_checkpoint(store: Store, tmp_path: Path) -> Non
         (store.folder(each) / name).touch()
     finish(store, each)
     assert [path.name for path in store.folder(each).iterdir()] == ["model.safetensors"]
-    assert store.provenance(each)["seconds"] == 1.0
+    assert [facts["seconds"] for facts in store.provenance([each])] == [1.0]
 
 
 @pytest.mark.parametrize("contents", ["{", "[]", '{"rows": []}'])
@@ -81,12 +82,11 @@ def test_damaged_records_are_refused(store: Store, tmp_path: Path, contents: str
 
 
 def test_one_process_holds_a_lock(store: Store, tmp_path: Path) -> None:
-    with store.locked(job("a", tmp_path)) as held:
-        assert held
-        with Store(store.root).locked(job("a", tmp_path)) as too:
-            assert not too
-    with store.locked(job("a", tmp_path)) as held:
-        assert held
+    each = job("a", tmp_path)
+    with store.locked(each), pytest.raises(LockedError, match="running a"):
+        Store(store.root).locked(each).__enter__()
+    with store.locked(each):
+        pass
 
 
 def test_the_folder_of_a_run_keeps_its_report(tmp_path: Path) -> None:

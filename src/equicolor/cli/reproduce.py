@@ -1,8 +1,8 @@
 """The commands ``equicolor reproduce``: ``list``, ``all``, and one for each experiment."""
 
-import inspect
 import re
 from collections.abc import Callable, MutableMapping
+from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,8 +11,11 @@ from rich.console import Console
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from equicolor import _checks
+from equicolor._files import output_folder, write_whole
 from equicolor._text import counted
 from equicolor.cli.options import names as split_names
+from equicolor.cli.options import with_options
 
 if TYPE_CHECKING:
     from equicolor.paper.experiment import Experiment
@@ -57,72 +60,59 @@ the folder shares the work.
 """
 
 
-def _option(kind: Any, text: str, *names: str, **more: Any) -> Any:
-    return Annotated[kind, typer.Option(*names, help=text, **more)]
+def _option(
+    name: str, kind: Any, text: str, *flags: str, default: Any = None, **more: Any
+) -> Parameter:
+    annotation: Any = Annotated[kind, typer.Option(*flags, help=text, **more)]
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 # Options that change what an experiment runs: fields of Scope.
-_SCOPE: dict[str, Any] = {
-    "datasets": _option(
-        str | None, "Names of 'equicolor datasets' or folders of class folders, with commas.",
-        metavar="A,B", show_default="of the experiment",
-    ),
-    "networks": _option(
-        str | None, "Only these networks, with commas; see 'equicolor train --list-recipes'.",
-        "--networks", "--models", metavar="A,B", show_default="all",
-    ),
-    "seeds": _option(
-        str | None, "How many, from 0; or which, such as 1,2 or 3-5.", metavar="N|A,B|A-B",
-        show_default="1; 10 for ColorMNIST",
-    ),
-    "epochs": _option(int | None, "Epochs.", show_default="as in the paper"),
-    "size": _option(int | None, "Height and width of images.", show_default="as in the paper"),
-    "actions": _option(
-        str | None, "Hue shifts to evaluate under, with commas.", metavar="A,B",
-        show_default="hsv",
-    ),
-    "sigmas": _option(
-        str | None, "Spreads of the hues in degrees, with commas.", metavar="A,B",
-        show_default="the paper's seven",
-    ),
-    "redraw": _option(
-        bool, "Draw digits, hues and noise for every seed, not once for all.", "--redraw"
-    ),
-    "precision": _option(
-        str | None, "Number format of convolutions.", show_default="bfloat16 on a GPU"
-    ),
-}  # fmt: skip
-_DATASET = Annotated[
-    str | None,
-    typer.Argument(
-        help="A name of 'equicolor datasets' or a folder of class folders; several with commas.",
-        show_default="of the experiment",
-    ),
-]
-_ONLY = _option(str | None, "Only these experiments, with commas.", metavar="A,B")
-_COMMON: dict[str, tuple[Any, Any]] = {
-    "quick": (_option(bool, "Minutes on two CPU cores, on small made-up images.", "--quick"),
-              False),
-    "device": (_option(str, "auto, cpu, cuda, or several: cuda:0,cuda:1.", "--device",
-                       "--devices"), "auto"),
-    "workers": (_option(int | None, "Processes that share the work (several need submitit).",
-                        show_default="one a GPU, or one a core"), None),
-    "shard": (_option(str | None, "Only the I-th of N parts of the jobs, I from 0.", metavar="I/N"),
-              None),
-    "launcher": (_option(str, "Where workers run: processes (here) or slurm."), "processes"),
-    "launcher_option": (_option(
-        list[str] | None,
-        "For submitit, such as slurm_partition=gpu or timeout_min=600; repeatable.",
-        metavar="NAME=VALUE"), None),
-    "output": (_option(Path | None, "The folder.", "--output", "-o",
-                       show_default="runs/reproduce, or -quick; runs/report-from"), None),
-    "sources": (_option(
-        list[Path] | None,
-        "No training: show the rows of this file, or folder of files; repeatable.", "--from",
-        metavar="PATH"), None),
-    "figures": (_option(Path | None, "With --from: write the figures alone to this folder."), None),
-    "pictures": (_option(Path | None, "Renamed: --figures.", hidden=True), None),
-}  # fmt: skip
+_SCOPE = [
+    _option("datasets", str | None,
+            "Names of 'equicolor datasets' or folders of class folders, with commas.",
+            metavar="A,B", show_default="of the experiment"),
+    _option("networks", str | None,
+            "Only these networks, with commas; see 'equicolor train --list-recipes'.",
+            "--networks", "--models", metavar="A,B", show_default="all"),
+    _option("seeds", str | None, "How many, from 0; or which, such as 1,2 or 3-5.",
+            metavar="N|A,B|A-B", show_default="1; 10 for ColorMNIST"),
+    _option("epochs", int | None, "Epochs.", show_default="as in the paper"),
+    _option("size", int | None, "Height and width of images.", show_default="as in the paper"),
+    _option("actions", str | None, "Hue shifts to evaluate under, with commas.", metavar="A,B",
+            show_default="hsv"),
+    _option("sigmas", str | None, "Spreads of the hues in degrees, with commas.", metavar="A,B",
+            show_default="the paper's seven"),
+    _option("redraw", bool, "Draw digits, hues and noise for every seed, not once for all.",
+            "--redraw", default=False),
+    _option("precision", str | None, "Number format of convolutions.",
+            show_default="bfloat16 on a GPU"),
+]  # fmt: skip
+_ONLY = _option("only", str | None, "Only these experiments, with commas.", metavar="A,B")
+_DATASET = typer.Argument(
+    help="A name of 'equicolor datasets' or a folder of class folders; several with commas.",
+    show_default="of the experiment",
+)
+_RUNNING = [
+    _option("quick", bool, "Minutes on two CPU cores, on small made-up images.", "--quick",
+            default=False),
+    _option("device", str, "auto, cpu, cuda, or several: cuda:0,cuda:1.", "--device", "--devices",
+            default="auto"),
+    _option("workers", int | None, "Processes that share the work (several need submitit).",
+            show_default="one a GPU, or one a core"),
+    _option("shard", str | None, "Only the I-th of N parts of the jobs, I from 0.", metavar="I/N"),
+    _option("launcher", str, "Where workers run: processes (here) or slurm.", default="processes"),
+    _option("launcher_option", list[str] | None,
+            "For submitit, such as slurm_partition=gpu or timeout_min=600; repeatable.",
+            metavar="NAME=VALUE"),
+    _option("output", Path | None, "The folder.", "--output", "-o",
+            show_default="runs/reproduce, or -quick; runs/report-from"),
+    _option("sources", list[Path] | None,
+            "No training: show the rows of this file, or folder of files; repeatable.", "--from",
+            metavar="PATH"),
+    _option("figures", Path | None, "With --from: write the figures alone to this folder."),
+    _option("pictures", Path | None, "Renamed: --figures.", hidden=True),
+]  # fmt: skip
 
 
 def _command(experiment: "Experiment | None") -> Callable[..., None]:
@@ -130,29 +120,18 @@ def _command(experiment: "Experiment | None") -> Callable[..., None]:
 
     def command(**values: Any) -> None:
         if experiment is None:
-            ids = _listed("--only", values.pop("only"))
+            _reproduce(_listed("--only", values.pop("only")), values)
         else:
-            ids = [experiment.id]
-            values["datasets"] = values.pop("dataset", None)
-        _reproduce(ids, values)
+            _reproduce([experiment.id], values | {"datasets": values.get("dataset")})
 
-    options = tuple(_SCOPE) if experiment is None else experiment.options
-    parameters: dict[str, tuple[Any, Any]] = {}
-    if experiment is None:
-        parameters["only"] = (_ONLY, None)
-    for name in options:
-        if name == "datasets" and experiment is not None:
-            parameters["dataset"] = (_DATASET, None)
-        else:
-            parameters[name] = (_SCOPE[name], False if name == "redraw" else None)
-    parameters |= _COMMON
-    signature = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for name, (kind, default) in parameters.items()
-    ]
-    command.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in signature}
-    return command
+    options = [_ONLY, *_SCOPE]
+    if experiment is not None:
+        options = [option for option in _SCOPE if option.name in experiment.options]
+        if "datasets" in experiment.options:  # which come first
+            options[0] = options[0].replace(
+                name="dataset", annotation=Annotated[str | None, _DATASET]
+            )
+    return with_options([*options, *_RUNNING])(command)
 
 
 def _all_commands() -> typer.Typer:
@@ -185,7 +164,7 @@ def list_experiments(
         data = [f"{each} (missing)" if each in missing else each for each in experiment.data]
         typer.echo(f"{name:<22} {experiment.paper or 'not in the paper'}")
         typer.echo(f"    {experiment.what}")
-        typer.echo(f"    needs {', '.join(data)}" if data else "    needs no data")
+        typer.echo(f"    needs {', '.join(data) or 'no data'}")
         typer.echo(
             f"    about {experiment.full} on one H200: {state(name, full)}; {experiment.quick} "
             f"with --quick on two CPU cores: {state(name, quick)}"
@@ -211,8 +190,6 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         >>> parse_seeds("3"), parse_seeds("1,2"), parse_seeds("0,4-6")
         ((0, 1, 2), (1, 2), (0, 4, 5, 6))
     """
-    from equicolor import _checks
-
     if re.fullmatch(r"\s*-?\d+\s*", text):
         return tuple(range(_checks.positive_int("seeds", int(text))))
     seeds: list[int] = []
@@ -226,36 +203,42 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(seeds))
 
 
+def _parse_sigmas(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, _listed("--sigmas", text) or ()))
+    except ValueError:
+        raise ValueError(f"--sigmas takes numbers separated by commas, got {text!r}") from None
+
+
+def _parse_shard(text: str) -> tuple[int, int]:
+    parts = re.fullmatch(r"(\d+)/(\d+)", text)
+    if parts is None or int(parts[1]) >= int(parts[2]):
+        raise ValueError(f"shard must be I/N with I from 0 to N - 1, such as 0/4; got {text!r}")
+    return int(parts[1]), int(parts[2])
+
+
 def _scope_values(values: dict[str, Any]) -> dict[str, Any]:
     """The options of the command line that were given, as fields of Scope."""
-    from equicolor import _checks
-
-    given: dict[str, Any] = {
-        name: value
-        for name in _SCOPE
-        if (value := values.get(name)) is not None and value is not False
-    }
-    for name, value in given.items():
-        option = f"--{name}"
+    given: dict[str, Any] = {}
+    for option in _SCOPE:
+        name, value = option.name, values.get(option.name)
+        if value is None or value is False:
+            continue
         if name in ("epochs", "size"):
-            _checks.positive_int(name, value)
+            value = _checks.positive_int(name, value)
         elif name == "seeds":
-            given[name] = parse_seeds(value)
-        elif name in ("datasets", "networks", "actions", "sigmas"):
-            given[name] = tuple(_listed(option, value) or ())
-    try:
-        if "sigmas" in given:
-            given["sigmas"] = tuple(map(float, given["sigmas"]))
-    except ValueError:
-        raise ValueError(
-            f"--sigmas takes numbers separated by commas, got {values['sigmas']!r}"
-        ) from None
+            value = parse_seeds(value)
+        elif name == "sigmas":
+            value = _parse_sigmas(value)
+        elif name in ("datasets", "networks", "actions"):
+            value = tuple(_listed(f"--{name}", value) or ())
+        given[name] = value
     return given
 
 
 def _launch_options(values: dict[str, Any]) -> "Launch":
     """The options of the command line that say where jobs run."""
-    from equicolor.paper.launching import Launch, parse_shard
+    from equicolor.paper.launching import Launch
 
     options: dict[str, Any] = {}
     for text in values["launcher_option"] or []:
@@ -268,7 +251,7 @@ def _launch_options(values: dict[str, Any]) -> "Launch":
     return Launch(
         workers=values["workers"],
         devices=tuple(_listed("--device", values["device"]) or ()),
-        shard=None if values["shard"] is None else parse_shard(values["shard"]),
+        shard=None if values["shard"] is None else _parse_shard(values["shard"]),
         launcher=values["launcher"],
         options=options,
     )
@@ -278,13 +261,13 @@ def _sees_gpu(devices: tuple[str, ...], launcher: str = "processes") -> bool:
     """Whether jobs run on GPUs; those of a cluster may, where this computer has none."""
     import torch
 
+    available = torch.cuda.is_available()
     if devices == ("auto",):
-        return torch.cuda.is_available()
-    if any(name.startswith("cuda") for name in devices):
-        if launcher == "processes" and not torch.cuda.is_available():
-            raise ValueError("a CUDA device was asked for, but torch sees none; use --device cpu")
-        return True
-    return False
+        return available
+    asked = any(name.startswith("cuda") for name in devices)
+    if asked and launcher == "processes" and not available:
+        raise ValueError("a CUDA device was asked for, but torch sees none; use --device cpu")
+    return asked
 
 
 def _reproduce(ids: list[str] | None, values: dict[str, Any]) -> None:
@@ -298,25 +281,24 @@ def _reproduce(ids: list[str] | None, values: dict[str, Any]) -> None:
     if values["pictures"] is not None:
         raise ValueError("--pictures is now --figures")
     experiments = [find_experiment(name) for name in ids or EXPERIMENTS]
-    quick, sources, figures = values["quick"], values["sources"], values["figures"]
+    quick, figures, output = values["quick"], values["figures"], values["output"]
     how, given = _launch_options(values), _scope_values(values)
-    output = values["output"]
-    if sources:
+    if values["sources"]:
         if quick or given or how != Launch():
             raise ValueError(
                 "--from shows the rows that are there: it takes no options of training"
             )
         if figures is not None and output is not None:
             raise ValueError("--figures writes the figures alone: it takes no --output")
-        _show(sources, ids, output or Path("runs/report-from"), figures)
+        _show(values["sources"], ids, output or Path("runs/report-from"), figures)
         return
     if figures is not None:
         raise ValueError("--figures needs --from: a run has them in its figures/")
-    if ids is not None and len(ids) == 1:  # of several, each takes the options that it has
+    if len(experiments) == 1:  # of several, each takes the options that it has
         for name in given:
             if name not in experiments[0].options:
                 what = "datasets" if name == "datasets" else f"--{name}"
-                raise ValueError(f"{ids[0]} does not take {what}")
+                raise ValueError(f"{experiments[0].id} does not take {what}")
     cuda = _sees_gpu(how.devices, how.launcher)
     if not (quick or cuda) and any("epochs" in each.options for each in experiments):
         typer.echo("no GPU: the full protocol takes weeks; --quick takes minutes", err=True)
@@ -334,7 +316,7 @@ def _reproduce(ids: list[str] | None, values: dict[str, Any]) -> None:
 
 
 def _show(sources: list[Path], ids: list[str] | None, output: Path, figures: Path | None) -> None:
-    from equicolor._files import output_folder, write_whole
+    """Write the report of rows in files, or its figures alone."""
     from equicolor.paper import report
     from equicolor.paper.store import refuse_run
 
@@ -344,8 +326,7 @@ def _show(sources: list[Path], ids: list[str] | None, output: Path, figures: Pat
     if figures is not None:
         folder = output_folder(figures)
         for name, figure in report.figures(findings, ids).items():
-            write_whole(folder / f"{name}.png", figure)
-            typer.echo(f"wrote {folder / name}.png")
+            typer.echo(f"wrote {write_whole(folder / f'{name}.png', figure)}")
         return
     page = report.write(findings, output, ids)
     for section in page.sections:  # to paste into the documentation

@@ -14,7 +14,7 @@ from rich.console import Console
 from equicolor._files import output_folder, write_whole
 from equicolor._text import counted
 from equicolor.paper import report
-from equicolor.paper.experiment import Experiment, Job, Scope
+from equicolor.paper.experiment import Job, Scope
 from equicolor.paper.launching import Launch, launch, with_needed
 from equicolor.paper.registry import EXPERIMENTS, find_experiment
 from equicolor.paper.rows import Findings, merged
@@ -61,9 +61,6 @@ def reproduce(
         ids: of the experiments; all by default.
         how: where to run the jobs; here, one after the other, by default.
         console: shows progress; None shows nothing.
-
-    Returns:
-        What was run and written.
     """
     ids = list(EXPERIMENTS) if ids is None else [find_experiment(name).id for name in ids]
     refuse_first_edition(scope.output)
@@ -85,12 +82,13 @@ def reproduce(
         say(console, "The same command continues where this one stopped.")
         raise
     failed = bool(incomplete or failures)
-    sharded = how is not None and how.shard is not None
+    others = "left to other shards" if how is not None and how.shard is not None else "not run"
     for name, plan in plans.items():
-        if reason := _unfinished(plan, store, failures, sharded=sharded):
+        if reason := _unfinished(plan, store, failures, others):
             incomplete[name] = reason
-    for name, experiment in EXPERIMENTS.items():
-        if name not in ids and (plan := _finished(experiment, scope, store)):
+    for name in EXPERIMENTS:
+        plan = [] if name in ids else _plan(name, scope)
+        if plan and all(store.outcome(job) is not None for job in plan):  # shared with others
             plans[name] = plan
     with FileLock(output / ".report.lock"):  # other shards may end at the same time
         results = [
@@ -99,36 +97,33 @@ def reproduce(
             if (path := _write_results(name, plan, store, scope)) is not None
         ]
         page = _write_report(jobs, store, scope, incomplete)
-    unshown = page.failed
     reasons = {
-        name: "; ".join(filter(None, (incomplete.get(name), unshown.get(name))))
-        for name in (*incomplete, *unshown)
+        name: "; ".join(filter(None, (incomplete.get(name), page.failed.get(name))))
+        for name in (*incomplete, *page.failed)
     }
     finished = sum(store.outcome(job) is not None for job in jobs)
-    return Reproduced(page.report, results, len(jobs), finished, reasons, failed or bool(unshown))
+    failed = failed or bool(page.failed)
+    return Reproduced(page.report, results, len(jobs), finished, reasons, failed)
 
 
-def _unfinished(
-    plan: Sequence[Job], store: Store, failures: Mapping[str, str], *, sharded: bool
-) -> str:
-    """Why a plan is not finished; empty if it is."""
+def _unfinished(plan: Sequence[Job], store: Store, failures: Mapping[str, str], others: str) -> str:
+    """Why a plan is not finished; empty if it is. ``others``: why further jobs did not run."""
     left = [job.name for job in with_needed(plan) if store.outcome(job) is None]
     if not left:
         return ""
     reasons = [f"{name}: {failures[name]}" for name in left if name in failures]
-    if others := len(left) - len(reasons):
-        reasons.append(f"{others} {'left to other shards' if sharded else 'not run'}")
+    if count := len(left) - len(reasons):
+        reasons.append(f"{count} {others}")
     verb = "is" if len(left) == 1 else "are"
     return f"{counted(len(left), 'job')} {verb} not finished: {'; '.join(reasons)}"
 
 
-def _finished(experiment: Experiment, scope: Scope, store: Store) -> list[Job]:
-    """The jobs of an experiment if others that share them finished them all; else none."""
+def _plan(name: str, scope: Scope) -> list[Job]:
+    """Jobs of an experiment; none if its data are missing or it does not take the options."""
     try:
-        jobs = experiment.plan(scope)
-    except (OSError, ValueError):  # its data are missing, or it does not take the options
+        return EXPERIMENTS[name].plan(scope)
+    except (OSError, ValueError):
         return []
-    return jobs if all(store.outcome(job) is not None for job in jobs) else []
 
 
 def _write_results(name: str, plan: Sequence[Job], store: Store, scope: Scope) -> Path | None:
@@ -141,8 +136,7 @@ def _write_results(name: str, plan: Sequence[Job], store: Store, scope: Scope) -
         return None
     folder = scope.output / report.RESULTS
     path = folder / f"{name}.json"
-    done = [job for job in with_needed(plan) if store.outcome(job) is not None]
-    jobs = [store.provenance(job) for job in done]
+    jobs = store.provenance(with_needed(plan))
     if path.is_file() and (earlier := read_results(path)).get("quick") == scope.quick:
         names = {job["job"] for job in jobs}
         jobs += [job for job in earlier.get("jobs", []) if job["job"] not in names]
@@ -160,7 +154,7 @@ def _write_report(
     jobs: Sequence[Job], store: Store, scope: Scope, incomplete: Mapping[str, str]
 ) -> report.Written:
     """Write a report of all rows in the folder, also those of earlier calls."""
-    done = [store.provenance(job) for job in jobs if store.outcome(job) is not None]
+    done = store.provenance(jobs)
     facts: Row = provenance("cuda" if scope.cuda else "cpu")
     facts["jobs"] = f"{len(done)} of {len(jobs)}"
     if done:  # maybe on another computer
@@ -178,27 +172,18 @@ def _write_report(
 
 
 def state(name: str, scope: Scope) -> str:
-    """How much of an experiment is done in a folder, in words.
-
-    Args:
-        name: its id.
-        scope: as it is run, with the folder.
+    """How much of an experiment is done in the folder of a scope, in words.
 
     Example:
         >>> state("configurations", Scope(Path("/nowhere")))
         'not run'
     """
-    if not scope.output.is_dir():
-        return "not run"
+    jobs = with_needed(_plan(name, scope)) if scope.output.is_dir() else []
     store = Store(scope.output / JOBS)
-    try:
-        jobs = with_needed(EXPERIMENTS[name].plan(scope))
-    except (OSError, ValueError):  # its data are missing
-        return "not run"
     try:
         done = sum(store.outcome(job) is not None for job in jobs)
     except ValueError as error:  # a damaged record
         return str(error)
-    if done == len(jobs):
-        return "done"
-    return f"{done} of {len(jobs)} jobs" if done else "not run"
+    if not done:
+        return "not run"
+    return "done" if done == len(jobs) else f"{done} of {len(jobs)} jobs"

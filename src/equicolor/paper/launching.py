@@ -9,12 +9,12 @@ system has no locks, shards divide the list beforehand.
 import contextlib
 import importlib.util
 import os
-import re
 import shutil
+import signal
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -24,54 +24,19 @@ import torch
 from rich.console import Console
 
 from equicolor import _checks
-from equicolor._text import counted
-from equicolor.devices import choose_device
+from equicolor._files import LockedError
+from equicolor._text import counted, explain
+from equicolor.devices import check_device, choose_device
 from equicolor.paper.experiment import Context, Job
 from equicolor.paper.store import Store
 from equicolor.reporting.progress import say
 
-__all__ = ["LAUNCHERS", "Launch", "Shard", "launch", "parse_shard", "with_needed", "work"]
+__all__ = ["LAUNCHERS", "Launch", "launch", "with_needed"]
 
 LAUNCHERS = ("processes", "slurm")
 _POLL = 0.5  # seconds between two looks at jobs that others are running
 _LOGS = ".submitit"  # what workers print
 _YEAR = 365 * 24 * 60  # minutes; local workers have no time limit of their own
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Every ``count``-th job, beginning with the ``index``-th from 0.
-
-    Example:
-        >>> Shard(1, 3).of("abcdefgh")
-        ['b', 'e', 'h']
-    """
-
-    index: int
-    count: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.index < self.count:
-            raise ValueError(
-                f"shard must be I/N with I from 0 to N - 1, got {self.index}/{self.count}"
-            )
-
-    def of(self, items: Sequence[Any]) -> list[Any]:
-        """The items of this shard."""
-        return list(items[self.index :: self.count])
-
-
-def parse_shard(text: str) -> Shard:
-    """A shard of the command line.
-
-    Example:
-        >>> parse_shard("0/4")
-        Shard(index=0, count=4)
-    """
-    parts = re.fullmatch(r"(\d+)/(\d+)", text)
-    if parts is None:
-        raise ValueError(f"shard must be I/N with I from 0 to N - 1, such as 0/4; got {text!r}")
-    return Shard(int(parts[1]), int(parts[2]))
 
 
 @dataclass(frozen=True)
@@ -82,7 +47,7 @@ class Launch:
         workers: processes; None for one a GPU, or one a core of a CPU, if submitit is installed.
         devices: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``, given to the workers in turn; one
             ``"auto"`` takes the GPUs where there are any.
-        shard: the part of the jobs to run here; None for all.
+        shard: (index from 0, count): only this one of so many parts of the jobs; None for all.
         launcher: one of :data:`LAUNCHERS`.
         options: of SLURM, as submitit names them: ``slurm_partition`` and so on.
 
@@ -93,7 +58,7 @@ class Launch:
 
     workers: int | None = None
     devices: tuple[str, ...] = ("auto",)
-    shard: Shard | None = None
+    shard: tuple[int, int] | None = None
     launcher: str = "processes"
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -101,13 +66,8 @@ class Launch:
         _checks.one_of("launcher", self.launcher, LAUNCHERS)
         if self.workers is not None:
             _checks.positive_int("workers", self.workers)
-        if not self.devices:
-            raise ValueError("devices must name one device at least, got none")
         for name in self.devices:
-            kind, _, number = name.partition(":")
-            _checks.one_of("device", kind, ("auto", "cpu", "cuda"))
-            if number and not (kind == "cuda" and number.isdigit()):
-                raise ValueError(f"a device is 'cpu', 'cuda' or 'cuda:0', say; got {name!r}")
+            check_device(name)
         if self.options and self.launcher == "processes":
             names = ", ".join(self.options)
             raise ValueError(f"options of a launcher need --launcher slurm; got {names}")
@@ -127,13 +87,7 @@ class Launch:
 
 
 def with_needed(jobs: Sequence[Job]) -> list[Job]:
-    """Jobs and those that they need, each once and after what it needs.
-
-    Example:
-        >>> train = Job("train", "training", print)
-        >>> [job.name for job in with_needed([Job("sweep", "sweep", print, after=(train,)), train])]
-        ['train', 'sweep']
-    """
+    """Jobs and those that they need, each once and after what it needs."""
     ordered: dict[str, Job] = {}
     for job in jobs:
         for each in (*with_needed(job.after), job):
@@ -154,126 +108,91 @@ def launch(
 
     Returns:
         Why jobs failed, by their names; empty if all are finished.
-
-    Example:
-        >>> launch([], Store(tempfile.mkdtemp()))
-        {}
     """
     how = Launch(workers=1) if how is None else how
-    listed = with_needed(jobs if how.shard is None else _families(jobs, how.shard))
+    listed = with_needed(jobs if how.shard is None else _in_shard(jobs, *how.shard))
     listed = [job for job in listed if store.outcome(job) is None]
     if not listed:
         return {}
     store.root.mkdir(parents=True, exist_ok=True)
     notes = Path(tempfile.mkdtemp(prefix=".failed-", dir=store.root.resolve()))
+    store = Store(store.root.resolve(), notes)
     places = how.places()[: len(listed)]
-    progress = _Progress(listed, store, notes, len(places), console)
     try:
         if how.launcher == "processes" and places in (["cpu"], ["cuda"], ["cuda:0"], ["auto"]):
-            work(listed, store.root, places[0].partition(":")[0], notes, progress=progress)
+            _work(listed, store, places[0].partition(":")[0], console)
         else:
-            _with_submitit(listed, store, how, places, notes, progress)
-        failures = progress.failures()
+            _with_submitit(listed, store, how, places, console)
+        ended = f"a worker ended before it did; {store.root / _LOGS} has its output"
+        return {
+            job.name: store.failure(job) or ended for job in listed if store.outcome(job) is None
+        }
     finally:
         shutil.rmtree(notes, ignore_errors=True)
-    return failures
 
 
-def _families(jobs: Sequence[Job], shard: Shard) -> list[Job]:
+def _in_shard(jobs: Sequence[Job], index: int, count: int) -> list[Job]:
     """The jobs of a shard. Jobs that need the same first job stay together: it runs once."""
     families: dict[str, list[Job]] = {}
     for job in jobs:
         families.setdefault(with_needed([job])[0].key, []).append(job)
-    return [job for family in shard.of(list(families.values())) for job in family]
+    return [job for family in list(families.values())[index::count] for job in family]
 
 
-class _Progress:
-    """Says which jobs have ended, and how long the others may take."""
-
-    def __init__(
-        self, jobs: Sequence[Job], store: Store, notes: Path, workers: int, console: Console | None
-    ) -> None:
-        self.jobs, self.store, self.notes = jobs, store, notes
-        self.workers, self.console = workers, console
-        self.waiting, self.start = list(jobs), time.monotonic()
-
-    def update(self) -> None:
-        """Say what has ended since the last call."""
-        for job in list(self.waiting):
-            if failed := _note(job, self.notes).is_file():
-                pass
-            elif self.store.outcome(job) is None:
-                continue
-            self.waiting.remove(job)
-            done = len(self.jobs) - len(self.waiting)
-            seconds = (time.monotonic() - self.start) / done * len(self.waiting)
-            left = f", about {timedelta(seconds=round(seconds))} left" if self.waiting else ""
-            news = "failed" if failed else "done"
-            say(self.console, f"{done}/{len(self.jobs)} {job.name} {news}{left}")
-
-    def failures(self) -> dict[str, str]:
-        """Why jobs are not finished, by their names."""
-        reasons = {}
-        for job in self.jobs:
-            if _note(job, self.notes).is_file():
-                reasons[job.name] = _note(job, self.notes).read_text()
-            elif self.store.outcome(job) is None:
-                logs = self.store.root / _LOGS
-                reasons[job.name] = f"a worker ended before it did; {logs} has its output"
-        return reasons
+def _work(jobs: Sequence[Job], store: Store, device: str, console: Console | None = None) -> None:
+    """Run what nobody else is running until all jobs have ended."""
+    _watch(jobs, store, console, attempt=lambda job: _try(job, store, device, console))
 
 
-def work(
+def _watch(
     jobs: Sequence[Job],
-    root: Path,
-    device: str,
-    notes: Path,
+    store: Store,
+    console: Console | None,
     *,
-    progress: "_Progress | None" = None,
+    attempt: Callable[[Job], None] = lambda job: None,
+    over: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Run what nobody else is running until all jobs are finished or have failed.
+    """Say which jobs have ended, and how long the others may take, until all have ended.
 
     Args:
-        jobs: each after those it needs.
-        root: of the store.
-        device: where to compute.
-        notes: a folder in which workers note why jobs failed, so that none is tried twice.
-        progress: shows what has ended; None shows nothing.
+        attempt: called with every job that has not ended, again and again.
+        over: whether no job will end any more.
     """
-    store, waiting = Store(root), list(jobs)
-    console = progress.console if progress is not None else None
-    while waiting:
-        before = len(waiting)
+    waiting, start = list(jobs), time.monotonic()
+    last = False
+    while waiting and not last:
+        before, last = len(waiting), over()
         for job in list(waiting):
-            if _try(job, store, device, notes, console):
-                waiting.remove(job)
-                if progress is not None:
-                    progress.update()
+            if not store.ended(job):
+                attempt(job)
+            if not store.ended(job):
+                continue
+            waiting.remove(job)
+            done = len(jobs) - len(waiting)
+            seconds = (time.monotonic() - start) / done * len(waiting)
+            left = f", about {timedelta(seconds=round(seconds))} left" if waiting else ""
+            news = "done" if store.failure(job) is None else "failed"
+            say(console, f"{done}/{len(jobs)} {job.name} {news}{left}")
         if len(waiting) == before:
             time.sleep(_POLL)
 
 
-def _try(job: Job, store: Store, device: str, notes: Path, console: Console | None) -> bool:
-    """Run a job unless another worker does. False if it has to be looked at again."""
-    if store.outcome(job) is not None or _note(job, notes).is_file():
-        return True
+def _try(job: Job, store: Store, device: str, console: Console | None) -> None:
+    """Run a job unless another worker does, or a job that it needs is not finished."""
     for needed in job.after:
-        if _note(needed, notes).is_file():
-            shutil.copyfile(_note(needed, notes), _note(job, notes))
-            return True
+        if failure := store.failure(needed):
+            store.fail(job, failure)
+            return
         if store.outcome(needed) is None:
-            return False
-    with store.locked(job) as held:
-        if not held:
-            return False
-        if store.outcome(job) is not None or _note(job, notes).is_file():  # by now
-            return True
+            return
+    with contextlib.suppress(LockedError), store.locked(job):
+        if store.ended(job):  # by now
+            return
         say(console, job.name, "bold")
         try:
             _run(job, store, device, console)
-        except Exception as error:  # while the lock is held: the next worker must see the note
-            _note(job, notes).write_text(_reason(error))
-    return True
+        except Exception as error:  # while the lock is held: the next worker must see it
+            store.fail(job, explain(error))
 
 
 def _run(job: Job, store: Store, device: str, console: Console | None) -> None:
@@ -285,24 +204,8 @@ def _run(job: Job, store: Store, device: str, console: Console | None) -> None:
     store.write(job, rows, device=kind, seconds=seconds, resumed=resumed)
 
 
-def _reason(error: Exception) -> str:
-    """What an error says, with its name where that says more."""
-    if isinstance(error, (OSError, ValueError)) and str(error):
-        return str(error)
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def _note(job: Job, notes: Path) -> Path:
-    return notes / job.key
-
-
 def _with_submitit(
-    jobs: Sequence[Job],
-    store: Store,
-    how: Launch,
-    places: Sequence[str],
-    notes: Path,
-    progress: _Progress,
+    jobs: Sequence[Job], store: Store, how: Launch, places: Sequence[str], console: Console | None
 ) -> None:
     """Run jobs in processes that submitit starts, here or on the cluster."""
     local = how.launcher == "processes"
@@ -318,35 +221,34 @@ def _with_submitit(
     executor.update_parameters(name="equicolor", **{"timeout_min": timeout, **how.options})
     threads = max(1, (os.cpu_count() or 1) // len(places))
     parent = os.getpid() if local else None
-    with executor.batch():
-        tasks = [
-            executor.submit(
-                _worker, list(jobs), store.root.resolve(), place, notes, threads, parent,
-                _visible(place),
-            )
-            for place in places
-        ]  # fmt: skip
+    # Processes inherit what is blocked: Ctrl-C is for this one, which then ends the others.
+    blocked = {signal.SIGINT} if local else set()
+    signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    try:
+        with executor.batch():
+            tasks = [
+                executor.submit(_worker, jobs, store, place, _visible(place), threads, parent)
+                for place in places
+            ]
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
     if not local:
         numbers = ", ".join(str(task.job_id) for task in tasks)
-        say(progress.console, f"{counted(len(tasks), 'task')}: {numbers}. They go on if this "
-            "command is interrupted; the same command joins in.")  # fmt: skip
+        say(console, f"{counted(len(tasks), 'task')}: {numbers}. They go on if this command is "
+            "interrupted; the same command joins in.")  # fmt: skip
+
+    def running() -> list[Any]:
+        return [task for task in tasks if not task.done()]
+
     try:
-        while not all(task.done() for task in tasks):
-            progress.update()
+        _watch(jobs, store, console, over=lambda: not running())
+        while running():
             time.sleep(_POLL)
     finally:
-        if local:
-            _end(tasks)
-    progress.update()
-
-
-def _end(tasks: Sequence[Any]) -> None:
-    """Interrupt local workers and wait until they have ended."""
-    for task in tasks:
-        if not task.done():
-            task.cancel()
-    while not all(task.done() for task in tasks):
-        time.sleep(0.1)
+        while local and running():
+            for task in running():
+                os.kill(int(task.job_id), signal.SIGTERM)  # submitit passes it on to the worker
+            time.sleep(_POLL)
 
 
 def _visible(place: str) -> str | None:
@@ -359,29 +261,27 @@ def _visible(place: str) -> str | None:
 
 def _worker(
     jobs: Sequence[Job],
-    root: Path,
+    store: Store,
     place: str,
-    notes: Path,
+    visible: str | None,
     threads: int,
     parent: int | None,
-    visible: str | None,
 ) -> None:  # pragma: no cover (runs in a process of its own)
-    """Work in a process of its own, on one device."""
-    if parent is not None:  # on this computer, where submitit hides all GPUs
-        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    """Work in a process of its own, on one device. One on this computer has a parent."""
+    if parent is not None:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # submitit would ignore it
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # submitit hides all GPUs
         if visible is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible
         torch.set_num_threads(threads)
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    work(jobs, root, place.partition(":")[0], notes)
+    _work(jobs, store, place.partition(":")[0])
 
 
 def _end_with(parent: int) -> None:  # pragma: no cover (runs in a process of its own)
     """End this process soon after the one that started it was killed: nobody waits for it."""
-    while True:
-        try:
+    with contextlib.suppress(OSError):
+        while True:
             os.kill(parent, 0)
-        except OSError:
-            os._exit(1)
-        with contextlib.suppress(InterruptedError):
             time.sleep(1)
+    os._exit(1)

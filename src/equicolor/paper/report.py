@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from equicolor._files import output_folder, write_whole
+from equicolor._text import explain
 from equicolor.paper.ablations import rows_shown
 from equicolor.paper.experiment import Experiment
 from equicolor.paper.registry import EXPERIMENTS
@@ -186,7 +187,7 @@ def write(
         try:
             parts = sections(experiment, findings)
         except Exception as error:
-            reason = f"cannot be shown: {_reason(error)}"
+            reason = f"cannot be shown: {explain(error)}"
             if len(experiments) == 1:
                 raise ValueError(f"{name} {reason}") from error
             not_shown[name] = reason
@@ -231,12 +232,6 @@ differences of ten points mean nothing, and the paper's numbers take the full pr
 
 def _experiments(names: Sequence[str] | None) -> list[Experiment]:
     return [each for name, each in EXPERIMENTS.items() if names is None or name in names]
-
-
-def _reason(error: Exception) -> str:
-    """An error in words; with its type if it is an unexpected one."""
-    expected = isinstance(error, (OSError, ValueError))
-    return str(error) if expected else f"{type(error).__name__}: {error}"
 
 
 def _overview(

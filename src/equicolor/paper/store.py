@@ -5,12 +5,12 @@ job is never computed twice and different jobs never share a folder. A lock, whi
 process, keeps two processes from computing one job.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from equicolor._files import LockedError, locked
+from equicolor._files import locked, write_whole
 from equicolor.paper.experiment import Job, Outcome
 from equicolor.results import Row, read_results, write_results
 
@@ -20,13 +20,9 @@ JOBS = "jobs"  # the folder of the store in the folder of a run
 _PROVENANCE = ("date", "device", "python", "versions", "seconds", "resumed")
 
 
-def refuse_run(folder: Path | str) -> None:
-    """Refuse to write a report of other rows into the folder of a run.
-
-    Example:
-        >>> refuse_run("nowhere")
-    """
-    if (Path(folder) / JOBS).is_dir():
+def refuse_run(folder: Path) -> None:
+    """Refuse to write a report of other rows into the folder of a run."""
+    if (folder / JOBS).is_dir():
         raise ValueError(f"{folder} is the folder of a run, with its own report: choose another")
 
 
@@ -45,16 +41,19 @@ class Store:
 
     Args:
         root: the folder; created when the first job begins.
+        notes: a folder for one call, in which its workers note why jobs failed, so that none is
+            tried twice.
 
     Example:
-        >>> store = Store("runs/reproduce/jobs")
+        >>> store = Store(Path("runs/reproduce/jobs"))
         >>> job = Job("flowers102/ce-4-seed0", "training", print)
         >>> store.folder(job) == Path(f"runs/reproduce/jobs/flowers102/ce-4-seed0-{job.key[:8]}")
         True
     """
 
-    def __init__(self, root: Path | str) -> None:
-        self.root = Path(root)
+    def __init__(self, root: Path, notes: Path | None = None) -> None:
+        self.root = root
+        self.notes = root if notes is None else notes
 
     def folder(self, job: Job) -> Path:
         """Where a job keeps its files."""
@@ -74,53 +73,61 @@ class Store:
         record = self._read(job)
         return None if record is None else Outcome(record["rows"], self.folder(job))
 
+    def failure(self, job: Job) -> str | None:
+        """Why a job failed; None if it did not."""
+        note = self.notes / job.key
+        return note.read_text() if note.is_file() else None
+
+    def fail(self, job: Job, reason: str) -> None:
+        """Note why a job failed."""
+        write_whole(self.notes / job.key, reason)
+
+    def ended(self, job: Job) -> bool:
+        """Whether a job is finished or has failed."""
+        return self.failure(job) is not None or self.outcome(job) is not None
+
     def rows(self, jobs: Sequence[Job]) -> list[Row]:
         """Rows of the finished jobs. The row of a job that extends another is added to its rows."""
         added: dict[str, Row] = {}
         for job in jobs:
             if job.extends and (outcome := self.outcome(job)):
                 added.setdefault(job.after[0].key, {}).update(outcome.rows[0])
-        outcomes = [(job, self.outcome(job)) for job in jobs if not job.extends]
-        return [
-            {**row, **added.get(job.key, {})} for job, outcome in outcomes if outcome
-            for row in outcome.rows
-        ]  # fmt: skip
+        rows = []
+        for job in jobs:
+            if not job.extends and (outcome := self.outcome(job)):
+                rows += [{**row, **added.get(job.key, {})} for row in outcome.rows]
+        return rows
 
-    def provenance(self, job: Job) -> Row:
-        """When, where and with what a finished job was computed, and how long it took."""
-        record = self._read(job) or {}
-        return {"job": job.name, **{name: record[name] for name in _PROVENANCE if name in record}}
+    def provenance(self, jobs: Sequence[Job]) -> list[Row]:
+        """When, where and with what the finished jobs were computed, and how long each took."""
+        return [
+            {"job": job.name, **{name: record[name] for name in _PROVENANCE if name in record}}
+            for job in jobs
+            if (record := self._read(job)) is not None
+        ]
 
     def resumed(self, job: Job) -> bool:
         """Whether an interrupted call left files that the job can go on from."""
-        folder = self.folder(job)
-        files = folder.iterdir() if folder.is_dir() else ()
-        return any(path.suffix != ".partial" for path in files)  # half-written: no use
+        # glob finds nothing where there is no folder; a half-written file is of no use.
+        return any(path.suffix != ".partial" for path in self.folder(job).glob("*"))
 
     def write(
         self, job: Job, rows: list[Row], *, device: str, seconds: float, resumed: bool
     ) -> None:
         """Record the rows of a job, which finishes it, and remove its checkpoints."""
-        facts: dict[str, Any] = {"key": job.key, "kind": job.kind, "seconds": round(seconds, 1)}
+        facts: Row = {"key": job.key, "kind": job.kind, "seconds": round(seconds, 1)}
         if resumed:
             facts["resumed"] = True
         write_results(self.record(job), rows, device=device, **facts, settings=dict(job.settings))
         for checkpoint in self.folder(job).glob("*.checkpoint"):
             checkpoint.unlink()
 
-    @contextlib.contextmanager
-    def locked(self, job: Job) -> Iterator[bool]:
-        """Hold the lock of a job. Yields False if another process holds it."""
+    def locked(self, job: Job) -> AbstractContextManager[None]:
+        """Hold the lock of a job; a LockedError if another process holds it."""
         folder = self.root / ".locks"
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{job.name.replace('/', '.')}-{job.key[:8]}.lock"
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(locked(path, f"running {job.name}"))
-            except LockedError:
-                yield False
-                return
-            yield True
+        name = f"{job.name.replace('/', '.')}-{job.key[:8]}.lock"
+        return locked(folder / name, f"running {job.name}")
 
     def _read(self, job: Job) -> dict[str, Any] | None:
         path = self.record(job)
