@@ -221,26 +221,26 @@ def _with_submitit(
     executor.update_parameters(name="equicolor", **{"timeout_min": timeout, **how.options})
     threads = max(1, (os.cpu_count() or 1) // len(places))
     parent = os.getpid() if local else None
-    # Processes inherit what is blocked: Ctrl-C is for this one, which then ends the others.
-    blocked = {signal.SIGINT} if local else set()
-    signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
-    try:
-        with executor.batch():
-            tasks = [
-                executor.submit(_worker, jobs, store, place, _visible(place), threads, parent)
-                for place in places
-            ]
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
-    if not local:
-        numbers = ", ".join(str(task.job_id) for task in tasks)
-        say(console, f"{counted(len(tasks), 'task')}: {numbers}. They go on if this command is "
-            "interrupted; the same command joins in.")  # fmt: skip
+    tasks: list[Any] = []
 
     def running() -> list[Any]:
         return [task for task in tasks if not task.done()]
 
     try:
+        # Processes inherit what is blocked: Ctrl-C is for this one, which then ends the others.
+        blocked = {signal.SIGINT} if local else set()
+        signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        try:
+            with executor.batch():
+                for place in places:
+                    arguments = (jobs, store, place, _visible(place), threads, parent)
+                    tasks.append(executor.submit(_worker, *arguments))
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
+        if not local:
+            numbers = ", ".join(str(task.job_id) for task in tasks)
+            say(console, f"{counted(len(tasks), 'task')}: {numbers}. They go on if this command "
+                "is interrupted; the same command joins in.")  # fmt: skip
         _watch(jobs, store, console, over=lambda: not running())
         while running():
             time.sleep(_POLL)
