@@ -57,13 +57,11 @@ def test_unknown_command_suggests_the_nearest() -> None:
 
 
 def test_demo_says_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    digits = load_mnist(embedded=True)
-    rows = [
-        {"model": "z2cnn", "original": 60.0, "per_class": [60.0] * 30},
-        {"model": "cecnn", "original": 75.0, "per_class": [75.0] * 30},
-    ]
-    parameters = {"z2cnn": 1, "cecnn": 1}
-    found = demo.Demo(longtailed_colormnist(digits), rows, {}, parameters, 1, 1.0)
+    networks = {
+        model: demo.Trained({"original": accuracy, "per_class": [accuracy] * 30}, [], 1)
+        for model, accuracy in (("z2cnn", 60.0), ("cecnn", 75.0))
+    }
+    found = demo.Demo(longtailed_colormnist(load_mnist(embedded=True)), networks, 1.0)
     monkeypatch.setattr(demo, "run", lambda output: found)
     result = invoke("demo", "--output", str(tmp_path / "report"))
     assert result.exit_code == 0

@@ -1,19 +1,21 @@
 """The demonstration, with little training: what it writes, and that it can be interrupted."""
 
-import dataclasses
 import json
+import multiprocessing
 import os
 import pickle
-import queue
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
 
 from equicolor.data import load_mnist, longtailed_colormnist
 from equicolor.paper import demo
@@ -34,6 +36,7 @@ from rich.console import Console
 from equicolor.data import longtailed_colormnist
 from equicolor.paper import demo
 
+demo.EPOCHS, demo.HUE_IMAGES = 3, 1
 demo.longtailed_colormnist = functools.partial(longtailed_colormnist, largest=12, test_per_class=2)
 output, wait = Path(sys.argv[1]), float(sys.argv[2])
 if not wait:
@@ -63,7 +66,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         console = Console(stderr=True, width=100)
-        found = demo.run(output, epochs=3, hue_images=1, console=console)
+        found = demo.run(output, console=console)
     except KeyboardInterrupt:
         sys.exit(130)
     Path(sys.argv[3]).write_bytes(pickle.dumps(found))
@@ -111,9 +114,9 @@ def check_summary(found: demo.Demo, path: Path) -> None:
     assert (summary["epochs"], summary["seed"]) == (3, 0)
     assert {"command", "date", "device", "versions"} <= set(summary)
     assert [row["model"] for row in summary["rows"]] == ["z2cnn", "cecnn"]
-    for curve in found.curves.values():
-        assert len(curve) == 37
-        assert curve[0] == curve[-1]
+    for network in found.networks.values():
+        assert len(network.curve) == 37
+        assert network.curve[0] == network.curve[-1]
 
 
 def check_report(path: Path) -> None:
@@ -132,13 +135,14 @@ def found() -> demo.Demo:
     """A demonstration that was not run: accuracy by the rank of a class."""
     data = longtailed_colormnist(load_mnist(embedded=True), test_per_class=1)
     counts = data.class_counts()
-    rows = []
-    for model, rare in (("z2cnn", 20.0), ("cecnn", 60.0)):
+    networks = {}
+    for model, rare, curve, parameters in (
+        ("z2cnn", 20.0, 50.0, 25_990), ("cecnn", 60.0, 80.0, 25_207)
+    ):  # fmt: skip
         per_class = torch.where(counts < demo.RARE, rare, 90.0)
-        mean = per_class.mean().item()
-        rows.append({"model": model, "original": mean, "per_class": per_class.tolist()})
-    curves = {"z2cnn": [50.0] * 37, "cecnn": [80.0] * 37}
-    return demo.Demo(data, rows, curves, {"z2cnn": 25_990, "cecnn": 25_207}, 18, 120.0)
+        row = {"model": model, "original": per_class.mean().item(), "per_class": per_class.tolist()}
+        networks[model] = demo.Trained(row, [curve] * 37, parameters)
+    return demo.Demo(data, networks, 120.0)
 
 
 def test_table_tells_rare_from_frequent(found: demo.Demo) -> None:
@@ -153,7 +157,9 @@ def test_headline_says_by_how_much(found: demo.Demo) -> None:
     said = demo.headline(found)
     gap = found.accuracy["cecnn"] - found.accuracy["z2cnn"]
     assert said.endswith(f"+{gap:.1f} points.")
-    worse = dataclasses.replace(found, rows=[found.rows[0], dict(found.rows[1], original=10.0)])
+    network = found.networks["cecnn"]
+    slow = network._replace(row=network.row | {"original": 10.0})
+    worse = found._replace(networks={**found.networks, "cecnn": slow})
     assert demo.headline(worse).endswith(f"{10 - found.accuracy['z2cnn']:.1f} points.")
 
 
@@ -161,29 +167,36 @@ def test_shifts_of_a_third_are_where_they_should_be() -> None:
     assert [round(360 * float(HUE_SHIFTS[index])) for index in demo._THIRDS] == [-120, 120]
 
 
+def forked(monkeypatch: pytest.MonkeyPatch, work: Callable[..., None]) -> None:
+    context = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
+    monkeypatch.setattr(demo, "_work", work)
+
+
 def test_a_workers_error_reaches_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     (tmp_path / "z2cnn.checkpoint").write_text("something else")
-    messages: queue.Queue[tuple[str, int, object]] = queue.Queue()
-    demo._work("z2cnn", demo._Task(tmp_path, 1, 0, 1), messages)
-    model, _, error = messages.get_nowait()
-    assert model == "z2cnn"
+    messages = SimpleNamespace(sent=[])
+    messages.send = messages.sent.append
+    demo._work("z2cnn", tmp_path, messages)
+    ((_, error),) = messages.sent
     assert isinstance(error, ValueError)
-    assert "z2cnn.checkpoint" in str(error)
+    forked(monkeypatch, lambda model, folder, messages: messages.send((0, error)))
+    with pytest.raises(ValueError, match=r"z2cnn\.checkpoint"):
+        demo.run(tmp_path / "report", console=Console(quiet=True))
 
 
-def test_a_killed_worker_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Empty:
-        def get(self, timeout: float) -> None:
-            raise queue.Empty
+def test_a_killed_worker_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(model: str, folder: Path, messages: Connection) -> None:
+        if model == "cecnn":
+            os.kill(os.getpid(), signal.SIGKILL)
+        messages.send((1, "training"))
+        time.sleep(60)
 
-    workers = {
-        "z2cnn": SimpleNamespace(is_alive=lambda: False, exitcode=0),
-        "cecnn": SimpleNamespace(is_alive=lambda: False, exitcode=-9),
-    }
+    forked(monkeypatch, work)
     with pytest.raises(ChildProcessError, match="training CECNN ended with status -9"):
-        demo._next(Empty(), workers, {"z2cnn": ...})
+        demo.run(tmp_path, console=Console(quiet=True))
 
 
 def test_output_must_be_a_folder(tmp_path: Path) -> None:

@@ -8,15 +8,15 @@ equivariant network reads those from what it learnt in another colour.
 import dataclasses
 import multiprocessing
 import os
-import queue
 import shutil
 import signal
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
@@ -32,172 +32,132 @@ from equicolor.reporting.html import Section, write_report
 from equicolor.reporting.progress import progress_bars, say
 from equicolor.reporting.tables import Table
 from equicolor.results import Row, provenance, write_results
-from equicolor.training.ensemble.runs import Recipe
 from equicolor.training.ensemble.train import train_many
 
-__all__ = ["EPOCHS", "MODELS", "REPORT", "SUMMARY", "Demo", "headline", "run", "table"]
+__all__ = ["MODELS", "REPORT", "SUMMARY", "Demo", "Trained", "headline", "run", "table"]
 
 MODELS = ("z2cnn", "cecnn")
 EPOCHS = colormnist.QUICK_EPOCHS
+SEED = 0
+HUE_IMAGES = 18  # test images of a digit to shift hues on
 RARE = 20  # classes with fewer training images
 REPORT, SUMMARY = "report.html", "summary.json"
-_THREADS = "one in each of two processes"
 _UNFINISHED = "unfinished"  # checkpoints, until the report is written
 _THIRDS = 6, 30  # the indices of a third of a turn in colormnist.HUE_SHIFTS
 
 
-@dataclass(frozen=True)
-class Demo:
-    """What the demonstration found.
+class Trained(NamedTuple):
+    """A trained network.
 
     Attributes:
-        data: the dataset.
-        rows: one for each model, as of :func:`equicolor.paper.colormnist.row`.
-        curves: percent of digits read over the hue shifts, for each model; digits are in the
-            colour each was seen most often.
-        parameters: of each model.
-        hue_images: test images of a digit behind the curves.
-        seconds: it took, since the last interruption.
+        row: of :func:`equicolor.paper.colormnist.row`.
+        curve: percent of digits read over the hue shifts; digits are in the colour each was seen
+            most often.
+        parameters: how many it has.
     """
 
-    data: ColorMNIST
-    rows: Sequence[Row]
-    curves: Mapping[str, Sequence[float]]
-    parameters: Mapping[str, int]
-    hue_images: int
-    seconds: float
-
-    @property
-    def accuracy(self) -> dict[str, float]:
-        """Of each model on all test images, in percent."""
-        return {row["model"]: row["original"] for row in self.rows}
-
-    def among(self, model: str, *, rare: bool) -> float:
-        """Accuracy on classes with fewer than, or at least, :data:`RARE` training images."""
-        chosen = self.data.class_counts() < RARE if rare else self.data.class_counts() >= RARE
-        values = next(row["per_class"] for row in self.rows if row["model"] == model)
-        return float(torch.tensor(values)[chosen].mean())
-
-
-def run(
-    output: Path | str,
-    *,
-    epochs: int = EPOCHS,
-    seed: int = 0,
-    hue_images: int = 18,
-    console: Console | None = None,
-) -> Demo:
-    """Train both networks side by side, then write the report and the summary to a folder.
-
-    An interrupted demonstration goes on where it was when it is run again with the same
-    folder; a finished one starts afresh.
-
-    Args:
-        output: the folder; created if missing. Other files in it are left alone.
-        epochs: of training.
-        seed: of the networks.
-        hue_images: test images of a digit to shift hues on.
-        console: shows the progress (default: stderr).
-
-    Returns:
-        What was found.
-    """
-    output = output_folder(output)
-    console = Console(stderr=True) if console is None else console
-    start = time.perf_counter()
-    task = _Task(output / _UNFINISHED, epochs, seed, hue_images)
-    try:
-        found = _train(task, console)
-    except KeyboardInterrupt:
-        say(console, "The same command continues where this one stopped.")
-        raise
-    demo = Demo(
-        data=longtailed_colormnist(load_mnist(embedded=True)),
-        rows=[found[model].row for model in MODELS],
-        curves={model: found[model].curve for model in MODELS},
-        parameters={model: found[model].parameters for model in MODELS},
-        hue_images=hue_images,
-        seconds=time.perf_counter() - start,
-    )
-    _write(demo, output, epochs, seed)
-    shutil.rmtree(output / _UNFINISHED)
-    return demo
-
-
-class _Task(NamedTuple):
-    """What a worker needs to know beside its model."""
-
-    folder: Path
-    epochs: int
-    seed: int
-    hue_images: int
-
-
-class _Found(NamedTuple):
-    """What a worker hands back."""
-
-    row: dict[str, Any]
+    row: Row
     curve: list[float]
     parameters: int
 
 
-def _train(task: _Task, console: Console) -> dict[str, _Found]:
+class Demo(NamedTuple):
+    """The outcome of the demonstration.
+
+    Attributes:
+        data: the dataset.
+        networks: by their names.
+        seconds: it took, since the last interruption.
+    """
+
+    data: ColorMNIST
+    networks: Mapping[str, Trained]
+    seconds: float
+
+    @property
+    def accuracy(self) -> dict[str, float]:
+        """Of each network on all test images, in percent."""
+        return {model: network.row["original"] for model, network in self.networks.items()}
+
+    def among(self, model: str, *, rare: bool) -> float:
+        """Accuracy on classes with fewer than, or at least, :data:`RARE` training images."""
+        classes = (self.data.class_counts() < RARE) == rare
+        return float(torch.tensor(self.networks[model].row["per_class"])[classes].mean())
+
+
+def run(output: Path | str, *, console: Console | None = None) -> Demo:
+    """Train both networks side by side, then write the report and the summary to a folder.
+
+    An interrupted demonstration goes on where it was when it is run again with the same folder; a
+    finished one starts afresh. Other files in the folder are left alone. The console, by default
+    stderr, shows the progress.
+    """
+    output = output_folder(output)
+    console = Console(stderr=True) if console is None else console
+    start = time.perf_counter()
+    try:
+        networks = _train(output / _UNFINISHED, console)
+    except KeyboardInterrupt:
+        say(console, "The same command continues where this one stopped.")
+        raise
+    data = longtailed_colormnist(load_mnist(embedded=True))
+    demo = Demo(data, networks, time.perf_counter() - start)
+    _write(demo, output)
+    shutil.rmtree(output / _UNFINISHED)
+    return demo
+
+
+def _train(folder: Path, console: Console) -> dict[str, Trained]:
     """Both models at once, in a process of one thread each, under a bar each.
 
     Two threads on one small network wait for each other, the more so on a busy machine.
     """
     context = multiprocessing.get_context("spawn")
-    messages: Any = context.Queue()
-    workers = {
-        model: context.Process(target=_work, args=(model, task, messages), daemon=True)
-        for model in MODELS
-    }
-    found: dict[str, _Found] = {}
+    trained: dict[str, Trained] = {}
+    workers, waiting, bars = {}, {}, {}
     with progress_bars(console, transient=False) as progress:
-        bars = {
-            model: progress.add_task(_name(model), total=task.epochs, start=False, note="starting")
-            for model in MODELS
-        }
-        for model, worker in workers.items():
-            worker.start()
-            progress.start_task(bars[model])
         try:
-            while len(found) < len(MODELS):
-                model, done, news = _next(messages, workers, found)
-                if isinstance(news, Exception):
-                    raise news
-                if isinstance(news, str):
+            for model in MODELS:
+                bars[model] = progress.add_task(_name(model), total=EPOCHS, note="starting")
+                waiting[model], sender = context.Pipe(duplex=False)
+                arguments = (model, folder, sender)
+                workers[model] = context.Process(target=_work, args=arguments, daemon=True)
+                workers[model].start()
+                sender.close()  # so that the messages end with the worker
+            while waiting:
+                ready = wait(waiting.values())
+                for model in [model for model in waiting if waiting[model] in ready]:
+                    done, news = _next(waiting[model], workers[model], model)
+                    if isinstance(news, Trained):
+                        trained[model] = news
+                        del waiting[model]
+                        news = f"accuracy {news.row['original']:.1f} %"
                     progress.update(bars[model], completed=done, note=news)
-                else:
-                    found[model] = news
-                    progress.update(bars[model], note=f"accuracy {news.row['original']:.1f} %")
         finally:
             for worker in workers.values():
                 worker.terminate()
                 worker.join()
-    return found
+    return {model: trained[model] for model in MODELS}
 
 
-def _next(messages: Any, workers: Mapping[str, Any], found: Mapping[str, _Found]) -> Any:
-    """The next message; an error if one can no longer come."""
-    while True:
-        # Looked at before the queue, so that a last message is not overlooked.
-        dead = [model for model, worker in workers.items() if not worker.is_alive()]
-        try:
-            return messages.get(timeout=1)
-        except queue.Empty:
-            for model in dead:
-                if model not in found:
-                    status = workers[model].exitcode
-                    raise ChildProcessError(
-                        f"training {_name(model)} ended with status {status}"
-                    ) from None
+def _next(messages: Connection, worker: SpawnProcess, model: str) -> tuple[int, str | Trained]:
+    """The next message of a worker. Raises the error that it tells, or that it was killed."""
+    try:
+        done, news = messages.recv()
+    except EOFError:
+        worker.join()
+        raise ChildProcessError(
+            f"training {_name(model)} ended with status {worker.exitcode}"
+        ) from None
+    if isinstance(news, Exception):
+        raise news
+    return done, news
 
 
-def _work(model: str, task: _Task, messages: Any) -> None:
+def _work(model: str, folder: Path, messages: Connection) -> None:
     """Train one model in a process of its own, and report on the way.
 
-    A message is (model, epochs done, news): a string to show, the outcome, or an error.
+    A message is (epochs done, news): a string to show, the outcome, or an error.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process stops its workers
     torch.set_num_threads(1)
@@ -206,32 +166,29 @@ def _work(model: str, task: _Task, messages: Any) -> None:
     def report(done: int, total: int | None) -> None:
         if parent is not None and not parent.is_alive():
             os._exit(1)  # killed: nobody waits for the outcome, and a new run may begin
-        messages.put((model, done, "training"))
+        messages.send((done, "training"))
 
     try:
-        data, recipe = longtailed_colormnist(load_mnist(embedded=True)), _recipe(model, task.epochs)
-        task.folder.mkdir(parents=True, exist_ok=True)
+        data = longtailed_colormnist(load_mnist(embedded=True))
+        recipe = dataclasses.replace(colormnist.MODELS[model], epochs=EPOCHS)
+        recipe = colormnist.quick_recipe(recipe)
+        folder.mkdir(parents=True, exist_ok=True)
         (result,) = train_many(
             recipe,
-            [(data, task.seed)],
-            checkpoint=task.folder / f"{model}.checkpoint",
+            [(data, SEED)],
+            checkpoint=folder / f"{model}.checkpoint",
             checkpoint_every=1,
             progress=report,
         )
         row = colormnist.row(recipe, data, result, torch.device("cpu"))
-        messages.put((model, task.epochs, "shifting hues"))
+        messages.send((EPOCHS, "shifting hues"))
         network = colormnist.trained(recipe, data, result)
-        curve = hue_curve(network, data, task.hue_images)
+        curve = hue_curve(network, data, HUE_IMAGES)
         parameters = sum(parameter.numel() for parameter in network.parameters())
         # A list: a tensor would travel as a handle to memory that ends with this process.
-        messages.put((model, task.epochs, _Found(row, curve.tolist(), parameters)))
+        messages.send((EPOCHS, Trained(row, curve.tolist(), parameters)))
     except Exception as error:
-        messages.put((model, 0, error))
-
-
-def _recipe(model: str, epochs: int) -> Recipe:
-    recipe = dataclasses.replace(colormnist.MODELS[model], epochs=epochs)
-    return colormnist.quick_recipe(recipe)
+        messages.send((0, error))
 
 
 def _name(model: str) -> str:
@@ -244,12 +201,12 @@ def table(demo: Demo) -> Table:
     lines = [
         (
             _name(model),
-            f"{demo.parameters[model]:,}",
-            f"{accuracy:.1f} %",
+            f"{network.parameters:,}",
+            f"{demo.accuracy[model]:.1f} %",
             f"{demo.among(model, rare=False):.1f} %",
             f"{demo.among(model, rare=True):.1f} %",
         )
-        for model, accuracy in demo.accuracy.items()
+        for model, network in demo.networks.items()
     ]
     rare = int((demo.data.class_counts() < RARE).sum())
     title = f"Test accuracy; {rare} of {demo.data.num_classes} classes are rare (< {RARE} images)"
@@ -265,33 +222,34 @@ def headline(demo: Demo) -> str:
     )
 
 
-def _write(demo: Demo, output: Path, epochs: int, seed: int) -> None:
+def _write(demo: Demo, output: Path) -> None:
+    facts: Row = {
+        "digits": demo.data.source,
+        "epochs": EPOCHS,
+        "seed": SEED,
+        "seconds": round(demo.seconds, 1),
+        "threads": "one in each of two processes",
+    }
     write_results(
         output / SUMMARY,
-        demo.rows,
+        [network.row for network in demo.networks.values()],
         experiment="demo",
         models=demo.accuracy,
         rare_classes={model: round(demo.among(model, rare=True), 3) for model in MODELS},
-        digits=demo.data.source,
-        epochs=epochs,
-        seed=seed,
-        seconds=round(demo.seconds, 1),
-        threads=_THREADS,
+        **facts,
     )
-    facts = provenance() | {"threads": _THREADS, "digits": demo.data.source}
-    facts |= {"epochs": epochs, "seed": seed, "seconds": round(demo.seconds, 1)}
     plain, equivariant = (demo.accuracy[model] for model in MODELS)
     write_report(
         output / REPORT,
         "What colour equivariance buys",
         _sections(demo),
-        lead=_LEAD.format(source=demo.data.source, epochs=counted(epochs, "epoch")),
+        lead=_LEAD.format(source=demo.data.source, epochs=counted(EPOCHS, "epoch")),
         numbers={
             "CECNN, equivariant to hue": f"{equivariant:.1f} %",
             "Z2CNN, plain": f"{plain:.1f} %",
             "difference": f"{equivariant - plain:+z.1f} points",
         },
-        provenance=facts,
+        provenance=provenance() | facts,
     )
 
 
@@ -305,8 +263,11 @@ the full MNIST and reports 91.4 % for CECNN and 71.6 % for Z2CNN."""
 
 
 def _sections(demo: Demo) -> list[Section]:
+    rows = [network.row for network in demo.networks.values()]
+    curves = {model: network.curve for model, network in demo.networks.items()}
     shifted = {
-        model: statistics.fmean(demo.curves[model][index] for index in _THIRDS) for model in MODELS
+        model: statistics.fmean(curve[index] for index in _THIRDS)
+        for model, curve in curves.items()
     }
     return [
         Section(
@@ -324,7 +285,7 @@ def _sections(demo: Demo) -> list[Section]:
             go by, the equivariant one borrows the shape from the other colours. Where there are
             but one or two images, that is often not enough for it either.""",
             table=table(demo),
-            figure=figures.per_class_figure(demo.rows, demo.data),
+            figure=figures.per_class_figure(rows, demo.data),
             caption="Bars: training images of a class. Curves: test accuracy of each network.",
         ),
         Section(
@@ -338,7 +299,7 @@ def _sections(demo: Demo) -> list[Section]:
             {shifted["cecnn"]:.0f} %. Between these angles lie yellow, cyan and magenta, which
             neither network saw in training. The colour a network names does not count here, as the
             shift changes it.""",
-            figure=figures.hue_figure(demo.curves),
-            caption=f"Digits read correctly, of {demo.hue_images} test images of each.",
+            figure=figures.hue_figure(curves),
+            caption=f"Digits read correctly, of {HUE_IMAGES} test images of each.",
         ),
     ]
