@@ -1,7 +1,7 @@
 """Argument checks shared by the package: each error names what was expected and what came."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -35,6 +35,9 @@ def positive_int(name: str, value: object) -> int:
 _RENAMED = {
     ("action", "rotate"): "rgb",
     ("action", "rotate-clip"): "rgb-clip",
+    ("precision", "32"): "float32",
+    ("precision", "fp32"): "float32",
+    ("precision", "bf16"): "bfloat16",
 }
 
 
@@ -47,12 +50,6 @@ def one_of(name: str, value: str, allowed: Sequence[str]) -> str:
             f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}{hint}"
         )
     return value
-
-
-def not_renamed(name: str, value: object, renamed: Mapping[str, str]) -> None:
-    """Refuse a value by its former name, with its name of today."""
-    if isinstance(value, str) and value in renamed:
-        raise ValueError(f"{name} {value!r} is called {renamed[value]!r} now")
 
 
 def int_pair(name: str, value: object, *, minimum: int) -> tuple[int, int]:

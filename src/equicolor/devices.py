@@ -12,24 +12,18 @@ import torch
 from equicolor import _checks
 
 __all__ = [
-    "PRECISIONS", "RENAMED_PRECISIONS", "check_device", "choose_device", "choose_precision",
-    "cores", "device_name", "out_of_memory", "runs_triton", "usable_threads",
+    "PRECISIONS", "check_device", "choose_device", "choose_precision", "cores", "device_name",
+    "out_of_memory", "runs_triton", "usable_threads",
 ]  # fmt: skip
 
 PRECISIONS = ("float32", "bfloat16")
-RENAMED_PRECISIONS = {"32": "float32", "fp32": "float32", "bf16": "bfloat16"}
 
 _TRITON = (3, 6)  # the oldest version that our kernels are tested with
 _CAPABILITY = (8, 0)  # the first with bfloat16
 
 
 def choose_device(name: str = "auto") -> torch.device:
-    """A device by name: ``"auto"`` is the GPU if there is one.
-
-    Example:
-        >>> choose_device("cpu")
-        device(type='cpu')
-    """
+    """A device by name: ``"auto"`` is the GPU if there is one."""
     check_device(name)
     available = torch.cuda.is_available()
     if name.startswith("cuda") and not available:
@@ -52,7 +46,6 @@ def choose_precision(precision: str, *, cuda: bool) -> str:
         >>> choose_precision("auto", cuda=True), choose_precision("float32", cuda=True)
         ('bfloat16', 'float32')
     """
-    _checks.not_renamed("precision", precision, RENAMED_PRECISIONS)
     _checks.one_of("precision", precision, ("auto", *PRECISIONS))
     if precision != "auto":
         return precision
@@ -60,12 +53,7 @@ def choose_precision(precision: str, *, cuda: bool) -> str:
 
 
 def device_name(device: torch.device | str) -> str:
-    """The model name of a device.
-
-    Example:
-        >>> bool(device_name("cpu"))
-        True
-    """
+    """The model name of a device."""
     device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -127,12 +115,7 @@ def _others_running() -> int:
 
 @functools.cache
 def runs_triton(device: torch.device) -> bool:
-    """Whether Triton is installed, recent enough, and compiles for a device.
-
-    Example:
-        >>> runs_triton(torch.device("meta"))
-        False
-    """
+    """Whether Triton is installed, recent enough, and compiles for a device."""
     try:
         import triton
     except ImportError:

@@ -26,7 +26,6 @@ class Setting:
         usual: what the help says of the default, where it is not just the value.
         flags: options without a value: the value that each stands for, and its help.
         choices: all values there are.
-        renamed: names that values had before, with their names of today.
         at_least, at_most, above, below: bounds of a number.
         decides: whether the outcome of a training depends on it, beyond rounding.
         row: the key that tells it in result rows, by default its name; None where the network
@@ -43,7 +42,6 @@ class Setting:
     usual: str = ""
     flags: Mapping[str, tuple[Any, str]] = dataclasses.field(default_factory=dict)
     choices: tuple[str, ...] = ()
-    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     at_least: float | None = None
     at_most: float | None = None
     above: float | None = None
@@ -108,7 +106,6 @@ def _check_type(name: str, value: object, expected: Any) -> None:
 
 
 def _check_value(name: str, value: Any, bounds: Setting) -> None:
-    _checks.not_renamed(name, value, bounds.renamed)
     if bounds.choices:
         _checks.one_of(name, value, bounds.choices)
     if isinstance(value, float) and not math.isfinite(value):

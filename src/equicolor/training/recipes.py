@@ -22,7 +22,7 @@ from equicolor._text import did_you_mean
 from equicolor.data.augment import Augmentation
 from equicolor.data.augmix import AugMix
 from equicolor.data.datasets import DATASETS, canonical_dataset, find_dataset
-from equicolor.devices import PRECISIONS, RENAMED_PRECISIONS
+from equicolor.devices import PRECISIONS
 from equicolor.models.registry import (
     Network,
     Origin,
@@ -155,7 +155,6 @@ class TrainingRecipe:
         "float32 or bfloat16.",
         usual="bfloat16 on a GPU, else float32",
         choices=PRECISIONS,
-        renamed=RENAMED_PRECISIONS,
         published=False,
     )
     compile: bool = setting(False, "Use torch.compile.", decides=False)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from equicolor import _checks
 from equicolor.data.colormnist import ColorMNIST
-from equicolor.devices import PRECISIONS, RENAMED_PRECISIONS, choose_precision
+from equicolor.devices import PRECISIONS, choose_precision
 from equicolor.models.registry import create_model
 from equicolor.models.tensor_files import read_pickle
 from equicolor.models.z2cnn import DROPPING, Z2CNN
@@ -48,7 +48,7 @@ class Recipe:
     batch_size: int = setting(256, at_least=2)  # for batch normalization
     lr: float = setting(1e-3, at_least=0)
     weight_decay: float = setting(1e-5, at_least=0)
-    precision: str = setting("auto", choices=("auto", *PRECISIONS), renamed=RENAMED_PRECISIONS)
+    precision: str = setting("auto", choices=("auto", *PRECISIONS))
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained."""
