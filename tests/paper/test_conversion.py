@@ -8,7 +8,9 @@ import pytest
 from PIL import Image
 
 from equicolor.models import load_model, save_model, z2cnn
-from equicolor.paper.conversion import hue_figure, rows
+from equicolor.paper import conversion
+from equicolor.paper.conversion import hue_figure, run
+from equicolor.paper.experiment import Context, Job, Outcome
 from equicolor.training.fit import RunOptions, fit
 from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.run_folder import origin_of, recipe_of_run
@@ -30,15 +32,20 @@ def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "pictures"
 
 
-def test_rows_before_after_and_fine_tuned(pictures: Path, tmp_path: Path) -> None:
+def test_rows_before_after_and_fine_tuned(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversion, "_POOLS", ("max",))
     recipe = TrainingRecipe(
         "z2cnn", {"width": 8, "dropout": 0.0}, dataset=str(pictures), size=28, resize=32,
         epochs=12, batch_size=8, lr=3e-3, precision="float32",
     )  # fmt: skip
     options = RunOptions(device="cpu", data_path="streaming", workers=0)
     fit(recipe, tmp_path / "run", options)
-    how = {"rotations": 3, "output": tmp_path / "out", "device": "cpu"}
-    found = rows(tmp_path / "run", finetune_epochs=1, coset_pools=("max",), **how)
+    settings = {"rotations": 3, "lifting": "hsv", "finetune_epochs": 1}
+    job = Job("mine", "conversion", run, settings, about={"dataset": str(pictures)})
+    context = Context(tmp_path / "out", "cpu", before=(Outcome([], tmp_path / "run"),))
+    found = run(job, context)
     before, converted, tuned, plain, jittered = found
     assert [row["rotations"] for row in found] == [1, 3, 3, 1, 1]
     assert [row["stage"] for row in found] == [
@@ -65,18 +72,12 @@ def test_rows_before_after_and_fine_tuned(pictures: Path, tmp_path: Path) -> Non
     assert origin._replace(training_digest="") == recipe.origin
     assert origin.training_digest
     # a second time finds the fine-tuned run finished
-    again = rows(tmp_path / "run", finetune_epochs=1, coset_pools=("max",), **how)
+    again = run(job, context)
     assert again[2]["original"] == tuned["original"]
     # but not with another network under the same path
     save_model(z2cnn(3, width=8, dropout=0.0), tmp_path / "run" / "model.safetensors")
     with pytest.raises(ValueError, match=r"another recipe: finetune_digest \w+ instead of \w+"):
-        rows(tmp_path / "run", finetune_epochs=1, coset_pools=("max",), **how)
-
-
-def test_a_checkpoint_alone_needs_its_data_said(tmp_path: Path) -> None:
-    path = save_model(z2cnn(3), tmp_path / "net.safetensors")
-    with pytest.raises(ValueError, match=r"is not the folder of a training run: say which data"):
-        rows(path, output=tmp_path / "out", device="cpu")
+        run(job, context)
 
 
 def test_curves_that_coincide_can_be_told_apart() -> None:
