@@ -6,8 +6,10 @@ how far the pooled output moves. The output of an equivariant network must not m
 the angles of its group, and only a little between them if the group is fine.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +18,8 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from equicolor.color import shift_hue
-from equicolor.nn import CEBatchNorm2d, CEConv2d, CELiftConv2d, CEMaxPool2d, CosetMaxPool
-from equicolor.paper.experiment import Context, Experiment, Job, Scope
+from equicolor.models import layers
+from equicolor.paper.experiment import Context, Experiment, Job
 from equicolor.paper.rows import Findings
 from equicolor.reporting.html import Section
 from equicolor.reporting.tables import MISSING, Table
@@ -100,88 +102,50 @@ def build(spec: Spec, photo: Tensor, seed: int = 0) -> nn.Sequential:
 
     Batch statistics are those of the photo ``[B, 3, H, W]``. With the initial ones the signal of
     a random network would fade from layer to layer.
-
-    Example:
-        >>> photo = torch.rand(1, 3, 32, 48)
-        >>> build(Spec("hsv, n = 6", 6, "hsv"), photo)(photo).shape
-        torch.Size([1, 64])
     """
+    n = spec.rotations
+    shape: dict[str, Any] = {"rotations": n, "padding": 1, "bias": False}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        blocks = _plain_blocks() if spec.rotations == 1 else _equivariant_blocks(spec)
+        convolutions = [layers.lift(WIDTHS[0], 3, lifting=spec.lifting, **shape)]
+        for before, after in itertools.pairwise(WIDTHS):
+            convolutions.append(layers.conv(before, after, 3, **shape))
+    blocks: list[nn.Module] = []
+    for width, convolution in zip(WIDTHS, convolutions, strict=True):
+        norm, pool = layers.norm(width, rotations=n), layers.max_pool(2, 2, rotations=n)
+        blocks += [convolution, norm, nn.ReLU(), pool]
+    if n > 1:
+        blocks.append(layers.coset_pool("max"))
     network = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    for block in network:
+        if isinstance(block, nn.BatchNorm2d):
+            block.momentum = None
     with torch.no_grad():
         network(photo)
     return network.eval()
 
 
-def _plain_blocks() -> list[nn.Module]:
-    blocks: list[nn.Module] = []
-    for before, after in zip((3, *WIDTHS), WIDTHS, strict=False):
-        blocks += [nn.Conv2d(before, after, 3, padding=1, bias=False)]
-        blocks += [nn.BatchNorm2d(after, momentum=None), nn.ReLU(), nn.MaxPool2d(2)]
-    return blocks
-
-
-def _equivariant_blocks(spec: Spec) -> list[nn.Module]:
-    n = spec.rotations
-    blocks: list[nn.Module] = [
-        CELiftConv2d(3, WIDTHS[0], 3, padding=1, bias=False, rotations=n, lifting=spec.lifting)
-    ]
-    for before, after in zip(WIDTHS, (*WIDTHS[1:], None), strict=True):
-        blocks += [CEBatchNorm2d(before, momentum=None), nn.ReLU(), CEMaxPool2d(2)]
-        if after is not None:
-            blocks += [CEConv2d(before, after, 3, padding=1, bias=False, rotations=n)]
-    return [*blocks, CosetMaxPool()]
-
-
-def relative_change(
-    network: Callable[[Tensor], Tensor], photo: Tensor, turns: Tensor, *, chunk: int = 12
-) -> Tensor:
+def relative_change(network: Callable[[Tensor], Tensor], photo: Tensor, turns: Tensor) -> Tensor:
     r"""How far hue shifts move an output, :math:`\lVert f(T_t x) - f(x)\rVert / \lVert f(x)\rVert`.
 
-    Args:
-        network: any function of images.
-        photo: one image :math:`[1, 3, H, W]` in [0, 1].
-        turns: hue shifts :math:`[S]`.
-        chunk: how many shifted photos go through the network at once.
-
-    Returns:
-        The change :math:`[S]` for every shift.
-
-    Example:
-        >>> red = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1)
-        >>> relative_change(lambda x: x.mean((2, 3)), red, torch.tensor([0.0, 1 / 3])).tolist()
-        [0.0, 1.4142135381698608]
+    The photo is ``[1, 3, H, W]`` in [0, 1]; the shifts and their changes are ``[S]``.
     """
     with torch.no_grad():
         reference = network(photo).flatten()
         outputs = [
             network(shift_hue(photo.expand(len(part), -1, -1, -1), part)).flatten(1)
-            for part in turns.split(chunk)
+            for part in turns.split(12)
         ]
     change: Tensor = (torch.cat(outputs) - reference).norm(dim=1) / reference.norm()
     return change
 
 
 def measure(spec: Spec, photo: Tensor, *, shifts: int = SHIFTS, seeds: int = SEEDS) -> Row:
-    """Measure a network over the hue circle.
+    """Measure some random draws of a network at shifts that divide the hue circle evenly.
 
-    Args:
-        spec: the network.
-        photo: one image ``[1, 3, H, W]`` in [0, 1].
-        shifts: the number of shifts, evenly over the circle from 0.
-        seeds: the number of random draws of the network.
-
-    Returns:
-        A row with the relative ``change`` of the output at every shift, its ``mean`` over the
-        circle, its largest value there (``worst``) and at the angles of the group alone (None for
-        a plain network). All are means over the draws.
-
-    Example:
-        >>> plain = measure(Spec("plain"), torch.rand(1, 3, 16, 16), shifts=6, seeds=2)
-        >>> len(plain["change"]), plain["worst"] > 0.01, plain["at_group_angles"]
-        (6, True, None)
+    The row has the relative ``change`` of the output at every shift, its ``mean`` over the circle,
+    its largest value there (``worst``) and at the angles of the group alone (None for a plain
+    network). All are means over the draws.
     """
     turns = torch.arange(shifts) / shifts
     draws = [relative_change(build(spec, photo, seed), photo, turns) for seed in range(seeds)]
@@ -200,12 +164,7 @@ def measure(spec: Spec, photo: Tensor, *, shifts: int = SHIFTS, seeds: int = SEE
 
 
 def plot(rows: Sequence[Row], photo: Tensor) -> Figure:
-    """The change against the hue shift, under a strip of shifted photos.
-
-    Args:
-        rows: of :func:`measure`, in the order of :data:`DEMO`.
-        photo: what they were measured on.
-    """
+    """The change against the hue shift, under a strip of shifted photos."""
     figure = Figure(figsize=(8, 5), layout="constrained")
     strip, curves = figure.subplots(2, 1, height_ratios=(1, 6.2))
     _draw_strip(strip, photo)
@@ -241,10 +200,6 @@ def _draw_strip(axes: Axes, photo: Tensor, copies: int = 12) -> None:
     axes.axis("off")
 
 
-def _plan(scope: Scope) -> list[Job]:
-    return [Job("equivariance", "equivariance", _run)]
-
-
 def _run(job: Job, context: Context) -> list[Row]:
     return rows()
 
@@ -258,6 +213,6 @@ EXPERIMENT = Experiment(
     what="random networks over the hue circle",
     full="seconds",
     quick="½ min",
-    plan=_plan,
+    plan=lambda scope: [Job("equivariance", "equivariance", _run)],
     show=show,
 )

@@ -30,7 +30,7 @@ from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import Row
 from equicolor.training.recipes import default_recipe
 
-__all__ = ["EXPERIMENT", "gain_figure", "gains", "measure", "plan", "score", "show", "table"]
+__all__ = ["EXPERIMENT", "gain_figure", "gains", "measure", "plan", "show", "table"]
 
 _MARKERS = "osD^vPX"
 # About what the literature quotes for a plain ResNet's units on each dataset.
@@ -73,10 +73,9 @@ def show(findings: Findings) -> list[Section]:
 
 
 def gains(rows: Sequence[Row], dataset: str) -> dict[int, float]:
-    """Points of accuracy that equivariance up to a stage gains over the plain network.
+    """Points of accuracy gained over the plain network, by the number of equivariant stages.
 
-    Returns:
-        By the number of equivariant stages; 0 of them gain 0. Empty without a plain network.
+    No stages gain 0. Empty without a plain network.
     """
     means: dict[int, float] = {}
     for variant, group in by_variant(_compared(rows, dataset)).items():
@@ -108,24 +107,26 @@ def _titles(rows: Sequence[Row], trained: Sequence[Row]) -> dict[str, str]:
     return titles
 
 
-def score(rows: Sequence[Row], dataset: str) -> float:
-    """The mean selectivity of all units of a dataset's plain network."""
-    return statistics.fmean(
-        row["selectivity"] for row in rows if row["dataset"] == dataset and row["layer"] == "all"
-    )
+def _scores(rows: Sequence[Row]) -> dict[str, float]:
+    """Mean selectivity of all units of each dataset's plain network, the most selective first."""
+    values: dict[str, list[float]] = {dataset: [] for dataset in datasets_of(rows)}
+    for row in rows:
+        if row["layer"] == "all":
+            values[row["dataset"]].append(row["selectivity"])
+    scores = {dataset: statistics.fmean(means) for dataset, means in values.items()}
+    return dict(sorted(scores.items(), key=lambda item: -item[1]))
 
 
 def table(rows: Sequence[Row], trained: Sequence[Row]) -> Table:
     """Selectivity of the rows of all units (layer ``"all"``), and gains of trained networks."""
-    gained = {dataset: gains(trained, dataset) for dataset in datasets_of(rows)}
-    titles = _titles(rows, trained)
+    titles, scores = _titles(rows, trained), _scores(rows)
+    gained = {dataset: gains(trained, dataset) for dataset in scores}
     stages = sorted({count for gain in gained.values() for count in gain if count})
     lines = []
-    for dataset in sorted(gained, key=lambda name: -score(rows, name)):
+    for dataset, gain in gained.items():
         units = sum(r["units"] for r in rows if r["dataset"] == dataset and r["layer"] == "all")
         cells = [titles[dataset], _QUOTED.get(dataset, MISSING)]
-        cells += [f"{score(rows, dataset):.3f}", str(units)]
-        gain = gained[dataset]
+        cells += [f"{scores[dataset]:.3f}", str(units)]
         cells += [f"{gain[count]:+z.2f}" if count in gain else MISSING for count in stages]
         lines.append(tuple(cells))
     columns = ("dataset", "selectivity, literature", "selectivity, ours", "units")
@@ -138,18 +139,18 @@ def gain_figure(rows: Sequence[Row], trained: Sequence[Row]) -> Figure:
 
     Lines are dotted where they pass stages that were not run.
     """
-    scores = {dataset: score(rows, dataset) for dataset in datasets_of(rows)}
+    scores = _scores(rows)
     span = Normalize(min(0.0, *scores.values()), max(1.0, *scores.values()))
     # Without its end, which is too bright for lines.
     colors = ListedColormap(matplotlib.colormaps["plasma"](np.linspace(0, 0.9, 256)))
     figure = Figure(figsize=(8, 4.2 + 0.2 * len(scores)), layout="constrained")
     axes = figure.subplots()
     most, titles = 1, _titles(rows, trained)
-    for index, dataset in enumerate(sorted(scores, key=lambda name: -scores[name])):
+    for index, (dataset, score) in enumerate(scores.items()):
         gain = gains(trained, dataset) or {0: 0.0}
         most = max(most, *gain)
-        label = f"{as_it_is(titles[dataset])}, selectivity {scores[dataset]:z.2f}"
-        color = colors(float(span(scores[dataset])))
+        label = f"{as_it_is(titles[dataset])}, selectivity {score:z.2f}"
+        color = colors(float(span(score)))
         axes.plot(sorted(gain), [gain[count] for count in sorted(gain)], ":", color=color)
         stages = range(max(gain) + 1)
         axes.plot(
