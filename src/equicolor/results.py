@@ -23,15 +23,7 @@ _VERSIONS = ("equicolor", "torch", "numpy", "lightning", "torchvision", "timm", 
 
 
 def provenance(device: torch.device | str = "cpu") -> dict[str, Any]:
-    """The command, versions, device and date of a measurement, to run it again.
-
-    Args:
-        device: what the measurement ran on.
-
-    Example:
-        >>> sorted(provenance())
-        ['command', 'date', 'device', 'python', 'threads', 'versions']
-    """
+    """The command, versions, device and date of a measurement, to run it again."""
     program = Path(sys.argv[0]).name
     program = "equicolor" if program == "__main__.py" else program  # python -m equicolor
     return {
@@ -45,22 +37,11 @@ def provenance(device: torch.device | str = "cpu") -> dict[str, Any]:
 
 
 def write_results(
-    path: Path | str,
-    rows: Sequence[Row],
-    *,
-    device: torch.device | str = "cpu",
-    **facts: Any,
+    path: Path | str, rows: Sequence[Row], *, device: torch.device | str = "cpu", **facts: Any
 ) -> Path:
-    """Write rows and their provenance as one JSON file, one row a line.
+    """Write rows and their provenance as one JSON file, one row a line; returns its path.
 
-    Args:
-        path: the file; its folder is created.
-        rows: flat JSON objects.
-        device: what they were measured on.
-        facts: further entries of the file, which concern all rows.
-
-    Returns:
-        The path.
+    Further ``facts`` are entries of the file, which concern all rows.
 
     Example:
         >>> import tempfile
@@ -68,10 +49,9 @@ def write_results(
         >>> read_results(write_results(path, [{"model": "z2cnn", "original": 71.6}]))["rows"]
         [{'model': 'z2cnn', 'original': 71.6}]
     """
-    path = Path(path)
     head = json.dumps({**provenance(device), **facts}, indent=1)[:-2]
     body = ",\n  ".join(json.dumps(row) for row in rows)
-    return write_whole(path, f'{head},\n "rows": [\n  {body}\n ]\n}}\n')
+    return write_whole(Path(path), f'{head},\n "rows": [\n  {body}\n ]\n}}\n')
 
 
 def read_results(path: Path | str) -> dict[str, Any]:
@@ -93,22 +73,7 @@ def read_results(path: Path | str) -> dict[str, Any]:
 def read_rows(
     path: Path | str, needed: Sequence[str] = (), numbers: Sequence[str] = ()
 ) -> list[Row]:
-    """The rows of a file written by :func:`write_results`, checked.
-
-    Args:
-        path: the file.
-        needed: keys that every row must have.
-        numbers: further such keys, whose values must be numbers.
-
-    Raises:
-        ValueError: with the path and what is wrong.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "results.json"
-        >>> read_rows(write_results(path, [{"model": "z2cnn"}]), ["model"])
-        [{'model': 'z2cnn'}]
-    """
+    """The rows of a file; a ValueError unless all have the needed keys, and numbers where asked."""
     rows: list[Row] = read_results(path)["rows"]
     for row in rows:
         lacking = [name for name in (*needed, *numbers) if name not in row]

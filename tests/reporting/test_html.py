@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from equicolor.reporting.figures import png
-from equicolor.reporting.html import Section, render, write_report
+from equicolor.reporting.html import Section, write_report
 from equicolor.reporting.tables import Table
 
 
@@ -81,22 +81,26 @@ def test_report_is_one_complete_page(figure: Figure, tmp_path: Path) -> None:
     assert Image.open(io.BytesIO(data)).size == (330, 220)
 
 
-def test_what_is_not_given_is_left_out() -> None:
-    page = render("Empty", [Section("Nothing")])
+def test_what_is_not_given_is_left_out(tmp_path: Path) -> None:
+    page = write_report(tmp_path / "page", "Empty", [Section("Nothing")]).read_text()
     check(page)
     for tag in ("<table", "<figure", "<dl", '<div class="tile', 'class="lead"'):
         assert tag not in page
 
 
 @pytest.mark.parametrize(("columns", "kind"), [(6, "wide"), (8, "wide dense")])
-def test_tables_of_many_columns_are_set_in_smaller_type(columns: int, kind: str) -> None:
+def test_tables_of_many_columns_are_set_in_smaller_type(
+    columns: int, kind: str, tmp_path: Path
+) -> None:
     table = Table([f"σ = {index}" for index in range(columns)], [["99.01 ± 0.07"] * columns])
-    assert f'<div class="{kind}"><table>' in render("Page", [Section("Table", "", table)])
+    page = write_report(tmp_path / "page", "Page", [Section("Table", "", table)]).read_text()
+    assert f'<div class="{kind}"><table>' in page
 
 
-def test_bytes_of_a_png_are_taken_as_they_are(figure: Figure) -> None:
+def test_bytes_of_a_png_are_taken_as_they_are(figure: Figure, tmp_path: Path) -> None:
     picture = png(figure)
-    page = render("Picture", [Section("It", figure=picture)])
+    sections = [Section("It", figure=picture)]
+    page = write_report(tmp_path / "page", "Picture", sections).read_text()
     assert base64.b64encode(picture).decode() in page
     assert 'alt="It"' in page
 

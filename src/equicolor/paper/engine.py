@@ -164,11 +164,9 @@ def _write_report(
     if any("resumed" in job for job in done):
         facts["computed for"] += ", not counting what went before interruptions"
     folder = scope.output / report.RESULTS
-    rows = any(folder.glob("*.json"))
-    findings = report.read([folder]) if rows else Findings({}, quick=scope.quick)
-    return report.write(
-        findings, scope.output, quick=scope.quick, failed=incomplete, provenance=facts
-    )
+    findings = report.read([folder]) if any(folder.glob("*.json")) else Findings({})
+    findings.quick |= scope.quick
+    return report.write(findings, scope.output, failed=incomplete, provenance=facts)
 
 
 def state(name: str, scope: Scope) -> str:

@@ -107,7 +107,7 @@ def measure_and_draw(
         top: how many images to average.
         units: how many of a stage to draw.
         measured_units: how many of a stage, the most selective ones, to measure the hues of.
-        autocast: compute with torch's autocast to this dtype.
+        autocast: the dtype of torch's autocast.
 
     Returns:
         A row for each stage, and the sheet as PNG. A row has how many channels are ``selective``,
@@ -161,16 +161,15 @@ def _deviation(hues: HueRows | None) -> float | None:
 def sheet(
     drawn: Mapping[str, Mapping[str, NeuronFeatures]], scores: Mapping[str, Tensor]
 ) -> Figure:
-    """Neuron features with the crops that excite each unit most, a row for each rotation.
+    """A line of blocks for each layer, those of a channel next to each other.
+
+    In a block, a row is a rotation: the neuron feature, and beside it the crops that excite the
+    unit most.
 
     Args:
         drawn: the same channels of each layer among some images, by a word for these images
             (empty for the data as they are).
         scores: colour selectivity of all channels of each layer.
-
-    Returns:
-        A line of blocks for each layer, a channel's next to each other; in a block, a row is a
-        rotation: the feature, and beside it the crops.
     """
     everything = [features for sources in drawn.values() for features in sources.values()]
     columns = max(len(s) * len(next(iter(s.values())).channels) for s in drawn.values())

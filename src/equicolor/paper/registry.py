@@ -40,12 +40,7 @@ EXPERIMENTS: dict[str, Experiment] = {
 def find_experiment(name: str) -> Experiment:
     """An experiment by its id.
 
-    Raises:
-        ValueError: if there is none, with the nearest ids.
-
     Example:
-        >>> find_experiment("ablation-jitter").paper
-        'App. D'
         >>> find_experiment("clasification")
         Traceback (most recent call last):
             ...
@@ -58,12 +53,7 @@ def find_experiment(name: str) -> Experiment:
 
 
 def missing_data(experiment: Experiment) -> list[str]:
-    """The datasets of the full protocol that are not in the data folder.
-
-    Example:
-        >>> missing_data(EXPERIMENTS["configurations"])
-        []
-    """
+    """The datasets of the full protocol that are not in the data folder."""
     return [
         name
         for name in experiment.data

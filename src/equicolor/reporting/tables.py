@@ -48,13 +48,7 @@ class Table:
                 )
 
     def without_empty(self, columns: Iterable[str]) -> "Table":
-        """The table without the columns of some names that hold dashes alone.
-
-        Example:
-            >>> table = Table(("network", "paper", "ours"), [("z2cnn", MISSING, "71.6")])
-            >>> table.without_empty(["paper"]).columns
-            ('network', 'ours')
-        """
+        """The table without those of the named columns that hold dashes alone."""
         optional = set(columns)
         shown = [
             index
@@ -69,12 +63,7 @@ class Table:
         )
 
     def rich(self) -> RichTable:
-        """The table for the terminal; rich does not read markup in its cells.
-
-        Example:
-            >>> Table(("a", "b"), [("x", "1")]).rich().row_count
-            1
-        """
+        """The table for the terminal; rich does not read markup in its cells."""
         title = Text(printable(self.title), "table.title") if self.title else None
         result = RichTable(title=title, title_justify="left")
         for index, name in enumerate(self.columns):
@@ -86,19 +75,12 @@ class Table:
 
     def markdown(self) -> str:
         """The table in Markdown, without its title."""
-        rule = [
-            "---" if index < self.text_columns else "---:" for index in range(len(self.columns))
-        ]
-        lines = [_line(self.columns), "|" + "|".join(rule) + "|"]
-        return "\n".join([*lines, *map(_line, self.rows)])
+        numbers = len(self.columns) - self.text_columns
+        rule = "|---" * self.text_columns + "|---:" * numbers + "|"
+        return "\n".join([_line(self.columns), rule, *map(_line, self.rows)])
 
     def html(self) -> str:
-        """The table in HTML, its title as the caption.
-
-        Example:
-            >>> "<td>a &amp; b</td>" in Table(("name",), [("a & b",)]).html()
-            True
-        """
+        """The table in HTML, its title as the caption."""
         caption = f"<caption>{html.escape(self.title)}</caption>" if self.title else ""
         head = self._html_row(self.columns, "th")
         body = "\n".join(self._html_row(row, "td") for row in self.rows)
