@@ -43,4 +43,4 @@ def test_seeds_are_averaged_and_other_factors_left_out() -> None:
     assert section.table is not None
     assert section.table.rows[0][1] == "51.00 ± 1.41"
     assert len(section.table.rows) == 1
-    assert brightness.show(Findings({})) == []
+    assert list(brightness.show(Findings({}))) == []

@@ -3,7 +3,7 @@
 Equivariance to hue promises nothing about brightness: this shows what it does all the same.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from matplotlib.figure import Figure
@@ -53,10 +53,9 @@ def measure(job: Job, context: Context) -> list[Row]:
     return [{**image_jobs.facts(run), "factors": factors, "brightness_curve": curve}]
 
 
-def show(findings: Findings) -> list[Section]:
+def show(findings: Findings) -> Iterator[Section]:
     """A table and a figure for each dataset."""
     rows = [row for row in findings.of("brightness") if row.get("factors") == list(FACTORS)]
-    shown = []
     for dataset in datasets_of(rows):
         groups = by_variant([row for row in rows if row["dataset"] == dataset])
         curves = {
@@ -68,17 +67,14 @@ def show(findings: Findings) -> list[Section]:
             for name, curve in curves.items()
         ]
         title = f"Accuracy over brightness, {dataset_title(dataset)}"
-        shown.append(
-            Section(
-                title,
-                quick_note([dataset]),
-                Table(("network", *(f"× {factor:g}" for factor in FACTORS)), lines, title),
-                _figure(curves),
-                "Accuracy on test images whose brightness is multiplied by a factor.",
-                figure_file("brightness", dataset),
-            )
+        yield Section(
+            title,
+            quick_note([dataset]),
+            Table(("network", *(f"× {factor:g}" for factor in FACTORS)), lines, title),
+            _figure(curves),
+            "Accuracy on test images whose brightness is multiplied by a factor.",
+            figure_file("brightness", dataset),
         )
-    return shown
 
 
 def _figure(curves: Mapping[str, Tensor]) -> Figure:

@@ -1,7 +1,7 @@
 """What conversion does to a trained network: accuracy before, after, and after a fine-tune."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,23 +98,19 @@ def run(job: Job, context: Context) -> list[Row]:
     return rows
 
 
-def show(findings: Findings) -> list[Section]:
+def show(findings: Findings) -> Iterator[Section]:
     """Accuracies and hue curves before conversion and after, for every dataset."""
     rows = [row for row in findings.of("conversion") if "original" in row]
-    shown = []
     for dataset in datasets_of(rows):
         figure = hue_figure(rows, dataset)
-        shown.append(
-            Section(
-                dataset_title(dataset),
-                quick_note([dataset]),
-                table(rows, dataset),
-                figure,
-                "Accuracy over the hue shift, before conversion and after.",
-                "" if figure is None else f"conversion-{dataset}",
-            )
+        yield Section(
+            dataset_title(dataset),
+            quick_note([dataset]),
+            table(rows, dataset),
+            figure,
+            "Accuracy over the hue shift, before conversion and after.",
+            "" if figure is None else f"conversion-{dataset}",
         )
-    return shown
 
 
 def table(rows: Sequence[Row], dataset: str) -> Table:

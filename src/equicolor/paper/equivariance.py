@@ -7,7 +7,7 @@ the angles of its group, and only a little between them if the group is fine.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,11 +59,11 @@ def rows() -> list[Row]:
     return [measure(spec, photo) for spec in DEMO]
 
 
-def show(findings: Findings) -> list[Section]:
+def show(findings: Findings) -> Iterator[Section]:
     """The change of the output over the hue circle."""
     rows = findings.of("equivariance")
     if not rows or any("change" not in row for row in rows):
-        return []
+        return
     lines = [
         (
             row["network"], f"{row['worst']:.1%}", f"{row['mean']:.1%}",
@@ -73,18 +73,16 @@ def show(findings: Findings) -> list[Section]:
     ]  # fmt: skip
     columns = ("network", "worst shift", "mean over the circle", "at the group's angles")
     first, last = rows[0], rows[-1]
-    return [
-        Section(
-            "",
-            f"A hue shift changes the output by up to {first['worst']:.0%} ({first['network']}), "
-            f"against {last['worst']:.1%} ({last['network']}), and "
-            f"{last['at_group_angles'] or 0:.0e} at the group's own angles.",
-            Table(columns, lines, "Ours: relative change of a random network's output"),
-            plot(rows, sample_photo()),
-            "Change of the pooled output of small random networks while a photo's hue shifts.",
-            "equivariance",
-        )
-    ]
+    yield Section(
+        "",
+        f"A hue shift changes the output by up to {first['worst']:.0%} ({first['network']}), "
+        f"against {last['worst']:.1%} ({last['network']}), and "
+        f"{last['at_group_angles'] or 0:.0e} at the group's own angles.",
+        Table(columns, lines, "Ours: relative change of a random network's output"),
+        plot(rows, sample_photo()),
+        "Change of the pooled output of small random networks while a photo's hue shifts.",
+        "equivariance",
+    )
 
 
 def sample_photo(height: int = 64) -> Tensor:

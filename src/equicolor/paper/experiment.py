@@ -8,7 +8,7 @@ turns rows into sections of the report.
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -133,7 +133,7 @@ class Experiment:
         full: about how long the full protocol takes on one H200.
         quick: about how long ``--quick`` takes on two CPU cores.
         plan: the jobs whose rows are its results. Jobs that these need come by themselves.
-        show: its sections of the report; empty if there are no rows.
+        show: its sections of the report; none if there are no rows.
         data: the datasets of the full protocol.
         options: the fields of :class:`Scope` that make a difference to it.
         keeps: whether an old row of the results file is still shown beside new ones.
@@ -147,7 +147,7 @@ class Experiment:
     full: str
     quick: str
     plan: Callable[[Scope], list[Job]]
-    show: Callable[["Findings"], list[Section]]
+    show: Callable[["Findings"], Iterable[Section]]
     data: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     keeps: Callable[[Row, Sequence[Row]], bool] = lambda old, new: True

@@ -1,7 +1,7 @@
 """Neuron features of a trained network as one figure (paper, Figure 5), and their hues."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from matplotlib.figure import Figure
@@ -38,10 +38,9 @@ from equicolor.training.recipes import default_recipe
 __all__ = ["EXPERIMENT", "draw", "measure_and_draw", "plan", "sheet", "show"]
 
 
-def show(findings: Findings) -> list[Section]:
+def show(findings: Findings) -> Iterator[Section]:
     """The hues of the features in numbers and, where its file is there, the figure."""
     rows = findings.of("neuron-features")
-    shown = []
     for dataset in datasets_of(rows):
         own = [row for row in rows if row["dataset"] == dataset]
         file = figure_file("neuron-features", dataset)
@@ -58,8 +57,7 @@ def show(findings: Findings) -> list[Section]:
         words = " ".join(filter(None, text))
         named = "" if figure is None else file
         title = dataset_title(dataset)
-        shown.append(Section(title, words, _hue_table(own), figure, caption, named))
-    return shown
+        yield Section(title, words, _hue_table(own), figure, caption, named)
 
 
 def _hue_sentence(rows: Sequence[Row]) -> str:

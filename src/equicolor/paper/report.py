@@ -79,7 +79,7 @@ def read(sources: Sequence[Path | str]) -> Findings:
 def sections(experiment: Experiment, findings: Findings) -> list[Section]:
     """The sections of an experiment, with figures as PNG; one that says so if it was not run."""
     title, paper = _heading(experiment)
-    shown = experiment.show(findings)
+    shown = list(experiment.show(findings))
     if not shown:
         command = f"equicolor reproduce all --only {experiment.id}"
         command += " --quick" if findings.quick else ""

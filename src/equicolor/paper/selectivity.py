@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import matplotlib
 import numpy as np
@@ -37,22 +37,20 @@ _MARKERS = "osD^vPX"
 _QUOTED = {"flowers102": "about 0.70"}
 
 
-def show(findings: Findings) -> list[Section]:
+def show(findings: Findings) -> Iterator[Section]:
     """Gains over equivariant stages (Figure 4), and the selectivity of units, layer by layer."""
     rows = [row for row in findings.of("selectivity") if "selectivity" in row]
     if not rows:
-        return []
-    shown = [
-        Section(
-            "",
-            quick_note(datasets_of(rows)),
-            table(rows, findings.trained).without_empty(["selectivity, literature"]),
-            gain_figure(rows, findings.trained),
-            "Accuracy gained over the plain network by equivariance up to a stage. Colours: mean "
-            "colour selectivity of the plain network's units.",
-            "selectivity",
-        )
-    ]
+        return
+    yield Section(
+        "",
+        quick_note(datasets_of(rows)),
+        table(rows, findings.trained).without_empty(["selectivity, literature"]),
+        gain_figure(rows, findings.trained),
+        "Accuracy gained over the plain network by equivariance up to a stage. Colours: mean "
+        "colour selectivity of the plain network's units.",
+        "selectivity",
+    )
     for dataset in datasets_of(rows):
         layers = {
             row["layer"]: torch.tensor(row["values"])
@@ -60,16 +58,13 @@ def show(findings: Findings) -> list[Section]:
             if row["dataset"] == dataset and row["layer"] != "all"
         }
         if layers:
-            shown.append(
-                Section(
-                    f"Selectivity by layer, {dataset_title(dataset)}",
-                    figure=selectivity_figure(layers, list(layers)),
-                    caption="Colour selectivity of every unit of the plain network, layer by "
-                    "layer. A point is a unit, the line in a box the median, the diamond the mean.",
-                    file=figure_file("selectivity-layers", dataset),
-                )
+            yield Section(
+                f"Selectivity by layer, {dataset_title(dataset)}",
+                figure=selectivity_figure(layers, list(layers)),
+                caption="Colour selectivity of every unit of the plain network, layer by layer. "
+                "A point is a unit, the line in a box the median, the diamond the mean.",
+                file=figure_file("selectivity-layers", dataset),
             )
-    return shown
 
 
 def gains(rows: Sequence[Row], dataset: str) -> dict[int, float]:
