@@ -42,10 +42,10 @@ def show(findings: Findings) -> Iterator[Section]:
     """The hues of the features in numbers and, where its file is there, the figure."""
     rows = findings.of("neuron-features")
     for dataset in datasets_of(rows):
-        own = [row for row in rows if row["dataset"] == dataset]
+        stages = [row for row in rows if row["dataset"] == dataset]
         file = figure_file("neuron-features", dataset)
         figure = findings.figures.get(file)
-        text = [quick_note([dataset]), _hue_sentence(own)]
+        text = [quick_note([dataset]), _hue_sentence(stages)]
         if figure is None:
             text.append("The figure needs the network and its images, which are not here.")
         caption = (
@@ -57,7 +57,7 @@ def show(findings: Findings) -> Iterator[Section]:
         words = " ".join(filter(None, text))
         named = "" if figure is None else file
         title = dataset_title(dataset)
-        yield Section(title, words, _hue_table(own), figure, caption, named)
+        yield Section(title, words, _hue_table(stages), figure, caption, named)
 
 
 def _hue_sentence(rows: Sequence[Row]) -> str:

@@ -83,8 +83,8 @@ def gains(rows: Sequence[Row], dataset: str) -> dict[int, float]:
 
 def _compared(rows: Sequence[Row], dataset: str) -> list[Row]:
     """Networks trained without augmentation in the paper's way; if none was, those like most."""
-    own = [row for row in rows if row["dataset"] == dataset]
-    return alike([row for row in own if (row.get("augmentation") or "none") == "none"])
+    plain = [row for row in rows if (row.get("augmentation") or "none") == "none"]
+    return alike([row for row in plain if row["dataset"] == dataset])
 
 
 def _titles(rows: Sequence[Row], trained: Sequence[Row]) -> dict[str, str]:
@@ -93,11 +93,11 @@ def _titles(rows: Sequence[Row], trained: Sequence[Row]) -> dict[str, str]:
         dataset: _compared(trained, dataset) or [row for row in rows if row["dataset"] == dataset]
         for dataset in datasets_of(rows)
     }
-    epochs = {dataset: setting(own[0], "epochs") for dataset, own in compared.items()}
-    also = ("epochs",) if len(set(epochs.values())) > 1 else ()
+    epochs = {setting(group[0], "epochs") for group in compared.values()}
+    also = ("epochs",) if len(epochs) > 1 else ()
     titles = {}
-    for dataset, own in compared.items():
-        words = shared_setting(own, also=also)
+    for dataset, group in compared.items():
+        words = shared_setting(group, also=also)
         titles[dataset] = dataset_title(dataset) + (f" ({words})" if words else "")
     return titles
 
