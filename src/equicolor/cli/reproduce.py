@@ -155,9 +155,10 @@ def list_experiments(
     """List every figure and table: what it needs, what it costs, and whether it was run."""
     from equicolor.paper.engine import state
     from equicolor.paper.experiment import Scope
+    from equicolor.paper.launching import Launch
     from equicolor.paper.registry import EXPERIMENTS, missing_data
 
-    full = Scope(output, cuda=_sees_gpu(("auto",)))
+    full = Scope(output, cuda=_sees_gpu(Launch()))
     quick = Scope(output.with_name(f"{output.name}-quick"), quick=True)
     for name, experiment in EXPERIMENTS.items():
         missing = missing_data(experiment)
@@ -257,17 +258,13 @@ def _launch_options(values: dict[str, Any]) -> "Launch":
     )
 
 
-def _sees_gpu(devices: tuple[str, ...], launcher: str = "processes") -> bool:
+def _sees_gpu(how: "Launch") -> bool:
     """Whether jobs run on GPUs; those of a cluster may, where this computer has none."""
-    import torch
+    from equicolor.devices import choose_device
 
-    available = torch.cuda.is_available()
-    if devices == ("auto",):
-        return available
-    asked = any(name.startswith("cuda") for name in devices)
-    if asked and launcher == "processes" and not available:
-        raise ValueError("a CUDA device was asked for, but torch sees none; use --device cpu")
-    return asked
+    if how.launcher == "slurm" and any(name.startswith("cuda") for name in how.devices):
+        return True
+    return any(choose_device(name).type == "cuda" for name in how.devices)
 
 
 def _reproduce(ids: list[str] | None, values: dict[str, Any]) -> None:
@@ -299,7 +296,7 @@ def _reproduce(ids: list[str] | None, values: dict[str, Any]) -> None:
             if name not in experiments[0].options:
                 what = "datasets" if name == "datasets" else f"--{name}"
                 raise ValueError(f"{experiments[0].id} does not take {what}")
-    cuda = _sees_gpu(how.devices, how.launcher)
+    cuda = _sees_gpu(how)
     if not (quick or cuda) and any("epochs" in each.options for each in experiments):
         typer.echo("no GPU: the full protocol takes weeks; --quick takes minutes", err=True)
     output = output or Path("runs") / ("reproduce-quick" if quick else "reproduce")
