@@ -245,7 +245,8 @@ def _with_submitit(
         while running():
             time.sleep(_POLL)
     finally:
-        while local and running():
+        patience = time.monotonic() + 10  # a worker in a long call ends after this process does
+        while local and running() and time.monotonic() < patience:
             for task in running():
                 os.kill(int(task.job_id), signal.SIGTERM)  # submitit passes it on to the worker
             time.sleep(_POLL)
