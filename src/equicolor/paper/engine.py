@@ -53,14 +53,9 @@ def reproduce(
 ) -> Reproduced:
     """Run experiments, write their rows to ``results/`` and a report of all rows in the folder.
 
-    If the data of one of several experiments are missing, or a job fails, the others are still
-    run and the report says why.
-
-    Args:
-        scope: how much of the experiments to run, and the folder.
-        ids: of the experiments; all by default.
-        how: where to run the jobs; here, one after the other, by default.
-        console: shows progress; None shows nothing.
+    All experiments, unless there are ``ids``; here, one job after the other, unless ``how`` says
+    otherwise. If the data of one of several experiments are missing, or a job fails, the others are
+    still run and the report says why.
     """
     ids = list(EXPERIMENTS) if ids is None else [find_experiment(name).id for name in ids]
     refuse_first_edition(scope.output)

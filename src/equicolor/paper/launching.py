@@ -100,14 +100,7 @@ def launch(
 ) -> dict[str, str]:
     """Run jobs, and those that they need, until all are finished or have failed.
 
-    Args:
-        jobs: in the order to begin with.
-        store: keeps the outcomes.
-        how: where to run; by default here, one after the other.
-        console: shows progress; None shows nothing.
-
-    Returns:
-        Why jobs failed, by their names; empty if all are finished.
+    By default they run here, one after the other. Returns why jobs failed, by their names.
     """
     how = Launch(workers=1) if how is None else how
     listed = with_needed(jobs if how.shard is None else _in_shard(jobs, *how.shard))

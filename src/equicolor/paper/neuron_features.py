@@ -99,13 +99,8 @@ def measure_and_draw(
 ) -> tuple[list[Row], bytes]:
     """Draw the most colour-selective units of every stage, and measure the hues of their rows.
 
-    Args:
-        network: an equivariant network, on the device of the images.
-        images: batches of one size, which are gone through several times.
-        top: how many images to average.
-        units: how many of a stage to draw.
-        measured_units: how many of a stage, the most selective ones, to measure the hues of.
-        autocast: the dtype of torch's autocast.
+    Features are means of the ``top`` images. Of every stage, ``units`` are drawn, and the hues of
+    at most ``measured_units`` measured. The images are gone through several times.
 
     Returns:
         A row for each stage, and the sheet as PNG. A row has how many channels are ``selective``,

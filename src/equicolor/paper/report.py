@@ -37,17 +37,12 @@ class Written(NamedTuple):
 
 
 def read(sources: Sequence[Path | str]) -> Findings:
-    """Read the rows of all experiments from files, without training.
+    """Read the rows of all experiments from files of results, without training.
 
-    Args:
-        sources: files of results, or folders of them with the figures that rows cannot hold
-            (``neuron-features*.png``). Files of other things, such as benchmarks, are skipped.
-            A row that is there twice counts once. A ``note`` in a file goes into the report.
-
-    Raises:
-        FileNotFoundError: if one does not exist.
-        ValueError: if none belongs to an experiment, or if two rows are about the same thing and
-            do not agree.
+    A folder has such files, and the figures that rows cannot hold (``neuron-features*.png``). Files
+    of other things, such as benchmarks, are skipped. A row that is there twice counts once; two
+    that are about the same thing and do not agree are a ValueError. A ``note`` in a file goes into
+    the report.
     """
     files: list[Path] = []
     figures: dict[str, bytes] = {}
@@ -135,14 +130,9 @@ def write(
 ) -> Written:
     """Write the report and its figures.
 
-    If one of several experiments cannot be shown, the report is still written and says why.
-
-    Args:
-        findings: all rows.
-        output: the folder; gets ``report.html`` and ``figures/``.
-        names: ids of experiments; all by default.
-        failed: why experiments could not run or finish, by their ids.
-        provenance: of the rows.
+    Only of some experiments, if there are ``names``. The page says why experiments ``failed``, by
+    their ids. If one of several experiments cannot be shown, the report is still written and says
+    why.
     """
     output = output_folder(output)
     failed, not_shown = failed or {}, {}

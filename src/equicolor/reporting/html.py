@@ -88,13 +88,8 @@ def write_report(
 ) -> Path:
     """Write a report, whole or not at all; returns its path.
 
-    Args:
-        path: the file.
-        title: of the page.
-        sections: in order.
-        lead: what a newcomer should know first.
-        numbers: the headline figures, by what they are.
-        provenance: of :func:`equicolor.results.provenance`, at the end.
+    The lead is what a newcomer should know first. Numbers are the headline figures, by what they
+    are. The provenance, of :func:`equicolor.results.provenance`, comes at the end.
     """
     parts = [f"<h1>{html.escape(title)}</h1>"]
     parts += [f'<p class="lead">{html.escape(text)}</p>' for text in _paragraphs(lead)]
