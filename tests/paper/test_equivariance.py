@@ -63,12 +63,6 @@ def test_building_leaves_the_global_seed_alone(photo: torch.Tensor) -> None:
     assert torch.equal(torch.rand(4), expected)
 
 
-def test_chunks_do_not_change_the_result(photo: torch.Tensor) -> None:
-    network, turns = build(Spec("plain"), photo), torch.arange(5) / 5
-    whole, parts = (relative_change(network, photo, turns, chunk=chunk) for chunk in (5, 2))
-    torch.testing.assert_close(whole, parts, rtol=1e-4, atol=1e-6)
-
-
 def test_rows_hold_the_whole_curve_and_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equivariance, "measure", partial(measure, shifts=12, seeds=1))
     plain, rgb3, rgb12, hsv12 = rows = equivariance.rows()
