@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from equicolor.paper import equivariance
-from equicolor.paper.equivariance import Spec, build, measure, relative_change
+from equicolor.paper.equivariance import Spec, build, measure
 from equicolor.paper.rows import Findings
 
 

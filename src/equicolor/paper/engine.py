@@ -4,6 +4,7 @@ Jobs that experiments share run once, jobs that an earlier call finished are not
 what was interrupted continues.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -160,7 +161,7 @@ def _write_report(
         facts["computed for"] += ", not counting what went before interruptions"
     folder = scope.output / report.RESULTS
     findings = report.read([folder]) if any(folder.glob("*.json")) else Findings({})
-    findings.quick |= scope.quick
+    findings = dataclasses.replace(findings, quick=findings.quick or scope.quick)
     return report.write(findings, scope.output, failed=incomplete, provenance=facts)
 
 

@@ -18,7 +18,8 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from equicolor.color import shift_hue
-from equicolor.models import layers
+from equicolor.models.layers import Layers
+from equicolor.nn import CosetMaxPool
 from equicolor.paper.experiment import Context, Experiment, Job
 from equicolor.paper.rows import Findings
 from equicolor.reporting.html import Section
@@ -101,19 +102,18 @@ def build(spec: Spec, photo: Tensor, seed: int = 0) -> nn.Sequential:
     Batch statistics are those of the photo ``[B, 3, H, W]``. With the initial ones the signal of
     a random network would fade from layer to layer.
     """
-    n = spec.rotations
-    shape: dict[str, Any] = {"rotations": n, "padding": 1, "bias": False}
+    layers = Layers(spec.rotations, spec.lifting)
+    shape: dict[str, Any] = {"padding": 1, "bias": False}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        convolutions = [layers.lift(WIDTHS[0], 3, lifting=spec.lifting, **shape)]
+        convolutions = [layers.lift(3, WIDTHS[0], 3, **shape)]
         for before, after in itertools.pairwise(WIDTHS):
             convolutions.append(layers.conv(before, after, 3, **shape))
     blocks: list[nn.Module] = []
     for width, convolution in zip(WIDTHS, convolutions, strict=True):
-        norm, pool = layers.norm(width, rotations=n), layers.max_pool(2, 2, rotations=n)
-        blocks += [convolution, norm, nn.ReLU(), pool]
-    if n > 1:
-        blocks.append(layers.coset_pool("max"))
+        blocks += [convolution, layers.norm(width), nn.ReLU(), layers.max_pool(2, 2)]
+    if spec.rotations > 1:
+        blocks.append(CosetMaxPool())
     network = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     for block in network:
         if isinstance(block, nn.BatchNorm2d):
