@@ -64,7 +64,7 @@ def test_rows_stand_beside_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("paper", PAPER, ids=lambda paper: f"{paper.model} CE-{paper.ce_stages}")
 def test_the_papers_column_is_what_its_counter_makes_of_the_networks(
-    paper: configurations.PaperRow,
+    paper: configurations.Configuration,
 ) -> None:
     with torch.device("meta"):
         rotations = 3 if paper.ce_stages else 1

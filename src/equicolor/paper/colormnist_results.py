@@ -5,6 +5,7 @@ repeat what they say.
 """
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -160,12 +161,12 @@ def _bars(rows: Sequence[Row]) -> str:
 
 def _styles(variants: Sequence[Variant]) -> dict[Variant, dict[str, Any]]:
     """Looks of curves in one plot; those that differ in the setting alone are fainter."""
-    counts: dict[Variant, int] = {}
+    counts: Counter[Variant] = Counter()
     styles = {}
     for variant in variants:
         alike = variant._replace(setting="")
-        order = counts[alike] = counts.get(alike, -1) + 1
-        styles[variant] = style(variant) | {"alpha": _FADED[min(order, len(_FADED) - 1)]}
+        styles[variant] = style(variant) | {"alpha": _FADED[min(counts[alike], len(_FADED) - 1)]}
+        counts[alike] += 1
     return styles
 
 
@@ -278,11 +279,10 @@ def _draw_curves(
 
 def hue_figure(curves: Mapping[str, Sequence[float]]) -> Figure:
     """Accuracy of networks, by name, against the hue shift of the test images."""
-    variants = {Variant("other", model): accuracy for model, accuracy in curves.items()}
-    lines = [
-        Curve(variant.name, hue_shifts(len(accuracy)).tolist(), accuracy, style=style(variant))
-        for variant, accuracy in variants.items()
-    ]
+    lines = []
+    for model, accuracy in curves.items():
+        variant, turns = Variant("other", model), hue_shifts(len(accuracy)).tolist()
+        lines.append(Curve(variant.name, turns, accuracy, style=style(variant)))
     return hue_panels({"": lines}, width=8.0)
 
 
