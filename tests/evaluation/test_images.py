@@ -17,7 +17,6 @@ from equicolor.evaluation import hue_sweep
 from equicolor.evaluation.diagnose import diagnose, load_subject
 from equicolor.evaluation.images import (
     Preparation,
-    check_outputs,
     choose_preparation,
     count_outputs,
     load_batches,
@@ -153,9 +152,9 @@ def test_batches_carry_no_augmentation(folder: Path) -> None:
 
 def test_outputs_are_checked_first(folder: Path) -> None:
     images = load_dataset(str(folder), "test")
-    check_outputs(resnet44(3, width=4), images, 32)
-    with pytest.raises(ValueError, match="the network has 5 outputs, but trees has 3 classes"):
-        check_outputs(resnet44(5, width=4), images, 32)
+    for by_index in (False, True):
+        with pytest.raises(ValueError, match="the network has 5 outputs, but trees has 3 classes"):
+            match_classes(resnet44(5, width=4), images, 32, by_index=by_index)
 
 
 @pytest.mark.parametrize(
@@ -180,12 +179,12 @@ def test_networks_must_give_logits(answer, came: str) -> None:
 def test_classes_are_matched_by_their_names(folder: Path) -> None:
     images = load_dataset(str(folder), "test")
     network = resnet44(3, width=4)
-    assert match_classes(network, images) is images  # nobody knows
+    assert match_classes(network, images, 32) is images  # nobody knows
     network.class_names = images.class_names
-    assert match_classes(network, images) is images
+    assert match_classes(network, images, 32) is images
     network.class_names = ("cedar", "ash", "birch")
     for judge in (network, GrayInput(network)):
-        matched = match_classes(judge, images)
+        matched = match_classes(judge, images, 32)
         named = [matched.class_names[label] for label in matched.labels]
         assert named == [images.class_names[label] for label in images.labels]
         assert matched.class_names == network.class_names
@@ -193,10 +192,10 @@ def test_classes_are_matched_by_their_names(folder: Path) -> None:
     network.class_names = ("ash", "beech", "cedar")
     message = "other classes than those of trees: 'beech' and 'birch'. If they .*--classes-by-index"
     with pytest.raises(ValueError, match=message):
-        match_classes(network, images)
+        match_classes(network, images, 32)
     network.class_names = ("ash", "ash", "birch")
     with pytest.raises(ValueError, match="'ash' and 'birch', 'birch' and 'cedar'"):
-        match_classes(network, images)
+        match_classes(network, images, 32)
 
 
 def test_recipe_of_a_run(run_folder: Path, tmp_path: Path) -> None:

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from equicolor import _checks
 from equicolor._random import uniform
 from equicolor.analysis.layers import Layer, find_layers
-from equicolor.analysis.taps import run, tapped
+from equicolor.analysis.taps import run_tapped
 from equicolor.color import shift_hue
 from equicolor.data.loaders import ResidentLoader
-from equicolor.evaluation.counting import evaluating
 from equicolor.reporting.progress import Progress
 
 __all__ = [
@@ -33,6 +32,7 @@ __all__ = [
 _STREAM = 7  # of random numbers; any that is not used for images elsewhere
 # Images [B, 3, H, W] in [0, 1], or pairs of them and labels; the same ones every time.
 Batches = Iterable[Tensor | tuple[Tensor, Tensor]]
+_Tables = tuple[Tensor, ...]  # values, images and positions [C, n, N], on the device
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,12 +101,7 @@ class RandomHues:
         return len(self.batches)  # type: ignore[arg-type]  # a TypeError if they have none
 
     def shift(self, images: Tensor, numbers: Tensor) -> Tensor:
-        """Images with the hues of their numbers.
-
-        Args:
-            images: :math:`[B, 3, H, W]`.
-            numbers: their places in the data, int64 :math:`[B]` on the CPU.
-        """
+        """Images with the hues of their numbers, int64 :math:`[B]` on the CPU."""
         if not len(images):
             return images
         turns = uniform(torch.tensor([self.seed]), _STREAM, 0, int(numbers.max()) + 1)[0, numbers]
@@ -147,89 +142,66 @@ def top_activations(
         [0.75, 2, 2]
     """
     _checks.positive_int("top", top)
-    watched: dict[str, Layer] = {}
-    strongest: dict[str, _Strongest] = {}
     total = length_hint(batches) or None
-    first = count = 0
-    images = torch.empty(0)
-    size = images.shape
+    watched: dict[str, Layer] = {}
+    tables: dict[str, _Tables] = {}
+    first = 0  # the number of the batch's first image
+    size: tuple[int, ...] = ()
 
     def receive(name: str, output: object) -> None:
-        strongest[name].add(watched[name].features(output, count), first)
+        features = watched[name].features(output, len(images))
+        tables[name] = _strongest(tables.get(name), features, first, top)
 
     for done, batch in enumerate(batches, start=1):
         images = images_of(batch)
-        count = len(images)
-        if not count:  # for example if all of them were corrupt
+        if not len(images):  # for example if all of them were corrupt
             continue
+        height, width = images.shape[-2:]
         if not watched:
-            watched = find_layers(network, (images.shape[-2], images.shape[-1]), layers)
-            strongest = {name: _Strongest(top) for name in watched}
-            size = images.shape[-2:]
-        if images.shape[-2:] != size:
+            size = height, width
+            watched = find_layers(network, (height, width), layers)
+        if (height, width) != size:
             raise ValueError(
                 f"images must have one size, {list(size)} as the first, got "
-                f"{list(images.shape[-2:])}: positions would not be comparable"
+                f"{[height, width]}: positions would not be comparable"
             )
-        with evaluating(network), tapped(network, list(watched), receive):
-            run(network, images, autocast)
-        first += count
+        run_tapped(network, images, watched, receive, autocast)
+        first += len(images)
         if progress:
             progress(done, total)
     if not watched:
         raise ValueError("batches holds no images")
-    for name, activations in strongest.items():
-        activations.refuse_nan(name)
-    return {
-        name: TopActivations(layer, *strongest[name].results()) for name, layer in watched.items()
-    }
-
-
-class _Strongest:
-    """The strongest activations of a layer so far, on the device."""
-
-    def __init__(self, top: int) -> None:
-        self.top = top
-        self.tables: tuple[Tensor, ...] | None = None
-
-    def add(self, features: Tensor, first: int) -> None:
-        """Take in features ``[B, C, n, H, W]`` of the images from number ``first``."""
-        values, positions = features.flatten(3).max(-1)
-        values = values.float().clamp(min=0)
-        numbers = torch.arange(first, first + len(values), device=values.device)
-        numbers = numbers.view(-1, 1, 1).expand_as(positions)
-        # The images of a unit side by side, in order: equal ones are sorted by that.
-        tables = tuple(x.movedim(0, -1) for x in (values, numbers, positions))
-        if self.tables is not None:
-            tables = tuple(torch.cat(pair, -1) for pair in zip(self.tables, tables, strict=True))
-        order = tables[0].argsort(dim=-1, descending=True, stable=True)[..., : self.top]
-        self.tables = tuple(x.gather(-1, order) for x in tables)
-
-    def refuse_nan(self, name: str) -> None:
-        """Refuse activations that are not numbers, which sort before all others."""
-        if self.tables is not None and bool(self.tables[0].isnan().any()):
+    for name, (values, *_) in tables.items():
+        if bool(values.isnan().any()):  # they sort before all others
             raise ValueError(
                 f"layer {name} gives NaN for some images: the network or they are damaged"
             )
+    return {
+        name: TopActivations(layer, *(table.cpu() for table in tables[name]))
+        for name, layer in watched.items()
+    }
 
-    def results(self) -> tuple[Tensor, ...]:
-        """Values, images and positions, on the CPU."""
-        assert self.tables is not None
-        return tuple(x.cpu() for x in self.tables)
+
+def _strongest(before: _Tables | None, features: Tensor, first: int, top: int) -> _Tables:
+    """The ``top`` strongest activations so far, with features of the images from ``first`` on."""
+    values, positions = features.flatten(3).max(-1)
+    numbers = torch.arange(first, first + len(values), device=values.device)
+    numbers = numbers.view(-1, 1, 1).expand_as(positions)
+    # The images of a unit side by side, in order: the sort is stable, so of equal ones the
+    # first come first.
+    tables = [x.movedim(0, -1) for x in (values.float().clamp(min=0), numbers, positions)]
+    if before is not None:
+        tables = [torch.cat(pair, -1) for pair in zip(before, tables, strict=True)]
+    order = tables[0].argsort(dim=-1, descending=True, stable=True)[..., :top]
+    return tuple(table.gather(-1, order) for table in tables)
 
 
 def select_images(batches: Batches, which: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Some of the images, in batches.
 
     Images that lie decoded in the memory are gathered; else all batches are gone through.
-
-    Args:
-        batches: all of them.
-        which: their numbers in the order of the data, int64 ``[M]`` on the CPU, sorted and all
-            different.
-
-    Returns:
-        Pairs of numbers ``[B]``, on the CPU, and images ``[B, 3, H, W]``.
+    ``which`` are the numbers in the order of the data, int64 ``[M]`` on the CPU, sorted and all
+    different. Yields pairs of numbers ``[B]``, on the CPU, and images ``[B, 3, H, W]``.
 
     Example:
         >>> batches = [torch.rand(2, 3, 4, 4), torch.rand(2, 3, 4, 4)]
@@ -287,39 +259,29 @@ def activations_at(
         True
     """
     which = torch.cat([tops.images.flatten() for tops in found.values()]).unique()
-    readings = {name: _Readings(tops) for name, tops in found.items()}
-    part = torch.empty(0, dtype=torch.int64)
+    values = {name: torch.zeros_like(tops.values) for name, tops in found.items()}
+    # The entries of every layer by the number of their image.
+    sorted_images = {name: tops.images.flatten().sort() for name, tops in found.items()}
+    numbers = which
 
     def receive(name: str, output: object) -> None:
-        readings[name].read(found[name].layer.features(output, len(part)), part)
+        tops, (of_image, order) = found[name], sorted_images[name]
+        features = tops.layer.features(output, len(numbers)).flatten(3)
+        ends = torch.stack((numbers[0], numbers[-1] + 1))
+        start, end = torch.searchsorted(of_image, ends)
+        entries = order[start:end]
+        image = torch.searchsorted(numbers, of_image[start:end])
+        channel, rotation, _ = torch.unravel_index(entries, tops.values.shape)
+        places = image, channel, rotation, tops.positions.flatten()[entries]
+        read = features[tuple(place.to(features.device) for place in places)]
+        values[name].view(-1)[entries] = read.float().clamp(min=0).cpu()
 
     done = 0
-    with evaluating(network), tapped(network, list(found), receive):
-        for part, images in select_images(batches, which):
-            run(network, change(images), autocast)
-            done += len(part)
-            if progress:
-                progress(done, len(which))
+    for numbers, images in select_images(batches, which):
+        run_tapped(network, change(images), found, receive, autocast)
+        done += len(numbers)
+        if progress:
+            progress(done, len(which))
     if done < len(which):
         raise ValueError(f"batches gave {done} of the {len(which)} images it gave before")
-    return {name: reading.values for name, reading in readings.items()}
-
-
-class _Readings:
-    """Activations to read: which units in which images, in the order of the images."""
-
-    def __init__(self, tops: TopActivations) -> None:
-        self.images, self.order = tops.images.flatten().sort()
-        self.positions = tops.positions.flatten()
-        self.values = torch.zeros_like(tops.values)
-
-    def read(self, features: Tensor, numbers: Tensor) -> None:
-        """Take what is asked for from the features of images with sorted numbers."""
-        ends = torch.stack((numbers[0], numbers[-1] + 1))
-        start, end = torch.searchsorted(self.images, ends)
-        entries = self.order[start:end]
-        batch = torch.searchsorted(numbers, self.images[start:end])
-        channel, rotation, _ = torch.unravel_index(entries, self.values.shape)
-        places = batch, channel, rotation, self.positions[entries]
-        read = features.flatten(3)[tuple(x.to(features.device) for x in places)]
-        self.values.view(-1)[entries] = read.float().clamp(min=0).cpu()
+    return values

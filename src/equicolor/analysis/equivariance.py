@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from equicolor import _checks
 from equicolor.analysis.layers import Layer
-from equicolor.analysis.taps import run, tapped
-from equicolor.evaluation.counting import evaluating
+from equicolor.analysis.taps import run_tapped
 from equicolor.testing import ACTIONS, relative_deviation
 
 __all__ = ["layer_equivariance"]
@@ -51,7 +50,6 @@ def layer_equivariance(
     _checks.one_of("action", action, tuple(ACTIONS))
     reference: dict[str, Tensor] = {}
     errors = dict.fromkeys(layers, 0.0)
-    step = 0
 
     def receive(name: str, output: object) -> None:
         features = layers[name].features(output, len(images))
@@ -63,7 +61,6 @@ def layer_equivariance(
             expected = expected.roll(step, 2)
         errors[name] = max(errors[name], relative_deviation(features, expected))
 
-    with evaluating(network), tapped(network, list(layers), receive):
-        for step in range(rotations):
-            run(network, ACTIONS[action](images, step / rotations))
+    for step in range(rotations):
+        run_tapped(network, ACTIONS[action](images, step / rotations), layers, receive)
     return errors

@@ -17,7 +17,7 @@ from equicolor.reporting.progress import Progress
 
 __all__ = [
     "MEASURED", "SELECTIVE", "HueRows", "UnitRows", "by_selectivity", "chroma", "hue_rows",
-    "mean_colour", "selective_channels", "unit_rows",
+    "mean_colour", "unit_rows",
 ]  # fmt: skip
 
 SELECTIVE = 0.25  # channels from here on are called selective
@@ -30,23 +30,15 @@ def chroma(images: Tensor) -> Tensor:
 
     With :math:`\omega = e^{2\pi i/3}`: the angle is the hue and the length how colourful it is,
     0 for greys. Rotating colours about the grey axis by ``turns`` multiplies the number by
-    :math:`e^{2\pi i \cdot turns}`.
-
-    Args:
-        images: :math:`[..., 3, H, W]`.
-
-    Returns:
-        Complex :math:`[..., H, W]`.
+    :math:`e^{2\pi i \cdot turns}`. Images :math:`[..., 3, H, W]` give :math:`[..., H, W]`.
 
     Example:
         >>> green = chroma(torch.tensor([0.0, 1.0, 0.0]).view(3, 1, 1))
         >>> round(math.degrees(green.angle()))
         120
     """
-    roots = torch.polar(
-        torch.ones(3, device=images.device),
-        torch.arange(3, device=images.device) * (2 * math.pi / 3),
-    )
+    angles = torch.arange(3, device=images.device) * (2 * math.pi / 3)
+    roots = torch.polar(torch.ones_like(angles), angles)
     red, green, blue = images.float().unbind(-3)
     return red * roots[0] + green * roots[1] + blue * roots[2]
 
@@ -56,10 +48,6 @@ def mean_colour(features: Tensor) -> Tensor:
 
     Of all the units of a layer it is the colour of what they are seen on: the hues that units
     look for cancel, as every unit has all rotations.
-
-    Example:
-        >>> mean_colour(torch.full((4, 2, 3, 5, 5), 0.5)).tolist()
-        [0.5, 0.5, 0.5]
     """
     return features.float().mean((0, 1, 3, 4))
 
@@ -134,36 +122,27 @@ def _degrees(numbers: Tensor) -> Tensor:
 
 
 class UnitRows(NamedTuple):
-    """Neuron features of channels of a layer, and the hues of their rows.
-
-    Attributes:
-        drawn: of all channels asked for.
-        hues: of those to measure, in their order; None if there are none.
-    """
+    """Neuron features of channels, and the hues of those to measure; None if there are none."""
 
     drawn: NeuronFeatures
     hues: HueRows | None
 
 
-def by_selectivity(indices: Tensor, alive: Tensor) -> list[int]:
+def by_selectivity(indices: Tensor, alive: Tensor, least: float = -math.inf) -> list[int]:
     """The channels that are ever active, the most colour selective first.
 
-    Selectivity ``indices`` and ``alive`` are :math:`[C, n]`; the mean over rotations counts.
+    Selectivity ``indices`` and ``alive`` are :math:`[C, n]`; the mean over rotations counts, and
+    has to be ``least`` or more.
 
     Example:
         >>> indices, alive = torch.tensor([[0.1], [0.9], [0.0]]), torch.tensor([[1], [1], [0]])
-        >>> by_selectivity(indices, alive.bool())
-        [1, 0]
+        >>> by_selectivity(indices, alive.bool()), by_selectivity(indices, alive.bool(), SELECTIVE)
+        ([1, 0], [1])
     """
-    active = alive.any(1).nonzero().flatten()
-    order = indices.mean(1)[active].argsort(descending=True, stable=True)
-    return [int(channel) for channel in active[order]]
-
-
-def selective_channels(indices: Tensor, alive: Tensor) -> list[int]:
-    """Those of :func:`by_selectivity` whose selectivity is :data:`SELECTIVE` or more."""
     mean = indices.mean(1)
-    return [channel for channel in by_selectivity(indices, alive) if mean[channel] >= SELECTIVE]
+    active = (alive.any(1) & (mean >= least)).nonzero().flatten()
+    order = mean[active].argsort(descending=True, stable=True)
+    return [int(channel) for channel in active[order]]
 
 
 def unit_rows(
@@ -181,15 +160,6 @@ def unit_rows(
     Hues are measured against the mean colour of the measured channels, whatever else is drawn,
     so that the same channels always give the same numbers. Frames are cut to the middle 128
     pixels, or to the size of the images if that is less.
-
-    Example:
-        >>> from equicolor.analysis import top_activations
-        >>> from equicolor.models import cecnn
-        >>> network, images = cecnn(width=4), [torch.rand(8, 3, 28, 28)]
-        >>> found = top_activations(network, images, ["blocks.0.2"], top=4)["blocks.0.2"]
-        >>> rows = unit_rows(network, images, found, [0, 2], [3], size=(28, 28))
-        >>> rows.drawn.channels, rows.hues.hues.shape
-        ((3, 0, 2), torch.Size([2, 3]))
     """
     features = neuron_features(
         network,

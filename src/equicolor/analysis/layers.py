@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,8 @@ from equicolor._text import did_you_mean
 from equicolor.analysis.dependence import Dependence
 from equicolor.analysis.planes import NOMINAL, Planes
 from equicolor.analysis.receptive_field import ReceptiveField, field_from_planes
-from equicolor.analysis.taps import TIMES, run, tapped
-from equicolor.evaluation.counting import evaluating
+from equicolor.analysis.taps import TIMES, run_tapped
+from equicolor.evaluation.asker import Asker
 
 __all__ = ["Layer", "find_layers", "layers_left_out", "receptive_fields", "stage_ends"]
 
@@ -46,7 +46,6 @@ class Layer:
         rotations: :math:`n`, 1 for an ordinary layer.
         height, width: positions.
         channels_last: whether its features are :math:`[B, H, W, C]`.
-        pooled: whether it comes after pooling over the whole image.
         field: what its units can see.
     """
 
@@ -56,7 +55,6 @@ class Layer:
     height: int
     width: int
     channels_last: bool
-    pooled: bool
     field: ReceptiveField
 
     def features(self, output: object, batch: int) -> Tensor:
@@ -119,9 +117,14 @@ def find_layers(
     image = _checks.int_pair("size", size, minimum=1)
     calls = _watch(network, image)
     if layers is None:
-        names = set(_by_default(network, calls))
+        names = _first_kind({name: call for name, call in calls.items() if call.is_map})
+        if not names:
+            network_type = type(network).__name__
+            raise ValueError(
+                f"{network_type} has no layers of features [B, C, H, W] to look at; name some"
+            )
     else:
-        names = {_check_name(name, calls) for name in layers}
+        names = [_check_name(name, calls) for name in layers]
     return {name: _layer(name, call, image) for name, call in calls.items() if name in names}
 
 
@@ -143,11 +146,11 @@ def layers_left_out(network: nn.Module, size: int | tuple[int, int]) -> dict[str
         (['0'], {'2': [1, 4, 16]})
     """
     calls = _watch(network, _checks.int_pair("size", size, minimum=1))
-    others = {name: call for name, call in calls.items() if _is_local(call) and not _is_map(call)}
-    names = _first_kind(network, others) or [
+    others = {name: call for name, call in calls.items() if call.shape and not call.is_map}
+    names = _first_kind(others) or [
         name
         for name, call in others.items()
-        if len(call.shape) > 2 and [*network.get_submodule(call.name).parameters(recurse=False)]
+        if len(call.shape) > 2 and [*call.module.parameters(recurse=False)]
     ]
     return {name: others[name].shape for name in names}
 
@@ -174,44 +177,50 @@ def receptive_fields(
     return {name: layer.field for name, layer in find_layers(network, size, layers).items()}
 
 
-@dataclass(frozen=True, eq=False)
-class _ModuleCall:
-    """A call of a module: what it gave, and what that depends on."""
+class _Call(NamedTuple):
+    """A call of a module, and what its output depends on; ``planes`` is None if on no pixel."""
 
-    name: str  # of the module
-    shape: list[int]
+    module: nn.Module
     planes: Planes | None
     unknown: frozenset[str]
 
+    @property
+    def shape(self) -> list[int]:
+        """The shape of the output; empty if nothing local is left, as after global pooling."""
+        # Nominal planes leave out global pooling.
+        if self.planes is None or all((self.planes[i] == torch.inf).all() for i in NOMINAL):
+            return []
+        return list(self.planes[0].shape)
 
-def _watch(network: nn.Module, image: tuple[int, int]) -> dict[str, _ModuleCall]:
+    @property
+    def is_map(self) -> bool:
+        """Whether the output is a map of the image."""
+        return len(self.shape) in (4, 5)
+
+
+def _watch(network: nn.Module, image: tuple[int, int]) -> dict[str, _Call]:
     """Every call of a module in one pass, in order, by the name of the layer."""
-    tensor = next(network.parameters(), torch.empty(0))
-    in_order: list[_ModuleCall] = []
+    ask = Asker(network, None)
+    modules = {name: module for name, module in network.named_modules() if name}
+    in_order: list[tuple[str, _Call]] = []
 
-    def note(name: str, output: Any) -> None:
+    def note(name: str, output: object) -> None:
         if isinstance(output, Tensor):
             unknown = frozenset(dependence.unknown)
-            planes = dependence.planes(output)
-            in_order.append(_ModuleCall(name, list(output.shape), planes, unknown))
+            in_order.append((name, _Call(modules[name], dependence.planes(output), unknown)))
 
-    names = [name for name, _ in network.named_modules() if name]
-    with torch.inference_mode(), evaluating(network), tapped(network, names, note):
-        images = torch.full((1, 3, *image), 0.5, device=tensor.device, dtype=tensor.dtype)
-        dependence = Dependence(images)
-        with dependence:
-            run(network, images)
-    totals = Counter(call.name for call in in_order)
-    seen: Counter[str] = Counter()
-    calls = {}
-    for call in in_order:
-        seen[call.name] += 1
-        several = totals[call.name] > 1
-        calls[f"{call.name}{TIMES}{seen[call.name]}" if several else call.name] = call
+    with torch.inference_mode():
+        images = torch.full((1, 3, *image), 0.5, device=ask.device, dtype=ask.dtype)
+        with Dependence(images) as dependence:
+            run_tapped(network, images, modules, note)
+    totals, seen, calls = Counter(name for name, _ in in_order), Counter[str](), {}
+    for name, call in in_order:
+        seen[name] += 1
+        calls[f"{name}{TIMES}{seen[name]}" if totals[name] > 1 else name] = call
     return calls
 
 
-def _layer(name: str, call: _ModuleCall, image: tuple[int, int]) -> Layer:
+def _layer(name: str, call: _Call, image: tuple[int, int]) -> Layer:
     planes = call.planes
     if planes is None:
         raise ValueError(f"layer {name!r} does not depend on the image")
@@ -219,7 +228,7 @@ def _layer(name: str, call: _ModuleCall, image: tuple[int, int]) -> Layer:
     shaped = tuple(_features(name, plane, 1, last) for plane in planes)
     _, channels, rotations, height, width = shaped[0].shape
     field = field_from_planes(shaped, image, call.unknown)
-    return Layer(name, channels, rotations, height, width, last, _is_pooled(planes), field)
+    return Layer(name, channels, rotations, height, width, last, field)
 
 
 def _is_channels_last(planes: Planes) -> bool:
@@ -235,39 +244,13 @@ def _is_channels_last(planes: Planes) -> bool:
     return varies(rows, 1) and varies(columns, 2) and not varies(rows + columns, 3)
 
 
-def _is_map(call: _ModuleCall) -> bool:
-    return len(call.shape) in (4, 5)
-
-
-def _is_local(call: _ModuleCall) -> bool:
-    return call.planes is not None and not _is_pooled(call.planes)
-
-
-def _is_pooled(planes: Planes) -> bool:
-    """Whether nothing local is left: nominal planes leave out global pooling."""
-    return all(bool((planes[index] == torch.inf).all()) for index in NOMINAL)
-
-
-def _first_kind(network: nn.Module, calls: Mapping[str, _ModuleCall]) -> list[str]:
+def _first_kind(calls: Mapping[str, _Call]) -> list[str]:
     """All layers of the first of :data:`_KINDS` that there is."""
-    for is_kind in _KINDS:
-        names = [n for n, call in calls.items() if is_kind(network.get_submodule(call.name))]
-        if names:
-            return names
-    return []
+    by_kind = ([n for n, call in calls.items() if is_kind(call.module)] for is_kind in _KINDS)
+    return next(filter(None, by_kind), [])
 
 
-def _by_default(network: nn.Module, calls: Mapping[str, _ModuleCall]) -> list[str]:
-    maps = {name: call for name, call in calls.items() if _is_map(call) and _is_local(call)}
-    names = _first_kind(network, maps)
-    if names:
-        return names
-    raise ValueError(
-        f"{type(network).__name__} has no layers of features [B, C, H, W] to look at; name some"
-    )
-
-
-def _check_name(name: str, calls: Mapping[str, _ModuleCall]) -> str:
+def _check_name(name: str, calls: Mapping[str, _Call]) -> str:
     if name in calls:
         return name
     times = sum(layer.startswith(f"{name}{TIMES}") for layer in calls)

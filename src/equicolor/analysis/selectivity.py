@@ -4,7 +4,7 @@ The index of Rafegas and Vanrell (2018), which the paper averages over the units
 to say how much a dataset is about colour (section 4.2, figure 4).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,18 +31,7 @@ _SAMPLE = 1024  # images to find the principal axis of colours from
 
 
 def luma(images: Tensor) -> Tensor:
-    """Images without colour, all three channels their luma.
-
-    Args:
-        images: :math:`[..., 3, H, W]`.
-
-    Returns:
-        Images of the same shape.
-
-    Example:
-        >>> luma(torch.tensor([1.0, 0.0, 0.0]).view(3, 1, 1)).flatten().tolist()
-        [0.29899999499320984, 0.29899999499320984, 0.29899999499320984]
-    """
+    """Images :math:`[..., 3, H, W]` without colour, all three channels their luma."""
     _checks.rgb_images("luma", images)
     red, green, blue = images.unbind(-3)
     grey = _LUMA[0] * red + _LUMA[1] * green + _LUMA[2] * blue
@@ -54,19 +43,9 @@ def grey_projection(images: Tensor) -> Callable[[Tensor], Tensor]:
 
     The space is :math:`o_1 = (R + G + B - 1.5)/1.5`, :math:`o_2 = R - G` and
     :math:`o_3 = (R + G - 2B)/2`. Colours are projected on the line through their mean along
-    which they vary most, which for natural images is nearly the intensity.
-
-    Args:
-        images: :math:`[B, 3, H, W]`; their pixels say which line.
-
-    Returns:
-        A function of images :math:`[..., 3, H, W]`; what it gives is clipped to [0, 1].
-
-    Example:
-        >>> greys = torch.rand(4, 1, 8, 8).expand(4, 3, 8, 8)
-        >>> project = grey_projection(greys)
-        >>> torch.allclose(project(greys), greys, atol=1e-5)
-        True
+    which they vary most, which for natural images is nearly the intensity. The pixels of
+    ``images`` :math:`[B, 3, H, W]` say which line. The result is a function of images
+    :math:`[..., 3, H, W]`; what it gives is clipped to [0, 1].
     """
     _checks.image_batch("grey_projection", images)
     space = torch.tensor(_OPPONENT, dtype=torch.float64)
@@ -134,13 +113,12 @@ class Selectivity:
         """The mean over all units of all layers: the paper's score of a dataset."""
         return float(torch.cat([index.flatten() for index in self.layers.values()]).double().mean())
 
-    def only(self, layers: Iterable[str]) -> "Selectivity":
+    def only(self, layers: Collection[str]) -> "Selectivity":
         """The same for some of the layers."""
-        names = list(layers)
         return Selectivity(
-            {name: self.layers[name] for name in names},
-            {name: self.top[name] for name in names},
-            {name: self.grey[name] for name in names},
+            {name: self.layers[name] for name in layers},
+            {name: self.top[name] for name in layers},
+            {name: self.grey[name] for name in layers},
         )
 
     @property
@@ -170,16 +148,13 @@ def selectivity(
     the whole image.)
 
     Args:
-        network: takes images :math:`[B, 3, H, W]` in [0, 1]; looked at in eval mode.
+        network, layers, autocast: as in :func:`equicolor.analysis.top_activations`.
         batches: images of one size, or pairs of images and labels; gone through twice,
             and the same both times.
-        layers: names as of :func:`equicolor.analysis.find_layers`; by default all
-            nonlinearities.
         top: the number of images :math:`N`.
         grey: ``"luma"``, or ``"opponent"`` for :func:`grey_projection` of the images.
         found: of :func:`equicolor.analysis.top_activations`, if that has been done; then
             ``layers`` and ``top`` are those.
-        autocast: compute with torch's autocast to this dtype.
         progress: called with (steps done, steps in all if known), for each of the two passes.
 
     Example:

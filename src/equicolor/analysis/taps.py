@@ -1,4 +1,4 @@
-"""Looking into a network while it runs.
+"""Listening to the layers of a network while it runs.
 
 A layer is one call of a module: ``layers.0.1.relu`` if it is called once in a pass, and
 ``layers.0.1.relu#1``, ``layers.0.1.relu#2`` and so on if it is called several times, as the
@@ -6,35 +6,24 @@ ReLU of a residual block is.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from equicolor import _checks
-from equicolor.evaluation.counting import Asker
+from equicolor.evaluation.asker import Asker, evaluating
 
-__all__ = ["TIMES", "run", "tapped"]
+__all__ = ["TIMES", "run_tapped", "tapped"]
 
 TIMES = "#"
 
 
-def run(network: nn.Module, images: Tensor, autocast: torch.dtype | None = None) -> Tensor:
-    """Show a network images ``[B, 3, H, W]``; returns them in the network's device and dtype."""
-    _checks.image_batch(type(network).__name__, images)
-    ask = Asker(network, autocast)
-    images = images.to(ask.device or images.device, ask.dtype or images.dtype, non_blocking=True)
-    context = nullcontext() if autocast is None else torch.autocast(images.device.type, autocast)
-    with context:
-        network(images)
-    return images
-
-
 @contextmanager
 def tapped(
-    network: nn.Module, layers: Sequence[str], receive: Callable[[str, Any], None]
+    network: nn.Module, layers: Collection[str], receive: Callable[[str, Any], None]
 ) -> Iterator[None]:
     """Call ``receive`` with the name and output of each of some layers, in every pass.
 
@@ -45,7 +34,6 @@ def tapped(
         1 [2, 4, 6, 6]
     """
     counts: Counter[str] = Counter()
-    modules = dict(network.named_modules())
 
     def listen(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -58,9 +46,22 @@ def tapped(
 
     handles = [network.register_forward_pre_hook(lambda *_: counts.clear())]
     for name in dict.fromkeys(layer.partition(TIMES)[0] for layer in layers):
-        handles.append(modules[name].register_forward_hook(listen(name)))
+        handles.append(network.get_submodule(name).register_forward_hook(listen(name)))
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def run_tapped(
+    network: nn.Module,
+    images: Tensor,
+    layers: Collection[str],
+    receive: Callable[[str, Any], None],
+    autocast: torch.dtype | None = None,
+) -> None:
+    """Show a network in eval mode images ``[B, 3, H, W]``, and listen as :func:`tapped` does."""
+    _checks.image_batch(type(network).__name__, images)
+    with evaluating(network), tapped(network, layers, receive):
+        Asker(network, autocast).run(images)

@@ -6,14 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from equicolor.cli.options import (
-    SUBJECT,
-    names,
-    settle_threads,
-    slug,
-    told_to_skip,
-    with_options,
-)
+from equicolor.cli.options import SUBJECT, names, settle_threads, slug, told_to_skip, with_options
 
 __all__ = ["evaluate"]
 
@@ -73,6 +66,6 @@ def evaluate(
             cache=cache,
         )
     report.show(evaluation, Console())
-    written = report.write(evaluation, output, device=subject["device"], overwrite=force)
+    written = report.write(evaluation, output, device=subject["device"])
     typer.echo(f"wrote {', '.join(map(str, written))} in {evaluation.seconds:.1f} s")
     typer.echo(report.headline(evaluation))

@@ -6,14 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from equicolor.cli.options import (
-    SUBJECT,
-    names,
-    settle_threads,
-    slug,
-    told_to_skip,
-    with_options,
-)
+from equicolor.cli.options import SUBJECT, names, settle_threads, slug, told_to_skip, with_options
 
 __all__ = ["inspect"]
 
@@ -97,7 +90,7 @@ def inspect(
             shifts=shifts,
             console=console,
         )
-    written = page.write(inspection, output, device=subject["device"], overwrite=force)
+    written = page.write(inspection, output, device=subject["device"])
     Console().print(page.layer_table(inspection, page.BRIEF).rich())
     typer.echo(f"wrote {' and '.join(map(str, written))} in {inspection.seconds:.1f} s")
     typer.echo(page.headline(inspection))

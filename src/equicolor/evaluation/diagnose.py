@@ -18,12 +18,11 @@ from equicolor.devices import choose_precision
 from equicolor.evaluation.evaluate import Evaluation, evaluate
 from equicolor.evaluation.hue_sweep import ACTIONS, Batches, hue_shifts
 from equicolor.evaluation.images import (
-    check_outputs,
+    OtherClassesError,
     choose_preparation,
     load_batches,
     match_classes,
     some_images,
-    try_images,
 )
 from equicolor.models.loading import load_network
 from equicolor.models.registry import GrayInput, Network, Origin
@@ -44,6 +43,8 @@ class Subject:
         batches: the images as the network expects them.
         facts: which dataset and split it is and, of a training run, how it was trained.
         autocast: the dtype to compute in, if not that of the network.
+        unjudged: why the network cannot be judged on the images: its outputs are not their
+            classes. Empty if they are.
     """
 
     network: nn.Module
@@ -51,6 +52,7 @@ class Subject:
     batches: Batches
     facts: dict[str, Any]
     autocast: torch.dtype | None
+    unjudged: str = ""
 
 
 def load_subject(
@@ -78,24 +80,19 @@ def load_subject(
     Wrong names, sizes and classes are refused before images are decoded.
 
     Args:
-        network: see :func:`equicolor.models.loading.load_network`.
+        network, pretrained: see :func:`equicolor.models.loading.load_network`.
         data: a name of :data:`equicolor.data.datasets.DATASETS` or a folder of class folders;
             by default what the network was trained on, as far as its run or its file says that.
-        split: ``"test"`` or ``"train"``.
         split_seed: of datasets without a split of their own; by default that of the training, if
             it was on the same data, or on a folder with the same classes.
+        limit: take no more images than this, evenly from all of them.
         size, resize: see :func:`equicolor.evaluation.images.choose_preparation`.
         gray: feed the network the mean of the channels; a run that was trained so says it.
-        pretrained: load the weights that timm or torchvision offer.
-        batch_size: images in a batch.
-        device: where to compute.
         precision: ``"float32"``, ``"bfloat16"`` (autocast), or ``"auto"``: bfloat16 on a GPU.
         skip_corrupt: leave out images that cannot be decoded.
-        classes_by_index: do not compare the names of the classes with those the network was
-            trained on; see :func:`equicolor.evaluation.images.match_classes`.
-        cache: where decoded images are kept (default: :func:`equicolor.data.default_cache`).
-        limit: take no more images than this, evenly from all of them.
         any_classes: also take a network whose outputs are not the classes of the images.
+        classes_by_index: see :func:`equicolor.evaluation.images.match_classes`.
+        cache: where decoded images are kept (default: :func:`equicolor.data.default_cache`).
         console: shows progress (default: stderr).
     """
     _checks.positive_int("batch_size", batch_size)
@@ -108,11 +105,8 @@ def load_subject(
     recipe = recipe_of_run(network)
     facts: dict[str, Any] = {}
     if recipe is not None:
-        facts = {
-            "augmentation": recipe.augmentation_name,
-            "epochs": recipe.epochs,
-            "seed": recipe.seed,
-        }
+        facts = {"augmentation": recipe.augmentation_name}
+        facts |= {"epochs": recipe.epochs, "seed": recipe.seed}
         data = recipe.dataset if data is None else data
     elif data is not None:
         find_dataset(data)  # so that a wrong name is known at once
@@ -141,11 +135,13 @@ def load_subject(
     folder: Path | None = default_cache() if cache is None else cache
     if limit is not None and limit < len(images):
         images, folder = some_images(images, limit), None
-    if any_classes:
-        try_images(model, preparation.size)
-    else:
-        check_outputs(model, images, preparation.size)
-        images = images if classes_by_index else match_classes(model, images)
+    unjudged = ""
+    try:
+        images = match_classes(model, images, preparation.size, by_index=classes_by_index)
+    except OtherClassesError as error:
+        if not any_classes:
+            raise
+        unjudged = error.reason
     with counting(console, f"decoding {info.name}") as decoding:
         batches = load_batches(
             images,
@@ -159,7 +155,7 @@ def load_subject(
     facts |= {"dataset": info.name, "split": split, "split_seed": split_seed or 0}
     facts |= {**preparation._asdict(), "precision": precision}
     autocast = torch.bfloat16 if precision == "bfloat16" else None
-    return Subject(model, images, batches, facts, autocast)
+    return Subject(model, images, batches, facts, autocast, unjudged)
 
 
 def _data_of(network: str | Path, origin: Origin) -> str:
@@ -181,13 +177,7 @@ def diagnose(
     console: Console | None = None,
     **loading: Any,
 ) -> Evaluation:
-    """Load a network and images, and judge the network on them.
-
-    Args:
-        network, data, loading: see :func:`load_subject`.
-        actions, shifts: see :func:`equicolor.evaluation.evaluate`.
-        console: shows progress (default: stderr).
-    """
+    """Load a network and images as :func:`load_subject`, and judge the network on them."""
     for action in actions:
         _checks.one_of("action", action, ACTIONS)
     turns = hue_shifts(shifts)

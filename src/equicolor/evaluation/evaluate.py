@@ -9,19 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from equicolor.evaluation import metrics
-from equicolor.evaluation.hue_sweep import (
-    ACTIONS,
-    Batches,
-    HueSweep,
-    hue_shifts,
-    sweep_actions,
-)
+from equicolor.evaluation.hue_sweep import ACTIONS, Batches, HueSweep, hue_shifts, sweep_actions
 from equicolor.models.facts import network_facts
 from equicolor.reporting.progress import Progress
 
 __all__ = ["ClassChange", "Evaluation", "evaluate"]
 
-_DEFAULT_SHIFTS = 37
 # How the keys of a row begin: the HSV shift is the paper's.
 PREFIX = {"hsv": "hue", "rgb": "rgb", "rgb-clip": "rgb_clip"}
 
@@ -105,7 +98,7 @@ class Evaluation:
             row[f"{prefix}_mean"] = round(sweep.mean, 3)
             row[f"{prefix}_mean_distinct"] = round(sweep.mean_distinct, 3)
             row[f"{prefix}_curve"] = [round(value, 3) for value in sweep.accuracy.tolist()]
-            if not torch.equal(sweep.shifts, hue_shifts(_DEFAULT_SHIFTS)):
+            if not torch.equal(sweep.shifts, hue_shifts()):
                 row["shifts"] = sweep.shifts.tolist()
         return [
             row
@@ -124,7 +117,7 @@ def evaluate(
     *,
     class_names: Sequence[str] | None = None,
     actions: Sequence[str] = ACTIONS,
-    shifts: int | Sequence[float] | Tensor = _DEFAULT_SHIFTS,
+    shifts: int | Sequence[float] | Tensor = 37,
     autocast: torch.dtype | None = None,
     progress: Progress | None = None,
     facts: Mapping[str, Any] | None = None,
@@ -132,13 +125,9 @@ def evaluate(
     """Judge a network: accuracy, calibration, and both under hue shifts, class by class.
 
     Args:
-        network: maps images :math:`[B, 3, H, W]` in [0, 1] to logits :math:`[B, C]`.
-        batches: pairs of images and labels, gone through once.
+        network, batches, shifts, autocast, progress: see :func:`equicolor.evaluation.hue_sweep`.
         class_names: one for each output; numbers by default.
         actions: which hue shifts, of :data:`equicolor.evaluation.ACTIONS`; may be empty.
-        shifts: how many, or which; see :func:`equicolor.evaluation.hue_sweep`.
-        autocast: compute with torch's autocast to this dtype.
-        progress: called with (passes through the network done, passes in all if known).
         facts: more entries for the row: dataset, seed, and so on.
 
     Example:

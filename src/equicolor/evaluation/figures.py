@@ -19,11 +19,7 @@ from equicolor.reporting.figures import as_it_is, draw_hues
 
 __all__ = ["ACTION_NAMES", "Curve", "evaluation_figure", "hue_panels", "spread"]
 
-ACTION_NAMES = {
-    "hsv": "HSV shift",
-    "rgb": "RGB rotation",
-    "rgb-clip": "RGB rotation, clipped",
-}
+ACTION_NAMES = {"hsv": "HSV shift", "rgb": "RGB rotation", "rgb-clip": "RGB rotation, clipped"}
 _ACTION_STYLES = {
     "hsv": {"color": "#0072b2", "marker": "o"},
     "rgb": {"color": "#d55e00", "marker": "s"},
@@ -53,16 +49,9 @@ class Curve:
 
 
 def hue_panels(panels: Mapping[str, Sequence[Curve]], *, width: float = 6.6) -> Figure:
-    """Panels of hue curves, two in a row, over strips that show what becomes of red.
+    """Panels of hue curves by their title, two in a row, over strips that show what becomes of red.
 
-    Args:
-        panels: curves by the title of their panel.
-        width: of a panel with its labels, in inches.
-
-    Example:
-        >>> curve = Curve("ResNet-18", [-0.5, 0.0, 0.5], [4.0, 66.0, 4.0])
-        >>> len(hue_panels({"Flowers-102": [curve]}).axes)
-        2
+    ``width`` is that of a panel with its labels, in inches.
     """
     columns = min(2, len(panels))
     lines = math.ceil(len(panels) / columns)
@@ -86,8 +75,7 @@ def hue_panels(panels: Mapping[str, Sequence[Curve]], *, width: float = 6.6) -> 
         for axes in grid[2 * line : 2 * line + 2, column]:
             axes.remove()
     figure.supxlabel(
-        "hue shift of the test images, degrees; the strip shows what becomes of red",
-        fontsize=10,
+        "hue shift of the test images, degrees; the strip shows what becomes of red", fontsize=10
     )
     return figure
 
@@ -109,6 +97,7 @@ def _draw_curves(axes: Axes, curves: Sequence[Curve]) -> None:
     ends = [curve.accuracy[-1] for curve in curves]
     for curve, end, place in zip(curves, ends, spread(ends, gap), strict=True):
         color = curve.style.get("color", "#333333")
+        line = {"arrowstyle": "-", "color": color, "linewidth": 0.6}
         axes.annotate(
             as_it_is(curve.label),
             xy=(360 * curve.turns[-1], end),
@@ -118,13 +107,7 @@ def _draw_curves(axes: Axes, curves: Sequence[Curve]) -> None:
             verticalalignment="center",
             annotation_clip=False,
             # From the left end of the label: from its middle, it would cross the one beside it.
-            arrowprops={
-                "arrowstyle": "-",
-                "color": color,
-                "linewidth": 0.6,
-                "shrinkA": 0,
-                "relpos": (0, 0.5),
-            },
+            arrowprops=line | {"shrinkA": 0, "relpos": (0, 0.5)},
         )
 
 
@@ -137,20 +120,13 @@ def spread(positions: Sequence[float], gap: float) -> list[float]:
         >>> spread([10.0, 10.0, 30.0], 4.0)
         [8.0, 12.0, 30.0]
     """
-    order = sorted(range(len(positions)), key=lambda index: positions[index])
-    blocks: list[tuple[float, int]] = []  # mean of a block's positions less their due gaps, size
-    for rank, index in enumerate(order):
-        mean, size = positions[index] - rank * gap, 1
-        while blocks and blocks[-1][0] > mean:
-            before, count = blocks.pop()
-            mean = (mean * size + before * count) / (size + count)
-            size += count
-        blocks.append((mean, size))
-    starts = [mean for mean, size in blocks for _ in range(size)]
-    placed = [0.0] * len(positions)
-    for rank, index in enumerate(order):
-        placed[index] = starts[rank] + rank * gap
-    return placed
+    from scipy.optimize import isotonic_regression  # takes half a second to import
+
+    order = np.argsort(positions, kind="stable")
+    gaps = gap * np.arange(len(order))
+    placed = np.empty(len(order))
+    placed[order] = isotonic_regression(np.asarray(positions)[order] - gaps).x + gaps
+    return placed.tolist()
 
 
 def evaluation_figure(evaluation: Evaluation) -> Figure:

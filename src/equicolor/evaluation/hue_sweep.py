@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from equicolor import _checks
 from equicolor.color import compose, decompose, rotate_hue
-from equicolor.evaluation.counting import Asker, SweepCounts, evaluating
+from equicolor.evaluation.asker import Asker, evaluating
 from equicolor.reporting.progress import Progress
 
 __all__ = ["ACTIONS", "HueSweep", "hue_shifts", "hue_sweep", "sweep_actions"]
@@ -21,6 +21,7 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 _Shift = Callable[[Tensor], Tensor]  # turns, a tensor of no dimensions, to shifted images
 
 _SAME = 9  # decimals of turns in which equal shifts agree
+_MARGIN = 0.01  # how far resampling may carry an image out of [0, 1]
 
 
 def _hsv(images: Tensor) -> _Shift:
@@ -202,20 +203,8 @@ def sweep_actions(
 ) -> dict[str, HueSweep]:
     """Sweep several actions in one pass over the images; see :func:`hue_sweep`.
 
-    Args:
-        model, batches, shifts, autocast, progress: as in :func:`hue_sweep`.
-        actions: some of :data:`ACTIONS`.
-        on_original: called with every batch's logits on the untouched images and its
-            labels, both on the model's device.
-
-    Returns:
-        A sweep for each action.
-
-    Example:
-        >>> from equicolor.models import z2cnn
-        >>> batches = [(torch.rand(4, 3, 28, 28), torch.arange(4))]
-        >>> {name: sweep.action for name, sweep in sweep_actions(z2cnn(), batches, 3).items()}
-        {'hsv': 'hsv', 'rgb': 'rgb', 'rgb-clip': 'rgb-clip'}
+    ``on_original`` is called with every batch's logits on the untouched images and its labels,
+    both on the model's device.
     """
     for action in actions:
         _checks.one_of("action", action, ACTIONS)
@@ -223,9 +212,10 @@ def sweep_actions(
     passes = 1 + len(actions) * len(all_turns)
     total = len(batches) * passes if isinstance(batches, Sized) else None
     ask = Asker(model, autocast)
-    counted: SweepCounts | None = None
+    counts: Tensor | None = None
+    problems: list[Tensor] = []  # a batch each
     turns: tuple[Tensor, ...] = ()  # on the device, one by one
-    done = 0
+    classes = done = 0
 
     def count_pass() -> None:
         nonlocal done
@@ -238,27 +228,68 @@ def sweep_actions(
             if not len(images):  # for example if all of them were corrupt
                 continue
             images, labels = ask.place(images, labels)
+            exact = images if images.dtype == torch.float64 else images.float()
             logits = ask(images)
             count_pass()
-            exact = images if images.dtype == torch.float64 else images.float()
-            if first := counted is None:
-                counted = SweepCounts((len(actions), len(all_turns)), logits)
-                turns = all_turns.to(exact).unbind()
-            labels = counted.start(images, logits, labels)
             if on_original:
                 on_original(logits, labels)
-            if first:
-                counted.refuse()  # early: a sweep may take minutes
-            for row, action in enumerate(actions):
+            classes = logits.shape[1]
+            problems.append(_problems(images, labels, logits))
+            if counts is None:
+                _refuse(problems, classes)  # early: a sweep may take minutes
+                shape = 3, passes, classes
+                counts = torch.zeros(shape, dtype=torch.int64, device=logits.device)
+                turns = all_turns.to(exact).unbind()
+            answers = [logits.argmax(1)]
+            for action in actions:
                 shift = _MAKE_SHIFT[action](exact)
-                for column, turn in enumerate(turns):
-                    counted.add((row, column), ask(shift(turn), like=images), labels)
+                for turn in turns:
+                    logits = ask(shift(turn), like=images)
                     count_pass()
-    if counted is None:
+                    problems[-1][2] += logits.isnan().any(1).sum()
+                    answers.append(logits.argmax(1))
+            _count(counts, torch.stack(answers), labels)
+    if counts is None:
         raise ValueError("batches holds no images")
-    counted.refuse()
-    counts, original, correct, changed = counted.results()
+    _refuse(problems, classes)
+    untouched, *swept = counts.cpu().split([1, *[len(all_turns)] * len(actions)], dim=1)
+    of_class, original, _ = untouched[:, 0]
     return {
-        action: HueSweep(action, all_turns, counts, original, correct[row], changed[row])
-        for row, action in enumerate(actions)
+        action: HueSweep(action, all_turns, of_class, original, correct, changed)
+        for action, (_, correct, changed) in zip(actions, swept, strict=True)
     }
+
+
+def _problems(images: Tensor, labels: Tensor, logits: Tensor) -> Tensor:
+    """How many images are not in [0, 1], labels have no output, and answers are NaN: ``[3]``."""
+    outside = ((images < -_MARGIN) | (images > 1 + _MARGIN)).flatten(1).any(1)
+    unknown = (labels < 0) | (labels >= logits.shape[1])
+    return torch.stack([each.sum() for each in (outside, unknown, logits.isnan().any(1))])
+
+
+def _refuse(problems: Sequence[Tensor], classes: int) -> None:
+    """Raise an error if the counts would mean nothing; waits for the device."""
+    outside, unknown, undefined = torch.stack(tuple(problems)).sum(0).tolist()
+    if outside:
+        raise ValueError(
+            f"hue_sweep expects images in [0, 1], but {outside} are not; normalisation "
+            "belongs into the network, so that hues are shifted before it"
+        )
+    if unknown:
+        raise ValueError(
+            f"the network has {classes} outputs, but {unknown} labels lie outside "
+            f"0 to {classes - 1}: are its classes those of the images?"
+        )
+    if undefined:
+        raise ValueError(f"the network's logits are NaN for {undefined} images")
+
+
+def _count(counts: Tensor, answers: Tensor, labels: Tensor) -> None:
+    """Add a batch to ``counts``: images, right and changed answers ``[3, passes, classes]``.
+
+    ``answers`` are ``[passes, B]``, the first to the untouched images. Labels without an output
+    may go anywhere: they are refused at the end.
+    """
+    kinds = torch.ones_like(answers), answers == labels, answers != answers[0]
+    labels = labels.clamp(0, counts.shape[2] - 1)
+    counts.index_add_(2, labels, torch.stack([kind.long() for kind in kinds]))

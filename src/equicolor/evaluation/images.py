@@ -13,6 +13,7 @@ from equicolor.data.augment import Augmentation
 from equicolor.data.decoding import decode
 from equicolor.data.images import ImageSet
 from equicolor.data.loaders import ResidentLoader, StreamingLoader, choose_data_path
+from equicolor.evaluation.asker import Asker
 from equicolor.evaluation.hue_sweep import Batches
 from equicolor.models import Network
 from equicolor.models.facts import network_facts
@@ -23,7 +24,6 @@ from equicolor.reporting.progress import Progress
 __all__ = [
     "OtherClassesError",
     "Preparation",
-    "check_outputs",
     "choose_preparation",
     "count_outputs",
     "load_batches",
@@ -34,17 +34,10 @@ __all__ = [
 
 
 class OtherClassesError(ValueError):
-    """The network was trained on other classes than those of the images.
+    """The network's outputs are not the classes of the images; ``reason`` is without advice."""
 
-    Attributes:
-        reason: the message without the advice.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(
-            f"{reason}. If they are the same under other names, in the same order, go on with "
-            "--classes-by-index"
-        )
+    def __init__(self, reason: str, advice: str) -> None:
+        super().__init__(f"{reason}{advice}")
         self.reason = reason
 
 
@@ -56,11 +49,7 @@ class Preparation(NamedTuple):
 
 
 def choose_preparation(
-    network: nn.Module,
-    kind: str = "large",
-    *,
-    size: int | None = None,
-    resize: int | None = None,
+    network: nn.Module, kind: str = "large", *, size: int | None = None, resize: int | None = None
 ) -> Preparation:
     """How to cut test images for a network, where ``size`` and ``resize`` do not say it.
 
@@ -88,16 +77,10 @@ def choose_preparation(
 
 
 def try_images(network: nn.Module, size: int, batch: int = 2) -> object:
-    """What a network makes of black images of a size.
-
-    Raises:
-        ValueError: if it cannot take them, with the reason.
-    """
-    tensor = next(network.parameters(), torch.empty(0))
-    images = torch.zeros(batch, 3, size, size, device=tensor.device, dtype=tensor.dtype)
+    """What a network makes of black images of a size; a ValueError says why it cannot take them."""
     try:
         with torch.no_grad():
-            return network(images)
+            return Asker(network, None).run(torch.zeros(batch, 3, size, size))
     # With these, torch and other libraries refuse a shape.
     except (RuntimeError, ValueError, AssertionError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
@@ -109,13 +92,7 @@ def try_images(network: nn.Module, size: int, batch: int = 2) -> object:
 
 
 def count_outputs(network: nn.Module, size: int) -> int:
-    """The number of classes a network in eval mode gives logits for.
-
-    Example:
-        >>> from equicolor.models import z2cnn
-        >>> count_outputs(z2cnn(30).eval(), 28)
-        30
-    """
+    """The number of classes a network in eval mode gives logits for."""
     logits = try_images(network, size)
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != 2:
         came = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
@@ -125,42 +102,42 @@ def count_outputs(network: nn.Module, size: int) -> int:
     return logits.shape[1]
 
 
-def check_outputs(network: nn.Module, images: ImageSet, size: int) -> None:
-    """Refuse a network whose outputs are not the classes of the images."""
-    outputs = count_outputs(network, size)
-    if outputs != len(images.class_names):
-        raise ValueError(
-            f"the network has {outputs} outputs, but {images.name} has "
-            f"{len(images.class_names)} classes: it was trained on something else"
-        )
+def match_classes(
+    network: nn.Module, images: ImageSet, size: int, *, by_index: bool = False
+) -> ImageSet:
+    """Images whose labels number the classes as the outputs of a network in eval mode do.
 
-
-def match_classes(network: nn.Module, images: ImageSet) -> ImageSet:
-    """Images whose labels number the classes as the network does.
-
-    If the network does not know the names of its classes, the order is taken on trust.
+    If the network does not know the names of its classes, or with ``by_index``, the order is taken
+    on trust. ``size`` is that of images to try the network with.
 
     Raises:
-        OtherClassesError: if the names differ, with the first that do.
+        OtherClassesError: if the number of outputs or the names differ.
 
     Example:
         >>> from equicolor.models import z2cnn
-        >>> network = z2cnn(2)
+        >>> network = z2cnn(2).eval()
         >>> network.class_names = ("cat", "dog")
         >>> pixels = torch.zeros(3, 3, 8, 8, dtype=torch.uint8)
         >>> toy = ImageSet("toy", "test", torch.tensor([0, 0, 1]), ("dog", "cat"), pixels=pixels)
-        >>> match_classes(network, toy).labels.tolist()
+        >>> match_classes(network, toy, 28).labels.tolist()
         [1, 1, 0]
     """
+    outputs, theirs = count_outputs(network, size), images.class_names
+    if outputs != len(theirs):
+        raise OtherClassesError(
+            f"the network has {outputs} outputs, but {images.name} has {len(theirs)} classes",
+            ": it was trained on something else",
+        )
     names = network.class_names if isinstance(network, Network) else ()
-    theirs = images.class_names
-    if not names or names == theirs:
+    if by_index or not names or names == theirs:
         return images
     if sorted(names) != sorted(theirs) or len(set(names)) != len(names):
         pairs = [f"{a!r} and {b!r}" for a, b in zip(names, theirs, strict=False) if a != b]
         raise OtherClassesError(
             f"the network was trained on other classes than those of {images.name}: "
-            f"{enumerated(pairs, 3)}"
+            f"{enumerated(pairs, 3)}",
+            ". If they are the same under other names, in the same order, go on with "
+            "--classes-by-index",
         )
     number = torch.tensor([names.index(name) for name in theirs])
     return replace(images, labels=number[images.labels], class_names=names)
@@ -201,17 +178,9 @@ def load_batches(
 ) -> Batches:
     """Test images ``[B, 3, s, s]`` in [0, 1] with their labels ``[B]``, on a device.
 
-    They are decoded first, and stay in the device's memory, if they fit into it; otherwise
-    they are decoded batch by batch.
-
-    Args:
-        images: of :func:`equicolor.data.datasets.load_dataset`.
-        preparation: how to cut them.
-        batch_size: images in a batch.
-        device: where to.
-        skip_corrupt: leave out images that cannot be decoded.
-        cache: the folder that keeps decoded images for the next time, if any.
-        progress: called with (images decoded, images in all).
+    Images that fit into the device's memory are decoded first and stay there; others are
+    decoded batch by batch. ``cache`` is the folder that keeps decoded images for the next time;
+    ``progress`` is called with (images decoded, images in all).
 
     Example:
         >>> pixels = torch.zeros(3, 3, 40, 30, dtype=torch.uint8)

@@ -1,8 +1,8 @@
 """Accuracy, likelihood and calibration.
 
-Pure functions of logits and labels. torchmetrics serves as the reference in the tests; it is
-not used here because its accuracy of a class without images is 0, and its calibration error
-puts a confidence of exactly 1 in a bin of its own.
+torchmetrics serves as the reference in the tests; it is not used here because its accuracy of a
+class without images is 0, and its calibration error puts a confidence of exactly 1 in a bin of
+its own.
 """
 
 from dataclasses import dataclass
@@ -47,11 +47,7 @@ class Reliability:
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Percent of images whose highest logit is the label's.
-
-    Args:
-        logits: :math:`[N, C]`.
-        labels: int64 :math:`[N]`.
+    """Percent of images whose highest logit :math:`[N, C]` is the label's, int64 :math:`[N]`.
 
     Example:
         >>> accuracy(torch.eye(4), torch.tensor([0, 1, 2, 2]))
@@ -62,11 +58,7 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
 
 
 def per_class_accuracy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Percent of every class's images that are recognised.
-
-    Args:
-        logits: :math:`[N, C]`.
-        labels: int64 :math:`[N]`.
+    """Percent of every class's images that are recognised, as in :func:`accuracy`.
 
     Returns:
         float64 :math:`[C]`; NaN for classes without images.
@@ -85,9 +77,7 @@ def per_class_accuracy(logits: Tensor, labels: Tensor) -> Tensor:
 def negative_log_likelihood(logits: Tensor, labels: Tensor) -> float:
     """Mean negative logarithm of the probability given to the label, in nats.
 
-    Args:
-        logits: :math:`[N, C]`.
-        labels: int64 :math:`[N]`.
+    Logits are :math:`[N, C]`, labels int64 :math:`[N]`.
 
     Example:
         >>> round(negative_log_likelihood(torch.zeros(2, 10), torch.tensor([3, 4])), 4)
@@ -101,9 +91,8 @@ def reliability(logits: Tensor, labels: Tensor, bins: int = 15) -> Reliability:
     """How often a network is right when it is so confident.
 
     Args:
-        logits: :math:`[N, C]`.
-        labels: int64 :math:`[N]`.
-        bins: of equal width from 0 to 100 percent.
+        logits, labels: :math:`[N, C]` and int64 :math:`[N]`.
+        bins: how many, of equal width from 0 to 100 percent.
 
     Returns:
         The bins, on the CPU, with the expected calibration error.

@@ -93,26 +93,17 @@ def show(evaluation: Evaluation, console: Console) -> None:
 
 
 def write(
-    evaluation: Evaluation,
-    output: Path | str,
-    *,
-    device: torch.device | str = "cpu",
-    overwrite: bool = False,
+    evaluation: Evaluation, output: Path | str, *, device: torch.device | str = "cpu"
 ) -> list[Path]:
-    """Write all numbers as JSON, and the hue curves as an image.
+    """Write all numbers as JSON, and the hue curves as an image, into a folder.
 
-    Args:
-        evaluation: an evaluation.
-        output: the folder; created if missing.
-        device: the one it was measured on.
-        overwrite: replace files of an earlier evaluation.
+    Earlier files are replaced; see :func:`refuse_existing`.
 
     Returns:
         The files: ``evaluation.json``, whose one row also holds the accuracy of every class with
         and without shifts (``…_per_class``, null for a class without images) and the bins of
         the reliability; and ``hue-curve.png``, if hues were shifted.
     """
-    refuse_existing(output, overwrite)
     folder = output_folder(output)
     row = evaluation.rows()[0] | _details(evaluation)
     written = [write_results(folder / RESULTS, [row], device=device)]

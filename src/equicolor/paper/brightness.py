@@ -9,7 +9,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from equicolor.evaluation.counting import Asker
+from equicolor.evaluation.asker import Asker
 from equicolor.paper import image_jobs
 from equicolor.paper.experiment import Context, Experiment, Job, Scope
 from equicolor.paper.quick_images import quick_note

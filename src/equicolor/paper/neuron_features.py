@@ -17,13 +17,7 @@ from equicolor.analysis import (
     top_activations,
 )
 from equicolor.analysis.activations import Batches, images_of
-from equicolor.analysis.hue_rows import (
-    MEASURED,
-    HueRows,
-    by_selectivity,
-    selective_channels,
-    unit_rows,
-)
+from equicolor.analysis.hue_rows import MEASURED, SELECTIVE, HueRows, by_selectivity, unit_rows
 from equicolor.analysis.inspection.figures import photo_png, tiles
 from equicolor.paper import image_jobs
 from equicolor.paper.experiment import Context, Experiment, Job, Scope
@@ -124,7 +118,7 @@ def measure_and_draw(
     for name in ends:
         alive = tops[""][name].alive
         order = (by_selectivity(index.layers[name], alive) or list(range(len(alive))))[:units]
-        selective = selective_channels(index.layers[name], alive)
+        selective = by_selectivity(index.layers[name], alive, SELECTIVE)
         measured = selective[:measured_units]
         units_of = {
             which: unit_rows(network, source, tops[which][name], measured, order, size=size)

@@ -39,7 +39,8 @@ def subject_of(network: nn.Module, images: Tensor) -> Subject:
     pixels = (255 * images).byte()
     image_set = ImageSet("toy", "test", labels, ("apple", "banana"), pixels=pixels)
     facts = {"dataset": "toy", "split": "test", "size": images.shape[-1]}
-    return Subject(network.eval(), image_set, [(images, labels)], facts, None)
+    other = "the network has other outputs"
+    return Subject(network.eval(), image_set, [(images, labels)], facts, None, unjudged=other)
 
 
 @pytest.mark.parametrize(

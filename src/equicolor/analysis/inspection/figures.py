@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,8 +43,7 @@ def photo_png(figure: Figure, limit: int = 950_000) -> bytes:
     for scale in (1.0, 0.85, 0.7, 0.6, 0.5):
         packed = io.BytesIO()
         size = round(image.width * scale), round(image.height * scale)
-        smaller = image if scale == 1 else image.resize(size, Image.Resampling.LANCZOS)
-        smaller.save(packed, "PNG", optimize=True)
+        image.resize(size, Image.Resampling.LANCZOS).save(packed, "PNG", optimize=True)
         if packed.tell() < limit:
             break
     return packed.getvalue()
@@ -61,12 +61,9 @@ def tiles(images: Tensor, size: int = _TILE) -> np.ndarray:
     larger = flat.shape[-1] > size
     mode = {"mode": "bilinear", "antialias": True} if larger else {"mode": "nearest-exact"}
     flat = F.interpolate(flat, (size, size), **mode).clamp(0, 1)
-    step = size + _GAP
-    sheet = torch.ones(3, rows * step - _GAP, columns * step - _GAP)
-    for index, image in enumerate(flat):
-        row, column = divmod(index, columns)
-        sheet[:, row * step : row * step + size, column * step : column * step + size] = image
-    return (sheet * 255).round().byte().movedim(0, 2).numpy()
+    grid: Tensor = F.pad(flat, (0, _GAP, 0, _GAP), value=1.0).unflatten(0, (rows, columns))
+    sheet = grid.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)[:-_GAP, :-_GAP]
+    return (sheet * 255).round().byte().numpy()
 
 
 def sheet_figure(
@@ -88,18 +85,15 @@ def sheet_figure(
     step = (_TILE + _GAP) / _DPI
     left, above, below, between = 0.55, 0.48, 0.06, 0.22
     tall, wide = rotations * step, (1 + crops) * step
-    figure = Figure(
-        figsize=(left + columns * (wide + between), len(lines) * (tall + above + below)), dpi=_DPI
-    )
-    width, height = figure.get_size_inches()
+    width, height = left + columns * (wide + between), len(lines) * (tall + above + below)
+    figure = Figure(figsize=(width, height), dpi=_DPI)
     for line, (title, group, start) in enumerate(lines):
         bottom = height - (line + 1) * (tall + above + below) + below
-        figure.text(
-            left / width, (bottom + tall + 0.3) / height, title, fontsize=9, color="#333333"
-        )
+        place = left / width, (bottom + tall + 0.3) / height
+        figure.text(*place, title, fontsize=9, color="#333333")
         for column, channel in enumerate(group.channels[start : start + columns]):
-            place = left + column * (wide + between)
-            axes = figure.add_axes((place / width, bottom / height, wide / width, tall / height))
+            side = left + column * (wide + between)
+            axes = figure.add_axes((side / width, bottom / height, wide / width, tall / height))
             unit = start + column
             # White where fewer images excite it than there is room for.
             there = (group.values[unit] > 0)[..., None, None, None]
@@ -130,16 +124,11 @@ def selectivity_figure(layers: Mapping[str, Tensor], names: Sequence[str]) -> Fi
     spread = np.random.default_rng(0)
     values = [index.flatten().numpy() for index in layers.values()]
     for place, indices in enumerate(values):
-        axes.plot(
-            place + spread.uniform(-0.32, 0.32, len(indices)),
-            indices,
-            ".",
-            color=_BLUE,
-            alpha=max(0.08, min(0.5, 60 / len(indices))),
-            markersize=3,
-            markeredgewidth=0,
-            rasterized=True,
-        )
+        places = place + spread.uniform(-0.32, 0.32, len(indices))
+        alpha = max(0.08, min(0.5, 60 / len(indices)))
+        dots: dict[str, Any] = {"markersize": 3, "markeredgewidth": 0, "rasterized": True}
+        axes.plot(places, indices, ".", color=_BLUE, alpha=alpha, **dots)
+    dark = {"color": "#333333"}
     axes.boxplot(
         values,
         positions=range(len(values)),
@@ -147,13 +136,12 @@ def selectivity_figure(layers: Mapping[str, Tensor], names: Sequence[str]) -> Fi
         showfliers=False,
         whis=(5, 95),
         medianprops={"color": _ORANGE, "linewidth": 2},
-        boxprops={"color": "#333333"},
-        whiskerprops={"color": "#333333"},
-        capprops={"color": "#333333"},
+        boxprops=dark,
+        whiskerprops=dark,
+        capprops=dark,
     )
-    axes.plot(
-        range(len(values)), [indices.mean() for indices in values], "D", color=_ORANGE, markersize=4
-    )
+    means = [indices.mean() for indices in values]
+    axes.plot(range(len(values)), means, "D", color=_ORANGE, markersize=4)
     low = min(float(np.quantile(indices, 0.01)) for indices in values)
     axes.set_ylim(min(-0.05, max(low, -1.0)) - 0.03, 1.05)
     axes.axhline(0, color=_GREY, linewidth=0.8)
@@ -206,11 +194,8 @@ def filter_figure(filters: FirstFilters, *, most: int = 48) -> Figure:
     rotations, count = images.shape[:2]
     side = max(18, min(48, 1000 // count - _GAP))
     if rotations == 1:  # in lines of sixteen
-        lines = -(-count // 16)
-        room = lines * 16 - count
-        filler = torch.ones(1, room, *images.shape[2:])
-        images = torch.cat((images, filler), 1)[0].unflatten(0, (lines, 16))
-        side = 48
+        filler = torch.ones(-count % 16, *images.shape[2:])
+        images, side = torch.cat((images[0], filler)).unflatten(0, (-1, 16)), 48
     drawn = tiles(images, side)
     wide = 0.55 + drawn.shape[1] * 0.85 / _DPI
     tall = 0.2 + drawn.shape[0] * 0.85 / _DPI

@@ -3,8 +3,9 @@
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,11 +30,10 @@ from equicolor.analysis import (
     top_activations,
 )
 from equicolor.analysis.activations import Batches
-from equicolor.analysis.hue_rows import MEASURED, by_selectivity, selective_channels, unit_rows
+from equicolor.analysis.hue_rows import MEASURED, SELECTIVE, by_selectivity, unit_rows
 from equicolor.analysis.selectivity import GREYS
 from equicolor.evaluation.diagnose import Subject, judge
 from equicolor.evaluation.evaluate import Evaluation
-from equicolor.evaluation.images import OtherClassesError, count_outputs, match_classes
 from equicolor.models.facts import network_facts
 from equicolor.reporting.progress import counting
 
@@ -50,12 +50,12 @@ class Sheet:
 
     Attributes:
         layer: which.
-        most: those of its most colour selective channels, the most selective first.
-        least: those of its least selective ones, the least selective first.
+        most, least: those of its most and of its least colour selective channels, the extreme
+            ones first.
         indices: colour selectivity of all channels, the mean over rotations, :math:`[C]`.
         hues: of the rows of selective channels, if the layer has rotations.
-        turned: the most selective ones on the same images in random hues, if it has rotations.
-        turned_hues: of the rows of selective channels, on those images.
+        turned, turned_hues: of the most selective channels and of the rows of selective ones on
+            the same images in random hues, if the layer has rotations.
     """
 
     layer: Layer
@@ -73,16 +73,13 @@ class Inspection:
 
     Attributes:
         facts: about the network and the images.
-        evaluation: accuracy under hue shifts; None if the network's outputs are not the
-            classes of the images, and ``unjudged`` says why.
+        evaluation: accuracy under hue shifts; None if ``unjudged`` says why there is none.
         selectivity: of all units.
         sheets: neuron features of some layers.
         filters: of the first convolution, if there is one.
         equivariance: the error of every layer, for ``rotations`` shifts by an ``action``.
         images: how many were looked at.
-        seconds: how long it took.
-        left_out: the shapes of :func:`equicolor.analysis.layers_left_out`; empty if layers were
-            named.
+        left_out: of :func:`equicolor.analysis.layers_left_out`; empty if layers were named.
     """
 
     facts: dict[str, Any]
@@ -132,71 +129,34 @@ class Inspection:
 
     def summary(self) -> dict[str, Any]:
         """What belongs to the whole network, for a result file."""
-        judged = {} if self.evaluation is None else self.evaluation.rows()[0]
-        deviations = {
-            "hue_deviation": self.hue_deviation,
-            "hue_deviation_data": self.hue_deviation_data,
-        }
+        deviations = self.hue_deviations.items()
         return {
             **self.facts,
-            **judged,
+            **({} if self.evaluation is None else self.evaluation.rows()[0]),
             "selectivity": round(self.selectivity.mean, 4),
             "units": self.selectivity.units,
             "left_out": self.left_out,
-            **{key: None if math.isnan(x) else round(x, 2) for key, x in deviations.items()},
+            **{key: None if math.isnan(x) else round(x, 2) for key, x in deviations},
             "images": self.images,
             "inspect_seconds": round(self.seconds, 1),
         }
 
     @property
-    def hue_deviation(self) -> float:
-        """How far hues of rows are from 360 k / n degrees: the median over all layers.
+    def hue_deviations(self) -> dict[str, float]:
+        """How far hues of rows are from 360 k / n degrees: the median over all layers drawn.
 
-        On the images in random hues; NaN without rotations or selective units.
+        On the images in random hues, and on the images as they are (``_data``); NaN without
+        rotations or selective units.
         """
-        return _median([sheet.turned_hues for sheet in self.sheets])
-
-    @property
-    def hue_deviation_data(self) -> float:
-        """The same on the images as they are."""
-        return _median([sheet.hues for sheet in self.sheets])
+        return {
+            "hue_deviation": _median(sheet.turned_hues for sheet in self.sheets),
+            "hue_deviation_data": _median(sheet.hues for sheet in self.sheets),
+        }
 
 
-def _median(measured: Sequence[HueRows | None]) -> float:
+def _median(measured: Iterable[HueRows | None]) -> float:
     parts = [hues.deviations[:, 1:].abs().flatten() for hues in measured if hues is not None]
     return float(torch.cat(parts).nanmedian()) if parts else math.nan
-
-
-def _matched(subject: Subject) -> tuple[Subject | None, str]:
-    """A subject whose labels count the classes as its network does, or why there is none."""
-    network, images = subject.network, subject.images
-    outputs, classes = count_outputs(network, subject.facts["size"]), len(images.class_names)
-    if outputs != classes:
-        return None, f"the network has {outputs} outputs, {images.name} has {classes} classes"
-    try:
-        matched = match_classes(network, images)
-    except OtherClassesError as error:
-        return None, error.reason
-    if matched.class_names == images.class_names:
-        return subject, ""
-    number = torch.tensor([matched.class_names.index(name) for name in images.class_names])
-    batches = _Renumbered(subject.batches, number)
-    return dataclasses.replace(subject, images=matched, batches=batches), ""
-
-
-@dataclass(frozen=True, eq=False)
-class _Renumbered:
-    """Batches of images and labels, with other numbers for the labels."""
-
-    batches: Any
-    number: Tensor
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for images, labels in self.batches:
-            yield images, self.number.to(labels.device)[labels]
-
-    def __len__(self) -> int:
-        return len(self.batches)
 
 
 def inspect(
@@ -221,13 +181,12 @@ def inspect(
         top: images kept for each unit.
         units: how many of the most and of the least selective channels to draw.
         measured_units: of how many of the most selective channels to measure the hues of rows.
-        grey, shifts: see :func:`equicolor.analysis.selectivity`,
-            :func:`equicolor.evaluation.evaluate`.
+        grey: see :func:`equicolor.analysis.selectivity`.
+        shifts: see :func:`equicolor.evaluation.evaluate`.
         console: shows progress; None shows nothing.
     """
     start = time.perf_counter()
-    network, autocast = subject.network, subject.autocast
-    facts = network_facts(network)
+    network, batches, autocast = subject.network, subject.batches, subject.autocast
     # Wrong options are refused before minutes are spent.
     _checks.one_of("grey", grey, GREYS)
     _checks.positive_int("units", units)
@@ -236,10 +195,9 @@ def inspect(
     layers_seen = find_layers(network, size, layers)
     drawn = stage_ends(layers_seen)[-_SHEETS:] if sheet_layers is None else list(sheet_layers)
     names = list(layers_seen | find_layers(network, size, drawn))
-    matched, unjudged = _matched(subject)
     evaluation = None
-    if matched is not None:
-        evaluation = judge(matched, actions=["hsv"], shifts=shifts, console=console)
+    if not subject.unjudged:
+        evaluation = judge(subject, actions=["hsv"], shifts=shifts, console=console)
 
     def strongest(title: str, batches: Batches, names: list[str]) -> dict[str, TopActivations]:
         with counting(console, title) as progress:
@@ -247,23 +205,23 @@ def inspect(
                 network, batches, names, top=top, autocast=autocast, progress=progress
             )
 
-    found = strongest("looking for what excites units", subject.batches, names)
+    found = strongest("looking for what excites units", batches, names)
     with counting(console, "the same without colour") as progress:
         measured = selectivity(
-            network, subject.batches, grey=grey, found=found, autocast=autocast, progress=progress
+            network, batches, grey=grey, found=found, autocast=autocast, progress=progress
         )
     rotated = [name for name in drawn if found[name].layer.rotations > 1]
     turned: dict[str, TopActivations] = {}
     if rotated:
-        turned = strongest("the same in random hues", RandomHues(subject.batches), rotated)
+        turned = strongest("the same in random hues", RandomHues(batches), rotated)
     sheets = [
         _sheet(subject, measured.only([name]), turned.get(name), units, measured_units, console)
         for name in drawn
     ]
-    rotations = facts["rotations"] or 1
-    rotations = rotations if rotations > 1 else _PLAIN_ROTATIONS
+    facts = network_facts(network)
+    rotations = facts["rotations"] if (facts["rotations"] or 1) > 1 else _PLAIN_ROTATIONS
     action = facts["lifting"] or "hsv"
-    images, _ = next(iter(subject.batches))
+    images, _ = next(iter(batches))
     errors = layer_equivariance(
         network, images[:_COMPARED], layers_seen, rotations=rotations, action=action
     )
@@ -278,7 +236,7 @@ def inspect(
         action=action,
         images=len(subject.images),
         seconds=time.perf_counter() - start,
-        unjudged=unjudged,
+        unjudged=subject.unjudged,
         left_out=layers_left_out(network, size) if layers is None else {},
     )
 
@@ -293,23 +251,19 @@ def _sheet(
 ) -> Sheet:
     """The sheet of the one layer that was measured."""
     ((name, tops),) = measured.top.items()
-    layer, indices = tops.layer, measured.layers[name].mean(1)
-    by_index = by_selectivity(measured.layers[name], tops.alive) or list(range(layer.channels))
-    most = by_index[:units]
-    least = sorted(by_index, key=lambda channel: abs(float(indices[channel])))[:units]
-    selective: list[int] = []
-    if turned is not None:
-        selective = selective_channels(measured.layers[name], tops.alive)[:measured_units]
+    all_indices, alive = measured.layers[name], tops.alive
+    indices = all_indices.mean(1)
+    order = by_selectivity(all_indices, alive) or list(range(tops.layer.channels))
+    most = order[:units]
+    least = sorted(order, key=lambda channel: abs(float(indices[channel])))[:units]
+    selective = [] if turned is None else by_selectivity(all_indices, alive, SELECTIVE)
+    selective = selective[:measured_units]
     size = subject.facts["size"], subject.facts["size"]
-    network, batches = subject.network, subject.batches
     with counting(console, f"drawing units of {name}") as progress:
-        drawn, hues = unit_rows(
-            network, batches, tops, selective, [*most, *least], size=size, progress=progress
-        )
-        sheet = Sheet(layer, drawn.only(most), drawn.only(least), indices, hues)
+        draw = partial(unit_rows, subject.network, measured=selective, size=size, progress=progress)
+        drawn, hues = draw(subject.batches, tops, drawn=[*most, *least])
+        sheet = Sheet(tops.layer, drawn.only(most), drawn.only(least), indices, hues)
         if turned is None:
             return sheet
-        rows = unit_rows(
-            network, RandomHues(batches), turned, selective, most, size=size, progress=progress
-        )
-    return dataclasses.replace(sheet, turned=rows.drawn.only(most), turned_hues=rows.hues)
+        drawn, hues = draw(RandomHues(subject.batches), turned, drawn=most)
+    return dataclasses.replace(sheet, turned=drawn.only(most), turned_hues=hues)

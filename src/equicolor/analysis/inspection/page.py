@@ -28,16 +28,15 @@ BRIEF = ("layer", "units", "field", "selectivity", "error")  # for a terminal
 
 def headline(inspection: Inspection) -> str:
     """In a sentence or two: how selective units are, what hue shifts cost, what was left out."""
-    judged = inspection.evaluation
-    accuracy = ""
+    judged, accuracy, hues = inspection.evaluation, "", ""
     if judged is not None:
         mean = judged.sweeps["hsv"].mean
         accuracy = f"{judged.original:.1f} % correct, {mean:.1f} % when hues are shifted; "
-    hues = ""
-    if not math.isnan(inspection.hue_deviation):
+    in_random_hues, as_they_are = inspection.hue_deviations.values()
+    if not math.isnan(in_random_hues):
         hues = (
-            f"; hues of rotations {inspection.hue_deviation:.1f}° from where they should be for "
-            f"images in random hues, {inspection.hue_deviation_data:.1f}° for images as they are"
+            f"; hues of rotations {in_random_hues:.1f}° from where they should be for "
+            f"images in random hues, {as_they_are:.1f}° for images as they are"
         )
     return (
         f"{accuracy}colour selectivity {inspection.selectivity.mean:z.2f} over "
@@ -53,12 +52,10 @@ def _left_out(inspection: Inspection) -> str:
     ]
     if not which:
         return ""
+    layers, places = f"{len(which)} layers that give", f"from {which[0]} to {which[-1]}"
     if len(which) == 1:
-        return f" Left out: 1 layer that gives no map [B, C, H, W], {which[0]}."
-    return (
-        f" Left out: {len(which)} layers that give no map [B, C, H, W], from {which[0]} to "
-        f"{which[-1]}."
-    )
+        layers, places = "1 layer that gives", which[0]
+    return f" Left out: {layers} no map [B, C, H, W], {places}."
 
 
 def layer_table(inspection: Inspection, columns: Sequence[str] | None = None) -> Table:
@@ -244,34 +241,18 @@ def refuse_existing(page: Path, force: bool) -> None:
     refuse_to_replace((page, page.with_suffix(".json")), force)
 
 
-def write(
-    inspection: Inspection,
-    page: Path | str,
-    *,
-    device: torch.device | str = "cpu",
-    overwrite: bool = False,
-) -> list[Path]:
+def write(inspection: Inspection, page: Path, *, device: torch.device | str = "cpu") -> list[Path]:
     """Write the page, and beside it its numbers: a row a layer, and those of the network.
 
-    Args:
-        inspection: of :func:`equicolor.analysis.inspection.inspect.inspect`.
-        page: the HTML file; the JSON file has its name.
-        device: the one it was measured on.
-        overwrite: replace files of an earlier inspection.
+    Earlier files are replaced; see :func:`refuse_existing`.
     """
-    page = Path(page)
-    refuse_existing(page, overwrite)
-    numbers = {"colour selectivity, mean over units": f"{inspection.selectivity.mean:z.2f}"}
+    numbers, judged, facts = {}, inspection.evaluation, inspection.facts
+    if judged is not None:
+        numbers["% correct"] = f"{judged.original:.1f}"
+        numbers["% correct, hues shifted"] = f"{judged.sweeps['hsv'].mean:.1f}"
+    numbers["colour selectivity, mean over units"] = f"{inspection.selectivity.mean:z.2f}"
     if _has_rotations(inspection):
         numbers["largest equivariance error"] = f"{max(inspection.equivariance.values()):.1e}"
-    judged = inspection.evaluation
-    if judged is not None:
-        numbers = {
-            "% correct": f"{judged.original:.1f}",
-            "% correct, hues shifted": f"{judged.sweeps['hsv'].mean:.1f}",
-            **numbers,
-        }
-    facts = inspection.facts
     remarks = [
         headline(inspection),
         f"Measured on {inspection.images} images of the {facts['split']} split.",
@@ -280,7 +261,7 @@ def write(
     lead = " ".join(f"{remark[0].upper()}{remark[1:]}" for remark in remarks)
     write_report(
         page,
-        network_title(inspection.facts),
+        network_title(facts),
         sections(inspection),
         lead=lead,
         numbers=numbers,
