@@ -5,21 +5,15 @@ crop its receptive field, :math:`\sum_j w_j c_j / \sum_j w_j` with :math:`w_j = 
 equivariant unit there is one for each rotation; they should show one shape in n colours.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equicolor import _checks
-from equicolor.analysis.activations import (
-    Batches,
-    TopActivations,
-    select_images,
-    top_activations,
-)
-from equicolor.analysis.receptive_field import ReceptiveField
+from equicolor.analysis.activations import Batches, TopActivations, select_images, top_activations
 from equicolor.reporting.progress import Progress
 from equicolor.testing import ACTIONS
 
@@ -49,13 +43,7 @@ class NeuronFeatures:
     values: Tensor
 
     def only(self, channels: Sequence[int]) -> "NeuronFeatures":
-        """Those of some of the channels.
-
-        Example:
-            >>> tables = torch.rand(2, 1, 3, 4, 4), torch.rand(2, 1, 5, 3, 4, 4), torch.ones(2, 1)
-            >>> NeuronFeatures("relu", (4, 7), *tables).only([7]).features.shape
-            torch.Size([1, 1, 3, 4, 4])
-        """
+        """Those of some of the channels."""
         places = [self.channels.index(channel) for channel in channels]
         tables = (table[places] for table in (self.features, self.crops, self.values))
         return NeuronFeatures(self.layer, tuple(channels), *tables)
@@ -79,7 +67,7 @@ def neuron_features(
     """Draw what units of a layer look for.
 
     Args:
-        network: takes images :math:`[B, 3, H, W]` in [0, 1]; looked at in eval mode.
+        network, autocast: as in :func:`equicolor.analysis.top_activations`.
         batches: images of one size, or pairs of images and labels; gone through
             twice, and the same both times.
         layer: a name as of :func:`equicolor.analysis.find_layers`.
@@ -97,7 +85,6 @@ def neuron_features(
             network's lifting.
         found: of :func:`equicolor.analysis.top_activations` for this layer, if that has been
             done; then ``top`` is that.
-        autocast: compute with torch's autocast to this dtype.
         progress: called with (steps done, steps in all if known).
 
     Example:
@@ -118,89 +105,62 @@ def neuron_features(
         found = top_activations(
             network, batches, [layer], top=top, autocast=autocast, progress=progress
         )[layer]
-    channels = _channels(units, found)
-    height, width = _size(found.layer.field, channels, limit)
-    shape = len(channels), found.layer.rotations
-    features: Tensor | None = None
-    strongest = torch.zeros(*shape, crops, 3, height, width)
-    values, weights = torch.zeros(*shape, crops), torch.zeros(*shape)
-    by_image: dict[int, list[_Entry]] = {}
-    for entry in _entries(found, channels, rows == "orbit"):
-        by_image.setdefault(entry.image, []).append(entry)
-    done, which = 0, torch.tensor(sorted(by_image), dtype=torch.int64)
-    for numbers, images in select_images(batches, which):
-        if features is None:  # on the device of the images, so that crops stay there
-            features = torch.zeros(*shape, 3, height, width, device=images.device)
-        for number, image in zip(numbers.tolist(), images, strict=True):
-            for entry in by_image[number]:
-                box = found.layer.field.frame(channels[entry.unit], entry.position)
-                crop = _cut(image, box, height, width)
-                if entry.turns:
-                    crop = ACTIONS[action](crop, entry.turns)
-                place = entry.unit, entry.row
-                features[place] += entry.weight * crop
-                weights[place] += entry.weight
-                if entry.rank < crops:
-                    strongest[(*place, entry.rank)] = crop
-                    values[(*place, entry.rank)] = entry.value
-        done += len(numbers)
-        if progress:
-            progress(done, len(which))
-    total = torch.zeros(*shape, 3, height, width) if features is None else features.cpu()
-    total /= weights.clamp(min=torch.finfo(torch.float32).tiny)[..., None, None, None]
-    return NeuronFeatures(found.layer.name, channels, total, strongest, values)
-
-
-class _Entry(NamedTuple):
-    """A crop and where it goes."""
-
-    image: int
-    position: int
-    unit: int  # place among the channels asked for
-    row: int
-    rank: int
-    value: float
-    weight: float
-    turns: float
-
-
-def _entries(found: TopActivations, channels: Sequence[int], orbit: bool) -> Iterator[_Entry]:
-    """The crops of every unit and row; of an orbit, every row has those of all rotations."""
-    rotations, top = found.values.shape[1:]
-    for unit, channel in enumerate(channels):
-        tables = (found.values, found.images, found.positions)
-        values, images, positions = (table[channel].flatten().tolist() for table in tables)
-        # Of equal ones the first comes first: sorted is stable, in reverse too.
-        strongest = sorted(range(len(values)), key=values.__getitem__, reverse=True)[:top]
-        for row in range(rotations):
-            order = strongest if orbit else range(row * top, (row + 1) * top)
-            for rank, index in enumerate(order):
-                if values[index] <= 0:
-                    break
-                weight = values[index] / values[order[0]]
-                # Rotation k is active on x as rotation 0 is on x turned by -k/n.
-                turns = (row - index // top) / rotations
-                place = images[index], positions[index], unit, row, rank
-                yield _Entry(*place, values[index], weight, turns)
-
-
-def _channels(units: Sequence[int] | None, found: TopActivations) -> tuple[int, ...]:
-    count = found.layer.channels
-    channels = tuple(range(count)) if units is None else tuple(units)
-    strangers = [unit for unit in channels if not 0 <= unit < count]
-    if strangers or not channels:
+    layer_channels = range(found.layer.channels)
+    channels = tuple(layer_channels if units is None else units)
+    if not channels or not set(channels) <= set(layer_channels):
         raise ValueError(
-            f"units must be channels of {found.layer.name!r}, 0 to {count - 1}; "
+            f"units must be channels of {found.layer.name!r}, 0 to {layer_channels[-1]}; "
             f"got {list(channels)}"
         )
-    return channels
-
-
-def _size(field: ReceptiveField, channels: Sequence[int], limit: int | None) -> tuple[int, int]:
-    """One frame for all: the largest, within the limit."""
-    sizes = zip(*(field.size(channel) for channel in channels), strict=True)
+    field = found.layer.field
+    # One frame for all: the largest, within the limit.
+    sizes = zip(*map(field.size, channels), strict=True)
     height, width = (max(size) if limit is None else min(max(size), limit) for size in sizes)
-    return height, width
+    values, numbers, positions, turns = _entries(found, channels, orbit=rows == "orbit")
+    shape = values.shape[:2]
+    weights = values.double() / values[..., :1].double()
+    features, total_weights = torch.zeros(*shape, 3, height, width), torch.zeros(shape)
+    strongest = torch.zeros(*shape, crops, 3, height, width)
+    active = values > 0
+    which, done = numbers[active].unique(), 0
+    for part, images in select_images(batches, which):
+        features = features.to(images.device)  # so that crops stay there
+        for number, image in zip(part, images, strict=True):
+            for unit, row, rank in (active & (numbers == number)).nonzero().tolist():
+                entry = unit, row, rank
+                box = field.frame(channels[unit], int(positions[entry]))
+                crop = _cut(image, box, height, width)
+                if turns[entry]:
+                    crop = ACTIONS[action](crop, float(turns[entry]))
+                weight = float(weights[entry])
+                features[unit, row] += weight * crop
+                total_weights[unit, row] += weight
+                if rank < crops:
+                    strongest[entry] = crop
+        done += len(part)
+        if progress:
+            progress(done, len(which))
+    features = features.cpu()
+    features /= total_weights.clamp(min=torch.finfo(torch.float32).tiny)[..., None, None, None]
+    values = F.pad(values, (0, max(crops - values.shape[2], 0)))[..., :crops]
+    return NeuronFeatures(found.layer.name, channels, features, strongest, values)
+
+
+def _entries(found: TopActivations, channels: Sequence[int], *, orbit: bool) -> tuple[Tensor, ...]:
+    """Activations, numbers of images, positions and turns of all crops, ``[U, n, N]`` each.
+
+    In an orbit, every row has the strongest images of all rotations, turned to its hue.
+    """
+    tables = found.values, found.images, found.positions
+    values, numbers, positions = (table[list(channels)] for table in tables)
+    if not orbit:
+        return values, numbers, positions, torch.zeros_like(values)
+    _, rotations, top = values.shape
+    order = values.flatten(1).argsort(descending=True, stable=True)[:, :top]
+    strongest = (table.flatten(1).gather(1, order) for table in (values, numbers, positions))
+    # Rotation k is active on x as rotation 0 is on x turned by -k/n.
+    turns = (torch.arange(rotations).view(-1, 1) - (order // top).unsqueeze(1)).double() / rotations
+    return *(table.unsqueeze(1).expand(-1, rotations, -1) for table in strongest), turns
 
 
 def _cut(image: Tensor, box: tuple[int, int, int, int], height: int, width: int) -> Tensor:
