@@ -27,27 +27,6 @@ _SHAPE_ONLY = {
     "empty_like", "full_like", "is_same_size", "new_empty", "new_full", "new_ones", "new_zeros",
     "ones_like", "promote_types", "rand_like", "randn_like", "result_type", "zeros_like",
 }  # fmt: skip
-# Copies, and what does nothing in eval mode.
-_SAME = (
-    "_to_copy", "alias", "alpha_dropout", "clone", "contiguous", "detach", "dropout",
-    "feature_alpha_dropout", "feature_dropout", "lift_fresh", "to", "type_as",
-)  # fmt: skip
-# They move elements, and move planes in the same way; so do all views.
-_MOVES = (
-    "_unsafe_index", "cat", "flip", "gather", "im2col", "index", "index_select",
-    "native_channel_shuffle", "pixel_shuffle", "pixel_unshuffle", "repeat", "repeat_interleave",
-    "roll", "stack", "tril", "triu", "upsample_nearest1d", "upsample_nearest2d",
-)  # fmt: skip
-# Pointwise operations without torch's tag.
-_POINTWISE = ("_prelu_kernel", "hardswish", "log_sigmoid")
-_REDUCTIONS = (
-    "all", "amax", "amin", "aminmax", "any", "argmax", "argmin", "linalg_vector_norm", "logsumexp",
-    "max", "mean", "median", "min", "norm", "prod", "std", "std_mean", "sum", "var", "var_mean",
-)  # fmt: skip
-_PADDINGS = (
-    "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "replication_pad1d",
-    "replication_pad2d",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,16 +34,12 @@ class _Operation:
     """An operation that was executed, with at least one argument that depends on the image."""
 
     seen: "Dependence"
+    name: str  # without the overload
     func: Any
     args: Sequence[Any]
     kwargs: dict[str, Any]
     named: dict[str, Any]  # all arguments, defaults included
     outputs: list[Tensor]
-
-    @property
-    def name(self) -> str:
-        """The name of the operation, without its overload."""
-        return str(self.func.overloadpacket.__name__)
 
     @property
     def inputs(self) -> list[Planes]:
@@ -144,7 +119,7 @@ class Dependence(TorchDispatchMode):
         outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
         if outputs and rule is _look_at_everything:
             self.unknown.add(name)
-        call = _Operation(self, func, args, kwargs, named, outputs)
+        call = _Operation(self, name, func, args, kwargs, named, outputs)
         for output, planes in zip(outputs, rule(call) if outputs else (), strict=True):
             shaped = tuple(plane.expand(output.shape) for plane in planes)
             if name.endswith("_"):
@@ -184,6 +159,17 @@ def _memory(tensor: Tensor) -> int:
 
 
 _Rule = Callable[[_Operation], list[Planes]]
+_RULES: dict[str, _Rule] = {}
+
+
+def _rule_of(*names: str) -> Callable[[_Rule], _Rule]:
+    """Make a function the rule of operations, whose names are separated by spaces."""
+
+    def register(rule: _Rule) -> _Rule:
+        _RULES.update(dict.fromkeys(" ".join(names).split(), rule))
+        return rule
+
+    return register
 
 
 def _find_rule(func: Any, name: str) -> _Rule | None:
@@ -198,6 +184,8 @@ def _find_rule(func: Any, name: str) -> _Rule | None:
     return _move if func.is_view else None
 
 
+# And all operations that torch tags as pointwise.
+@_rule_of("_prelu_kernel hardswish log_sigmoid")
 def _pointwise(call: _Operation) -> list[Planes]:
     return [rules.union(call.inputs, output.shape) for output in call.outputs]
 
@@ -206,24 +194,32 @@ def _look_at_everything(call: _Operation) -> list[Planes]:
     return [rules.hull(call.inputs, output.shape) for output in call.outputs]
 
 
+# Copies, and what does nothing in eval mode.
+@_rule_of(
+    "_to_copy alias alpha_dropout clone contiguous detach dropout feature_alpha_dropout",
+    "feature_dropout lift_fresh to type_as",
+)
 def _same(call: _Operation) -> list[Planes]:
     return [call.first]
 
 
+@_rule_of("copy")
 def _copy(call: _Operation) -> list[Planes]:
     source = call.seen.planes(call.named["src"])
-    return [_nothing(call) if source is None else source]
+    return _fill(call) if source is None else [source]
 
 
+@_rule_of("fill zero")
 def _fill(call: _Operation) -> list[Planes]:
-    return [_nothing(call)]
+    return [rules.nothing(call.outputs[0].device)]
 
 
-def _nothing(call: _Operation) -> Planes:
-    device = call.outputs[0].device
-    return tuple(torch.full((), torch.inf, device=device) for _ in call.inputs[0])
-
-
+# They move elements, and move planes in the same way; so do all views.
+@_rule_of(
+    "_unsafe_index cat flip gather im2col index index_select native_channel_shuffle pixel_shuffle",
+    "pixel_unshuffle repeat repeat_interleave roll stack tril triu upsample_nearest1d",
+    "upsample_nearest2d",
+)
 def _move(call: _Operation) -> list[Planes]:
     if call.name in ("view", "_unsafe_view"):
         # Planes may lie otherwise in memory.
@@ -250,6 +246,7 @@ def _pairs(value: Any, rank: int) -> list[int]:
     return values * rank if len(values) == 1 else values
 
 
+@_rule_of("convolution", *(f"conv{rank}d conv_transpose{rank}d" for rank in (1, 2, 3)))
 def _convolve(call: _Operation) -> list[Planes]:
     named, weight, output = call.named, call.named["weight"], call.outputs[0]
     rank = weight.ndim - 2
@@ -267,6 +264,7 @@ def _convolve(call: _Operation) -> list[Planes]:
     return [rules.slide(mixed, windows, call.args[0].shape[2:], output.shape[2:])]
 
 
+@_rule_of(*(f"avg_pool{rank}d max_pool{rank}d max_pool{rank}d_with_indices" for rank in (1, 2, 3)))
 def _pool(call: _Operation) -> list[Planes]:
     named = call.named
     rank = int(call.name.removesuffix("_with_indices")[-2])
@@ -278,12 +276,14 @@ def _pool(call: _Operation) -> list[Planes]:
     return [rules.slide(call.first, windows, before, sizes)] * len(call.outputs)
 
 
+@_rule_of(*(f"adaptive_avg_pool{rank}d adaptive_max_pool{rank}d" for rank in (1, 2, 3)))
 def _adaptive_pool(call: _Operation) -> list[Planes]:
     rank = int(call.name[-2])
     planes = rules.bins(call.first, call.outputs[0].shape[-rank:], call.seen.image)
     return [planes] * len(call.outputs)
 
 
+@_rule_of("mm bmm matmul linear addmm baddbmm")
 def _multiply(call: _Operation) -> list[Planes]:
     bias, left, right = None, *call.args[:2]
     if call.name in ("addmm", "baddbmm"):
@@ -306,6 +306,10 @@ def _axes(call: _Operation) -> list[int]:
     return [axis % rank for axis in _pairs(value, 1)]
 
 
+@_rule_of(
+    "all amax amin aminmax any argmax argmin linalg_vector_norm logsumexp max mean median min norm",
+    "prod std std_mean sum var var_mean",
+)
 def _reduce(call: _Operation) -> list[Planes]:
     if "other" in call.named:  # max(a, b)
         return _pointwise(call)
@@ -327,61 +331,33 @@ def _normalise(axes: Callable[[_Operation, int], Sequence[int]]) -> _Rule:
     return rule
 
 
+_over_batch = _normalise(lambda _, rank: [0, *range(2, rank)])
+
+
+@_rule_of("batch_norm")
 def _batch_norm(call: _Operation) -> list[Planes]:
     return _over_batch(call) if call.named["training"] else [call.first]
 
 
-_over_batch = _normalise(lambda _, rank: [0, *range(2, rank)])
-_softmax = _normalise(lambda call, _: _axes(call))
-_layer_norm = _normalise(lambda call, rank: range(rank - len(call.named["normalized_shape"]), rank))
-_instance_norm = _normalise(lambda _, rank: range(2, rank))
+_rule_of("softmax _softmax log_softmax _log_softmax")(_normalise(lambda call, _: _axes(call)))
+_rule_of("layer_norm native_layer_norm")(
+    _normalise(lambda call, rank: range(rank - len(call.named["normalized_shape"]), rank))
+)
+_rule_of("instance_norm")(_normalise(lambda _, rank: range(2, rank)))
 # Channels of a group see the same places; all of them is a little more than needed.
-_group_norm = _normalise(lambda _, rank: range(1, rank))
+_rule_of("group_norm")(_normalise(lambda _, rank: range(1, rank)))
 
 
+@_rule_of("constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d")
 def _pad(call: _Operation) -> list[Planes]:
-    amounts, shape = list(call.named.get("pad") or call.named["padding"]), call.outputs[0].shape
-    reads = call.name != "constant_pad_nd"  # reflection and replication really read pixels
-    planes = []
-    for index, plane in enumerate(call.first):
-        if reads and index not in rules.NOMINAL:
-            planes.append(call.func(plane.contiguous(), amounts))
-            continue
-        plane = rules.collapse(plane)
-        for place in range(len(amounts) // 2):
-            axis = len(shape) - 1 - place
-            before, after = amounts[2 * place : 2 * place + 2]
-            size, result = call.args[0].shape[axis], shape[axis]
-            padded = rules.pad(call.first, index, plane, axis, size, (before, after), result)
-            plane = plane if padded is None else padded
-        planes.append(plane)
-    return [tuple(planes)]
-
-
-_RULES: dict[str, _Rule] = {
-    **dict.fromkeys(_SAME, _same),
-    **dict.fromkeys(_MOVES, _move),
-    **dict.fromkeys(_POINTWISE, _pointwise),
-    **dict.fromkeys(_REDUCTIONS, _reduce),
-    **dict.fromkeys(_PADDINGS, _pad),
-    **dict.fromkeys((f"conv{rank}d" for rank in (1, 2, 3)), _convolve),
-    **dict.fromkeys((f"conv_transpose{rank}d" for rank in (1, 2, 3)), _convolve),
-    "convolution": _convolve,
-    **{
-        f"{kind}_pool{rank}d{ending}": _pool
-        for kind in ("max", "avg")
-        for rank in (1, 2, 3)
-        for ending in ("", "_with_indices")
-    },
-    **{f"adaptive_{kind}_pool{r}d": _adaptive_pool for kind in ("max", "avg") for r in (1, 2, 3)},
-    **dict.fromkeys(("mm", "bmm", "matmul", "linear", "addmm", "baddbmm"), _multiply),
-    **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax"), _softmax),
-    "layer_norm": _layer_norm,
-    "native_layer_norm": _layer_norm,
-    "batch_norm": _batch_norm,
-    "instance_norm": _instance_norm,
-    "group_norm": _group_norm,
-    "copy": _copy,
-    "fill": _fill,
-    "zero": _fill,
-}
+    amounts = list(call.named.get("pad") or call.named["padding"])  # from the last axis on
+    rank = len(amounts) // 2
+    ones = [1] * rank
+    windows = rules.Windows(ones, ones, amounts[-2::-2], ones)
+    before, sizes = call.args[0].shape[-rank:], call.outputs[0].shape[-rank:]
+    planes = rules.slide(call.first, windows, before, sizes)
+    if call.name == "constant_pad_nd":
+        return [planes]
+    # Reflection and replication really read pixels.
+    exact = (call.func(call.first[index].contiguous(), amounts) for index in rules.EXACT)
+    return [(*exact, *planes[len(rules.EXACT) :])]

@@ -42,9 +42,14 @@ def pixel_planes(height: int, width: int, *, device: torch.device | None = None)
     """
     rows = torch.arange(height, dtype=torch.float32, device=device).view(1, 1, -1, 1)
     columns = torch.arange(width, dtype=torch.float32, device=device).view(1, 1, 1, -1)
-    four = tuple(x.expand(1, 3, height, width) for x in (rows, -rows, columns, -columns))
-    unknown = torch.full((), math.inf, device=device).expand(1, 3, height, width)
-    return four + four + (unknown,) * len(STEPS)
+    four = rows, -rows, columns, -columns
+    planes = four + four + nothing(device, len(STEPS))
+    return tuple(plane.expand(1, 3, height, width) for plane in planes)
+
+
+def nothing(device: torch.device | None, count: int = 12) -> Planes:
+    """Planes of elements that depend on nothing, or some of them, such as unknown steps."""
+    return (torch.full((), math.inf, device=device),) * count
 
 
 def collapse(plane: Tensor) -> Tensor:
@@ -78,7 +83,7 @@ class Windows(NamedTuple):
 
     kernel: Sequence[int]
     stride: Sequence[int]
-    padding: Sequence[int]
+    padding: Sequence[int]  # before the first element; negative numbers cut
     dilation: Sequence[int]
 
     def reach(self, place: int) -> int:
@@ -100,17 +105,19 @@ def slide(planes: Planes, windows: Windows, before: Sequence[int], sizes: Sequen
     def slid(index: int) -> Tensor:
         plane = collapse(planes[index])
         for place, size in enumerate(sizes):
-            axis = plane.ndim - len(sizes) + place
+            axis = place - len(sizes)
+            step = _step_outside(planes, index, axis, before[place])
+            if step is None and plane.shape[axis] == 1:
+                continue  # the plane is equal along the axis, and stays so
+            if step is not None:  # several positions that were one
+                plane = _expanded(plane, axis, before[place], step)
             reach, stride = windows.reach(place), windows.stride[place]
             start = windows.padding[place]
-            continues = _continues(index, axis - plane.ndim)
-            length = before[place] if continues else plane.shape[axis]
             # As many as there are results of: some windows of pooling end outside (ceil_mode).
-            end = max((size - 1) * stride + reach - length - start, 0)
-            padded = pad(planes, index, plane, axis, before[place], (start, end), size)
-            if padded is not None:
-                view = padded.unfold(axis, reach, stride)[..., :: windows.dilation[place]]
-                plane = view.amin(-1).narrow(axis, 0, size)
+            end = max((size - 1) * stride + reach - plane.shape[axis] - start, 0)
+            padded = _pad(plane, axis, (start, end), step, nominal=index in NOMINAL)
+            view = padded.unfold(axis, reach, stride)[..., :: windows.dilation[place]]
+            plane = view.amin(-1).narrow(axis, 0, size)
         return plane
 
     moved = tuple(slid(index) for index in (*EXACT, *NOMINAL))
@@ -123,64 +130,60 @@ def _slide_steps(
     """The steps of what windows give: read off where a single position arises, then kept."""
     steps: list[Tensor] = []
     for axis, pair in _STEPS_ALONG.items():
-        if len(sizes) < -axis or sizes[axis] > 1:
-            steps += _unknown_steps(planes)[:2]
-            continue
         bounds = [collapse(planes[index]) for index in pair]
+        if len(sizes) < -axis:  # windows over the columns alone
+            steps += map(_over_map, bounds)
+            continue
+        if sizes[axis] > 1:
+            steps += nothing(planes[0].device, len(bounds))
+            continue
         if before[axis] > 1:
             plane = collapse(planes[NOMINAL[0] if axis == -2 else NOMINAL[2]])
             apart = plane.diff(dim=axis) if plane.shape[axis] > 1 else torch.zeros_like(plane)
             # Equal ones were spread from a single one, or see nothing: that is no step.
-            nothing = (apart == 0) | ~apart.isfinite()
-            bounds = [bound.masked_fill(nothing, math.inf) for bound in (apart, -apart)]
+            no_step = (apart == 0) | ~apart.isfinite()
+            bounds = [bound.masked_fill(no_step, math.inf) for bound in (apart, -apart)]
         steps += [_over_map(bound) * stride[axis] for bound in bounds]
     return tuple(steps)
-
-
-def _unknown_steps(planes: Planes) -> Planes:
-    return (torch.full((), math.inf, device=planes[0].device),) * len(STEPS)
 
 
 def _over_map(plane: Tensor) -> Tensor:
     return plane.amin(list(range(-min(2, plane.ndim), 0)), keepdim=True)
 
 
-def pad(
-    planes: Planes,
-    index: int,
-    plane: Tensor,
-    axis: int,
-    size: int,
-    amounts: tuple[int, int],
-    result: int,
-) -> Tensor | None:
-    """Pad a plane along an axis; negative amounts cut.
+def _step_outside(planes: Planes, index: int, axis: int, size: int) -> Tensor | None:
+    """How far a nominal plane goes on into the padding of an axis, counted from the end.
+
+    None if the positions say it, or if the plane does not go on; NaN where nobody knows.
+    """
+    if index not in NOMINAL or axis != (-2 if index < NOMINAL[2] else -1):
+        return None
+    if size > 1:  # equal ones were spread from a single one, and nobody knows what is beside it
+        spread = collapse(planes[index]).shape[axis] == 1
+        return torch.full((), math.nan, device=planes[index].device) if spread else None
+    smallest, largest = (_over_map(collapse(planes[bound])) for bound in _STEPS_ALONG[axis])
+    step = torch.where(smallest == -largest, smallest, math.nan)
+    return step if index % 2 == 0 else -step  # the last rows and columns are negated
+
+
+def _expanded(plane: Tensor, axis: int, size: int, step: Tensor) -> Tensor:
+    """A plane with all positions of an axis, and all channels that have different steps."""
+    shape = list(plane.shape)
+    shape[axis] = size
+    return plane.expand(shape).expand(torch.broadcast_shapes(shape, step.shape))
+
+
+def _pad(
+    plane: Tensor, axis: int, amounts: tuple[int, int], step: Tensor | None, *, nominal: bool
+) -> Tensor:
+    """Pad a plane along an axis before and after; negative amounts cut.
 
     Padding depends on nothing; nominally, it continues the image.
-
-    Args:
-        planes: all of them, as they were before any padding.
-        index: which of them it is.
-        plane: it, collapsed, and perhaps padded along other axes.
-        axis: to pad.
-        size: of the features along the axis.
-        amounts: how much before and after.
-        result: the size of what follows, such as windows.
-
-    Returns:
-        None if the plane is equal along the axis and stays so.
     """
-    step = _step_outside(planes, index, axis - plane.ndim, size)
-    if step is None and plane.shape[axis] == 1 and result > 1:
-        return None
-    if step is not None:  # several positions that were one; channels may have different steps
-        plane = plane.expand(*plane.shape[:axis], size, *plane.shape[axis + 1 :])
-        plane = plane.expand(torch.broadcast_shapes(plane.shape, step.shape))
     before, after = amounts
-    length = plane.shape[axis] + min(before, 0) + min(after, 0)
-    plane = plane.narrow(axis, max(-before, 0), length)
+    plane = plane.narrow(axis, max(-before, 0), plane.shape[axis] + min(before, 0))
     sides = [
-        _outside(plane, axis, side, max(count, 0), step, nominal=index in NOMINAL)
+        _outside(plane, axis, side, max(count, 0), step, nominal=nominal)
         for side, count in ((-1, before), (1, after))
     ]
     return torch.cat([sides[0], plane, sides[1]], axis)
@@ -195,7 +198,7 @@ def _outside(
     last = plane.narrow(axis, edge, 1)
     steps = torch.arange(1, count + 1, dtype=plane.dtype, device=plane.device)
     steps = -steps.flip(0) if side < 0 else steps
-    steps = steps.view(-1, *[1] * (plane.ndim - axis - 1))
+    steps = steps.view(-1, *[1] * (-axis - 1))
     if step is not None:
         outside = last + steps * step
         nobody_knows = torch.where(last.isinf(), last, -math.inf)
@@ -205,28 +208,9 @@ def _outside(
         outside = outside.nan_to_num(math.inf, math.inf, math.inf)  # inf - inf
     else:
         outside = torch.full_like(last, math.inf)
-    return outside.expand(*last.shape[:axis], count, *last.shape[axis + 1 :])
-
-
-def _continues(index: int, axis: int) -> bool:
-    """Whether a plane goes on into the padding of an axis, counted from the end."""
-    return index in NOMINAL and axis == (-2 if index < NOMINAL[2] else -1)
-
-
-def _step_outside(planes: Planes, index: int, axis: int, size: int) -> Tensor | None:
-    """How far a plane goes on along an axis, counted from the end, for features of a size.
-
-    Returns:
-        NaN where it is not known; None if the positions say it, or if it does not go on.
-    """
-    if not _continues(index, axis):
-        return None
-    if size > 1:  # equal ones were spread from a single one, and nobody knows what is beside it
-        spread = collapse(planes[index]).shape[axis] == 1
-        return torch.full((), math.nan, device=planes[index].device) if spread else None
-    smallest, largest = (_over_map(collapse(planes[bound])) for bound in _STEPS_ALONG[axis])
-    step = torch.where(smallest == -largest, smallest, math.nan)
-    return step if index % 2 == 0 else -step  # the last rows and columns are negated
+    shape = list(last.shape)
+    shape[axis] = count
+    return outside.expand(shape)
 
 
 def spread(planes: Planes, windows: Windows, sizes: Sequence[int]) -> Planes:
@@ -249,7 +233,7 @@ def spread(planes: Planes, windows: Windows, sizes: Sequence[int]) -> Planes:
             plane = view.amin(-1).movedim(-1, axis)
         return plane
 
-    return (*map(spread_one, planes[: STEPS[0]]), *_unknown_steps(planes))
+    return (*map(spread_one, planes[: STEPS[0]]), *nothing(planes[0].device, len(STEPS)))
 
 
 def mix_channels(planes: Planes, groups: int, outputs: int) -> Planes:
@@ -303,7 +287,7 @@ def bins(planes: Planes, sizes: Sequence[int], image: tuple[int, int]) -> Planes
             plane = torch.cat(parts, axis)
         return plane
 
-    return (*map(cut, planes[: STEPS[0]]), *_unknown_steps(planes))
+    return (*map(cut, planes[: STEPS[0]]), *nothing(planes[0].device, len(STEPS)))
 
 
 def multiply(

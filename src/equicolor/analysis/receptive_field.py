@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equicolor.analysis.planes import NOMINAL, STEPS, Planes
+from equicolor.analysis.planes import NOMINAL, Planes
 
 __all__ = ["SINGLE", "Box", "ReceptiveField", "field_from_planes"]
 
@@ -56,21 +56,17 @@ class ReceptiveField:
             position: its place, ``row * W + column``.
         """
         row, column = divmod(position, self.columns.shape[1])
-        (top, bottom), (left, right) = (
-            table[channel, place].tolist()
-            for table, place in ((self.rows, row), (self.columns, column))
-        )
+        top, bottom = self.rows[channel, row].tolist()
+        left, right = self.columns[channel, column].tolist()
         return top, left, bottom, right
 
     def frame(self, channel: int, position: int) -> Box:
         """The frame of a unit, which may reach outside the image; otherwise as :meth:`box`."""
-        places = divmod(position, self.columns.shape[1])
-        ends = []
-        for table, place in zip((self.frame_rows, self.frame_columns), places, strict=True):
-            start, step, size = table[channel].tolist()
-            ends.append((start + place * step, start + place * step + size))
-        (top, bottom), (left, right) = ends
-        return top, left, bottom, right
+        row, column = divmod(position, self.columns.shape[1])
+        first_row, row_step, height = self.frame_rows[channel].tolist()
+        first_column, column_step, width = self.frame_columns[channel].tolist()
+        top, left = first_row + row * row_step, first_column + column * column_step
+        return top, left, top + height, left + width
 
     def size(self, channel: int = 0) -> tuple[int, int]:
         """Height and width of the frame."""
@@ -80,35 +76,17 @@ class ReceptiveField:
 def field_from_planes(
     planes: Planes, image: tuple[int, int], unknown: frozenset[str] = frozenset()
 ) -> ReceptiveField:
-    """The fields of features ``[1, C, n, H, W]``, whose rotations see the same.
-
-    Args:
-        planes: of :mod:`equicolor.analysis.planes`.
-        image: its height and width.
-        unknown: operations whose dependence was overestimated.
-
-    Example:
-        >>> from equicolor.analysis.planes import pixel_planes
-        >>> planes = tuple(plane.unsqueeze(2) for plane in pixel_planes(4, 4))
-        >>> field_from_planes(planes, (4, 4)).box(0, 5)  # a pixel sees itself
-        (1, 1, 2, 2)
-    """
+    """The fields of features ``[1, C, n, H, W]``, whose rotations see the same, in an image."""
     axes = ((0, 2, 4), (0, 2, 4), (0, 2, 3), (0, 2, 3)) * 2
-    placed = planes[: STEPS[0]]
-    lows = [plane.amin(axis).cpu() for plane, axis in zip(placed, axes, strict=True)]
-    (rows, columns), frames = (
-        [_interval(lows[i], lows[i + 1]) for i in start] for start in ((0, 2), (4, 6))
-    )
-    frame_rows, frame_columns = (
-        _frame(interval, extent) for interval, extent in zip(frames, image, strict=True)
+    lows = [plane.amin(axis).cpu() for plane, axis in zip(planes, axes, strict=False)]
+    rows, columns, nominal_rows, nominal_columns = (
+        torch.stack((first, 1 - last), -1)
+        for first, last in zip(lows[::2], lows[1::2], strict=True)
     )
     if any(bool((lows[index] == -torch.inf).any()) for index in NOMINAL):
         unknown = unknown | {SINGLE}
-    return ReceptiveField(rows.long(), columns.long(), frame_rows, frame_columns, unknown)
-
-
-def _interval(first: Tensor, last: Tensor) -> Tensor:
-    return torch.stack((first, 1 - last), -1)
+    frames = _frame(nominal_rows, image[0]), _frame(nominal_columns, image[1])
+    return ReceptiveField(rows.long(), columns.long(), *frames, unknown)
 
 
 def _frame(interval: Tensor, extent: int) -> Tensor:
