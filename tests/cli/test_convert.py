@@ -3,10 +3,8 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from typer.testing import CliRunner, Result
 
 from equicolor.cli.app import app
@@ -18,22 +16,10 @@ def invoke(*arguments: str | Path) -> Result:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(fruit: Path) -> Path:
     """A folder with images of two classes and a plain network; the current one."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("COLUMNS", "140")
-    rng = np.random.default_rng(0)
-    for split in ("train", "test"):
-        for name in ("apple", "banana"):
-            folder = tmp_path / "fruit" / split / name
-            folder.mkdir(parents=True)
-            for index in range(4):
-                pixels = rng.integers(0, 256, (36, 36, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / f"{index}.png")
-    save_model(z2cnn(2, width=4), tmp_path / "net.safetensors")
-    return tmp_path
+    save_model(z2cnn(2, width=4), fruit / "net.safetensors")
+    return fruit
 
 
 def test_from_conversion_to_fine_tuning(place: Path) -> None:

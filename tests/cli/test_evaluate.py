@@ -3,9 +3,7 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 from typer.testing import CliRunner, Result
 
 from equicolor.cli.app import app
@@ -17,23 +15,10 @@ def invoke(*arguments: str | Path) -> Result:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(fruit: Path) -> Path:
     """A folder with images of two classes and a network; the current one."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("COLUMNS", "100")
-    rng = np.random.default_rng(0)
-    for name in ("apple", "banana"):
-        folder = tmp_path / "fruit" / "test" / name
-        folder.mkdir(parents=True)
-        (tmp_path / "fruit" / "train" / name).mkdir(parents=True)
-        for index in range(4):
-            pixels = rng.integers(0, 256, (36, 30, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / f"{index}.png")
-            Image.fromarray(pixels).save(tmp_path / "fruit" / "train" / name / f"{index}.png")
-    save_model(cecnn(2, coset_pool="max"), tmp_path / "net.safetensors")
-    return tmp_path
+    save_model(cecnn(2, coset_pool="max"), fruit / "net.safetensors")
+    return fruit
 
 
 def test_help_names_every_kind_of_network() -> None:
@@ -53,7 +38,7 @@ def test_evaluation_from_start_to_files(place: Path) -> None:
     folder = place / "runs" / "evaluate" / "net.safetensors-fruit"
     assert f"wrote {folder.relative_to(place)}/evaluation.json" in result.stdout
     (row,) = json.loads((folder / "evaluation.json").read_text())["rows"]
-    assert (row["model"], row["dataset"], row["images"]) == ("cecnn", "fruit", 8)
+    assert (row["model"], row["dataset"], row["images"]) == ("cecnn", "fruit", 12)
     assert len(row["hue_curve"]) == len(row["rgb_curve"]) == len(row["rgb_clip_curve"]) == 4
     assert (folder / "hue-curve.png").is_file()
     # a second time needs permission, and it is asked for before any work

@@ -5,9 +5,7 @@ import os
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 from typer.testing import CliRunner, Result
 
 from equicolor.cli.app import app
@@ -31,27 +29,16 @@ def invoke(*arguments: str | Path) -> Result:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(fruit: Path) -> Path:
     """A folder with images of two classes and a network; the current one."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("COLUMNS", "100")
-    rng = np.random.default_rng(0)
-    for part in ("train", "test"):
-        for name in ("apple", "banana"):
-            folder = tmp_path / "fruit" / part / name
-            folder.mkdir(parents=True)
-            for index in range(6):
-                coarse = Image.fromarray(rng.integers(0, 256, (5, 4, 3), dtype=np.uint8))
-                coarse.resize((30, 36)).save(folder / f"{index}.png")
     network = cecnn(2, width=4, coset_pool="max")
     weight = network.blocks[0][0].weight
     # Filters that see nothing but colour, and nothing that is there without them.
     weight.data -= weight.data.mean(1, keepdim=True)
     for block in network.blocks:
         block[0].bias.data.zero_()
-    save_model(network, tmp_path / "net.safetensors")
-    return tmp_path
+    save_model(network, fruit / "net.safetensors")
+    return fruit
 
 
 def images_of(page: str) -> int:
