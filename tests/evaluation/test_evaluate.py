@@ -161,6 +161,8 @@ def test_tables_hold_the_numbers(found: Evaluation) -> None:
     worst = int(sweep.accuracy.argmin())
     assert table.rows[1][3] == f"{sweep.accuracy[worst]:.2f}"
     assert table.rows[1][4] == f"{360 * float(sweep.shifts[worst]):.0f}°"
+    shifted = f"90.0 % correct, {sweep.mean:.1f} % when hues are shifted (HSV); calibration error"
+    assert report.headline(found).startswith(shifted)
     changes = found.class_changes()
     classes = report.class_table(found, most=2)
     assert [row[0] for row in classes.rows] == [change.name for change in changes[:2]]

@@ -202,12 +202,6 @@ def select_images(batches: Batches, which: Tensor) -> Iterator[tuple[Tensor, Ten
     Images that lie decoded in the memory are gathered; else all batches are gone through.
     ``which`` are the numbers in the order of the data, int64 ``[M]`` on the CPU, sorted and all
     different. Yields pairs of numbers ``[B]``, on the CPU, and images ``[B, 3, H, W]``.
-
-    Example:
-        >>> batches = [torch.rand(2, 3, 4, 4), torch.rand(2, 3, 4, 4)]
-        >>> selected = select_images(batches, torch.tensor([1, 2, 3]))
-        >>> [(numbers.tolist(), len(images)) for numbers, images in selected]
-        [([1], 1), ([2, 3], 2)]
     """
     if isinstance(batches, RandomHues):
         for numbers, images in select_images(batches.batches, which):

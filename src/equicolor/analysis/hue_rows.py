@@ -31,11 +31,6 @@ def chroma(images: Tensor) -> Tensor:
     With :math:`\omega = e^{2\pi i/3}`: the angle is the hue and the length how colourful it is,
     0 for greys. Rotating colours about the grey axis by ``turns`` multiplies the number by
     :math:`e^{2\pi i \cdot turns}`. Images :math:`[..., 3, H, W]` give :math:`[..., H, W]`.
-
-    Example:
-        >>> green = chroma(torch.tensor([0.0, 1.0, 0.0]).view(3, 1, 1))
-        >>> round(math.degrees(green.angle()))
-        120
     """
     angles = torch.arange(3, device=images.device) * (2 * math.pi / 3)
     roots = torch.polar(torch.ones_like(angles), angles)

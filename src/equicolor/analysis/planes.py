@@ -33,13 +33,7 @@ _GLOBAL = 0.75  # of the image: pooling over more than that is no longer a look 
 
 
 def pixel_planes(height: int, width: int, *, device: torch.device | None = None) -> Planes:
-    """The planes of an image ``[1, 3, H, W]``: every pixel depends on itself.
-
-    Example:
-        >>> planes = pixel_planes(4, 5)
-        >>> len(planes), planes[0].shape, planes[3][0, 0, 2].tolist()
-        (12, torch.Size([1, 3, 4, 5]), [-0.0, -1.0, -2.0, -3.0, -4.0])
-    """
+    """The planes of an image ``[1, 3, H, W]``: every pixel depends on itself."""
     rows = torch.arange(height, dtype=torch.float32, device=device).view(1, 1, -1, 1)
     columns = torch.arange(width, dtype=torch.float32, device=device).view(1, 1, 1, -1)
     four = rows, -rows, columns, -columns

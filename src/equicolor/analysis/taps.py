@@ -25,14 +25,7 @@ TIMES = "#"
 def tapped(
     network: nn.Module, layers: Collection[str], receive: Callable[[str, Any], None]
 ) -> Iterator[None]:
-    """Call ``receive`` with the name and output of each of some layers, in every pass.
-
-    Example:
-        >>> network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
-        >>> with tapped(network, ["1"], lambda name, output: print(name, list(output.shape))):
-        ...     _ = network(torch.rand(2, 3, 8, 8))
-        1 [2, 4, 6, 6]
-    """
+    """Call ``receive`` with the name and output of each of some layers, in every pass."""
     counts: Counter[str] = Counter()
 
     def listen(name: str) -> Callable[..., None]:

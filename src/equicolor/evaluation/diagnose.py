@@ -35,24 +35,14 @@ __all__ = ["Subject", "diagnose", "judge", "load_subject"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Subject:
-    """A network and the images to judge it on.
+    """A network and the images to judge it on."""
 
-    Attributes:
-        network: in eval mode, on its device.
-        images: what is looked at.
-        batches: the images as the network expects them.
-        facts: which dataset and split it is and, of a training run, how it was trained.
-        autocast: the dtype to compute in, if not that of the network.
-        unjudged: why the network cannot be judged on the images: its outputs are not their
-            classes. Empty if they are.
-    """
-
-    network: nn.Module
+    network: nn.Module  # in eval mode, on its device
     images: ImageSet
-    batches: Batches
-    facts: dict[str, Any]
-    autocast: torch.dtype | None
-    unjudged: str = ""
+    batches: Batches  # the images as the network expects them
+    facts: dict[str, Any]  # dataset, split and, of a training run, how it was trained
+    autocast: torch.dtype | None  # the dtype to compute in, if not that of the network
+    unjudged: str = ""  # why the outputs are not the classes of the images, if they are not
 
 
 def load_subject(
@@ -81,15 +71,14 @@ def load_subject(
 
     Args:
         network, pretrained: see :func:`equicolor.models.loading.load_network`.
-        data: a name of :data:`equicolor.data.datasets.DATASETS` or a folder of class folders;
-            by default what the network was trained on, as far as its run or its file says that.
+        data: a dataset by name or folder; by default what the network was trained on, as far as
+            its run or its file says that.
         split_seed: of datasets without a split of their own; by default that of the training, if
             it was on the same data, or on a folder with the same classes.
         limit: take no more images than this, evenly from all of them.
         size, resize: see :func:`equicolor.evaluation.images.choose_preparation`.
         gray: feed the network the mean of the channels; a run that was trained so says it.
         precision: ``"float32"``, ``"bfloat16"`` (autocast), or ``"auto"``: bfloat16 on a GPU.
-        skip_corrupt: leave out images that cannot be decoded.
         any_classes: also take a network whose outputs are not the classes of the images.
         classes_by_index: see :func:`equicolor.evaluation.images.match_classes`.
         cache: where decoded images are kept (default: :func:`equicolor.data.default_cache`).

@@ -31,21 +31,13 @@ _TICKS = range(-180, 181, 60)
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracy over the hue shift.
+    """Accuracy over the hue shift."""
 
-    Attributes:
-        label: written at its right end.
-        turns: the shifts.
-        accuracy: in percent, one for each.
-        deviation: over seeds, drawn as a band; none if empty.
-        style: of the line, as matplotlib's ``plot`` takes it.
-    """
-
-    label: str
+    label: str  # written at its right end
     turns: Sequence[float]
-    accuracy: Sequence[float]
-    deviation: Sequence[float] = ()
-    style: Mapping[str, Any] = field(default_factory=dict)
+    accuracy: Sequence[float]  # in percent
+    deviation: Sequence[float] = ()  # over seeds, drawn as a band
+    style: Mapping[str, Any] = field(default_factory=dict)  # as matplotlib's plot takes it
 
 
 def hue_panels(panels: Mapping[str, Sequence[Curve]], *, width: float = 6.6) -> Figure:
@@ -115,10 +107,6 @@ def spread(positions: Sequence[float], gap: float) -> list[float]:
     """The nearest positions in the same order that are at least ``gap`` apart.
 
     Nearest by the sum of squares: neighbours that are too close move apart around their mean.
-
-    Example:
-        >>> spread([10.0, 10.0, 30.0], 4.0)
-        [8.0, 12.0, 30.0]
     """
     from scipy.optimize import isotonic_regression  # takes half a second to import
 

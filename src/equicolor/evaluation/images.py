@@ -55,13 +55,6 @@ def choose_preparation(
 
     What the network knows of its training comes first, then the size it was made for.
     ``"small"`` images, such as CIFAR's, are not cropped.
-
-    Example:
-        >>> from equicolor.models import resnet18, resnet44
-        >>> choose_preparation(resnet18(10)), choose_preparation(resnet44(10), "small")
-        (Preparation(size=224, resize=256), Preparation(size=32, resize=32))
-        >>> choose_preparation(resnet18(10), size=112)
-        Preparation(size=112, resize=128)
     """
     if size is None:
         origin = network.origin if isinstance(network, Network) else Origin()
@@ -112,15 +105,6 @@ def match_classes(
 
     Raises:
         OtherClassesError: if the number of outputs or the names differ.
-
-    Example:
-        >>> from equicolor.models import z2cnn
-        >>> network = z2cnn(2).eval()
-        >>> network.class_names = ("cat", "dog")
-        >>> pixels = torch.zeros(3, 3, 8, 8, dtype=torch.uint8)
-        >>> toy = ImageSet("toy", "test", torch.tensor([0, 0, 1]), ("dog", "cat"), pixels=pixels)
-        >>> match_classes(network, toy, 28).labels.tolist()
-        [1, 1, 0]
     """
     outputs, theirs = count_outputs(network, size), images.class_names
     if outputs != len(theirs):
@@ -181,13 +165,6 @@ def load_batches(
     Images that fit into the device's memory are decoded first and stay there; others are
     decoded batch by batch. ``cache`` is the folder that keeps decoded images for the next time;
     ``progress`` is called with (images decoded, images in all).
-
-    Example:
-        >>> pixels = torch.zeros(3, 3, 40, 30, dtype=torch.uint8)
-        >>> toy = ImageSet("toy", "test", torch.tensor([0, 1, 1]), ("a", "b"), pixels=pixels)
-        >>> batches = load_batches(toy, Preparation(28, 32), batch_size=2)
-        >>> [list(images.shape) for images, _ in batches]
-        [[2, 3, 28, 28], [1, 3, 28, 28]]
     """
     size, resize = preparation
     centre = Augmentation(size=size, crop="centre", resize=resize, flip=False)

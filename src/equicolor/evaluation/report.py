@@ -66,14 +66,7 @@ def class_table(evaluation: Evaluation, action: str = "hsv", *, most: int = 10) 
 
 
 def headline(evaluation: Evaluation) -> str:
-    """One sentence: accuracy with and without hue shifts, and calibration.
-
-    Example:
-        >>> from equicolor.evaluation import evaluate
-        >>> from equicolor.models import z2cnn
-        >>> headline(evaluate(z2cnn(1), [(torch.rand(2, 3, 28, 28), torch.tensor([0, 0]))]))
-        '100.0 % correct, 100.0 % when hues are shifted (HSV); calibration error 0.0 points.'
-    """
+    """One sentence: accuracy with and without hue shifts, and calibration."""
     shifted = ""
     if evaluation.sweeps:
         action = "hsv" if "hsv" in evaluation.sweeps else next(iter(evaluation.sweeps))

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -46,54 +46,33 @@ _PLAIN_ROTATIONS = 3  # thirds of a turn for networks without a group
 
 @dataclass(frozen=True, eq=False)
 class Sheet:
-    """The neuron features of a layer.
-
-    Attributes:
-        layer: which.
-        most, least: those of its most and of its least colour selective channels, the extreme
-            ones first.
-        indices: colour selectivity of all channels, the mean over rotations, :math:`[C]`.
-        hues: of the rows of selective channels, if the layer has rotations.
-        turned, turned_hues: of the most selective channels and of the rows of selective ones on
-            the same images in random hues, if the layer has rotations.
-    """
+    """The neuron features of a layer; what comes after ``indices`` needs rotations."""
 
     layer: Layer
-    most: NeuronFeatures
-    least: NeuronFeatures
-    indices: Tensor
-    hues: HueRows | None = None
-    turned: NeuronFeatures | None = None
-    turned_hues: HueRows | None = None
+    most: NeuronFeatures  # of the most colour selective channels, the most selective first
+    least: NeuronFeatures  # of the least selective ones, the least selective first
+    indices: Tensor  # colour selectivity of all channels, the mean over rotations, [C]
+    hues: HueRows | None = None  # of the rows of selective channels
+    turned: NeuronFeatures | None = None  # most, on the same images in random hues
+    turned_hues: HueRows | None = None  # hues, on these images
 
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """What :func:`inspect` found.
+    """What :func:`inspect` found."""
 
-    Attributes:
-        facts: about the network and the images.
-        evaluation: accuracy under hue shifts; None if ``unjudged`` says why there is none.
-        selectivity: of all units.
-        sheets: neuron features of some layers.
-        filters: of the first convolution, if there is one.
-        equivariance: the error of every layer, for ``rotations`` shifts by an ``action``.
-        images: how many were looked at.
-        left_out: of :func:`equicolor.analysis.layers_left_out`; empty if layers were named.
-    """
-
-    facts: dict[str, Any]
-    evaluation: Evaluation | None
+    facts: dict[str, Any]  # about the network and the images
+    evaluation: Evaluation | None  # under hue shifts; unjudged says why there is none
     selectivity: Selectivity
     sheets: list[Sheet]
     filters: FirstFilters | None
-    equivariance: dict[str, float]
-    rotations: int
+    equivariance: dict[str, float]  # the error of every layer, for shifts by the action
+    rotations: int  # how many such shifts
     action: str
-    images: int
+    images: int  # how many were looked at
     seconds: float
-    unjudged: str = ""
-    left_out: dict[str, list[int]] = field(default_factory=dict)
+    unjudged: str
+    left_out: dict[str, list[int]]  # of layers_left_out; empty if layers were named
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a layer, for a result file.
