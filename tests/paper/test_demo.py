@@ -77,13 +77,15 @@ def test_interrupted_demo_resumes_and_writes_its_report(tmp_path: Path) -> None:
     script, output, outcome = (tmp_path / name for name in ("script.py", "report", "found"))
     script.write_text(_SCRIPT)
     command = [sys.executable, str(script), str(output)]
-    process = subprocess.Popen([*command, "60"], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*command, "60"], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     log, deadline = tmp_path / "log", time.monotonic() + 120
     while not log.exists() or not {"swept", "cecnn 1"} <= set(log.read_text().splitlines()):
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: workers get it, too
     _, shown = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "The same command continues where this one stopped." in shown
@@ -174,7 +176,6 @@ def forked(monkeypatch: pytest.MonkeyPatch, work: Callable[..., None]) -> None:
 
 
 def test_a_workers_error_reaches_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     (tmp_path / "z2cnn.checkpoint").write_text("something else")
     messages = SimpleNamespace(sent=[])

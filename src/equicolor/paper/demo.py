@@ -9,10 +9,10 @@ import dataclasses
 import multiprocessing
 import os
 import shutil
-import signal
 import statistics
 import time
 from collections.abc import Mapping
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -27,6 +27,7 @@ from equicolor.data import ColorMNIST, load_mnist, longtailed_colormnist
 from equicolor.paper import colormnist
 from equicolor.paper import colormnist_results as figures
 from equicolor.paper.colormnist import hue_curve
+from equicolor.paper.launching import uninterrupted
 from equicolor.paper.variants import Variant
 from equicolor.reporting.html import Section, write_report
 from equicolor.reporting.progress import progress_bars, say
@@ -113,6 +114,7 @@ def _train(folder: Path, console: Console) -> dict[str, Trained]:
     Two threads on one small network wait for each other, the more so on a busy machine.
     """
     context = multiprocessing.get_context("spawn")
+    resource_tracker.ensure_running()  # when the first worker starts, it would let Ctrl-C through
     trained: dict[str, Trained] = {}
     workers, waiting, bars = {}, {}, {}
     with progress_bars(console, transient=False) as progress:
@@ -121,8 +123,10 @@ def _train(folder: Path, console: Console) -> dict[str, Trained]:
                 bars[model] = progress.add_task(_name(model), total=EPOCHS, note="starting")
                 waiting[model], sender = context.Pipe(duplex=False)
                 arguments = (model, folder, sender)
-                workers[model] = context.Process(target=_work, args=arguments, daemon=True)
-                workers[model].start()
+                worker = context.Process(target=_work, args=arguments, daemon=True)
+                with uninterrupted():
+                    worker.start()
+                    workers[model] = worker
                 sender.close()  # so that the messages end with the worker
             while waiting:
                 ready = wait(waiting.values())
@@ -159,7 +163,6 @@ def _work(model: str, folder: Path, messages: Connection) -> None:
 
     A message is (epochs done, news): a string to show, the outcome, or an error.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process stops its workers
     torch.set_num_threads(1)
     parent = multiprocessing.parent_process()
 

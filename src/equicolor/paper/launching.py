@@ -14,7 +14,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -31,7 +31,7 @@ from equicolor.paper.experiment import Context, Job
 from equicolor.paper.store import Store
 from equicolor.reporting.progress import say
 
-__all__ = ["LAUNCHERS", "Launch", "launch", "with_needed"]
+__all__ = ["LAUNCHERS", "Launch", "launch", "uninterrupted", "with_needed"]
 
 LAUNCHERS = ("processes", "slurm")
 _POLL = 0.5  # seconds between two looks at jobs that others are running
@@ -220,16 +220,10 @@ def _with_submitit(
         return [task for task in tasks if not task.done()]
 
     try:
-        # Processes inherit what is blocked: Ctrl-C is for this one, which then ends the others.
-        blocked = {signal.SIGINT} if local else set()
-        signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
-        try:
-            with executor.batch():
-                for place in places:
-                    arguments = (jobs, store, place, _visible(place), threads, parent)
-                    tasks.append(executor.submit(_worker, *arguments))
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
+        with uninterrupted() if local else contextlib.nullcontext(), executor.batch():
+            for place in places:
+                arguments = (jobs, store, place, _visible(place), threads, parent)
+                tasks.append(executor.submit(_worker, *arguments))
         if not local:
             numbers = ", ".join(str(task.job_id) for task in tasks)
             say(console, f"{counted(len(tasks), 'task')}: {numbers}. They go on if this command "
@@ -243,6 +237,19 @@ def _with_submitit(
             for task in running():
                 os.kill(int(task.job_id), signal.SIGTERM)  # submitit passes it on to the worker
             time.sleep(_POLL)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C back until the end of the block.
+
+    Processes that are started in the block never get it: this one has to end them.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _visible(place: str) -> str | None:
