@@ -23,7 +23,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from equicolor._files import short_name
+from equicolor._files import short_name, write_whole
 from equicolor.data.images import CorruptImageError, ImageSet, in_threads
 from equicolor.reporting.progress import Progress
 
@@ -215,8 +215,10 @@ class Decoder:
         plan, path, records = self._plan(), folder / _PIXELS, _read_journal(folder)
         done = self._intact(folder, plan, records)
         if len(done) < len(records):
-            message = f"the decoded images in {folder} are damaged and made again"
-            warnings.warn(message, stacklevel=2)
+            damage = "damaged (they do not agree with their checksums)"
+            warnings.warn(
+                f"the decoded images in {folder} are {damage} and made again", stacklevel=2
+            )
         if not done:
             path.unlink(missing_ok=True)  # others may still have it mapped
             with path.open("wb") as file:
@@ -229,9 +231,8 @@ class Decoder:
                 file.flush()
                 os.fsync(file.fileno())  # on disk before the journal records it
 
-        with (folder / _JOURNAL).open("w") as lines:
-            for record in done:
-                lines.write(json.dumps(record) + "\n")
+        write_whole(folder / _JOURNAL, "".join(json.dumps(record) + "\n" for record in done))
+        with (folder / _JOURNAL).open("a") as lines:
             for shard, checksum in self._decode(plan, len(done), store):
                 corrupt = [(i, self.corrupt[i]) for i in plan.images(shard) if i in self.corrupt]
                 record = plan.sizes_of(shard), corrupt, checksum
