@@ -35,7 +35,6 @@ ALL = OPERATIONS + COLOUR_OPERATIONS
 WIDTH = 3  # chains
 DEPTH = 3  # most operations of a chain; it has at least one
 WEAKEST, STRONGEST = 0.1, 3.0  # levels; Pillow's operations go up to 10
-IDENTITY = -1
 
 
 class Draw(NamedTuple):
@@ -76,7 +75,7 @@ class AugMix:
         return Draw(
             mix=(first / (first + second)).float(),
             weights=(shares / shares.sum(1, keepdim=True)).float(),
-            operations=torch.where(ended, IDENTITY, operations),
+            operations=torch.where(ended, -1, operations),
             levels=torch.where(signs > 0.5, -level, level).view(-1, WIDTH, DEPTH),
         )
 
