@@ -56,31 +56,16 @@ class _Operation:
 
 
 class Dependence(TorchDispatchMode):
-    """Records what every tensor depends on while it is switched on.
+    """Records which pixels of an image ``[1, 3, H, W]`` every tensor depends on, while it is on.
 
     Use it in inference mode, where tensors are the very objects an operation returned.
-
-    Args:
-        images: an image ``[1, 3, H, W]`` to start from.
-
-    Attributes:
-        unknown: operations that were taken to look at everything.
-
-    Example:
-        >>> from torch import nn
-        >>> images, conv = torch.rand(1, 3, 9, 9), nn.Conv2d(3, 2, 3, padding=1)
-        >>> with torch.inference_mode(), Dependence(images) as dependence:
-        ...     features = conv(images)
-        >>> first_row, last_row, *_ = dependence.planes(features)
-        >>> first_row[0, 0, :3, 0].tolist(), (-last_row[0, 0, :3, 0]).tolist()
-        ([0.0, 0.0, 1.0], [1.0, 2.0, 3.0])
     """
 
     def __init__(self, images: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         height, width = images.shape[-2:]
         self.image = (height, width)
-        self.unknown: set[str] = set()
+        self.unknown: set[str] = set()  # operations that were taken to look at everything
         self._planes = WeakTensorKeyDictionary()
         self._planes[images] = rules.pixel_planes(height, width, device=images.device)
         # Planes of memory that several tensors share and one wrote to, with the memory itself,

@@ -50,12 +50,7 @@ def photo_png(figure: Figure, limit: int = 950_000) -> bytes:
 
 
 def tiles(images: Tensor, size: int = _TILE) -> np.ndarray:
-    """Images ``[rows, columns, 3, h, w]`` side by side on white, as uint8 ``[H, W, 3]``.
-
-    Example:
-        >>> tiles(torch.rand(2, 4, 3, 7, 7), 10).shape
-        (23, 49, 3)
-    """
+    """Images ``[rows, columns, 3, h, w]`` side by side on white, as uint8 ``[H, W, 3]``."""
     rows, columns = images.shape[:2]
     flat = images.flatten(0, 1).float()
     larger = flat.shape[-1] > size
