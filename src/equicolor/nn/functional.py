@@ -108,7 +108,8 @@ def ce_lift_conv2d(
             f"ce_lift_conv2d expects filters [O, 3, 1, kh, kw], got {list(weight.shape)}"
         )
     orbit = hue_orbit(images, rotations, lifting, matrices=matrices).flatten(0, 1)
-    y = _conv2d(channels_last(orbit), weight.squeeze(2), bias, stride, padding, dilation)
+    options: _Options = (stride, padding, dilation, 1)
+    y = _conv2d(channels_last(orbit), weight.squeeze(2), bias, options)
     return from_pixels(y, rotations)
 
 
@@ -248,15 +249,7 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
-def _conv2d(
-    images: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: int | tuple[int, int],
-    padding: Padding,
-    dilation: int | tuple[int, int],
-    groups: int = 1,
-) -> Tensor:
+def _conv2d(images: Tensor, weight: Tensor, bias: Tensor | None, options: _Options) -> Tensor:
     """:func:`torch.nn.functional.conv2d` without a bug of oneDNN 3.12, torch's library on CPUs.
 
     For 1 x 1 filters with a stride and fewer channels than a block, in channels_last memory, its
@@ -264,6 +257,7 @@ def _conv2d(
     https://github.com/uxlfoundation/oneDNN/issues/6035. Taking the pixels that the stride leaves
     first gives the same result.
     """
+    stride, padding, dilation, groups = options
     rows, columns = (stride, stride) if isinstance(stride, int) else stride
     if (
         (rows > 1 or columns > 1)
@@ -287,7 +281,7 @@ def _dense_conv2d(
     bank = filters.unflatten(1, (groups, -1)).permute(1, 0, 2, 4, 3, 5, 6)
     channels = x.unflatten(1, (groups, -1)).permute(0, 1, 3, 2, 4, 5)  # [B, g, r, C/g, H, W]
     bank = bank.flatten(0, 2).flatten(1, 2)
-    y = _conv2d(channels_last(channels.flatten(1, 3)), bank, None, *options)
+    y = _conv2d(channels_last(channels.flatten(1, 3)), bank, None, options)
     by_rotation: Tensor = y.permute(0, 2, 3, 1).unflatten(3, (groups, n, -1))
     return by_rotation.permute(0, 3, 5, 4, 1, 2).flatten(1, 2)
 
@@ -307,7 +301,7 @@ def _cyclic_conv2d(
     if torch.compiler.is_compiling():
         parts = tuple(map(channels_last, parts))
     products = [
-        _conv2d(part, kernel, None, *options) for part, kernel in zip(parts, filters, strict=True)
+        _conv2d(part, kernel, None, options) for part, kernel in zip(parts, filters, strict=True)
     ]
     return mix_together(tables.synthesis.T, products).permute(1, 2, 0, 3, 4)
 
