@@ -100,7 +100,6 @@ def shift_hue_orbit(images: Tensor, rotations: int) -> Tensor:
     Images :math:`[..., 3, H, W]` become :math:`[n, ..., 3, H, W]`. The shift by 0 is the image
     itself, and shifts by thirds of a turn permute its channels, so these are exact.
     """
-    _checks.rgb_images("shift_hue_orbit", images)
     exact = _full_precision(images)
     turns = orbit_turns(rotations, dtype=exact.dtype, device=images.device)
     turns = turns.view(-1, *[1] * (images.ndim - 1))

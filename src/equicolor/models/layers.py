@@ -1,6 +1,5 @@
 """One switch between plain and equivariant layers, so that a network is written once."""
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -75,7 +74,6 @@ class Normalize(DerivedConstants):
         for name, values in self.numbers.items():
             if len(values) not in (1, 3):
                 raise ValueError(f"{name} must hold 1 or 3 numbers, got {len(values)}")
-            self.register_buffer(name, torch.empty(len(values), 1, 1), persistent=False)
         self._reset_constants()
 
     def _constants(self) -> dict[str, Tensor]:
@@ -83,17 +81,6 @@ class Normalize(DerivedConstants):
             name: torch.tensor(values, dtype=torch.float64, device="cpu").view(-1, 1, 1)
             for name, values in self.numbers.items()
         }
-
-    def _reference(self) -> Tensor:
-        return self.mean
-
-    def follow(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Leave the meta device for that of a state dict, as load_state_dict(assign=True) does.
-
-        The network calls this: torch does not tell a module without weights of its own.
-        """
-        if self.mean.is_meta and state_dict:
-            self._reset_constants(next(iter(state_dict.values())).device)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images ``[B, 3, H, W]`` to images of the same shape and dtype.

@@ -216,15 +216,9 @@ class HueLift(DerivedConstants):
     unclipped rotation about the grey axis gives them. On the CPU every call is checked. On other
     devices only the first three are, because a check has to wait for the device.
 
-    Args:
-        rotations: the number n of hues.
-        lifting: ``"hsv"`` shifts the HSV hue, ``"rgb"`` rotates about the grey axis.
-        mean, std: of the normalisation, one number per channel; None for none.
-        takes: ``"images"`` in [0, 1], or ``"normalized"`` images: the normalisation is undone
-            before the shift and done again after it.
-        padded: with ``takes="normalized"``, do not change pixels that are zero in all
-            channels: detectors pad images with them to one size.
-        check_range: refuse images outside [0, 1].
+    With ``takes="normalized"``, images come normalised: this is undone before the shift and done
+    again after it. With ``padded``, pixels that are zero in all channels are not changed:
+    detectors pad normalised images with them to one size.
     """
 
     matrices: Tensor

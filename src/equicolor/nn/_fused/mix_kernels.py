@@ -39,14 +39,9 @@ def _mix_kernel(parts, matrix, steps, out, size, OUTPUTS: constexpr, TILE: const
 
 
 def mix(matrix: Tensor, parts: Sequence[Tensor]) -> Tensor:
-    """The sums ``sum_j matrix[i, j] * parts[j]``, stacked; no gradients.
+    """The sums ``sum_j matrix[i, j] * parts[j]``, stacked, contiguous; no gradients.
 
-    Args:
-        matrix: ``[m, n]``.
-        parts: n tensors of one shape and dtype, each contiguous; float32 or half precision.
-
-    Returns:
-        ``[m, *shape]`` in the dtype of the parts, contiguous.
+    The parts are contiguous tensors of one shape and dtype, float32 or half precision.
     """
     first, matrix = parts[0], matrix.float()
     out = first.new_empty(len(matrix), *first.shape)

@@ -44,12 +44,7 @@ def stages(kind: int, n: int) -> tuple[Tensor, ...]:
 
 @functools.cache
 def terms(kind: int, n: int, stage: int, row: int) -> tuple[int | float, ...]:
-    """One row of a stage as a flat tuple: index, coefficient, index, coefficient, ...
-
-    Example:
-        >>> terms(ANALYSIS, 3, 0, 1)  # of the even and odd parts: z_1 + z_2
-        (1, 1.0, 2, 1.0)
-    """
+    """One row of a stage as a flat tuple: index, coefficient, index, coefficient, ..."""
     values = _rows(kind, n)[stage][row]
     return tuple(x for index, value in enumerate(values) if value for x in (index, value))
 

@@ -74,13 +74,8 @@ def _set_weights(layer: nn.Conv2d | nn.Linear, weight: Tensor, bias: Tensor | No
 
 def batch_norm(module: CEBatchNorm2d, copies: int) -> nn.BatchNorm2d:
     """A batch norm that was not folded, with every channel repeated."""
-    norm = nn.BatchNorm2d(
-        module.num_features * copies,
-        module.eps,
-        module.momentum,
-        module.affine,
-        module.track_running_stats,
-    )
+    channels = module.num_features * copies
+    norm = nn.BatchNorm2d(channels, module.eps, module.momentum, module.affine)
     state = module.state_dict()
     norm.load_state_dict(
         {k: v.repeat_interleave(copies) if v.ndim else v for k, v in state.items()}

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.nn.modules import module as module_hooks
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from equicolor.nn import pooling
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
@@ -189,11 +190,12 @@ def fold_batch_norms(traced: fx.GraphModule) -> None:
         if not _takes_norms(conv) or len(source.users) > 1 or uses(source) > 1:
             continue
         assert isinstance(conv, _CONVOLUTIONS)
-        scale, shift = _affine(norm)
-        bias = 0 if conv.bias is None else conv.bias.double()
         # Scaling the spatial part of a separable filter scales the whole filter.
-        weight = conv.weight.double() * scale.view(-1, *[1] * (conv.weight.ndim - 1))
-        conv.bias = nn.Parameter((bias * scale + shift).to(conv.weight), requires_grad=False)
+        parts = conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.weight, norm.bias
+        exact: Any = (None if part is None else part.double() for part in parts)
+        filters, offset, mean, var, scale, shift = exact
+        weight, bias = fuse_conv_bn_weights(filters, offset, mean, var, norm.eps, scale, shift)
+        conv.bias = nn.Parameter(bias.to(conv.weight), requires_grad=False)
         conv.weight = nn.Parameter(weight.to(conv.weight), requires_grad=False)
         node.replace_all_uses_with(source)
         traced.graph.erase_node(node)
@@ -220,19 +222,6 @@ def uses(node: fx.Node) -> int:
     own = str(node.target)
     targets = [str(other.target) for other in node.graph.nodes if other.op != "call_method"]
     return sum(target == own or target.startswith(f"{own}.") for target in targets)
-
-
-def _affine(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
-    """Scale and shift of a batch norm in eval mode, in float64."""
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    scale = (norm.running_var.double() + norm.eps).rsqrt()
-    if norm.weight is not None:
-        scale = scale * norm.weight.double()
-    shift = -norm.running_mean.double() * scale
-    if norm.bias is not None:
-        shift = shift + norm.bias.double()
-    return scale, shift
 
 
 def is_impure(traced: fx.GraphModule, node: fx.Node) -> bool:
