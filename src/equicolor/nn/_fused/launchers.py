@@ -21,7 +21,7 @@ from torch import Tensor
 from triton.language import constexpr
 
 from equicolor.nn._fused import block_kernels as kernels
-from equicolor.nn._fused.layout import Features, Planes, Products, padded_channels
+from equicolor.nn._fused.layout import Features, Planes, Products, ceil_div, padded_channels
 from equicolor.nn._fused.norm import Norm
 
 _LANES = 64  # of a tile: 128 bytes in half precision, one cache line
@@ -244,17 +244,17 @@ def _rows_of_tile(n: int, largest: int) -> int:
 
 
 def _elementwise(kernel: Any, size: _Size, *arguments: Any) -> None:
-    grid = triton.cdiv(size.rows, size.tile_rows.value) * triton.cdiv(size.lanes, _LANES)
+    grid = ceil_div(size.rows, size.tile_rows.value) * ceil_div(size.lanes, _LANES)
     kernel[(grid,)](*arguments, size, num_warps=_WARPS)
 
 
 def _reduce(kernel: Any, size: _Size, *arguments: Any) -> Tensor:
     """Partial sums of a kernel, ``[2, parts, P]``."""
-    rows, columns = _rows_of_tile(size.n.value, largest=4), triton.cdiv(size.lanes, _LANES)
+    rows, columns = _rows_of_tile(size.n.value, largest=4), ceil_div(size.lanes, _LANES)
     size = size._replace(tile_rows=constexpr(rows))
     programs = max(1, _PROGRAMS // columns)
-    steps = triton.cdiv(triton.cdiv(size.rows, programs), rows)
-    blocks = triton.cdiv(size.rows, steps * rows)
+    steps = ceil_div(ceil_div(size.rows, programs), rows)
+    blocks = ceil_div(size.rows, steps * rows)
     device = arguments[0][0].device
     sums = torch.empty(2, blocks * size.pixels_in_a_row, size.padded, device=device)
     loop = loop_of(steps)
@@ -266,5 +266,5 @@ def _finish(kernel: Any, sums: Tensor, *arguments: Any) -> None:
     """Launch a kernel that adds up partial sums."""
     _, parts, padded = sums.shape
     tile = constexpr(_PARTS), constexpr(_CHANNELS)
-    source = _Sums(sums, parts, padded, loop_of(triton.cdiv(parts, _PARTS)), *tile)
-    kernel[(triton.cdiv(padded, _CHANNELS),)](source, *arguments, num_warps=2 * _WARPS)
+    source = _Sums(sums, parts, padded, loop_of(ceil_div(parts, _PARTS)), *tile)
+    kernel[(ceil_div(padded, _CHANNELS),)](source, *arguments, num_warps=2 * _WARPS)

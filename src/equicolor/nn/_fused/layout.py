@@ -22,9 +22,14 @@ BLOCK = 16
 _PAIRED_CHANNELS = 96
 
 
+def ceil_div(number: int, divisor: int) -> int:
+    """A quotient rounded up; ``triton.cdiv`` takes microseconds."""
+    return -(-number // divisor)
+
+
 def padded_channels(channels: int) -> int:
     """Channels rounded up to a multiple of ``BLOCK``: 55 become 64."""
-    return -(-channels // BLOCK) * BLOCK
+    return ceil_div(channels, BLOCK) * BLOCK
 
 
 class Planes(NamedTuple):
