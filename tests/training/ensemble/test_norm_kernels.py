@@ -47,7 +47,7 @@ def test_values_and_gradients_equal_the_reference(
     both = []
     for function in (network.norm_and_cut, norm_kernels.norm_and_cut):
         leaves = [value.clone().requires_grad_() for value in arguments]
-        out, mean, var = function(*leaves, factors, n=n, eps=1e-5)
+        out, mean, var = function(*leaves, factors, n)
         both.append((out, mean, var, *torch.autograd.grad(out, leaves, gradient)))
     names = "out", "mean", "var", "gradient of y", "gradient of weight", "gradient of shift"
     for what, expected, got in zip(names, *both, strict=True):
@@ -56,8 +56,8 @@ def test_values_and_gradients_equal_the_reference(
 
 def test_half_precision_differs_by_its_rounding_alone(relative_error) -> None:
     n, (y, weight, shift), factors, _ = inputs("flat network", torch.bfloat16)
-    out, _, _ = norm_kernels.norm_and_cut(y, weight, shift, factors, n=n, eps=1e-5)
-    expected, _, _ = network.norm_and_cut(y.float(), weight, shift, factors, n=n, eps=1e-5)
+    out, _, _ = norm_kernels.norm_and_cut(y, weight, shift, factors, n)
+    expected, _, _ = network.norm_and_cut(y.float(), weight, shift, factors, n)
     assert out.dtype == torch.bfloat16
     assert relative_error(out.float(), expected) < 2**-8
 
@@ -65,7 +65,7 @@ def test_half_precision_differs_by_its_rounding_alone(relative_error) -> None:
 def test_spare_lanes_stay_empty() -> None:
     n, (y, weight, shift), factors, gradient = inputs("flat network", torch.float32)
     y.requires_grad_()
-    out, _, _ = norm_kernels.norm_and_cut(y, weight, shift, factors, n=n, eps=1e-5)
+    out, _, _ = norm_kernels.norm_and_cut(y, weight, shift, factors, n)
     (back,) = torch.autograd.grad(out, y, gradient)
     spare = torch.arange(y.shape[1]) % 32 >= 15
     assert not out[:, spare].any()

@@ -8,8 +8,9 @@ convolution kernels want.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -29,13 +30,7 @@ BLOCK = 64
 
 
 def stack_states(networks: Sequence[Z2CNN]) -> dict[str, Tensor]:
-    """State dicts of equal networks, stacked along a new first dimension.
-
-    Example:
-        >>> from equicolor.models import z2cnn
-        >>> stack_states([z2cnn(10), z2cnn(10)])["classifier.bias"].shape
-        torch.Size([2, 10])
-    """
+    """State dicts of equal networks, stacked along a new first dimension."""
     states = [network.state_dict() for network in networks]
     return {key: torch.stack([state[key] for state in states]) for key in states[0]}
 
@@ -44,20 +39,10 @@ def stack_states(networks: Sequence[Z2CNN]) -> dict[str, Tensor]:
 class StackedZ2CNN:
     """The forward pass of S networks of one architecture.
 
-    Args:
+    Attributes:
         width, rotations, ce_layers, coset_pool, lifting: of the networks.
         dtype: what convolutions compute in; statistics and logits are float32.
         pad: whether to pad lanes for the GPU's grouped convolutions.
-        fused: whether to run what follows a convolution as Triton kernels.
-
-    Example:
-        >>> from equicolor.models import cecnn
-        >>> networks = [cecnn(10).eval() for _ in range(2)]
-        >>> images = torch.rand(4, 3, 28, 28)
-        >>> stacked = StackedZ2CNN.like(networks[0])
-        >>> logits = stacked.logits(stack_states(networks), images.expand(2, -1, -1, -1, -1))
-        >>> torch.allclose(logits[1], networks[1](images), atol=1e-4)
-        True
     """
 
     width: int
@@ -67,29 +52,18 @@ class StackedZ2CNN:
     lifting: str = "rgb"
     dtype: torch.dtype = torch.float32
     pad: bool = False
-    fused: bool = False
 
     @classmethod
     def like(
-        cls,
-        network: Z2CNN,
-        *,
-        dtype: torch.dtype = torch.float32,
-        pad: bool = False,
-        fused: bool = False,
+        cls, network: Z2CNN, *, dtype: torch.dtype = torch.float32, pad: bool = False
     ) -> "StackedZ2CNN":
         """The stacked form of a network's architecture."""
         options = ("width", "rotations", "ce_layers", "coset_pool", "lifting")
         architecture = {key: network.config[key] for key in options if key in network.config}
-        return cls(**architecture, dtype=dtype, pad=pad, fused=fused)
+        return cls(**architecture, dtype=dtype, pad=pad)
 
     def logits(
-        self,
-        state: State,
-        images: Tensor,
-        *,
-        training: bool = False,
-        dropout: Tensor | None = None,
+        self, state: State, images: Tensor, *, training: bool = False, dropout: Tensor | None = None
     ) -> Tensor:
         """Logits of every network for its own images.
 
@@ -217,9 +191,9 @@ class StackedZ2CNN:
             return dropped.to(y.dtype)
         if not training:
             mean, var = running_mean - bias, running_var
-            return scale_and_cut(y, mean, var, weight, shift, factors, n=n, eps=EPS)
-        norm = _fused_norm() if self.fused else norm_and_cut
-        out, mean, var = norm(y, weight, shift, factors, n=n, eps=EPS)
+            return scale_and_cut(y, mean, var, weight, shift, factors, n)
+        norm = _kernels().norm_and_cut if y.is_cuda else norm_and_cut
+        out, mean, var = norm(y, weight, shift, factors, n)
         with torch.no_grad():
             count = n * y.shape[0] * y.shape[2] * y.shape[3]
             running_mean.lerp_(mean + bias, MOMENTUM)
@@ -242,19 +216,27 @@ def _convolve(x: Tensor, bank: Tensor) -> Tensor:
     return F.conv2d(x, filters, groups=len(bank))
 
 
+def _kernels() -> ModuleType:
+    # Triton comes with torch's CUDA builds alone.
+    from equicolor.training.ensemble import norm_kernels
+
+    return norm_kernels
+
+
 def norm_and_cut(
-    y: Tensor, weight: Tensor, shift: Tensor, factors: Tensor | None, *, n: int, eps: float
+    y: Tensor, weight: Tensor, shift: Tensor, factors: Tensor | None, n: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch norm over the hues of a channel, ReLU and dropout; also the mean and variance."""
-    networks, channels = weight.shape
+    """Batch norm over the hues of a channel, ReLU and dropout; also the mean and variance.
+
+    Args:
+        y: ``[B, S * P, H, W]`` in channels_last memory.
+        weight, shift: of the norm, ``[S, C]``.
+        factors: of dropout, float32 ``[B, S * P]``; not differentiated.
+        n: hues of a channel.
+    """
     lane_var, lane_mean = torch.var_mean(y.float(), (0, 2, 3), correction=0)
-    lane_mean, lane_var = (
-        value.view(networks, -1)[:, : n * channels].unflatten(1, (n, channels))
-        for value in (lane_mean, lane_var)
-    )
-    mean = lane_mean.mean(1)
-    var = lane_var.mean(1) + (lane_mean - mean[:, None]).square().mean(1)
-    return scale_and_cut(y, mean, var, weight, shift, factors, n=n, eps=eps), mean, var
+    mean, var = join_hues(lane_mean, lane_var, weight.shape, n)
+    return scale_and_cut(y, mean, var, weight, shift, factors, n), mean, var
 
 
 def scale_and_cut(
@@ -264,26 +246,34 @@ def scale_and_cut(
     weight: Tensor,
     shift: Tensor,
     factors: Tensor | None,
-    *,
     n: int,
-    eps: float,
 ) -> Tensor:
     """Normalise with the statistics given, cut with ReLU, and drop channels."""
-    networks, channels = weight.shape
-    spare = y.shape[1] // networks - n * channels
-    scale = weight * torch.rsqrt(var + eps)
-    scale, shift = (
-        F.pad(value[:, None].expand(-1, n, -1).flatten(1), (0, spare)).flatten()[:, None, None]
-        for value in (scale, shift - mean * scale)
+    scale = weight * torch.rsqrt(var + EPS)
+    scales, shifts = (
+        to_lanes(value, n, y.shape[1])[:, None, None] for value in (scale, shift - mean * scale)
     )
-    out = F.relu(y.float() * scale + shift)
+    out = F.relu(y.float() * scales + shifts)
     if factors is not None:
         out = out * factors[..., None, None]
     return out.to(y.dtype)
 
 
-def _fused_norm() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    # Triton comes with torch's CUDA builds alone.
-    from equicolor.training.ensemble import norm_kernels
+def join_hues(
+    lane_mean: Tensor, lane_var: Tensor, shape: torch.Size, n: int
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance of channels, of a shape ``[S, C]``, from those of their lanes."""
+    networks, channels = shape
+    means, variances = (
+        value.view(networks, -1)[:, : n * channels].unflatten(1, (n, channels))
+        for value in (lane_mean, lane_var)
+    )
+    mean = means.mean(1)
+    return mean, variances.mean(1) + (means - mean[:, None]).square().mean(1)
 
-    return norm_kernels.norm_and_cut
+
+def to_lanes(value: Tensor, n: int, lanes: int) -> Tensor:
+    """One number a channel, ``[S, C]``, for each of its lanes; zero for the spare ones."""
+    networks, channels = value.shape
+    spare = lanes // networks - n * channels
+    return F.pad(value[:, None].expand(-1, n, -1).flatten(1), (0, spare)).flatten()

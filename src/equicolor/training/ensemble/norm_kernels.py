@@ -12,10 +12,11 @@ Equal to ``norm_and_cut`` of ``network``, which is the reference in the tests.
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from equicolor.training.ensemble.network import EPS, join_hues, to_lanes
 
 __all__ = ["norm_and_cut"]
 
@@ -130,45 +131,30 @@ def _backward_kernel(
 
 
 def norm_and_cut(
-    y: Tensor, weight: Tensor, shift: Tensor, factors: Tensor | None, *, n: int, eps: float
+    y: Tensor, weight: Tensor, shift: Tensor, factors: Tensor | None, n: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch norm over the hues of a channel, ReLU and dropout; also the mean and variance.
-
-    Args:
-        y: ``[B, S * P, H, W]`` in channels_last memory.
-        weight, shift: of the norm, ``[S, C]``.
-        factors: of dropout, float32 ``[B, S * P]``; not differentiated.
-        n: hues of a channel.
-        eps: added to the variance.
-    """
-    result: tuple[Tensor, Tensor, Tensor] = _NormAndCut.apply(y, weight, shift, factors, n, eps)
+    """As ``norm_and_cut`` of ``network``, which describes the arguments."""
+    result: tuple[Tensor, Tensor, Tensor] = _NormAndCut.apply(y, weight, shift, factors, n)
     return result
 
 
 class _NormAndCut(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, y: Tensor, weight: Tensor, shift: Tensor, factors: Tensor | None, n: int,
-        eps: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        ctx: Any, y: Tensor, weight: Tensor, shift: Tensor, factors: Tensor | None, n: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
         y = y.contiguous(memory_format=torch.channels_last)
         factors = None if factors is None else factors.contiguous()
         rows, lanes, pixels = _sizes(y)
-        networks, channels = weight.shape
         blocks, steps = _chunks(rows, lanes)
         sums = torch.empty(blocks, 2, lanes, device=y.device)
         _moments_kernel[_grid(lanes, blocks)](y, sums, rows, lanes, steps, _ROWS, _LANES)
         first, second = sums.sum(0) / rows
         lane_mean = first + y.permute(0, 2, 3, 1).reshape(rows, lanes)[0].float()
-        lane_mean, lane_var = (
-            value.view(networks, -1)[:, : n * channels].unflatten(1, (n, channels))
-            for value in (lane_mean, second - first.square())
-        )
-        mean = lane_mean.mean(1)
-        var = lane_var.mean(1) + (lane_mean - mean[:, None]).square().mean(1)
-        inverse = torch.rsqrt(var + eps)
+        mean, var = join_hues(lane_mean, second - first.square(), weight.shape, n)
+        inverse = torch.rsqrt(var + EPS)
         scale = weight * inverse
-        scales, offsets = _to_lanes(scale, n, lanes), _to_lanes(shift - mean * scale, n, lanes)
+        scales, offsets = to_lanes(scale, n, lanes), to_lanes(shift - mean * scale, n, lanes)
         out = torch.empty_like(y)
         _forward_kernel[_grid(lanes, triton.cdiv(rows, _ROWS))](
             y, out, scales, offsets, factors, rows, lanes, pixels, factors is not None, _ROWS,
@@ -190,7 +176,7 @@ class _NormAndCut(torch.autograd.Function):
         sums = torch.empty(blocks, 2, lanes, device=y.device)
         common = y, gradient, scales, offsets, factors
         _sums_kernel[_grid(lanes, blocks)](
-            *common, _to_lanes(mean, n, lanes), sums, rows, lanes, pixels, steps, has_factors,
+            *common, to_lanes(mean, n, lanes), sums, rows, lanes, pixels, steps, has_factors,
             _ROWS, _LANES,
         )  # fmt: skip
         by_hue = sums.sum(0).view(2, networks, -1)[..., : n * channels]
@@ -202,10 +188,10 @@ class _NormAndCut(torch.autograd.Function):
         constant = -scale * d_shift / count - slope * mean
         out = torch.empty_like(y)
         _backward_kernel[_grid(lanes, triton.cdiv(rows, _ROWS))](
-            *common, _to_lanes(slope, n, lanes), _to_lanes(constant, n, lanes), out, rows, lanes,
+            *common, to_lanes(slope, n, lanes), to_lanes(constant, n, lanes), out, rows, lanes,
             pixels, has_factors, _ROWS, _LANES,
         )  # fmt: skip
-        return out, d_weight, d_shift, None, None, None
+        return out, d_weight, d_shift, None, None
 
 
 def _sizes(y: Tensor) -> tuple[int, int, int]:
@@ -226,10 +212,3 @@ def _chunks(rows: int, lanes: int) -> tuple[int, int]:
 
 def _grid(lanes: int, blocks: int) -> tuple[int, int]:
     return triton.cdiv(lanes, _LANES), blocks
-
-
-def _to_lanes(value: Tensor, n: int, lanes: int) -> Tensor:
-    """One number a channel, ``[S, C]``, for each of its lanes; zero for the spare ones."""
-    networks, channels = value.shape
-    spare = lanes // networks - n * channels
-    return F.pad(value[:, None].expand(-1, n, -1).flatten(1), (0, spare)).flatten()

@@ -3,21 +3,18 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from equicolor import _checks
 from equicolor.data.colormnist import ColorMNIST
 from equicolor.devices import PRECISIONS, choose_precision
 from equicolor.models.registry import create_model
-from equicolor.models.tensor_files import read_pickle
 from equicolor.models.z2cnn import DROPPING, Z2CNN
 from equicolor.training.fields import check, setting
 
-__all__ = ["Recipe", "Result", "Run", "check_runs", "identity", "read_kept"]
+__all__ = ["Recipe", "Result", "Run", "check_runs", "identity"]
 
 Run = tuple[ColorMNIST, int]  # what a network is trained on, and its seed
 
@@ -44,7 +41,7 @@ class Recipe:
     gray: bool = False
     jitter: float = setting(0.0, at_least=0)
     weighted: bool = False
-    epochs: int = setting(1000, at_least=1, at_most=_checks.MOST["epochs"])
+    epochs: int = setting(1000, at_least=1)
     batch_size: int = setting(256, at_least=2)  # for batch normalization
     lr: float = setting(1e-3, at_least=0)
     weight_decay: float = setting(1e-5, at_least=0)
@@ -58,10 +55,6 @@ class Recipe:
         """What convolutions compute in on a device."""
         return choose_precision(self.precision, cuda=device.type == "cuda")
 
-    def dtype(self, device: torch.device) -> torch.dtype:
-        """The same, as torch has it."""
-        return torch.bfloat16 if self.precision_on(device) == "bfloat16" else torch.float32
-
     def build(self, num_classes: int, seed: int) -> Z2CNN:
         """The network of one seed, freshly drawn."""
         with torch.random.fork_rng(devices=[]):
@@ -73,14 +66,9 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Result:
-    """One trained run.
+    """One trained run: accuracies on the test set in percent, and the state dict on the CPU.
 
-    Attributes:
-        dataset, seed: which.
-        accuracy: on the test set, in percent.
-        per_class: accuracy of every class, in percent.
-        loss: mean training loss of the last epoch.
-        state: the network's state dict, on the CPU.
+    The loss is the mean training loss of the last epoch.
     """
 
     dataset: str
@@ -95,11 +83,12 @@ def check_runs(runs: Sequence[Run]) -> None:
     """Refuse runs that cannot train side by side."""
     if not runs:
         raise ValueError("expected at least one dataset and seed to train for, got none")
-    for what, numbers in (
-        ("training images", {len(data.train.labels) for data, _ in runs}),
-        ("test images", {len(data.test.labels) for data, _ in runs}),
-        ("classes", {data.num_classes for data, _ in runs}),
-    ):
+    sizes = {
+        "training images": {len(data.train.labels) for data, _ in runs},
+        "test images": {len(data.test.labels) for data, _ in runs},
+        "classes": {data.num_classes for data, _ in runs},
+    }
+    for what, numbers in sizes.items():
         if len(numbers) > 1:
             raise ValueError(
                 f"datasets that train together need as many {what}, got {sorted(numbers)}"
@@ -113,23 +102,12 @@ def check_runs(runs: Sequence[Run]) -> None:
 
 def identity(recipe: Recipe, runs: Sequence[Run]) -> dict[str, Any]:
     """What decides the outcome of a training, as JSON: checkpoints of others are refused."""
+    fields = dataclasses.asdict(recipe)
+    del fields["network"], fields["options"]
     return {
-        # Built, since defaults that are not in the recipe decide, too.
+        # Of a network that is built: defaults that are not in the options decide, too.
         "network": recipe.build(runs[0][0].num_classes, 0).config,
         "dropping": list(DROPPING),
-        "recipe": {
-            name: value
-            for name, value in dataclasses.asdict(recipe).items()
-            if name not in ("network", "options")
-        },
+        "recipe": fields,
         "runs": [[data.checksum, seed] for data, seed in runs],
     }
-
-
-def read_kept(path: Path) -> dict[str, Any]:
-    """The contents of a torch file, on the CPU; a ValueError if any byte of it is damaged."""
-    remedy = "delete it to start that job anew"
-    saved = read_pickle(path, remedy)
-    if not isinstance(saved, dict):
-        raise ValueError(f"{path} is not what a run keeps; {remedy}")
-    return saved

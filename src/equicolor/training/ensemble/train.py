@@ -12,7 +12,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -22,11 +22,11 @@ from torch import Tensor
 from equicolor import _checks
 from equicolor._random import permutation, uniform
 from equicolor.color import shift_hue, to_gray
-from equicolor.models.tensor_files import write_pickle
+from equicolor.models.tensor_files import read_pickle, write_pickle
 from equicolor.models.z2cnn import DROPPING, Z2CNN
 from equicolor.reporting.progress import Progress
 from equicolor.training.ensemble.network import StackedZ2CNN, stack_states
-from equicolor.training.ensemble.runs import Recipe, Result, Run, check_runs, identity, read_kept
+from equicolor.training.ensemble.runs import Recipe, Result, Run, check_runs, identity
 
 __all__ = ["StackedTrainer", "train_many"]
 
@@ -41,9 +41,9 @@ class StackedTrainer:
     def __init__(self, recipe: Recipe, runs: Sequence[Run], device: torch.device) -> None:
         self.recipe, self.runs, self.device = recipe, runs, device
         networks = [recipe.build(data.num_classes, seed) for data, seed in runs]
-        cuda = device.type == "cuda"
-        dtype = recipe.dtype(device)
-        self.stacked = StackedZ2CNN.like(networks[0], dtype=dtype, pad=cuda, fused=cuda)
+        half = recipe.precision_on(device) == "bfloat16"
+        dtype = torch.bfloat16 if half else torch.float32
+        self.stacked = StackedZ2CNN.like(networks[0], dtype=dtype, pad=device.type == "cuda")
         self.dropout = float(networks[0].config["dropout"])
         self.run_seeds = torch.tensor([seed for _, seed in runs], device=device)
         self._place_networks(networks)
@@ -122,12 +122,9 @@ class StackedTrainer:
         if self.recipe.jitter:
             turns = uniform(self.run_seeds, _JITTER, self.step_number, self.batch)
             images = shift_hue(images, self.recipe.jitter * (2 * turns - 1))
-        logits = self.stacked.logits(
-            self._state(),
-            to_gray(images) if self.recipe.gray else images,
-            training=True,
-            dropout=self._dropout_factors() if self.dropout else None,
-        )
+        images = to_gray(images) if self.recipe.gray else images
+        dropout = self._dropout_factors() if self.dropout else None
+        logits = self.stacked.logits(self._state(), images, training=True, dropout=dropout)
         # Gather, not F.cross_entropy: class weights differ from run to run.
         losses = -logits.log_softmax(-1).gather(-1, labels[..., None]).squeeze(-1)
         if self.class_weights is None:
@@ -172,23 +169,10 @@ class StackedTrainer:
         self.restore(saved)
         return graph.replay
 
-    def diverged(self) -> list[int]:
-        """The seeds of runs that are no longer finite."""
-        # The parameters too: the last update of an epoch shows in no loss of it.
-        broken = ~(self.losses.isfinite() & self.parameters.detach().isfinite().all(1))
-        seeds: list[int] = self.run_seeds[broken].unique().tolist()
-        return seeds
-
     def tensors(self) -> dict[str, Tensor]:
         """Everything that training changes, by name."""
-        return {
-            **self.buffers,
-            "parameters": self.parameters,
-            "first": self.first,
-            "second": self.second,
-            "step": self.step_number,
-            "losses": self.losses,
-        }
+        state = {"parameters": self.parameters, "first": self.first, "second": self.second}
+        return {**self.buffers, **state, "step": self.step_number, "losses": self.losses}
 
     @torch.no_grad()
     def restore(self, saved: dict[str, Tensor]) -> None:
@@ -203,14 +187,14 @@ class StackedTrainer:
         labels = torch.stack([data.test.labels for data in self.datasets]).to(self.device)
         predicted = []
         for start in range(0, labels.shape[1], _TEST_BATCH):
-            batch_slice = slice(start, start + _TEST_BATCH)
-            part = torch.stack([data.test.images[batch_slice] for data in self.datasets])
-            batch = part.to(self.device)[self.run_data]
-            batch = to_gray(batch) if self.recipe.gray else batch
-            predicted.append(stacked.logits(state, batch).argmax(-1))
+            part = slice(start, start + _TEST_BATCH)
+            images = torch.stack([data.test.images[part] for data in self.datasets])
+            images = images.to(self.device)[self.run_data]
+            images = to_gray(images) if self.recipe.gray else images
+            predicted.append(stacked.logits(state, images).argmax(-1))
         correct = (torch.cat(predicted, 1) == labels[self.run_data]).float()
-        hits = F.one_hot(labels, self.datasets[0].num_classes).float()[self.run_data]
-        per_class = 100 * (correct[:, :, None] * hits).sum(1) / hits.sum(1).clamp_min(1)
+        members = F.one_hot(labels, self.datasets[0].num_classes).float()[self.run_data]
+        per_class = 100 * (correct[:, :, None] * members).sum(1) / members.sum(1).clamp_min(1)
         return [
             Result(
                 dataset=data.name,
@@ -258,47 +242,23 @@ def train_many(
         runs: a dataset and a seed for each network. ``itertools.product(datasets, seeds)`` is
             every seed on every dataset; datasets need equal sizes and classes.
         device: where to train.
-        checkpoint: a file to resume from and to save to. It stays at the end, for whoever keeps
-            the results to remove: until then the same call gives them again without training.
+        checkpoint: a file to resume from and to save to. It stays at the end: until the caller
+            removes it, the same call gives the results again without training.
         checkpoint_every: epochs between saves.
         progress: called after every epoch with (epochs done, epochs).
-
-    Returns:
-        The result of each run.
-
-    Example:
-        >>> from equicolor.data import load_mnist, longtailed_colormnist
-        >>> data = longtailed_colormnist(load_mnist(embedded=True), largest=5, test_per_class=5)
-        >>> results = train_many(Recipe("z2cnn", epochs=1), [(data, 0), (data, 1)])
-        >>> [result.seed for result in results]
-        [0, 1]
     """
     _checks.positive_int("checkpoint_every", checkpoint_every)
     runs = list(runs)
     check_runs(runs)
-    with _set_up(torch.device(device)) as where:
-        trainer = StackedTrainer(recipe, runs, where)
+    device, cudnn = torch.device(device), torch.backends.cudnn
+    # CUDA graphs and Triton take the current device.
+    current = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    # Float32 is float32: cuDNN would take TF32 by default.
+    flags = {"benchmark": True, "deterministic": cudnn.deterministic, "allow_tf32": False}
+    with current, cudnn.flags(enabled=cudnn.enabled, **flags):
+        trainer = StackedTrainer(recipe, runs, device)
         _train(trainer, checkpoint, checkpoint_every, progress)
         return trainer.results()
-
-
-@contextlib.contextmanager
-def _set_up(device: torch.device) -> Iterator[torch.device]:
-    """The device and cuDNN as training and testing need them."""
-    cudnn = torch.backends.cudnn
-    with contextlib.ExitStack() as stack:
-        if device.type == "cuda":  # CUDA graphs and Triton take the current one
-            stack.enter_context(torch.cuda.device(device))
-        # Float32 is float32: cuDNN would take TF32 by default.
-        stack.enter_context(
-            cudnn.flags(
-                enabled=cudnn.enabled,
-                benchmark=True,
-                deterministic=cudnn.deterministic,
-                allow_tf32=False,
-            )
-        )
-        yield device
 
 
 def _train(
@@ -307,35 +267,34 @@ def _train(
     checkpoint_every: int,
     progress: Progress | None,
 ) -> None:
-    recipe = trainer.recipe
+    epochs = trainer.recipe.epochs
     start = _resume(trainer, checkpoint) if checkpoint else 0
-    if start == recipe.epochs:  # killed before the test
+    if start == epochs:  # killed before the test
         return
-    cuda = trainer.device.type == "cuda"
-    step = trainer.graphed_step() if cuda else trainer.step
-    for epoch in range(start, recipe.epochs):
-        trainer.start_epoch(epoch)
+    step = trainer.graphed_step() if trainer.device.type == "cuda" else trainer.step
+    for epoch in range(start + 1, epochs + 1):
+        trainer.start_epoch(epoch - 1)
         for _ in range(trainer.steps_per_epoch):
             step()
         _check(trainer, epoch, checkpoint)
         if progress:
-            progress(epoch + 1, recipe.epochs)
-        last = epoch + 1 == recipe.epochs
-        if checkpoint and (last or (epoch + 1) % checkpoint_every == 0):
-            _save(trainer, checkpoint, epoch + 1)
+            progress(epoch, epochs)
+        if checkpoint and (epoch == epochs or epoch % checkpoint_every == 0):
+            _save(trainer, checkpoint, epoch)
 
 
 def _check(trainer: StackedTrainer, epoch: int, checkpoint: Path | None) -> None:
-    """Stop when a run has diverged; the checkpoint before it stays."""
-    seeds = trainer.diverged()
+    """Stop when a run is no longer finite; the checkpoint before it stays."""
+    # The parameters too: the last update of an epoch shows in no loss of it.
+    broken = ~(trainer.losses.isfinite() & trainer.parameters.detach().isfinite().all(1))
+    seeds = trainer.run_seeds[broken].unique().tolist()
     if not seeds:
         return
     saved = checkpoint is not None and checkpoint.exists()
-    kept = f"; {checkpoint} holds the last good state" if saved else ""
+    left = f"; {checkpoint} holds the last good state" if saved else ""
     raise ValueError(
-        f"the training of seed {', '.join(map(str, seeds))} is no longer finite in epoch "
-        f"{epoch + 1} (step {int(trainer.step_number)}, highest learning rate "
-        f"{trainer.recipe.lr:g}){kept}"
+        f"the training of seed {', '.join(map(str, seeds))} is no longer finite in epoch {epoch} "
+        f"(step {int(trainer.step_number)}, highest learning rate {trainer.recipe.lr:g}){left}"
     )
 
 
@@ -349,7 +308,10 @@ def _resume(trainer: StackedTrainer, path: Path) -> int:
     """Continue from a checkpoint, if there is one; the number of epochs it has behind it."""
     if not path.exists():
         return 0
-    saved = read_kept(path)
+    remedy = "delete it to start that job anew"
+    saved = read_pickle(path, remedy)
+    if not isinstance(saved, dict):
+        raise ValueError(f"{path} is not what a run keeps; {remedy}")
     if saved.get("fingerprint") != trainer.fingerprint:
         raise ValueError(
             f"{path} belongs to another configuration; delete it or choose another folder"
