@@ -16,7 +16,6 @@ from rich.console import Console
 from _timing import Case, Settings, finish, measure, parser, settings_of, write
 from equicolor.results import Row
 from equicolor.training.fit import fit
-from equicolor.training.monitor import Metrics
 from equicolor.training.recipes import TrainingRecipe, find_recipe
 from equicolor.training.run_folder import RunFolder
 from equicolor.training.run_options import RunOptions
@@ -30,7 +29,7 @@ def loop_rows(recipe: TrainingRecipe, device: str) -> list[Row]:
     with tempfile.TemporaryDirectory() as place:
         run = fit(recipe, Path(place) / "run", RunOptions(device=device), console=Console())
         assert run is not None  # one process trains
-        epochs = Metrics(RunFolder(Path(place) / "run").metrics).read()
+        epochs = RunFolder(Path(place) / "run").read_metrics()
     speeds = [float(row["images_per_second"]) for row in epochs[len(epochs) // 4 :]]
     loop = {"name": "training loop", "images_per_s": statistics.median(speeds)}
     loop |= {"dataset": run.row["dataset"], "epochs": recipe.epochs}

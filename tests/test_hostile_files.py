@@ -140,7 +140,7 @@ def try_recipes(count: int, seed: int, folder: Path, evil: Path):
     recipe = TrainingRecipe("z2cnn", {"width": 2}, size=28, resize=32)
     run = RunFolder(folder / "run")
     run.path.mkdir()
-    run.begin(recipe)
+    run.begin(recipe, {})
     save_model(z2cnn(3, width=2), run.model)
 
     def attempt(chance: random.Random) -> None:

@@ -66,7 +66,7 @@ def make_run(path, toys, *, gray=False, **settings):
     """The folder of a run, as training leaves it."""
     recipe = TrainingRecipe(options={"width": 2}, dataset=str(toys), split_seed=3, **settings)
     path.mkdir()
-    RunFolder(path).begin(recipe)
+    RunFolder(path).begin(recipe, {})
     network = GrayInput(recipe.build(3)) if gray else recipe.build(3)
     network.origin = recipe.origin
     save_model(network, path / "model.safetensors")

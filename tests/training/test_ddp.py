@@ -14,8 +14,8 @@ from equicolor.models import load_model
 from equicolor.training import fit as fitting
 from equicolor.training import loop
 from equicolor.training.fit import RunOptions, fit
-from equicolor.training.monitor import Metrics
 from equicolor.training.recipes import TrainingRecipe
+from equicolor.training.run_folder import RunFolder
 
 # Tiny networks are chaotic: in float32 a change in the last digit of the weights becomes one of
 # 10 % in ten steps. So the long runs are in float64, and that in float32 is short.
@@ -92,7 +92,7 @@ def test_two_processes_learn_what_one_learns(
         # In float64 sums in another order differ by 3e-14 after a step; SGD makes that grow.
         tolerance = 1e-5 if name == "float32" else 1e-8
         assert (two[key] - expected).double().norm() <= tolerance * (moved + 1), key
-    mine, other = (Metrics(folder / "metrics.csv").read() for folder in folders)
+    mine, other = (RunFolder(folder).read_metrics() for folder in folders)
     columns = ("epoch", "step", "lr", "loss", "accuracy", "test_loss", "test_accuracy")
     for row, expected_row in zip(other, mine, strict=True):
         found, wanted = ([float(r[c] or -1) for c in columns] for r in (row, expected_row))

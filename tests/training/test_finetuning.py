@@ -11,7 +11,7 @@ from PIL import Image
 
 from equicolor.data.datasets import load_dataset
 from equicolor.models import Network, load_model, save_model
-from equicolor.training.finetuning import finetune_recipe, finetune_remarks
+from equicolor.training.finetuning import finetune_recipe, finetune_remarks, finetune_seen
 from equicolor.training.pretrained import load_pretrained
 from equicolor.training.recipes import TrainingRecipe
 
@@ -46,6 +46,10 @@ def run(shapes: Path, tmp_path: Path) -> Path:
 def files(recipe: TrainingRecipe, split: str) -> set[str]:
     images = load_dataset(recipe.dataset, split, seed=recipe.split_seed)
     return {str(file) for file in images.files}
+
+
+def remarks(recipe: TrainingRecipe, names: tuple[str, ...] = NAMES) -> list[str]:
+    return [*finetune_remarks(recipe, names, finetune_seen(recipe))]
 
 
 def head(network: Network) -> torch.Tensor:
@@ -87,12 +91,12 @@ def test_another_dataset_has_its_own_split(run: Path) -> None:
 
 def test_an_own_split_seed_is_warned_about(run: Path, shapes: Path) -> None:
     recipe = finetune_recipe(str(shapes), run)
-    assert finetune_remarks(recipe, NAMES) == []
+    assert remarks(recipe) == []
     other = dataclasses.replace(recipe, split_seed=4)
     before = TrainingRecipe.from_json((run / "recipe.json").read_text())
     tested = files(other, "test")
     seen = len(tested & files(before, "train"))
-    (remark,) = finetune_remarks(other, NAMES)
+    (remark,) = remarks(other)
     warning = f"warning: {seen} of {len(tested)} test images are training images of {run}: disc/"
     assert remark.startswith(warning)
 
@@ -102,7 +106,7 @@ def test_a_split_of_their_own_needs_no_warning(run: Path, shapes: Path, tmp_path
         shutil.copytree(shapes, tmp_path / "shapes" / split)
     recipe = finetune_recipe(str(tmp_path / "shapes"), run)
     assert recipe.split_seed == 0
-    assert finetune_remarks(recipe, NAMES) == []
+    assert remarks(recipe) == []
 
 
 def test_classifiers_of_other_classes_are_drawn_anew(run: Path, shapes: Path) -> None:
@@ -115,9 +119,9 @@ def test_classifiers_of_other_classes_are_drawn_anew(run: Path, shapes: Path) ->
     kept = [key for key in before.state_dict() if not key.startswith("linear")]
     assert all(torch.equal(other.state_dict()[key], before.state_dict()[key]) for key in kept)
     assert other.training
-    (remark,) = finetune_remarks(recipe, ("cat", "dog"))
+    (remark,) = remarks(recipe, ("cat", "dog"))
     assert remark == f"{run} has other classes: its classifier is drawn anew, with 2 outputs"
-    (remark,) = finetune_remarks(recipe, ("cat", "dog", "eel"))
+    (remark,) = remarks(recipe, ("cat", "dog", "eel"))
     assert remark.startswith(f"{run} has another number of classes: its classifier is drawn anew")
 
 

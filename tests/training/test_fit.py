@@ -19,8 +19,8 @@ from equicolor.training import fit as fitting
 from equicolor.training import task as tasks
 from equicolor.training.finetuning import finetune_recipe
 from equicolor.training.fit import Fit, RunOptions, fit
-from equicolor.training.monitor import Metrics
 from equicolor.training.recipes import TrainingRecipe, find_recipe
+from equicolor.training.run_folder import RunFolder
 
 CPU = RunOptions(device="cpu", checkpoint_every=0)
 
@@ -93,7 +93,7 @@ class TestFolder:
                 fit(toy_recipe, tmp_path, CPU, overwrite=overwrite)
         assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
         (tmp_path / "recipe.json").write_text("{")
-        with pytest.raises(ValueError, match=r"recipe\.json cannot be read"):
+        with pytest.raises(ValueError, match=r"recipe\.json is not the recipe of a training run"):
             fit(toy_recipe, tmp_path, CPU)
 
     def test_overwriting_on_request(self, toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ class TestFolder:
         assert found is not None
         assert (found.row["seed"], found.continued) == (1, 0)
         assert (tmp_path / "notes.txt").exists()
-        assert len(Metrics(tmp_path / "metrics.csv").read()) == 1
+        assert len(RunFolder(tmp_path).read_metrics()) == 1
 
     def test_nothing_is_written_for_a_recipe_that_cannot_be(
         self, toy_recipe: TrainingRecipe, tmp_path: Path
@@ -137,14 +137,15 @@ def test_both_data_paths_learn_the_same(toy_recipe: TrainingRecipe, tmp_path: Pa
     for path in ("resident", "streaming"):
         options = dataclasses.replace(CPU, data_path=path, workers=0)
         fit(toy_recipe, tmp_path / path, options)
-        found.append(
-            [float(row["loss"]) for row in Metrics(tmp_path / path / "metrics.csv").read()]
-        )
+        found.append([float(row["loss"]) for row in RunFolder(tmp_path / path).read_metrics()])
     assert found[0][0] == pytest.approx(found[1][0], rel=0.01)
     assert found[0] == pytest.approx(found[1], rel=0.05)
 
 
-def test_imagenet_streams_from_a_tree_of_its_layout(tmp_path: Path) -> None:
+def test_imagenet_streams_from_a_tree_of_its_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
     for part, count in (("train", 5), ("val", 2)):
         for synset, colour in (("n01440764", "teal"), ("n01443537", "orange")):
             folder = tmp_path / "imagenet" / part / synset
@@ -156,7 +157,7 @@ def test_imagenet_streams_from_a_tree_of_its_layout(tmp_path: Path) -> None:
         find_recipe("imagenet/hsv-3+jitter"), size=28, resize=32, epochs=1, batch_size=4,
         precision="float32", options={"rotations": 3, "lifting": "hsv", "width": 2},
     )  # fmt: skip
-    options = dataclasses.replace(CPU, root=tmp_path, data_path="streaming", workers=1)
+    options = dataclasses.replace(CPU, data_path="streaming", workers=1)
     found = fit(recipe, tmp_path / "run", options)
     assert found is not None
     assert (found.row["dataset"], found.row["images"]) == ("imagenet", 4)
@@ -169,7 +170,7 @@ def test_bfloat16(toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
     losses = []
     for precision in ("bfloat16", "float32"):
         fit(dataclasses.replace(recipe, precision=precision), tmp_path / precision, CPU)
-        rows = Metrics(tmp_path / precision / "metrics.csv").read()
+        rows = RunFolder(tmp_path / precision).read_metrics()
         losses.append([float(row["loss"]) for row in rows])
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.25)
@@ -272,7 +273,7 @@ def test_a_gpu_learns_what_a_cpu_learns(
         for path in ("resident", "streaming"):
             run = tmp_path / device / path
             fit(recipe, run, RunOptions(device=device, data_path=path, workers=1))
-            losses.append(float(Metrics(run / "metrics.csv").read()[0]["loss"]))
+            losses.append(float(RunFolder(run).read_metrics()[0]["loss"]))
     assert losses == pytest.approx([losses[0]] * 4, rel=0.1)
 
 

@@ -16,8 +16,8 @@ from equicolor._files import LockedError
 from equicolor.training import fit as fitting
 from equicolor.training import task as tasks
 from equicolor.training.fit import Fit, RunOptions, fit
-from equicolor.training.monitor import Metrics
 from equicolor.training.recipes import TrainingRecipe
+from equicolor.training.run_folder import RunFolder
 
 CPU = RunOptions(device="cpu", checkpoint_every=0)
 
@@ -134,7 +134,7 @@ class TestResume:
         assert found.row["hue_curve"] == finished.row["hue_curve"]
         columns = [
             [[row[key] for key in ("epoch", "step", "lr", "loss", "accuracy")] for row in rows]
-            for rows in (Metrics(f / "metrics.csv").read() for f in (folder, finished.folder.path))
+            for rows in (RunFolder(folder).read_metrics(), finished.folder.read_metrics())
         ]
         assert columns[0] == columns[1]
         assert not list(folder.glob("*.partial"))
@@ -184,5 +184,5 @@ class TestResume:
             dataclasses.replace(CPU, checkpoint_every=1000, validate_every=2),
         )
         assert same(tmp_path, finished.folder.path)
-        tested = [row["test_accuracy"] for row in Metrics(tmp_path / "metrics.csv").read()]
+        tested = [row["test_accuracy"] for row in RunFolder(tmp_path).read_metrics()]
         assert [bool(value) for value in tested] == [False, True, False]

@@ -14,7 +14,6 @@ from equicolor.evaluation.diagnose import load_subject
 from equicolor.models import save_model
 from equicolor.training.finetuning import finetune_recipe, finetune_remarks, finetune_seen
 from equicolor.training.fit import RunOptions, fit
-from equicolor.training.monitor import Metrics
 from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.run_folder import RunFolder
 
@@ -57,7 +56,8 @@ def warnings_of(run: Path, capsys: pytest.CaptureFixture[str]) -> str:
     pets = run.parent / "pets"
     load_subject(run, pets)
     said = capsys.readouterr().err
-    remarks = finetune_remarks(finetune_recipe(str(pets), run), ("cat", "dog"))
+    recipe = finetune_recipe(str(pets), run)
+    remarks = finetune_remarks(recipe, ("cat", "dog"), finetune_seen(recipe))
     assert all(remark in said for remark in remarks)
     assert said.count("warning") == len(remarks)
     return said
@@ -226,9 +226,9 @@ def test_damaged_files_are_named(
 
 
 def test_damaged_rows_of_metrics_do_not_count(tmp_path: Path) -> None:
-    metrics = Metrics(tmp_path / "metrics.csv")
-    metrics.append([{"epoch": number, "loss": 0.5} for number in (1, 2, 3)])
-    whole = metrics.path.read_bytes()
+    folder = RunFolder(tmp_path)
+    folder.append_metrics([{"epoch": number, "loss": 0.5} for number in (1, 2, 3)])
+    whole = folder.metrics.read_bytes()
     for damaged, left in (
         (whole.replace(b"2,", b"2\xff,"), ["1", "3"]),
         (whole.replace(b"2,", b"2,,"), ["1", "3"]),
@@ -237,9 +237,12 @@ def test_damaged_rows_of_metrics_do_not_count(tmp_path: Path) -> None:
         (whole.replace(b"seconds", b"minutes"), []),
         (b"\0" * 9, []),
     ):
-        metrics.path.write_bytes(damaged)
-        assert [row["epoch"] for row in metrics.read()] == left
-        metrics.keep(9)
+        folder.metrics.write_bytes(damaged)
+        assert [row["epoch"] for row in folder.read_metrics()] == left
+        folder.cut_metrics(9)
+        assert [row["epoch"] for row in folder.read_metrics()] == left
+        folder.cut_metrics(1)
+        assert [row["epoch"] for row in folder.read_metrics()] == left[:1]
 
 
 def test_pixels_have_a_digest_alone(tmp_path: Path) -> None:

@@ -15,18 +15,21 @@ from equicolor._files import short_name
 from equicolor.training.fields import settings
 
 __all__ = [
-    "SUBJECT", "Device", "Pretrained", "Size", "field_options", "field_values", "names",
+    "SUBJECT", "Device", "Pretrained", "Size", "field_options", "field_values", "names", "option",
     "settle_threads", "slug", "told_to_skip", "with_options",
 ]  # fmt: skip
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-Size = Annotated[
-    int | None,
-    typer.Option(help="Height and width of the images.", show_default="the network's"),
-]
-Pretrained = Annotated[bool, typer.Option(help="Load the weights that timm or torchvision offer.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+
+def option(help: str, default: str | bool = True, *names: str, panel: str | None = None) -> Any:  # noqa: A002
+    """An option of a command; ``default`` is what the help says of it."""
+    return typer.Option(*names, help=help, show_default=default, rich_help_panel=panel)
+
+
+Size = Annotated[int | None, option("Height and width of the images.", "the network's")]
+Pretrained = Annotated[bool, option("Load the weights that timm or torchvision offer.")]
+Device = Annotated[str, option("auto, cpu or cuda.")]
 
 
 def _subject(
@@ -34,36 +37,32 @@ def _subject(
         str,
         typer.Argument(
             help="A checkpoint, the folder of a training run, timm:NAME, torchvision:NAME, or "
-            "path/to/file.py:function.",
+            "path/to/file.py:function."
         ),
     ],
     data: Annotated[
         str | None,
-        typer.Option(
-            help="A name of 'equicolor datasets', or a folder of class folders.",
-            show_default="what the run was trained on",
+        option(
+            "A name of 'equicolor datasets', or a folder of class folders.",
+            "what the run was trained on",
         ),
     ] = None,
-    split: Annotated[str, typer.Option(help="test or train.")] = "test",
+    split: Annotated[str, option("test or train.")] = "test",
     split_seed: Annotated[
-        int | None,
-        typer.Option(help="Of datasets without a split.", show_default="the run's, or 0"),
+        int | None, option("Of datasets without a split.", "the run's, or 0")
     ] = None,
     size: Size = None,
     resize: Annotated[
         int | None,
-        typer.Option(
-            help="The short side of an image before its centre is cropped.",
-            show_default="the network's",
-        ),
+        option("The short side of an image before its centre is cropped.", "the network's"),
     ] = None,
     gray: Annotated[
-        bool, typer.Option("--gray", help="Feed the mean of the channels; a run knows it itself.")
+        bool, option("Feed the mean of the channels; a run knows it itself.", True, "--gray")
     ] = False,
     pretrained: Pretrained = True,
     device: Device = "auto",
     skip_corrupt: Annotated[
-        bool, typer.Option("--skip-corrupt", help="Leave out images that cannot be decoded.")
+        bool, option("Leave out images that cannot be decoded.", True, "--skip-corrupt")
     ] = False,
 ) -> None:
     """Options of a network and images, as equicolor.evaluation.diagnose.load_subject takes them."""
@@ -75,38 +74,29 @@ _PANELS = (None, "Network", "Images", "Training", "Running")  # as the help show
 
 
 def field_options(described: type, *, unset: bool = False) -> list[inspect.Parameter]:
-    """The options of a command that set the fields of a dataclass.
+    """The options of a command that set the fields of a dataclass, as far as they have a help text.
 
-    Args:
-        described: a dataclass of fields of :func:`equicolor.training.fields.setting`; those
-            without a help text have no option.
-        unset: the options are None unless they are given.
-
-    Example:
-        >>> from equicolor.training.recipes import TrainingRecipe
-        >>> [option.name for option in field_options(TrainingRecipe)][:4]
-        ['jitter', 'gray', 'augmix', 'augmix_full']
+    With ``unset``, options are None unless they are given.
     """
     fields = {field.name: field for field in dataclasses.fields(described)}
     options = []
     for name, about in settings(described).items():
         for flag, (_, text) in about.flags.items():
-            options.append(_option(flag, bool, text, about.panel, default=False))
+            options.append(_parameter(flag, bool, False, text, False, about.panel))
         if about.help:
             kind, default = fields[name].type, fields[name].default
             text = about.usual or f"{default}".removesuffix(".0")
             shown = default is not False and (text if unset or about.usual else True)
             value = None if unset else default
-            options.append(_option(name, kind, about.help, about.panel, default=value, shown=shown))
+            options.append(_parameter(name, kind, value, about.help, shown, about.panel))
     return options
 
 
-def _option(
-    name: str, kind: Any, text: str, panel: str, *, default: Any, shown: str | bool = False
+def _parameter(
+    name: str, kind: Any, default: Any, text: str, shown: str | bool, panel: str
 ) -> inspect.Parameter:
     names = [f"--{name.replace('_', '-')}"] if kind is bool and not shown else []
-    option = typer.Option(*names, help=text, show_default=shown, rich_help_panel=panel)
-    annotation: Any = Annotated[kind | None, option]
+    annotation: Any = Annotated[kind | None, option(text, shown, *names, panel=panel)]
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
@@ -115,12 +105,16 @@ def _option(
 def with_options(options: Sequence[inspect.Parameter]) -> Callable[[Command], Command]:
     """Add options to a command, which gets them as keyword arguments."""
 
+    def panel(parameter: inspect.Parameter) -> int:
+        (option,) = parameter.annotation.__metadata__
+        return _PANELS.index(option.rich_help_panel)
+
     def decorate(command: Command) -> Command:
         signature = inspect.signature(command)
         named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         parameters = [
             parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for parameter in sorted([*options, *named], key=_panel)
+            for parameter in sorted([*options, *named], key=panel)
         ]
         command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return command
@@ -128,19 +122,8 @@ def with_options(options: Sequence[inspect.Parameter]) -> Callable[[Command], Co
     return decorate
 
 
-def _panel(parameter: inspect.Parameter) -> int:
-    (option,) = parameter.annotation.__metadata__
-    return _PANELS.index(option.rich_help_panel)
-
-
 def field_values(described: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the fields of a dataclass that the options of a command were given for.
-
-    Example:
-        >>> from equicolor.training.recipes import TrainingRecipe
-        >>> field_values(TrainingRecipe, {"epochs": 3, "lr": None, "augmix_full": True})
-        {'augmix': 'full', 'epochs': 3}
-    """
+    """The values that the options of a command give to the fields of a dataclass."""
     values = {}
     for name, about in settings(described).items():
         for flag, (value, _) in about.flags.items():
@@ -162,10 +145,7 @@ def names(text: str | None) -> list[str] | None:
 
 
 def settle_threads(device: str) -> None:
-    """On a CPU that others use, too, let torch work in no more threads than are of use.
-
-    OMP_NUM_THREADS is followed if it is set.
-    """
+    """On a busy CPU, let torch use fewer threads, unless OMP_NUM_THREADS says how many."""
     import torch
 
     from equicolor.devices import usable_threads

@@ -12,6 +12,7 @@ from equicolor._text import counted
 from equicolor.cli.options import (
     field_options,
     field_values,
+    option,
     settle_threads,
     told_to_skip,
     with_options,
@@ -25,12 +26,7 @@ __all__ = ["parse_width", "train"]
 
 
 def parse_width(text: str) -> int | str | list[int]:
-    """The ``width`` of a builder from the command line.
-
-    Example:
-        >>> parse_width("32"), parse_width("27,55,110"), parse_width("fast")
-        (32, [27, 55, 110], 'fast')
-    """
+    """The ``width`` of a builder from the command line: 32, 27,55,110 or a word."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
@@ -38,13 +34,8 @@ def parse_width(text: str) -> int | str | list[int]:
     return numbers if "," in text else numbers[0]
 
 
-def _option(panel: str, help: str, default: str | bool = True, *names: str) -> Any:  # noqa: A002
-    """An option in a panel of the help; ``default`` is what the help says of it."""
-    return typer.Option(*names, help=help, show_default=default, rich_help_panel=panel)
-
-
-_network = functools.partial(_option, "Network")
-_running = functools.partial(_option, "Running")
+_network = functools.partial(option, panel="Network")
+_running = functools.partial(option, panel="Running")
 
 
 @with_options([*field_options(TrainingRecipe, unset=True), *field_options(RunOptions)])
@@ -54,8 +45,7 @@ def train(
         typer.Argument(help="A name of 'equicolor datasets', or a folder of class folders."),
     ] = None,
     recipe: Annotated[
-        str | None,
-        typer.Option(help="Begin from a recipe, such as hsv-12+jitter; other options change it."),
+        str | None, option("Begin from a recipe, such as hsv-12+jitter; other options change it.")
     ] = None,
     finetune: Annotated[
         str | None,
@@ -65,9 +55,8 @@ def train(
         ),
     ] = None,
     list_recipes: Annotated[
-        bool, typer.Option("--list-recipes", help="List the recipes, of DATASET or of all.")
+        bool, option("List the recipes, of DATASET or of all.", True, "--list-recipes")
     ] = False,
-    # the network
     model: Annotated[
         str | None, _network("A name of 'equicolor models'.", "resnet18; resnet44 for CIFAR")
     ] = None,
@@ -81,8 +70,7 @@ def train(
         str | None, _network("What ends the equivariant part: max, avg or none.", "max")
     ] = None,
     output: Annotated[
-        Path | None,
-        _running("The folder of the run.", "runs/DATASET-NETWORK-…", "--output", "-o"),
+        Path | None, _running("The folder of the run.", "runs/DATASET-NETWORK-…", "--output", "-o")
     ] = None,
     force: Annotated[bool, _running("Delete a run in that folder.", False, "--force")] = False,
     dry_run: Annotated[bool, _running("Say what would be done.", False, "--dry-run")] = False,
@@ -112,9 +100,9 @@ def train(
     network = {name: value for name, value in network.items() if value is not None}
     if coset_pool == "none":
         network["coset_pool"] = None
-    usual = {"precision": choose_precision("auto", cuda=options.accelerator == "cuda")}
-    changes = usual | field_values(TrainingRecipe, settings)
-    full_recipe = _choose(dataset, recipe, model, network, changes, finetune)
+    changes = {"precision": choose_precision("auto", cuda=options.accelerator == "cuda")}
+    changes |= field_values(TrainingRecipe, settings)
+    full_recipe = _choose(dataset, recipe, finetune, model, network, changes)
     folder = Path("runs") / full_recipe.folder_name if output is None else output
     if dry_run:
         _describe(full_recipe, folder, options, force)
@@ -125,10 +113,10 @@ def train(
 def _choose(
     dataset: str | None,
     recipe: str | None,
+    finetune: str | None,
     model: str | None,
     network: dict[str, Any],
     changes: dict[str, Any],
-    finetune: str | None = None,
 ) -> TrainingRecipe:
     """The recipe that the options describe."""
     import torch
@@ -171,49 +159,43 @@ def _run(recipe: TrainingRecipe, folder: Path, options: RunOptions, force: bool)
     if options.processes == 1 and not finished and not continued:
         settle_threads(options.accelerator)
     with told_to_skip(options.skip_corrupt):
-        run_result = fit(recipe, folder, options, overwrite=force, console=Console(stderr=True))
-    if run_result is None:  # not the first of several processes
+        ended = fit(recipe, folder, options, overwrite=force, console=Console(stderr=True))
+    if ended is None:  # not the first of several processes
         return
     if finished:
         typer.echo(f"{folder} holds this run already, finished; --force trains it again")
     else:
-        typer.echo(f"wrote {', '.join(map(str, run_result.written))}")
-    typer.echo(run_result.headline)
+        typer.echo(f"wrote {run.model}, {run.result}, {run.metrics}, {run.checkpoint}")
+    row = ended.row
+    typer.echo(
+        f"{row['original']:.2f} % on the test set of {row['dataset']}, {row['hue_mean']:.2f} % on "
+        f"average over hue shifts, after {counted(row['epochs'], 'epoch')}"
+    )
 
 
 def _describe(recipe: TrainingRecipe, folder: Path, options: RunOptions, force: bool) -> None:
     """What a run would do, checked as the run would check it."""
-    from equicolor.data.datasets import load_dataset
     from equicolor.data.epochs import Epochs
     from equicolor.data.images import list_images
-    from equicolor.data.loaders import choose_data_path
-    from equicolor.training.finetuning import finetune_remarks
-    from equicolor.training.fit import check_network
-    from equicolor.training.image_data import check_images
+    from equicolor.training.finetuning import finetune_remarks, finetune_seen
+    from equicolor.training.fit import build_network
+    from equicolor.training.image_data import ImageData
     from equicolor.training.run_folder import RunFolder
 
     options.check_launcher()
-    images, _ = (
-        load_dataset(recipe.dataset, split, root=options.root, seed=recipe.split_seed)
-        for split in ("train", "test")
-    )
-    check_images(recipe, images)
-    network = recipe.build(len(images.class_names), images.class_names)
-    check_network(network, recipe, len(images), options)
-    for remark in finetune_remarks(recipe, images.class_names, options.root):
+    data = ImageData(recipe, options)
+    images, device = data.train, options.accelerator
+    network = build_network(data)
+    for remark in finetune_remarks(recipe, images.class_names, finetune_seen(recipe)):
         typer.echo(remark, err=True)
     count = sum(parameter.numel() for parameter in network.parameters())
     steps = len(Epochs(len(images), recipe.batch_size, shuffle=True))
-    side = recipe.short_side("train")
-    path = choose_data_path(
-        images, options.accelerator, short_side=side, data_path=options.data_path
-    )
     typer.echo(recipe.to_json().rstrip())
     typer.echo(
         f"would train {recipe.model} ({count:,} parameters) on {len(images):,} images of "
-        f"{len(images.class_names)} classes, {path}, for {counted(recipe.epochs, 'epoch')} of "
-        f"{counted(steps, 'step')} on {options.processes} {options.accelerator} device(s), in "
-        f"{folder}"
+        f"{len(images.class_names)} classes, {data.path(images, device)}, for "
+        f"{counted(recipe.epochs, 'epoch')} of {counted(steps, 'step')} on {options.processes} "
+        f"{device} device(s), in {folder}"
     )
     run = RunFolder(folder)
     if force and run.recipe.is_file():

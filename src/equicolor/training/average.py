@@ -16,25 +16,10 @@ class WeightAverage(nn.Module):
     the beginning are soon forgotten. Running statistics of batch norms are averaged too.
     torch's ``AveragedModel`` asks the device for its count in every step, which would make a GPU
     wait.
-
-    Args:
-        network: what to follow.
-        decay: how much of the average stays from step to step, in (0, 1).
-
-    Example:
-        >>> layer = nn.Linear(1, 1, bias=False)
-        >>> _ = nn.init.zeros_(layer.weight)
-        >>> average = WeightAverage(layer, 0.9)
-        >>> _ = nn.init.ones_(layer.weight)
-        >>> average.update(layer, step=1)
-        >>> round(average.network.weight.item(), 4)  # 1 − 2/11
-        0.8182
     """
 
     def __init__(self, network: nn.Module, decay: float) -> None:
         super().__init__()
-        if not 0 < decay < 1:
-            raise ValueError(f"decay must lie in (0, 1), got {decay}")
         self.network = copy.deepcopy(network).requires_grad_(False)
         self.decay = decay
 

@@ -6,6 +6,7 @@ names all follow from these descriptions. A new setting is one field, in one pla
 
 import dataclasses
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
@@ -26,7 +27,7 @@ class Setting:
         usual: what the help says of the default, where it is not just the value.
         flags: options without a value: the value that each stands for, and its help.
         choices: all values there are.
-        at_least, at_most, above, below: bounds of a number.
+        at_least, at_most, above, below: bounds of a number, beside those of ``_checks.MOST``.
         decides: whether the outcome of a training depends on it, beyond rounding.
         row: the key that tells it in result rows, by default its name; None where the network
             tells it.
@@ -54,15 +55,7 @@ class Setting:
 
 
 def setting(default: Any, help: str = "", **description: Any) -> Any:  # noqa: A002
-    """A field of a dataclass with its description, see :class:`Setting`.
-
-    Example:
-        >>> @dataclass
-        ... class Recipe:
-        ...     epochs: int = setting(200, "Times through the images.", at_least=1)
-        >>> settings(Recipe)["epochs"].at_least
-        1
-    """
+    """A field of a dataclass with its description, see :class:`Setting`."""
     return dataclasses.field(
         default=default, metadata={"setting": Setting(help=help, **description)}
     )
@@ -78,12 +71,7 @@ def settings(described: Any) -> dict[str, Setting]:
 
 
 def check(instance: Any) -> None:
-    """Refuse values that do not fit the descriptions of their fields.
-
-    Raises:
-        WrongTypeError: for a value of a wrong type.
-        ValueError: for a value out of bounds, or none of the choices.
-    """
+    """Refuse values that do not fit the types and descriptions of their fields."""
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
         _check_type(field.name, value, field.type)
@@ -105,16 +93,17 @@ def _check_type(name: str, value: object, expected: Any) -> None:
     )
 
 
-def _check_value(name: str, value: Any, bounds: Setting) -> None:
-    if bounds.choices:
-        _checks.one_of(name, value, bounds.choices)
+def _check_value(name: str, value: Any, about: Setting) -> None:
+    if about.choices:
+        _checks.one_of(name, value, about.choices)
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{name} must be finite, got {value}")
-    if bounds.above is not None and not value > bounds.above:
-        raise ValueError(f"{name} must be greater than {bounds.above}, got {value}")
-    if bounds.at_least is not None and not value >= bounds.at_least:
-        raise ValueError(f"{name} must be at least {bounds.at_least}, got {value}")
-    if bounds.at_most is not None and not value <= bounds.at_most:
-        raise ValueError(f"{name} must be at most {bounds.at_most:,}, got {value}")
-    if bounds.below is not None and not value < bounds.below:
-        raise ValueError(f"{name} must be less than {bounds.below}, got {value}")
+    at_most = _checks.MOST.get(name) if about.at_most is None else about.at_most
+    for bound, holds, words in (
+        (about.above, operator.gt, "greater than"),
+        (about.at_least, operator.ge, "at least"),
+        (at_most, operator.le, "at most"),
+        (about.below, operator.lt, "less than"),
+    ):
+        if bound is not None and not holds(value, bound):
+            raise ValueError(f"{name} must be {words} {bound:,}, got {value}")

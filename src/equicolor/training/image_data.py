@@ -26,25 +26,17 @@ from equicolor.reporting.progress import counting, say
 from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.run_options import RunOptions
 
-__all__ = ["ImageData", "check_images"]
-
-
-def check_images(recipe: TrainingRecipe, images: ImageSet) -> None:
-    """Refuse images that a recipe cannot train on, as far as they are known undecoded."""
-    if images.pixels is not None:
-        check_sizes(recipe.augmentation, torch.tensor([images.pixels.shape[2:]]))
+__all__ = ["ImageData"]
 
 
 class ImageData(pl.LightningDataModule):
-    """Training and test images on the device that trains.
+    """Training and test images of a recipe on the device that trains.
 
-    Args:
-        recipe: which images, and how they are augmented.
-        options: where they lie, and how they are read.
-        console: shows progress; None shows nothing.
+    Images that are too small for the recipe are refused, as far as their sizes are known.
 
     Attributes:
         train, test: the images, not decoded yet.
+        streamed: the training images, if they are decoded, and corrupt ones met, in training.
     """
 
     def __init__(
@@ -53,37 +45,37 @@ class ImageData(pl.LightningDataModule):
         super().__init__()
         self.recipe, self.options, self.console = recipe, options, console
         self.train, self.test = (
-            load_dataset(recipe.dataset, split, root=options.root, seed=recipe.split_seed)
+            load_dataset(recipe.dataset, split, seed=recipe.split_seed)
             for split in ("train", "test")
         )
-        check_images(recipe, self.train)
-        self.cache = default_cache() if options.cache is None else options.cache
+        if self.train.pixels is not None:
+            check_sizes(recipe.augmentation, torch.tensor([self.train.pixels.shape[2:]]))
         self._decoded: dict[str, Decoded] = {}
         self._skipped: dict[str, set[str]] = {"train": set(), "test": set()}
-        self._streamed: StreamingLoader | None = None  # what is trained on
+        self.streamed: StreamingLoader | None = None
+        self._on_corrupt = "skip" if options.skip_corrupt else "error"
 
     def prepare_data(self) -> None:
         """Decode what will be resident, in one process of each computer.
 
-        Test images that will be streamed are read, too: a corrupt one shall not be found
-        after all the training. One of those to train on is found in the first epoch.
+        Test images that will be streamed are read, too: a corrupt one must not be found after all
+        the training. A corrupt training image is found in the first epoch.
         """
-        assert self.trainer is not None
         for images in (self.train, self.test):
-            if self._path(images, self._device) == "resident":
+            if self.path(images, self._device) == "resident":
                 self._decode(images)
-        if self._path(self.test, self._device) == "streaming":
-            self._verify(self.test)
+            elif images is self.test:
+                self._verify(images)
 
     def skipped(self, split: str) -> tuple[str, ...]:
         """What is wrong with the corrupt images that were left out, as far as they were met."""
-        if split == "train" and self._streamed is not None:
-            self._skipped["train"] |= self._streamed.skipped
+        if split == "train" and self.streamed is not None:
+            self._skipped["train"] |= self.streamed.skipped
         return tuple(sorted(self._skipped[split]))
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run has to know: the corrupt images that any process met streaming."""
-        if self._streamed is None or not self.options.skip_corrupt:
+        if self.streamed is None or not self.options.skip_corrupt:
             return {}
         self._skipped["train"].update(_gathered(self.skipped("train")))
         return {"skipped": list(self.skipped("train"))}
@@ -92,95 +84,74 @@ class ImageData(pl.LightningDataModule):
         """Continue to count."""
         self._skipped["train"].update(state_dict["skipped"])
 
-    @property
-    def skips_while_training(self) -> bool:
-        """Whether corrupt images are met, and left out, only in training."""
-        return self._streamed is not None
-
     def say_skipped(self, split: str) -> None:
         """Print how many corrupt images were left out, if any were."""
-        images = {"train": self.train, "test": self.test}[split]
-        skipped = self.skipped(split)
+        name, skipped = getattr(self, split).name, self.skipped(split)
         if skipped:
             say(
                 self.console,
-                f"left out {counted(len(skipped), 'corrupt image')} of {images.name} ({split}), "
+                f"left out {counted(len(skipped), 'corrupt image')} of {name} ({split}), "
                 f"beginning with {skipped[0]}",
             )
 
     def train_dataloader(self) -> Loader:
         """This process's part of shuffled and augmented training images."""
-        assert self.trainer is not None
-        return self._loader(
-            self.train,
-            self.recipe.augmentation,
-            self._device,
-            shuffle=True,
-            rank=self.trainer.global_rank,
-            world_size=self.trainer.world_size,
-        )
+        return self._loader(self.train, self.recipe.augmentation)
 
     def val_dataloader(self) -> Loader:
         """This process's part of the test images, as the network shall see them."""
-        assert self.trainer is not None
-        return self._loader(
-            self.test,
-            self.recipe.augmentation.evaluation(),
-            self._device,
-            rank=self.trainer.global_rank,
-            world_size=self.trainer.world_size,
-        )
+        return self._loader(self.test, self.recipe.augmentation.evaluation())
 
     def test_images(self, device: torch.device) -> Loader:
         """All test images in colour; a grey network turns them grey itself."""
-        evaluation = dataclasses.replace(self.recipe.augmentation.evaluation(), gray=False)
-        return self._loader(self.test, evaluation, device)
+        augmentation = dataclasses.replace(self.recipe.augmentation.evaluation(), gray=False)
+        return self._loader(self.test, augmentation, device)
 
     @property
     def _device(self) -> torch.device:
         assert self.trainer is not None
         return self.trainer.strategy.root_device
 
-    def _path(self, images: ImageSet, device: torch.device) -> str:
+    def path(self, images: ImageSet, device: torch.device | str) -> str:
+        """Where images are held on a device: ``"resident"`` or ``"streaming"``."""
         short_side = self.recipe.short_side(images.split)
         return choose_data_path(
             images, device, short_side=short_side, data_path=self.options.data_path
         )
 
     def _loader(
-        self,
-        images: ImageSet,
-        augmentation: Augmentation,
-        device: torch.device,
-        *,
-        shuffle: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
+        self, images: ImageSet, augmentation: Augmentation, device: torch.device | None = None
     ) -> Loader:
-        share: dict[str, Any] = {"rank": rank, "world_size": world_size, "shuffle": shuffle}
-        share |= {"batch_size": self.recipe.batch_size, "seed": self.recipe.seed}
+        """This process's part of the images on its device, or all of them on the one given."""
+        training = images is self.train
+        share: dict[str, Any] = {"batch_size": self.recipe.batch_size, "seed": self.recipe.seed}
+        share["shuffle"] = training
+        neighbours = 1
+        if device is None:
+            assert self.trainer is not None
+            device, neighbours = self._device, self.trainer.num_devices
+            share |= {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
         if device.type == "cuda":  # where half precision is enough, and much faster
             augmentation = dataclasses.replace(augmentation, dtype=torch.float16)
-        if self._path(images, device) == "resident":
+        if self.path(images, device) == "resident":
             return ResidentLoader(self._decode(images), augmentation, device=device, **share)
         streamed = StreamingLoader(
             images,
             augmentation,
             short_side=self.recipe.short_side(images.split),
-            workers=self._workers(world_size),
+            workers=self._workers(neighbours),
             skip_corrupt=self.options.skip_corrupt,
             device=device,
             **share,
         )
-        if shuffle:
-            self._streamed = streamed
+        if training:
+            self.streamed = streamed
         return streamed
 
-    def _workers(self, world_size: int) -> int:
-        if self.options.workers is not None:
-            return self.options.workers
-        neighbours = 1 if self.trainer is None or world_size == 1 else self.trainer.num_devices
-        return suggested_max_num_workers(neighbours)
+    def _workers(self, neighbours: int = 1) -> int:
+        """Worker processes for each of the processes that share this computer."""
+        workers = self.options.workers
+        return suggested_max_num_workers(neighbours) if workers is None else workers
 
     def _decode(self, images: ImageSet) -> Decoded:
         if images.split not in self._decoded:
@@ -189,9 +160,9 @@ class ImageData(pl.LightningDataModule):
                 decoded = decode(
                     images,
                     short_side=self.recipe.short_side(images.split),
-                    cache=self.cache,
+                    cache=self.options.cache or default_cache(),
                     progress=progress,
-                    on_corrupt="skip" if self.options.skip_corrupt else "error",
+                    on_corrupt=self._on_corrupt,
                 )
             self._skipped[images.split].update(decoded.skipped)
             self.say_skipped(images.split)
@@ -203,8 +174,8 @@ class ImageData(pl.LightningDataModule):
         with counting(self.console, title) as progress:
             corrupt = find_corrupt(
                 images,
-                workers=max(self._workers(1), 1),
-                on_corrupt="skip" if self.options.skip_corrupt else "error",
+                workers=max(self._workers(), 1),
+                on_corrupt=self._on_corrupt,
                 progress=progress,
             )
         self._skipped[images.split].update(corrupt)

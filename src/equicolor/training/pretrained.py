@@ -3,12 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from equicolor.models.checkpoints import (
-    checkpoint_file,
-    load_model,
-    read_header,
-    weights_digest,
-)
+from equicolor.models.checkpoints import checkpoint_file, load_model, read_header, weights_digest
 from equicolor.models.registry import Network, classes_of, with_classes
 
 __all__ = ["load_pretrained", "new_head"]
@@ -17,19 +12,7 @@ __all__ = ["load_pretrained", "new_head"]
 def new_head(
     checkpoint: str | Path, num_classes: int, class_names: Sequence[str] | None = None
 ) -> str:
-    """Why the classifier of a checkpoint is drawn anew for these classes.
-
-    Example:
-        >>> import tempfile
-        >>> from equicolor.models import save_model, z2cnn
-        >>> network = z2cnn(2, width=4)
-        >>> network.class_names = ("cat", "dog")
-        >>> path = save_model(network, Path(tempfile.mkdtemp()) / "net.safetensors")
-        >>> new_head(path, 2, ("cat", "dog")), new_head(path, 2, ("car", "van"))
-        ('', 'other classes')
-        >>> new_head(path, 3)
-        'another number of classes'
-    """
+    """Why the classifier of a checkpoint is drawn anew for these classes; empty if it is not."""
     config, before, _ = read_header(checkpoint_file(checkpoint))
     if classes_of(config) != num_classes:
         return "another number of classes"
@@ -53,7 +36,7 @@ def load_pretrained(
             f"that of the recipe is {digest}"
         )
     network = load_model(file)
-    if new_head(file, num_classes, class_names) == "other classes":
+    if classes_of(network.config) == num_classes and new_head(file, num_classes, class_names):
         # By way of another number of classes, which is what tells a classifier from the rest.
         network = with_classes(network, num_classes + 1)
     return with_classes(network, num_classes).train()

@@ -1,7 +1,7 @@
 """How a network is trained on real images, as data; and a recipe for each cell of the paper.
 
-A :class:`TrainingRecipe` fixes everything that decides what a run learns. Where it runs (how
-many devices, which data path) is not part of it. :func:`recipes` lists one for every cell of
+A :class:`TrainingRecipe` fixes everything that decides what a run learns; where it runs is in
+:class:`~equicolor.training.run_options.RunOptions`. :func:`recipes` lists one for every cell of
 the paper's Tables 1 and 3 and for networks beyond the paper.
 """
 
@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,7 @@ from equicolor.data.augment import Augmentation
 from equicolor.data.augmix import AugMix
 from equicolor.data.datasets import DATASETS, canonical_dataset, find_dataset
 from equicolor.devices import PRECISIONS
-from equicolor.models.registry import (
-    Network,
-    Origin,
-    create_model,
-    get_builder,
-    usual_resize,
-)
+from equicolor.models.registry import Network, Origin, create_model, get_builder, usual_resize
 from equicolor.models.tensor_files import WEIGHTS
 from equicolor.training.fields import check, setting, settings
 from equicolor.training.pretrained import load_pretrained
@@ -50,8 +44,7 @@ _augmentation = functools.partial(_image, row="augmentation", compared=False)
 class TrainingRecipe:
     """Everything that decides what a training run learns; the defaults are the paper's.
 
-    A field describes itself, see :class:`equicolor.training.fields.Setting`. Its option of
-    ``equicolor train``, its check, its key in result rows and its part of folder names follow.
+    A field describes itself, see :class:`equicolor.training.fields.Setting`.
 
     Attributes:
         model: a name of :func:`equicolor.models.list_models`.
@@ -61,11 +54,6 @@ class TrainingRecipe:
             ``model`` is then the checkpoint's, and there are no options. None draws the network.
         finetune_digest: of the network in that checkpoint, so that another one under the same
             path is noticed; empty for any.
-
-    Example:
-        >>> recipe = TrainingRecipe("ce_resnet18", {"rotations": 12, "lifting": "hsv"}, jitter=0.5)
-        >>> recipe.epochs, recipe.augmentation_name
-        (200, 'jitter 0.5')
     """
 
     model: str = "resnet18"
@@ -78,7 +66,7 @@ class TrainingRecipe:
     crop: str = setting("resized", choices=("resized", "padded"))
     # The short side of test images before their centre is cropped. Larger training images are
     # made so small, too.
-    resize: int = setting(256, at_least=1, at_most=_checks.MOST["resize"], compared=False)
+    resize: int = setting(256, at_least=1, compared=False)
     flip: bool = setting(True)
     jitter: float = _augmentation(
         0.0, "Hue jitter in turns; 0.5 is any hue.", at_least=0, at_most=0.5
@@ -95,30 +83,24 @@ class TrainingRecipe:
         },
     )
     js: bool = _augmentation(False, "AugMix's Jensen-Shannon loss.")
-    epochs: int = setting(
-        200, "Times through the images.", at_least=1, at_most=_checks.MOST["epochs"]
-    )
+    epochs: int = setting(200, "Times through the images.", at_least=1)
     size: int = _image(
         224,
         "Height and width of the images.",
         usual="224; 32 for CIFAR; the network's to finetune",
         at_least=1,
-        at_most=_checks.MOST["size"],
     )
     batch_size: int = setting(
         256,
         "Of all devices together.",
         usual="256; the run's to finetune",
         at_least=1,
-        at_most=_checks.MOST["batch_size"],
         short="batch",
     )
     # With "onecycle" torch also moves the momentum, and Adam's first beta, from 0.95 down to
     # 0.85 while the learning rate rises, and back.
     optimizer: str = setting(
-        "adam",
-        "adam, adamw or sgd (Nesterov momentum, of 0.9).",
-        choices=("adam", "adamw", "sgd"),
+        "adam", "adam, adamw or sgd (Nesterov momentum, of 0.9).", choices=("adam", "adamw", "sgd")
     )
     lr: float = setting(1e-3, "Highest learning rate.", above=0)
     weight_decay: float = setting(1e-5, "Of all parameters.", at_least=0, short="wd")
@@ -159,12 +141,7 @@ class TrainingRecipe:
     )
     compile: bool = setting(False, "Use torch.compile.", decides=False)
     seed: int = setting(
-        0,
-        "Of everything random.",
-        usual="0; the run's to finetune",
-        at_least=0,
-        at_most=_checks.MOST["seed"],
-        compared=False,
+        0, "Of everything random.", usual="0; the run's to finetune", at_least=0, compared=False
     )
 
     def __post_init__(self) -> None:
@@ -189,21 +166,15 @@ class TrainingRecipe:
         _ = self.augmentation  # which checks size and resize together
 
     def row(self) -> dict[str, Any]:
-        """What a result row says of the recipe, beside the network and the dataset.
-
-        Example:
-            >>> row = TrainingRecipe(jitter=0.5, epochs=30).row()
-            >>> row["augmentation"], row["epochs"], row["lr"]
-            ('jitter 0.5', 30, 0.001)
-        """
-        told = {"augmentation": self.augmentation_name}
-        for name, description in settings(self).items():
-            if description.decides and description.row == name:
-                told[name] = getattr(self, name)
+        """What a result row says of the recipe, beside the network and the dataset."""
+        row = {"augmentation": self.augmentation_name}
+        for name, about in settings(self).items():
+            if about.decides and about.row == name:
+                row[name] = getattr(self, name)
         if self.finetune is not None:
             path = Path(self.finetune)
-            told["finetuned"] = path.parent.name if path.name == WEIGHTS else path.name
-        return told
+            row["finetuned"] = path.parent.name if path.name == WEIGHTS else path.name
+        return row
 
     @property
     def augmentation(self) -> Augmentation:
@@ -220,11 +191,10 @@ class TrainingRecipe:
         )
 
     def short_side(self, split: str) -> int | None:
-        """What decoded images are made small to, if at all.
+        """The short side that larger images are decoded to; None keeps their size.
 
-        Test images get the size that their centre is cut from. Training images keep twice
-        that where they have it: crops of a small part stay sharp, and large photographs do not
-        fill the memory.
+        Training images keep twice the size of test images: crops of a small part stay sharp, and
+        large photographs do not fill the memory.
         """
         if self.crop == "padded":
             return None
@@ -242,8 +212,8 @@ class TrainingRecipe:
     def folder_name(self) -> str:
         """A name for the folder of a run, which tells all that differs from the default.
 
-        No two recipes have the same name. A digest at the end stands for what a name cannot tell:
-        where a folder of images lies, and which network is fine-tuned.
+        No two recipes have the same name. A digest at the end stands for the path of a folder of
+        images, and for the network that is fine-tuned.
 
         Example:
             >>> TrainingRecipe("ce_resnet18", {"rotations": 12}, jitter=0.5, lr=0.1).folder_name
@@ -286,10 +256,10 @@ class TrainingRecipe:
         return Origin(test.size, test.resize, name, self.split_seed)
 
     def build(self, num_classes: int, class_names: Sequence[str] | None = None) -> Network:
-        """The network, freshly drawn from the seed; torch's own generator stays as it was.
+        """The network, drawn from the seed or loaded; torch's own generator stays as it was.
 
-        One that is fine-tuned is loaded; its classifier is drawn anew if the classes differ, in
-        number or, as far as they are known, in name.
+        A loaded one gets a new classifier if the classes differ, in number or, as far as they are
+        known, in name.
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
@@ -304,30 +274,19 @@ class TrainingRecipe:
 
     @classmethod
     def from_json(cls, text: str) -> "TrainingRecipe":
-        """Read a recipe.
-
-        Example:
-            >>> recipe = TrainingRecipe(epochs=3, options={"width": 4})
-            >>> TrainingRecipe.from_json(recipe.to_json()) == recipe
-            True
-        """
+        """Read a recipe."""
         try:
             contents = json.loads(text)
         except RecursionError:
             raise ValueError("not a training recipe: it is nested without end") from None
         names = {field.name for field in dataclasses.fields(cls)}
-        if not isinstance(contents, dict) or not contents.keys() <= names:
-            unknown = sorted(set(contents) - names) if isinstance(contents, dict) else contents
+        unknown = sorted(contents.keys() - names) if isinstance(contents, dict) else [contents]
+        if unknown:
             raise ValueError(f"not a training recipe: it holds {unknown!r:.100}")
         return cls(**contents)
 
     def differences(self, other: "TrainingRecipe") -> list[str]:
-        """What another recipe does differently, in words.
-
-        Example:
-            >>> TrainingRecipe().differences(TrainingRecipe(epochs=3))
-            ['epochs 3 instead of 200']
-        """
+        """What another recipe does differently, in words."""
         # Through JSON, which has no tuples.
         mine, theirs = json.loads(self.to_json()), json.loads(other.to_json())
         if self.finetune_digest and self.finetune_digest == other.finetune_digest:
@@ -354,11 +313,8 @@ def _in_names(value: Any, name: str = "") -> str:
     return name + str(value).removesuffix(".0")
 
 
-_SETTINGS = settings(TrainingRecipe)
 _TOLD = {
-    description.row: description
-    for description in _SETTINGS.values()
-    if description.decides and description.row
+    about.row: about for about in settings(TrainingRecipe).values() if about.decides and about.row
 }
 # The keys of a row that a recipe decides, beside the network's and the dataset's. Rows that agree
 # in all of them were trained in the same way. A missing value means the paper's setting.
@@ -370,22 +326,10 @@ UNPUBLISHED_KEYS = tuple(key for key, about in _TOLD.items() if not about.publis
 
 
 def default_recipe(dataset: str, model: str | None = None) -> TrainingRecipe:
-    """The paper's way to train a network on a dataset.
+    """The paper's way to train a network on a dataset, or on a folder of class folders.
 
-    Args:
-        dataset: a name, or the path of a folder of class folders.
-        model: the network; by default ResNet-44 for the 32-pixel images of CIFAR and ResNet-18
-            for others.
-
-    Returns:
-        A recipe: padded crops for CIFAR, random-resized crops for others, of 224 pixels or of
-        what the network was designed for.
-
-    Example:
-        >>> default_recipe("cifar10").model, default_recipe("stl10").model
-        ('resnet44', 'resnet18')
-        >>> default_recipe("stl10", "ce_resnet44").size
-        32
+    Images of CIFAR get padded crops and, by default, ResNet-44. Others get ResNet-18 and
+    random-resized crops, of 224 pixels or of what the network was designed for.
     """
     if find_dataset(dataset).kind == "small":
         model = "resnet44" if model is None else model
@@ -403,38 +347,26 @@ def _image_size(model: str) -> int:
 
 
 def recipes(dataset: str | None = None) -> dict[str, TrainingRecipe]:
-    """The recipes of a dataset, or of all, by name.
+    """The recipes of a dataset, or of a folder of class folders, or of all datasets, by name.
 
     A name is ``DATASET/NETWORK``, ``DATASET/NETWORK+jitter`` or ``DATASET/NETWORK+augmix``.
     The networks are ``baseline``, ``ce-1`` to ``ce-4`` (so many equivariant stages; CIFAR's
     network has three), ``ciconv-w`` and ``gray``, each of the paper; and ``hsv-3``, ``hsv-6``
     and ``hsv-12``, lifted exactly for HSV hue shifts with so many rotations.
-
-    Args:
-        dataset: a name, or the path of a folder of class folders; None for all names.
-
-    Example:
-        >>> found = recipes("flowers102")
-        >>> len(found), found["flowers102/ce-2+jitter"].options
-        (28, {'rotations': 3, 'ce_stages': 2})
     """
-    named = DATASETS if dataset is None else [dataset]
-    return {name: recipe for each in named for name, recipe in _of_dataset(each).items()}
+    by_name = {}
+    for each in DATASETS if dataset is None else [dataset]:
+        plain, title = default_recipe(each), find_dataset(each).name
+        for network, change in _networks(plain.model).items():
+            for suffix, augmentation in _AUGMENTATIONS.items():
+                if suffix == "+augmix" and network in _NO_AUGMIX:
+                    continue
+                changed = dataclasses.replace(plain, **change, **augmentation)
+                by_name[f"{title}/{network}{suffix}"] = changed
+    return by_name
 
 
-def _of_dataset(dataset: str) -> dict[str, TrainingRecipe]:
-    plain, title = default_recipe(dataset), find_dataset(dataset).name
-    named = {}
-    for network, change in _networks(plain.model).items():
-        for suffix, augmentation in _AUGMENTATIONS.items():
-            if suffix == "+augmix" and network in _NO_AUGMIX:
-                continue
-            changed = dataclasses.replace(plain, **change, **augmentation)
-            named[f"{title}/{network}{suffix}"] = changed
-    return named
-
-
-_AUGMENTATIONS: dict[str, Mapping[str, Any]] = {
+_AUGMENTATIONS: dict[str, dict[str, Any]] = {
     "": {},
     "+jitter": {"jitter": JITTER},
     "+augmix": {"augmix": "original"},
@@ -461,27 +393,15 @@ _STAGES = {"resnet18": 4, "resnet44": 3}
 
 
 def find_recipe(name: str, dataset: str | None = None) -> TrainingRecipe:
-    """A recipe by name.
-
-    Args:
-        name: one of :func:`recipes`; with a dataset, what comes before the slash may be left out.
-        dataset: a name, or the path of a folder of class folders; None for all names.
+    """A recipe of :func:`recipes` by name; with a dataset, ``DATASET/`` may be left out.
 
     Raises:
         ValueError: if there is none, with the nearest names.
-
-    Example:
-        >>> find_recipe("hsv-12", "flowers102").options
-        {'rotations': 12, 'lifting': 'hsv'}
-        >>> find_recipe("hvs-12", "stl10")
-        Traceback (most recent call last):
-            ...
-        ValueError: unknown recipe 'stl10/hvs-12'; did you mean 'stl10/hsv-12' or 'stl10/hsv-6'?
     """
-    named = recipes(dataset)
+    by_name = recipes(dataset)
     if dataset is not None and "/" not in name:
         name = f"{find_dataset(dataset).name}/{name}"
-    if name in named:
-        return named[name]
-    hint = did_you_mean(name.lower(), named, "it is DATASET/NETWORK")
+    if name in by_name:
+        return by_name[name]
+    hint = did_you_mean(name.lower(), by_name, "it is DATASET/NETWORK")
     raise ValueError(f"unknown recipe {name!r}; {hint}")

@@ -1,10 +1,13 @@
-"""The folder of a training run."""
+"""The folder of a training run, and what it holds: recipe, list of images, table of metrics."""
 
+import csv
+import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from equicolor._files import locked, write_whole
 from equicolor.data.images import ImageSet, changes
@@ -12,37 +15,28 @@ from equicolor.models.checkpoints import checkpoint_file, read_header
 from equicolor.models.registry import Origin
 from equicolor.training.recipes import TrainingRecipe
 
-__all__ = ["RunFolder", "origin_of", "recipe_of_run"]
+__all__ = ["RunFolder", "find_run", "origin_of", "recipe_of_run"]
+
+_COLUMNS = (
+    "epoch", "step", "lr", "loss", "accuracy", "test_loss", "test_accuracy",
+    "images_per_second", "seconds",
+)  # fmt: skip
 
 
 @dataclass
 class RunFolder:
-    """Where a run keeps its files.
-
-    Attributes:
-        path: the folder.
-        recipe: what the run trains; what makes a folder the folder of a run.
-        images: the files that the run trains on, by name, and their sizes in bytes.
-        checkpoint: the state after the last epoch that was saved.
-        metrics: loss and accuracy of every epoch.
-        model: the trained network, for ``load_model``.
-        result: the evaluation of the trained network; written last.
-
-    Example:
-        >>> RunFolder(Path("runs/flowers")).recipe
-        PosixPath('runs/flowers/recipe.json')
-    """
+    """Where a run keeps its files."""
 
     path: Path
 
     def __post_init__(self) -> None:
         path = self.path
-        self.recipe = path / "recipe.json"
-        self.images = path / "images.json"
-        self.checkpoint = path / "last.ckpt"
-        self.metrics = path / "metrics.csv"
-        self.model = path / "model.safetensors"
-        self.result = path / "result.json"
+        self.recipe = path / "recipe.json"  # which makes a folder the folder of a run
+        self.images = path / "images.json"  # the training files by name, and their sizes in bytes
+        self.checkpoint = path / "last.ckpt"  # the state after the last epoch that was saved
+        self.metrics = path / "metrics.csv"  # loss and accuracy of every epoch
+        self.model = path / "model.safetensors"  # the trained network, for load_model
+        self.result = path / "result.json"  # the evaluation of the network; written last
         self._lock = path / ".lock"
 
     def locked(self) -> AbstractContextManager[None]:
@@ -50,25 +44,35 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         return locked(self._lock, f"training in {self.path}: wait for it, or choose another folder")
 
+    def read_recipe(self) -> TrainingRecipe:
+        """What the run trains."""
+        try:
+            return TrainingRecipe.from_json(self.recipe.read_text())
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{self.recipe} is not the recipe of a training run: {error}"
+            ) from None
+
     def check(self, recipe: TrainingRecipe) -> None:
         """Refuse a folder that holds something else than a run of this recipe."""
         if not self.recipe.is_file():
-            if self.path.exists() and (not self.path.is_dir() or self._strangers()):
+            if self.path.exists() and (not self.path.is_dir() or self._holds_other_files()):
                 raise FileExistsError(
                     f"{self.path} exists and is not the folder of a training run (it has no "
                     f"{self.recipe.name}); choose another one"
                 )
             return
-        try:
-            trained = TrainingRecipe.from_json(self.recipe.read_text())
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{self.recipe} cannot be read: {error}") from None
-        differences = trained.differences(recipe)
+        differences = self.read_recipe().differences(recipe)
         if differences:
             raise ValueError(
                 f"{self.path} holds a run of another recipe: {', '.join(differences)}. Choose "
                 "another folder, or --force to delete that run"
             )
+
+    def _holds_other_files(self) -> bool:
+        """Whether there is anything that a run which was killed at once does not leave."""
+        names = {self._lock.name}
+        return any(p.name not in names and p.suffix != ".partial" for p in self.path.iterdir())
 
     def read_images(self) -> dict[str, int]:
         """The size of every training file by its name; empty where the run does not say."""
@@ -94,10 +98,10 @@ class RunFolder:
             )
 
     def newer_images(self, images: ImageSet) -> list[str]:
-        """Training files that were written after a run began that is to be continued.
+        """Training files written after the run began, if there is a run to continue.
 
-        Their sizes may still be the same, and what is in them not. Copies with other times of an
-        unchanged folder are named, too.
+        Their sizes may be the same and their contents not. Files of a folder that was copied with
+        new times are named, too.
         """
         if not (self.checkpoint.is_file() and self.images.is_file()):
             return []
@@ -110,19 +114,13 @@ class RunFolder:
             if max(state.st_mtime_ns, state.st_ctime_ns) > start
         ]
 
-    def _strangers(self) -> bool:
-        """Whether there is anything that a run which was killed at once does not leave."""
-        ours = {self._lock.name}
-        return any(p.name not in ours and p.suffix != ".partial" for p in self.path.iterdir())
-
     def begin(
-        self,
-        recipe: TrainingRecipe,
-        files: Mapping[str, int] | None = None,
-        *,
-        anew: bool = False,
+        self, recipe: TrainingRecipe, files: Mapping[str, int], *, anew: bool = False
     ) -> None:
-        """Create the folder with its recipe, unless it is there; the caller holds the lock."""
+        """Write the recipe and the list of images, unless they are there.
+
+        The caller holds the lock. ``anew`` deletes the run that is there.
+        """
         written = (self.result, self.model, self.checkpoint, self.metrics, self.images)
         for path in (self.recipe, *written):
             for half in self.path.glob(f"{path.name}.*partial"):  # of a process that was killed
@@ -136,28 +134,64 @@ class RunFolder:
         if files and not self.checkpoint.is_file():
             write_whole(self.images, json.dumps(files, indent=0) + "\n")
 
+    def read_metrics(self) -> list[dict[str, str]]:
+        """The rows of the table that are whole: a crash may have cut the last one short."""
+        if not self.metrics.is_file():
+            return []
+        with self.metrics.open(newline="", errors="replace") as file:
+            rows = list(csv.DictReader(file))
+        return [row for row in rows if tuple(row) == _COLUMNS and all(map(_number, row.values()))]
 
-def recipe_of_run(path: Path | str) -> TrainingRecipe | None:
-    """The recipe of a training run.
+    def append_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add rows to the table."""
+        # A full disk leaves an empty file.
+        empty = not self.metrics.is_file() or not self.metrics.stat().st_size
+        with self.metrics.open("a", newline="") as file:
+            file.write(_csv(rows, header=empty))
 
-    Example:
-        >>> recipe_of_run("nowhere") is None
-        True
-    """
+    def cut_metrics(self, epochs: int) -> None:
+        """Drop the rows after an epoch: a resumed run writes them again."""
+        if self.metrics.is_file():
+            rows = self.read_metrics()
+            whole = [r for r in rows if r["epoch"].isdigit() and int(r["epoch"]) <= epochs]
+            write_whole(self.metrics, _csv(whole, header=True))
+
+
+def _csv(rows: Sequence[Mapping[str, Any]], *, header: bool) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
+    if header:
+        writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _number(text: object) -> bool:
+    """Whether a cell holds a number, or nothing."""
+    try:
+        float(str(text) or 0)
+    except ValueError:
+        return False
+    return True
+
+
+def find_run(path: Path | str) -> RunFolder | None:
+    """The run that a path means: its folder, or the network or checkpoint in it."""
     path = Path(path)
     run = RunFolder(path if path.is_dir() else path.parent)
-    file, of_run = run.recipe, path.is_dir() or path in (run.model, run.checkpoint)
-    if not (path.exists() and of_run and file.is_file()):
-        return None
-    try:
-        return TrainingRecipe.from_json(file.read_text())
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{file} is not the recipe of a training run: {error}") from None
+    of_run = path.is_dir() or path in (run.model, run.checkpoint)
+    return run if path.exists() and of_run and run.recipe.is_file() else None
+
+
+def recipe_of_run(path: Path | str) -> TrainingRecipe | None:
+    """The recipe of the run that a path means, see :func:`find_run`."""
+    run = find_run(path)
+    return None if run is None else run.read_recipe()
 
 
 def origin_of(path: Path | str) -> Origin:
     """The images a network was trained on: by the recipe of its run, else by its own file."""
-    recipe, file = recipe_of_run(path), checkpoint_file(path)
+    recipe, origin = recipe_of_run(path), read_header(checkpoint_file(path)).origin
     if recipe is None:
-        return read_header(file).origin
-    return recipe.origin._replace(training_digest=read_header(file).origin.training_digest)
+        return origin
+    return recipe.origin._replace(training_digest=origin.training_digest)

@@ -5,11 +5,9 @@ import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
-from equicolor import _checks
 from equicolor.data.loaders import DATA_PATHS
 from equicolor.devices import choose_device
 from equicolor.training.fields import check, setting
@@ -17,20 +15,15 @@ from equicolor.training.fields import check, setting
 __all__ = ["RunOptions"]
 
 
-class _Started(NamedTuple):
-    by: str
-    processes: int
-
-
-def _started() -> _Started | None:
-    """How many processes were started from outside; None if this one is alone."""
+def _started() -> tuple[str, int] | None:
+    """What started processes from outside, and how many; None if this one is alone."""
     environment = os.environ
     if "TORCHELASTIC_RUN_ID" in environment and "WORLD_SIZE" in environment:
-        return _Started("torchrun", int(environment["WORLD_SIZE"]))
+        return "torchrun", int(environment["WORLD_SIZE"])
     # Only srun sets it, not sbatch, whose script may well run one process.
     tasks = environment.get("SLURM_STEP_NUM_TASKS")
     if tasks is not None and environment.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
-        return _Started("SLURM", int(tasks))
+        return "SLURM", int(tasks)
     return None
 
 
@@ -47,11 +40,6 @@ class RunOptions:
         strategy: several processes always run DistributedDataParallel.
         sync_norm: without, each process normalises its slice of a batch, which is faster.
         graphs: only where one process trains on a GPU and does not compile.
-        root: the data folder; None for :func:`equicolor.data.data_root`.
-
-    Example:
-        >>> RunOptions(device="cpu", devices=8, num_nodes=4).processes
-        32
     """
 
     device: str = _running("auto", "auto, cpu or cuda.")
@@ -65,11 +53,7 @@ class RunOptions:
         choices=DATA_PATHS,
     )
     workers: int | None = _running(
-        None,
-        "Processes that decode for a device.",
-        usual="one a core",
-        at_least=0,
-        at_most=_checks.MOST["workers"],
+        None, "Processes that decode for a device.", usual="one a core", at_least=0
     )
     skip_corrupt: bool = _running(False, "Leave corrupt images out.")
     cache: Path | None = _running(  # noqa: RUF009
@@ -81,7 +65,6 @@ class RunOptions:
     )
     graphs: bool = _running(True, "Record the network as CUDA graphs, on one GPU.")
     wandb: bool = _running(False, "Also log to Weights & Biases.")
-    root: Path | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot run here."""
@@ -100,16 +83,16 @@ class RunOptions:
 
     def check_launcher(self) -> None:
         """Refuse a number of processes that torchrun or SLURM did not start."""
-        started = _started()
-        if started is None and self.num_nodes > 1 and "MASTER_ADDR" not in os.environ:
+        launcher, started = _started() or ("", self.processes)
+        if not launcher and self.num_nodes > 1 and "MASTER_ADDR" not in os.environ:
             raise ValueError(
                 f"--num-nodes {self.num_nodes} waits for processes on other computers: start it on "
                 "each of them with torchrun or SLURM's srun"
             )
-        if started is not None and started.processes != self.processes:
+        if started != self.processes:
             raise ValueError(
-                f"{started.by} started {started.processes} processes, but --devices {self.devices} "
-                f"times --num-nodes {self.num_nodes} makes {self.processes}: both must agree"
+                f"{launcher} started {started} processes, but --devices {self.devices} times "
+                f"--num-nodes {self.num_nodes} makes {self.processes}: both must agree"
             )
 
     @property

@@ -9,7 +9,7 @@ from equicolor.data.datasets import DatasetInfo, find_dataset, load_dataset
 from equicolor.data.folder_datasets import Caltech101, Folder
 from equicolor.data.images import ImageSet, list_images
 from equicolor.models.registry import Origin
-from equicolor.training.run_folder import RunFolder, origin_of, recipe_of_run
+from equicolor.training.run_folder import find_run, origin_of
 
 __all__ = ["Seen", "find_seen", "seed_of_training"]
 
@@ -17,11 +17,9 @@ _SHOWN = 3  # names in a remark
 
 
 class Seen(NamedTuple):
-    """Test images that a network was trained on.
+    """The names of test images that a network was trained on, and remarks about them.
 
-    Attributes:
-        names: of the images.
-        remarks: sentences about them, and about training images that changed since.
+    There are also remarks about training images that changed since.
     """
 
     names: tuple[str, ...] = ()
@@ -41,45 +39,27 @@ def seed_of_training(origin: Origin, class_names: Sequence[str], info: DatasetIn
 
 
 def find_seen(
-    checkpoint: str | Path,
-    origin: Origin,
-    dataset: str | Path,
-    tested: ImageSet,
-    root: Path | str | None = None,
+    checkpoint: str | Path, origin: Origin, dataset: str | Path, tested: ImageSet
 ) -> Seen:
     """Find test images that a network was trained on, and training images that changed.
 
     The run of a network lists the files it was trained on, and knows the run that it began from.
     A file without its run knows a digest of that list and the seed of the split. Images that were
     added since do not matter: they move no other one from training to testing. In a folder of
-    another name, images count as the same if their names and sizes are.
-
-    Args:
-        checkpoint: a file of :func:`equicolor.models.save_model`, or the folder of a run.
-        origin: what the network was trained on.
-        dataset: a name, or the path of a folder of class folders.
-        tested: its images to test on.
-        root: the data folder (default: :func:`equicolor.data.data_root`).
-
-    Returns:
-        Nothing for datasets that come with a split of their own.
-
-    Example:
-        >>> import torch
-        >>> pixels = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
-        >>> toy = ImageSet("cifar10", "test", torch.tensor([0]), ("a",), pixels=pixels)
-        >>> find_seen("nowhere", Origin(), "cifar10", toy)
-        Seen(names=(), remarks=())
+    another name, images count as the same if their names and sizes are. Datasets with a split of
+    their own have nothing to find.
     """
     if not isinstance(find_dataset(dataset).layout, (Folder, Caltech101)):
         return Seen()
-    recipe = recipe_of_run(checkpoint)
-    last = _seen_last(checkpoint, origin, dataset, tested, root)
-    if recipe is None or recipe.finetune is None or not Path(recipe.finetune).exists():
+    run = find_run(checkpoint)
+    before = {} if run is None else run.read_images()
+    last = _seen_last(checkpoint, origin, dataset, tested, before)
+    earlier = None if run is None else run.read_recipe().finetune
+    if earlier is None or not Path(earlier).exists():
         return last
-    before = find_seen(recipe.finetune, origin_of(recipe.finetune), dataset, tested, root)
-    names = dict.fromkeys(last.names + before.names)
-    return Seen(tuple(names), last.remarks + before.remarks)
+    first = find_seen(earlier, origin_of(earlier), dataset, tested)
+    names = dict.fromkeys(last.names + first.names)
+    return Seen(tuple(names), last.remarks + first.remarks)
 
 
 def _seen_last(
@@ -87,16 +67,15 @@ def _seen_last(
     origin: Origin,
     dataset: str | Path,
     tested: ImageSet,
-    root: Path | str | None,
+    before: dict[str, int],
 ) -> Seen:
-    """What the last training of a network saw."""
-    before = {} if recipe_of_run(checkpoint) is None else _run(checkpoint).read_images()
+    """What the last training of a network saw; ``before`` are its files, if they are known."""
     same = origin.dataset == tested.name
     if origin.split_seed is None or not (same or before or origin.training_digest):
         return Seen()
     now = list_images(tested).files
     seed = origin.split_seed if find_dataset(dataset).layout.split_by_seed else 0
-    train = list_images(load_dataset(dataset, "train", root=root, seed=seed))
+    train = list_images(load_dataset(dataset, "train", seed=seed))
     if not before and (same or origin.training_digest == train.digest):
         trained = train.files
     elif same:
@@ -125,8 +104,3 @@ def _seen_last(
             "among the test images"
         )
     return Seen(tuple(seen), tuple(remarks))
-
-
-def _run(checkpoint: str | Path) -> RunFolder:
-    path = Path(checkpoint)
-    return RunFolder(path if path.is_dir() else path.parent)

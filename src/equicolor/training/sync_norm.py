@@ -85,29 +85,25 @@ def _spread(channels: Tensor) -> Tensor:
 
 
 class SyncedBatchNorm2d(nn.BatchNorm2d):
-    """Batch normalisation over the slices of all processes; alone, just batch normalisation.
+    """:class:`torch.nn.BatchNorm2d` over the slices of all processes.
 
-    Arguments, state and the names in the state dict are those of
-    :class:`torch.nn.BatchNorm2d`. All processes must run it together while they train.
+    All processes must run it together while they train.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         """Images ``[B, C, H, W]`` to images of the same shape."""
-        if not (self.training and _many_processes()):
+        together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if not (self.training and together):
             return super().forward(x)
         y, mean, var, count = _normalize_together(x, self.weight, self.bias, self.eps)
-        self._remember(mean, var * count / (count - 1))
+        if self.running_mean is not None and self.running_var is not None:
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked.add_(1)
+            momentum = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+            var = var * count / (count - 1)
+            self.running_var.lerp_(var.to(self.running_var.dtype), momentum)
         return y
-
-    @torch.no_grad()
-    def _remember(self, mean: Tensor, var: Tensor) -> None:
-        if self.running_mean is None or self.running_var is None:
-            return
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        momentum = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
-        for running, new in ((self.running_mean, mean), (self.running_var, var)):
-            running.lerp_(new.to(running.dtype), momentum)
 
 
 class SyncedCEBatchNorm2d(CEBatchNorm2d, SyncedBatchNorm2d):
@@ -118,37 +114,26 @@ _SYNCED: dict[type[nn.Module], type[SyncedBatchNorm2d]] = {
     nn.BatchNorm2d: SyncedBatchNorm2d,
     CEBatchNorm2d: SyncedCEBatchNorm2d,
 }
-_ALREADY = SyncedBatchNorm2d, SyncedCEBatchNorm2d, nn.SyncBatchNorm
 
 
 def sync_batch_norm(network: M) -> M:
     """Let every batch norm of a network share its statistics between processes, in place.
 
     Parameters, buffers, hooks and the names in the state dict stay what they are.
-
-    Example:
-        >>> from equicolor.models import resnet18
-        >>> network = sync_batch_norm(resnet18(10, rotations=3, width=4))
-        >>> type(network.bn1).__name__
-        'SyncedCEBatchNorm2d'
     """
     norms = {
         name: module
         for name, module in network.named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and type(module) not in _ALREADY
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        and not isinstance(module, (SyncedBatchNorm2d, nn.SyncBatchNorm))
     }
-    unsupported = [name for name, module in norms.items() if type(module) not in _SYNCED]
-    if unsupported:
-        kind = type(norms[unsupported[0]]).__name__
-        raise ValueError(
-            f"only BatchNorm2d and CEBatchNorm2d can share statistics between processes; "
-            f"{unsupported[0]} is a {kind}"
-        )
+    for name, module in norms.items():
+        if type(module) not in _SYNCED:
+            raise ValueError(
+                f"only BatchNorm2d and CEBatchNorm2d can share statistics between processes; "
+                f"{name} is a {type(module).__name__}"
+            )
     for module in norms.values():
         # The state is the same and only what it is used for differs, so the module can stay.
         module.__class__ = _SYNCED[type(module)]
     return network
-
-
-def _many_processes() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

@@ -7,19 +7,13 @@ from torch import Tensor
 
 from equicolor.data.loaders import SKIPPED
 
-__all__ = ["Counts", "Tally"]
+__all__ = ["NEVER", "Counts", "Tally"]
 
 NEVER = torch.iinfo(torch.int64).max
 
 
 class Counts(NamedTuple):
-    """What a number of batches added up to.
-
-    Attributes:
-        loss: mean over the images.
-        accuracy: in percent.
-        images: how many there were.
-    """
+    """What batches added up to: the mean loss, the accuracy in percent, and the images."""
 
     loss: float
     accuracy: float
@@ -33,15 +27,7 @@ class Counts(NamedTuple):
 
 
 class Tally:
-    """Adds up losses and hits, and remembers the first step whose loss was not finite.
-
-    Example:
-        >>> tally, logits = Tally(), torch.eye(3)
-        >>> for step, loss in enumerate([1.0, float("nan"), 2.0], start=1):
-        ...     tally.add(torch.tensor(loss), logits, torch.tensor([0, 1, 0]), step)
-        >>> int(tally.diverged), tally.take()[1:].tolist()
-        (2, [6.0, 9.0])
-    """
+    """Adds up losses and hits, and remembers the first step whose loss was not finite."""
 
     def __init__(self) -> None:
         # Plain tensors: those of a module would be sent from process to process every step.
@@ -50,14 +36,7 @@ class Tally:
 
     @torch.no_grad()
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor, step: int = 0) -> None:
-        """Count a batch.
-
-        Args:
-            loss: its mean loss, of no dimensions.
-            logits: ``[B, C]``.
-            labels: int64 ``[B]``; images of the label -1 do not count.
-            step: the number of the step, for a loss that is not finite.
-        """
+        """Count a batch: its mean loss, logits ``[B, C]``, and labels ``[B]``, -1 for none."""
         loss = loss.float()
         hits, images = (logits.argmax(1) == labels).sum(), (labels != SKIPPED).sum()
         new = torch.stack([loss * images, hits, images])

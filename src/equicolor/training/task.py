@@ -19,7 +19,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, OneCycleLR
 
 from equicolor._text import counted
-from equicolor.data.loaders import SKIPPED, Batch
+from equicolor.data.loaders import Batch
 from equicolor.devices import cores
 from equicolor.models.registry import Network
 from equicolor.models.tensor_files import CheckpointError
@@ -27,12 +27,12 @@ from equicolor.nn import capture
 from equicolor.training.average import WeightAverage
 from equicolor.training.losses import cross_entropy, jensen_shannon
 from equicolor.training.recipes import TrainingRecipe
-from equicolor.training.run_state import REMEDY
 from equicolor.training.tally import Counts, Tally
 
-__all__ = ["ClassificationTask"]
+__all__ = ["REMEDY", "ClassificationTask"]
 
-_MOMENTUM = 0.9
+REMEDY = "delete it to train from the start, or the whole run with --force"
+_OPTIMIZERS: dict[str, type[Optimizer]] = {"adam": Adam, "adamw": AdamW, "sgd": SGD}
 _OWNER = "equicolor"  # where in a checkpoint it says what it belongs to
 
 
@@ -40,25 +40,16 @@ class ClassificationTask(pl.LightningModule):
     """Trains a network to name the class of an image.
 
     Args:
-        recipe: how.
+        recipe: how to train.
         network: images ``[B, 3, s, s]`` in [0, 1] to logits ``[B, C]``.
-        facts: what a checkpoint must agree on to be continued, beside the recipe: numbers, such
-            as that of the images, and words.
-        graphs: record the network as CUDA graphs where it trains on a GPU, see
-            :func:`equicolor.nn.capture`.
+        facts: numbers and digests that a checkpoint must agree on to be continued.
+        graphs: record the network as CUDA graphs where it trains on a GPU.
 
     Attributes:
-        network: what is trained.
-        average: its exponential average, if the recipe asks for one.
-        tally: what training added up to since somebody asked.
-        learning_rates: of the steps since somebody cleared them.
-        validation: what the last validation found.
-
-    Example:
-        >>> recipe = TrainingRecipe("resnet44", {"width": 4}, size=32, crop="padded")
-        >>> task = ClassificationTask(recipe, recipe.build(10))
-        >>> task.trained is task.network
-        True
+        average: the exponential average of the network, if the recipe asks for one.
+        tally: what training added up to since the monitor asked.
+        learning_rates: of the steps since the monitor cleared them.
+        validation: the counts of the last validation.
     """
 
     def __init__(
@@ -108,8 +99,7 @@ class ClassificationTask(pl.LightningModule):
         if images.ndim == 5:  # three views of every image
             views = self._logits(images.flatten(0, 1)).float().unflatten(0, images.shape[:2])
             logits = views[0]
-            loss = self._loss(logits, labels)
-            loss = loss + jensen_shannon(*views, counted=labels != SKIPPED)
+            loss = self._loss(logits, labels) + jensen_shannon(views, labels)
         else:
             logits = self._logits(images).float()
             loss = self._loss(logits, labels)
@@ -131,8 +121,7 @@ class ClassificationTask(pl.LightningModule):
         return logits
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        smoothing = self.recipe.label_smoothing
-        return cross_entropy(logits, labels, ignored=SKIPPED, label_smoothing=smoothing)
+        return cross_entropy(logits, labels, self.recipe.label_smoothing)
 
     def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
         """Clip the gradient, with torch's function: Lightning's refuses fused optimizers."""
@@ -159,15 +148,13 @@ class ClassificationTask(pl.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The optimizer, and the schedule of every step."""
-        recipe, parameters = self.recipe, self.network.parameters()
-        rest: dict[str, Any] = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
+        recipe = self.recipe
+        options: dict[str, Any] = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
         # One kernel for all parameters on a GPU; None leaves the choice to torch.
-        rest["fused"] = True if self.trainer.strategy.root_device.type == "cuda" else None
-        optimizer: Optimizer
+        options["fused"] = True if self.trainer.strategy.root_device.type == "cuda" else None
         if recipe.optimizer == "sgd":
-            optimizer = SGD(parameters, momentum=_MOMENTUM, nesterov=True, **rest)
-        else:
-            optimizer = {"adam": Adam, "adamw": AdamW}[recipe.optimizer](parameters, **rest)
+            options |= {"momentum": 0.9, "nesterov": True}
+        optimizer = _OPTIMIZERS[recipe.optimizer](self.network.parameters(), **options)
         schedule = self._schedule(optimizer)
         if schedule is None:
             return optimizer
@@ -202,13 +189,10 @@ class ClassificationTask(pl.LightningModule):
                 f"the checkpoint was not written by equicolor's training: {REMEDY}"
             )
         changed = TrainingRecipe.from_json(owner["recipe"]).differences(self.recipe)
-        changed += [
-            f"{value} {name} instead of {owner.get(name)}"
-            if isinstance(value, int)
-            else f"other {name}"
-            for name, value in self.facts.items()
-            if value != owner.get(name)
-        ]
+        for name, value in self.facts.items():
+            before, number = owner.get(name), isinstance(value, int)
+            if value != before:
+                changed.append(f"{value} {name} instead of {before}" if number else f"other {name}")
         if changed:
             raise CheckpointError(
                 f"the checkpoint belongs to another run: {', '.join(changed)}. Choose another "
