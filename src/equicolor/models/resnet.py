@@ -192,7 +192,8 @@ def resnet_builder(
     of_network = inspect.signature(network)
     _, *parameters = of_network.parameters.values()
     signature = of_network.replace(
-        parameters=[p.replace(default=defaults.get(p.name, p.default)) for p in parameters]
+        parameters=[p.replace(default=defaults.get(p.name, p.default)) for p in parameters],
+        return_annotation=network,
     )
 
     def build(*args: P.args, **kwargs: P.kwargs) -> N:
