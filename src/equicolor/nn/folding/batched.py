@@ -20,7 +20,7 @@ from equicolor.nn.batched import (
     HueLift,
     pad_to_stride,
 )
-from equicolor.nn.folding.plain import linear, mix, permutes_colors
+from equicolor.nn.folding.plain import linear, mix, permutes_colors, turns_back
 from equicolor.nn.functional import dense_filters
 
 if TYPE_CHECKING:
@@ -77,9 +77,13 @@ def _lift(rewriter: "Rewriter", node: fx.Node, lift: HueLift, x: Any) -> Any:
         mean, std = (rewriter.buffer(node, name, getattr(lift, name)) for name in ("mean", "std"))
     if lift.takes == "normalized":
         x = x * std + mean
-    linear_shift = lift.lifting == "rgb" or permutes_colors(lift.rotations)
-    matrices = HueGroup(lift.rotations).matrices if linear_shift else None
-    orbit = rewriter.orbit(node, x, lift.rotations, matrices, like=lift.mean)
+    n = lift.rotations
+    if lift.lifting == "rgb" or permutes_colors(n):
+        table = rewriter.buffer(node, "rotations", HueGroup(n).matrices.to(lift.mean))
+        hues = mix(table, x, 1, 1).transpose(1, 2)  # of [k, j, b, h, w]
+    else:
+        hues = rewriter.shifted(node, x.unsqueeze(0), n, turns_back(n, lift.mean, 3), 0)
+    orbit = hues.flatten(0, 1)
     return (orbit - mean) / std if lift.normalizes else orbit
 
 

@@ -15,7 +15,7 @@ from torch.fx.proxy import GraphAppendingTracer
 from equicolor.color import orbit
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.folding.batched import BATCHED, fold_layer
-from equicolor.nn.folding.plain import batch_norm, conv2d, mix, turns_back
+from equicolor.nn.folding.plain import batch_norm, conv2d
 from equicolor.nn.folding.trace import COSETS, LAYERS, POOLS, layer_input
 from equicolor.nn.functional import cyclic_filters
 from equicolor.nn.norm import CEBatchNorm2d, CEDropout2d
@@ -170,16 +170,6 @@ class Rewriter:
                 name, leaf = f"{name}_", f"{leaf}_"
             self.names[key] = name
         return self.names[key]
-
-    def orbit(
-        self, node: fx.Node, x: Any, rotations: int, matrices: Tensor | None, *, like: Tensor
-    ) -> Any:
-        """Images ``[B, 3, H, W]`` in every hue, ``[n * B, 3, H, W]``."""
-        if matrices is None:
-            turns = turns_back(rotations, like, 3)
-            return self.shifted(node, x.unsqueeze(0), rotations, turns, 0).flatten(0, 1)
-        table = self.buffer(node, "rotations", matrices.to(like))
-        return mix(table, x, 1, 1).transpose(1, 2).flatten(0, 1)  # of [k, j, b, h, w]
 
     def shifted(self, node: fx.Node, x: Any, rotations: int, turns: Tensor, dim: int) -> Any:
         """Images in every hue along dimension ``dim``; see :func:`equicolor.color.orbit`."""
