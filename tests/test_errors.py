@@ -217,7 +217,7 @@ BAD = [
     (
         lambda: shift_hue(IMAGES, "red"),
         TypeError,
-        "shift_hue expects turns as a number or a tensor, got 'red'",
+        "shift_hue expects a number of turns or a tensor, got 'red'",
     ),
     (
         lambda: equivariance_error(nn.Identity(), IMAGES[0]),

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,6 +81,39 @@ def rgb_images(name: str, images: Tensor, *, kind: str = "RGB") -> None:
         )
     if images.ndim < 3 or images.shape[-3] != 3:
         raise ValueError(f"{name} expects {kind} images [..., 3, H, W], got {list(images.shape)}")
+
+
+def precise_images(name: str, images: Tensor, *, kind: str = "RGB") -> Tensor:
+    """Check images as :func:`rgb_images`, and return them in at least float32.
+
+    Colours need more than the 8 bits of bfloat16.
+    """
+    rgb_images(name, images, kind=kind)
+    return images.float() if images.dtype in (torch.float16, torch.bfloat16) else images
+
+
+def per_image(
+    name: str, what: str, value: object, images: Tensor, *, each: tuple[int, ...] = ()
+) -> Tensor:
+    """Return what is the same for all images, or differs from one to the next, as a tensor.
+
+    Images ``[..., 3, H, W]`` take tensors of shape ``each`` or ``[..., *each]``. Numbers become
+    float64 on the CPU and must be finite; values of tensors are not looked at, which would make a
+    GPU wait.
+    """
+    if not isinstance(value, Tensor):
+        numbers: Sequence[Any] = value if each and isinstance(value, (list, tuple)) else [value]
+        if any(isinstance(one, bool) or not isinstance(one, (int, float)) for one in numbers):
+            raise TypeError(f"{name} expects a {what} or a tensor, got {value!r}")
+        if not all(abs(one) < math.inf for one in numbers):
+            raise ValueError(f"{name} expects a finite {what}, got {value!r}")
+        value = torch.tensor(value, dtype=torch.float64, device="cpu")
+    shape = *images.shape[:-3], *each
+    if value.shape not in (each, shape):
+        raise ValueError(
+            f"{name} expects one {what} or one per image {list(shape)}, got {list(value.shape)}"
+        )
+    return value
 
 
 def image_batch(name: str, images: Tensor) -> None:

@@ -36,8 +36,7 @@ def rgb_to_hsv(images: Tensor) -> Tensor:
         >>> rgb_to_hsv(torch.tensor([0.0, 0.5, 0.0]).view(3, 1, 1)).flatten().tolist()
         [0.3333333432674408, 1.0, 0.5]
     """
-    _checks.rgb_images("rgb_to_hsv", images)
-    exact = _full_precision(images)
+    exact = _checks.precise_images("rgb_to_hsv", images)
     hue, chroma, low = decompose(exact)
     value = low + chroma
     saturation = chroma / _divisor(value)
@@ -60,8 +59,7 @@ def hsv_to_rgb(images: Tensor) -> Tensor:
         >>> hsv_to_rgb(torch.tensor([1 / 3, 1.0, 0.5]).view(3, 1, 1)).flatten().tolist()
         [0.0, 0.5, 0.0]
     """
-    _checks.rgb_images("hsv_to_rgb", images, kind="HSV")
-    hue, saturation, value = _full_precision(images).unbind(-3)
+    hue, saturation, value = _checks.precise_images("hsv_to_rgb", images, kind="HSV").unbind(-3)
     chroma = value * saturation
     return compose(hue.fmod(1), chroma, value - chroma).to(images.dtype)
 
@@ -88,8 +86,7 @@ def shift_hue(images: Tensor, turns: float | Tensor) -> Tensor:
         >>> shift_hue(red.expand(2, 3, 4, 4), torch.tensor([0.0, 0.5])).shape
         torch.Size([2, 3, 4, 4])
     """
-    _checks.rgb_images("shift_hue", images)
-    exact = _full_precision(images)
+    exact = _checks.precise_images("shift_hue", images)
     hue, chroma, low = decompose(exact)
     return compose(hue + _per_image("shift_hue", turns, exact), chroma, low).to(images.dtype)
 
@@ -100,7 +97,7 @@ def shift_hue_orbit(images: Tensor, rotations: int) -> Tensor:
     Images :math:`[..., 3, H, W]` become :math:`[n, ..., 3, H, W]`. The shift by 0 is the image
     itself, and shifts by thirds of a turn permute its channels, so these are exact.
     """
-    exact = _full_precision(images)
+    exact = _checks.precise_images("shift_hue_orbit", images)
     turns = orbit_turns(rotations, dtype=exact.dtype, device=images.device)
     turns = turns.view(-1, *[1] * (images.ndim - 1))
     return orbit(exact.unsqueeze(0), turns, rotations, 0).to(images.dtype)
@@ -125,8 +122,7 @@ def rotate_hue(images: Tensor, turns: float | Tensor, clip: bool = False) -> Ten
         >>> [round(value, 4) for value in rotate_hue(red, 0.5, clip=True).flatten().tolist()]
         [0.0, 0.6667, 0.6667]
     """
-    _checks.rgb_images("rotate_hue", images)
-    exact = _full_precision(images)
+    exact = _checks.precise_images("rotate_hue", images)
     matrix = rotation_matrix(_per_image("rotate_hue", turns, exact).flatten(-2).squeeze(-1))
     # A sum of three scaled channels, not einsum: autocast must not round colours to bfloat16.
     rotated = sum(matrix[..., :, i, None, None] * exact[..., i, None, :, :] for i in range(3))
@@ -158,11 +154,6 @@ def rotation_matrix(turns: Tensor) -> Tensor:
     diagonal, minus, plus = cos + a, a - b, a + b
     rows = (diagonal, minus, plus), (plus, diagonal, minus), (minus, plus, diagonal)
     return torch.stack([torch.stack(row, dim=-1) for row in rows], dim=-2)
-
-
-def _full_precision(images: Tensor) -> Tensor:
-    """Images in at least float32: hue needs more than the 8 bits of bfloat16."""
-    return images.float() if images.dtype in (torch.float16, torch.bfloat16) else images
 
 
 def decompose(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -227,19 +218,8 @@ def orbit(images: Tensor, turns: Tensor, rotations: int, dim: int) -> Tensor:
 
 def _per_image(name: str, turns: float | Tensor, images: Tensor) -> Tensor:
     """Turns as a tensor that broadcasts against ``images[..., 0, :, :]``."""
-    leading = images.shape[:-3]
-    if isinstance(turns, bool) or not isinstance(turns, (int, float, Tensor)):
-        raise TypeError(f"{name} expects turns as a number or a tensor, got {turns!r}")
-    if not isinstance(turns, Tensor):
-        turns = 0.0 if isinstance(turns, int) else turns  # whole turns change nothing
-        if not abs(turns) < math.inf:
-            raise ValueError(f"{name} expects a finite number of turns, got {turns!r}")
-        turns = torch.tensor(turns, dtype=torch.float64, device="cpu")
+    if type(turns) is int:
+        turns = 0.0  # whole turns change nothing, and may be too many for a float
+    turns = _checks.per_image(name, "number of turns", turns, images)
     # Before conversion: in float32, numbers above 2^24 have no fraction.
-    turns = turns.fmod(1).to(images)
-    if turns.ndim and turns.shape != leading:
-        raise ValueError(
-            f"{name} expects one number of turns or one per image {list(leading)}, "
-            f"got {list(turns.shape)}"
-        )
-    return turns.view(*turns.shape, 1, 1)
+    return turns.fmod(1).to(images)[..., None, None]
