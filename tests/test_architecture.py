@@ -10,7 +10,7 @@ ROOT = Path(equicolor.__file__).parent
 # Those of one level do not import each other, unless it is said below.
 LEVELS = (
     {"_checks", "_files", "_packages", "_random", "_text"},
-    {"color", "devices"},
+    {"color", "devices", "light"},
     {"results", "reporting"},
     {"groups", "testing", "data"},
     {"nn"},

@@ -15,6 +15,7 @@ import torch
 import equicolor
 import equicolor.color
 import equicolor.groups
+import equicolor.light
 import equicolor.models
 import equicolor.models.export
 import equicolor.nn
@@ -52,6 +53,16 @@ SURFACE = {
         "cyclic_algorithm": "(n, *, dtype=torch.float64)",
         "cyclic_products": "(n)",
         "dense_algorithm": "(n, *, dtype=torch.float64)",
+    },
+    equicolor.light: {
+        "srgb_to_linear": "(images)",
+        "linear_to_srgb": "(images)",
+        "scale_channels": "(images, gains, clip=False)",
+        "cast_light": "(images, turns, strength, clip=False)",
+        "change_brightness": "(images, stops, clip=False)",
+        "change_gamma": "(images, gamma)",
+        "change_saturation": "(images, factor, clip=False)",
+        "balance_light": "(images, power=1.0)",
     },
     equicolor.nn: {
         "CELiftConv2d": "(in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1, "
@@ -143,6 +154,7 @@ def test_layers_with_an_inherited_signature_are_torch_layers(name, plain):
         equicolor,
         equicolor.color,
         equicolor.groups,
+        equicolor.light,
         equicolor.models,
         equicolor.models.export,
         equicolor.nn,
