@@ -119,10 +119,12 @@ def test_state_of_a_complete_dataset(name: str, tmp_path: Path) -> None:
     assert state.size == sum(path.stat().st_size for path in files)
     assert state.exists
     # Three class folders, or four images a batch, can be trained on, but are not the dataset.
+    lacking = info.layout.lacking(tmp_path)
+    assert state.missing == tuple(lacking)
     if name in ("caltech101", "imagenet"):
-        lacking = info.num_classes - 3
-        assert str(state) == f"incomplete: no {lacking} of {info.num_classes} class folders"
-    elif name in ("cifar10", "cifar100", "stl10"):
+        count = info.num_classes - 3
+        assert str(state) == f"incomplete: no {count} of {info.num_classes} class folders"
+    elif lacking:
         assert str(state).startswith(f"incomplete: no whole {info.folders[0]}/")
     else:
         assert str(state) == "complete"
@@ -197,11 +199,15 @@ def test_unknown_split_is_refused(tmp_path: Path) -> None:
         load_dataset("cifar10", "val", root=tmp_path)
 
 
-def test_facts_of_the_datasets() -> None:
-    kinds = {name: info.kind for name, info in DATASETS.items()}
-    assert {name for name, kind in kinds.items() if kind == "small"} == {"cifar10", "cifar100"}
-    classes = [info.num_classes for info in DATASETS.values()]
-    assert classes == [10, 100, 102, 10, 37, 101, 196, 1000]
+def test_facts_of_the_papers_datasets() -> None:
+    facts = {name: (info.kind, info.num_classes) for name, info in DATASETS.items()}
+    paper = {
+        "cifar10": ("small", 10), "cifar100": ("small", 100), "flowers102": ("large", 102),
+        "stl10": ("large", 10), "oxford_pet": ("large", 37), "caltech101": ("large", 101),
+        "stanford_cars": ("large", 196), "imagenet": ("large", 1000),
+    }  # fmt: skip
+    assert facts | paper == facts
+    assert {kind for kind, _ in facts.values()} == {"small", "large"}
 
 
 # Folders

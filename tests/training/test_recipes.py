@@ -22,7 +22,7 @@ from equicolor.training.recipes import (
     recipes,
 )
 
-SMALL = ("cifar10", "cifar100")
+SMALL = [name for name, info in DATASETS.items() if info.kind == "small"]
 ALL = recipes()
 
 
