@@ -161,10 +161,13 @@ def found(table: dict[Any, Any], name: Call, option: str) -> Any:
 def arguments(name: Call, option: str) -> list[str]:
     """The option as it is typed."""
     (parameter,) = (p for p in COMMANDS[name].params if p.name == option)
+    described = name == ("train",) and option in settings(TrainingRecipe)
     if getattr(parameter, "is_flag", False):
-        return [(parameter.secondary_opts if parameter.default else parameter.opts)[0]]
+        # The option of a field has no default: the recipe's counts.
+        on = getattr(TrainingRecipe, option) is True if described else parameter.default
+        return [(parameter.secondary_opts if on else parameter.opts)[0]]
     value = found(VALUES, name, option)
-    if value is None and name == ("train",) and option in settings(TrainingRecipe):
+    if value is None and described:
         value = str(other_value(option))
     assert value is not None, f"give VALUES an entry for {option}, of {' '.join(name)}"
     return [value] if parameter.param_type_name == "argument" else [parameter.opts[-1], value]
