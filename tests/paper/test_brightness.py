@@ -8,7 +8,8 @@ from torch import nn
 
 from equicolor.paper import brightness, image_jobs
 from equicolor.paper.experiment import Context, Job, Outcome
-from equicolor.paper.rows import Findings
+from equicolor.paper.rows import Findings, identity
+from equicolor.results import Row
 
 ROW = {"dataset": "flowers102", "model": "resnet18", "rotations": 1, "augmentation": "none"}
 
@@ -32,6 +33,13 @@ def test_images_are_multiplied_and_cut(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert (row["dataset"], row["model"], row["seed"]) == ("flowers102", "resnet18", 0)
 
 
+@pytest.mark.parametrize("change", [{"size": 112}, {"coset_pool": "avg"}, {"finetuned": "first"}])
+def test_rows_of_other_networks_and_trainings_are_not_one(change: Row, tmp_path: Path) -> None:
+    runs = [Outcome([ROW | {"rotations": 3, "seed": 0, **each}], tmp_path) for each in ({}, change)]
+    usual, changed = (identity(image_jobs.facts(run)) for run in runs)
+    assert usual != changed
+
+
 def test_seeds_are_averaged_and_other_factors_left_out() -> None:
     factors = list(brightness.FACTORS)
     rows = [
@@ -43,4 +51,7 @@ def test_seeds_are_averaged_and_other_factors_left_out() -> None:
     assert section.table is not None
     assert section.table.rows[0][1] == "51.00 ± 1.41"
     assert len(section.table.rows) == 1
+    (reduced,) = brightness.show(Findings({"brightness": [row | {"size": 64} for row in rows]}))
+    assert reduced.table is not None
+    assert reduced.table.title == f"{section.table.title}; 64 pixels"
     assert list(brightness.show(Findings({}))) == []

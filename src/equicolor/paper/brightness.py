@@ -14,7 +14,13 @@ from equicolor.paper import image_jobs
 from equicolor.paper.experiment import Context, Experiment, Job, Scope
 from equicolor.paper.quick_images import quick_note
 from equicolor.paper.rows import Findings
-from equicolor.paper.variants import by_variant, dataset_title, datasets_of, figure_file
+from equicolor.paper.variants import (
+    by_variant,
+    dataset_title,
+    datasets_of,
+    figure_file,
+    shared_setting,
+)
 from equicolor.reporting.html import Section
 from equicolor.reporting.tables import Table, mean_and_std
 from equicolor.results import Row
@@ -57,7 +63,8 @@ def show(findings: Findings) -> Iterator[Section]:
     """A table and a figure for each dataset."""
     rows = [row for row in findings.of("brightness") if row.get("factors") == list(FACTORS)]
     for dataset in datasets_of(rows):
-        groups = by_variant([row for row in rows if row["dataset"] == dataset])
+        of_dataset = [row for row in rows if row["dataset"] == dataset]
+        groups, setting = by_variant(of_dataset), shared_setting(of_dataset)
         curves = {
             variant.name: torch.tensor([row["brightness_curve"] for row in group])
             for variant, group in groups.items()
@@ -67,10 +74,11 @@ def show(findings: Findings) -> Iterator[Section]:
             for name, curve in curves.items()
         ]
         title = f"Accuracy over brightness, {dataset_title(dataset)}"
+        words = f"{title}; {setting}" if setting else title
         yield Section(
             title,
             quick_note([dataset]),
-            Table(("network", *(f"× {factor:g}" for factor in FACTORS)), lines, title),
+            Table(("network", *(f"× {factor:g}" for factor in FACTORS)), lines, words),
             _figure(curves),
             "Accuracy on test images whose brightness is multiplied by a factor.",
             figure_file("brightness", dataset),

@@ -26,9 +26,10 @@ from equicolor.models import widths
 from equicolor.models.registry import usual_resize
 from equicolor.paper.experiment import Context, Job, Outcome, Scope, digest
 from equicolor.paper.quick_images import IMAGES, write_images
+from equicolor.paper.rows import SUBJECT
 from equicolor.paper.variants import PAPER_DATASET, all_stages
 from equicolor.results import Row
-from equicolor.training.recipes import JITTER, TrainingRecipe, find_recipe, recipes
+from equicolor.training.recipes import JITTER, ROW_KEYS, TrainingRecipe, find_recipe, recipes
 
 __all__ = [
     "datasets_on_disk", "facts", "follow", "main_datasets", "named_recipe", "narrow",
@@ -44,8 +45,6 @@ _QUICK_RECIPE: dict[str, Any] = {
     "lr": 5e-3, "precision": "float32",
 }  # fmt: skip
 _QUICK_WIDTH = 8
-_FACTS = ("dataset", "model", "rotations", "lifting", "ce_stages", "width", "augmentation",
-          "seed", "epochs")  # fmt: skip
 
 
 def main_datasets(scope: Scope) -> tuple[str, ...]:
@@ -242,8 +241,9 @@ def sweep(job: Job, context: Context) -> list[Row]:
 
 
 def facts(run: Outcome) -> Row:
-    """What rows about a trained network say of the network and its training."""
-    return {name: run.rows[0].get(name) for name in _FACTS}
+    """What tells the network of a training from others: all rows about it begin with this."""
+    (row,) = run.rows
+    return {name: row[name] for name in (*SUBJECT, *ROW_KEYS) if name in row}
 
 
 def network_and_images(job: Job, context: Context) -> tuple[nn.Module, Any, torch.dtype | None]:

@@ -24,12 +24,13 @@ from equicolor.training.recipes import (
 )
 
 __all__ = [
-    "TRAINED", "Findings", "alike", "check", "common", "deviations", "distinct", "identity",
-    "in_words", "merged", "paper_settings", "setting", "titled",
+    "SUBJECT", "TRAINED", "Findings", "alike", "check", "common", "deviations", "distinct",
+    "identity", "in_words", "merged", "paper_settings", "setting", "titled",
 ]  # fmt: skip
 
 # What a row is about, beside the training (the fields of the recipe); the rest of it was measured.
-_SUBJECT = (
+# A new key that tells rows of an experiment apart belongs here: rows that agree in all are one.
+SUBJECT = (
     "dataset", "model", "network", "rotations", "lifting", "ce_stages", "ce_layers", "width",
     "coset_pool", "input_size", "weighted", "sigma", "digits", "data_seed", "layer", "stage",
     "state", "finetune_epochs",
@@ -102,7 +103,7 @@ def _is_number(value: Any) -> bool:
 
 def identity(row: Row) -> tuple[str, ...]:
     """What a row is about, without what was measured: equal for rows that should agree."""
-    subject = tuple(repr(row.get(name)) for name in _SUBJECT)
+    subject = tuple(repr(row.get(name)) for name in SUBJECT)
     return (*subject, *(repr(setting(row, name)) for name in ROW_KEYS))
 
 
@@ -114,7 +115,7 @@ def distinct(rows: Sequence[Row]) -> list[Row]:
         for name in earlier.keys() & row.keys():
             # The folder of the network and the time it took may differ.
             if earlier[name] != row[name] and name != "run" and "second" not in name:
-                keys = [key for key in (*_SUBJECT, *ROW_KEYS) if row.get(key) is not None]
+                keys = [key for key in (*SUBJECT, *ROW_KEYS) if row.get(key) is not None]
                 about = ", ".join(f"{key} {row[key]}" for key in keys)
                 raise ValueError(
                     f"two rows of {about} have different values of {name}: give one of them"
