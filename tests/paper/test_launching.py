@@ -62,6 +62,13 @@ def test_a_finished_job_is_not_run_again(tmp_path: Path, log: Path) -> None:
     assert outcome.rows == [{"name": "second", "after": ["first"]}]
 
 
+def test_rows_that_nothing_tells_apart_fail_the_job(tmp_path: Path, log: Path) -> None:
+    store = Store(tmp_path / "jobs")
+    failures = launch([job("curve", log, values=[1, 2])], store, CPU)
+    assert "several rows about the same thing" in failures["curve"]
+    assert launch([job("point", log, values=[1])], store, CPU) == {}
+
+
 def test_two_workers_share_the_jobs(tmp_path: Path, log: Path) -> None:
     pytest.importorskip("submitit")
     broken = job("broken", log, error="it is broken")

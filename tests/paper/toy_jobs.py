@@ -24,7 +24,9 @@ def run(job: Job, context: Context) -> list[dict[str, Any]]:
     if "error" in settings:
         raise ValueError(settings["error"])
     needed = [row["name"] for outcome in context.before for row in outcome.rows]
-    return [{"name": settings["name"], "after": needed}]
+    row = {"name": settings["name"], "after": needed}
+    values = settings.get("values")
+    return [row] if values is None else [row | {"value": value} for value in values]
 
 
 def ran(log: Path) -> list[str]:

@@ -28,6 +28,7 @@ from equicolor._files import LockedError
 from equicolor._text import counted, explain
 from equicolor.devices import check_device, choose_device
 from equicolor.paper.experiment import Context, Job
+from equicolor.paper.rows import identity
 from equicolor.paper.store import Store
 from equicolor.reporting.progress import say
 
@@ -193,6 +194,11 @@ def _run(job: Job, store: Store, device: str, console: Console | None) -> None:
     start, resumed = time.perf_counter(), store.resumed(job)
     rows = job.run(job, Context(store.folder(job), device, console, before))
     seconds = time.perf_counter() - start
+    if len({identity(row) for row in rows}) < len(rows):  # the report would refuse them
+        raise ValueError(
+            "it gave several rows about the same thing: put a curve into one row, or the key that "
+            "tells the rows apart into SUBJECT of equicolor/paper/rows.py"
+        )
     kind = choose_device(device).type
     store.write(job, rows, device=kind, seconds=seconds, resumed=resumed)
 
