@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from equicolor.data.datasets import DATASETS
 from equicolor.paper.classification import table1, table3
 from equicolor.paper.colormnist import EXPERIMENTS
 from equicolor.paper.colormnist_tables import (
@@ -15,6 +16,7 @@ from equicolor.paper.colormnist_tables import (
     longtailed_table,
     standard_error,
 )
+from equicolor.paper.registry import EXPERIMENTS as ALL_EXPERIMENTS
 from equicolor.reporting.tables import Table
 from equicolor.results import Row, read_results
 
@@ -83,6 +85,14 @@ def test_make_targets_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     mentioned = set(re.findall(r"^make ([a-z]+)|`make ([a-z]+)", page.read_text(), re.MULTILINE))
     assert {first or second for first, second in mentioned} <= targets
+
+
+def test_datasets_and_experiments_are_listed() -> None:
+    datasets = (ROOT / "docs/real-images.md").read_text()
+    titles = [info.title.partition(" (")[0] for info in DATASETS.values()]
+    assert [title for title in titles if title not in datasets] == []
+    listed = (ROOT / "docs/experiments.md").read_text()
+    assert [name for name in ALL_EXPERIMENTS if f"`{name}`" not in listed] == []
 
 
 def by_draw(name: str) -> tuple[list[Row], list[Row]]:
