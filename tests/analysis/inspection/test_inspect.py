@@ -43,6 +43,14 @@ def subject_of(network: nn.Module, images: Tensor) -> Subject:
     return Subject(network.eval(), image_set, [(images, labels)], facts, None, unjudged=other)
 
 
+@pytest.mark.parametrize("option", ["top", "units", "measured_units"])
+def test_wrong_numbers_are_refused_before_the_network_runs(option: str) -> None:
+    network = Transformer(1)
+    network.register_forward_pre_hook(lambda *_: pytest.fail("the network ran"))
+    with pytest.raises(ValueError, match=f"{option} must be at least 1, got 0"):
+        inspect(subject_of(network, torch.rand(4, 3, 16, 16)), **{option: 0})
+
+
 @pytest.mark.parametrize(
     ("blocks", "said"),
     [

@@ -168,6 +168,7 @@ def inspect(
     network, batches, autocast = subject.network, subject.batches, subject.autocast
     # Wrong options are refused before minutes are spent.
     _checks.one_of("grey", grey, GREYS)
+    _checks.positive_int("top", top)
     _checks.positive_int("units", units)
     _checks.positive_int("measured_units", measured_units)
     size = subject.facts["size"]
