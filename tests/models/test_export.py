@@ -165,6 +165,14 @@ def test_bad_options(options, message, network, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_name_must_say_the_format(network, tmp_path):
+    message = r"a\.pth does not say the format: end it in \.onnx, \.pt, \.pt2, or give to \(--to\)"
+    with pytest.raises(ValueError, match=message):
+        export.export(network, tmp_path / "a.pth", input_size=28)
+    assert not list(tmp_path.iterdir())
+    assert export.export(network, tmp_path / "a.pth", "torchscript", input_size=28)
+
+
 def test_networks_that_cannot_be_folded_say_why(tmp_path):
     with pytest.raises(ValueError, match="this one returns features"):
         export.export(nn.Sequential(CELiftConv2d(3, 2, 3)), tmp_path / "a.onnx", input_size=8)

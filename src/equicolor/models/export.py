@@ -59,7 +59,7 @@ def export(
         model: a network of images; it is not changed.
         path: the file to write.
         to: ``"onnx"``, ``"torchscript"`` or ``"exported-program"``; by default what the suffix
-            of the path says (``.onnx``, ``.pt``, ``.pt2``), and ONNX for any other.
+            of the path says: ``.onnx``, ``.pt`` or ``.pt2``.
         input_size: height and width of the images.
         form: how equivariant layers are written, one of the plain forms of
             :func:`equicolor.nn.fold`.
@@ -79,7 +79,13 @@ def export(
     """
     path = Path(path)
     by_suffix = _SUFFIXES.get(path.suffix.lower())
-    to = _checks.one_of("to", (by_suffix or "onnx") if to is None else to, FORMATS)
+    to = by_suffix if to is None else to
+    if to is None:
+        raise ValueError(
+            f"the name {path.name} does not say the format: end it in {', '.join(_SUFFIXES)}, or "
+            f"give to (--to): {', '.join(FORMATS)}"
+        )
+    _checks.one_of("to", to, FORMATS)
     if by_suffix not in (None, to):
         suffix = next(key for key, value in _SUFFIXES.items() if value == to)
         raise ValueError(
