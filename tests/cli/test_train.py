@@ -212,6 +212,8 @@ def test_corrupt_images_and_long_names(folder: Path) -> None:
         (["pets", "--lifting", "hue"], "lifting must be one of 'rgb', 'hsv'; got 'hue'"),
         (["pets", "--model", "z2cnn", "--rotations", "3"], "z2cnn has no option 'rotations'"),
         (["pets", "--epochs", "0"], "epochs must be at least 1, got 0"),
+        (["pets", "--size", "0"], "size must be at least 1, got 0"),
+        (["pets", "--size", "40000"], "size must be at most 32,768, got 40000"),
         (["pets", "--seed", "-1"], "seed must be at least 0, got -1"),
         (["pets", "--device", "tpu"], "device must be one of 'auto', 'cpu', 'cuda'; got 'tpu'"),
         (["pets", "--js"], "js, the Jensen-Shannon loss, compares views of AugMix: it needs"),

@@ -42,7 +42,7 @@ class Origin(NamedTuple):
 
 def usual_resize(size: int) -> int:
     """The default short side of images before a centre of this size is cropped: 256 for 224."""
-    return size * 8 // 7
+    return _checks.positive_int("size", size) * 8 // 7
 
 
 class Network(nn.Module):
