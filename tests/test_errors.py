@@ -98,6 +98,11 @@ BAD = [
         TypeError,
         "kernel_size must be an int or a pair of ints, got (3, 3, 3)",
     ),
+    (
+        lambda: CEConv2d(4, 4, torch.rand(2, 3)),
+        TypeError,
+        "kernel_size must be an int or a pair of ints, got a tensor [2, 3]",
+    ),
     (lambda: CEConv2d(4, 4, 3, stride=(1, 0)), ValueError, "stride must be at least 1, got (1, 0)"),
     (
         lambda: CEConv2d(4, 4, 3, padding=-1),

@@ -57,7 +57,8 @@ def int_pair(name: str, value: object, *, minimum: int) -> tuple[int, int]:
     """Return an int or a pair of ints as a pair, each at least ``minimum``."""
     pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(pair) != 2 or any(isinstance(v, bool) or not isinstance(v, int) for v in pair):
-        raise WrongTypeError(f"{name} must be an int or a pair of ints, got {value!r}")
+        what = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise WrongTypeError(f"{name} must be an int or a pair of ints, got {what}")
     if min(pair) < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {value!r}")
     return pair
