@@ -218,7 +218,7 @@ class TestFailure:
             assert found.row["images"] == 8
             told = (tmp_path / f"{path}.log").read_text().replace("\n", " ")
             for split, name in (("train", "class1/4.png"), ("test", "class2/1.png")):
-                start = f"left out 1 corrupt image of data ({split}), beginning with"
+                start = f"left out 1 corrupt image of data ({split}), the first because"
                 assert told.count(start) == 1
                 assert name in told.partition(start)[2]
 

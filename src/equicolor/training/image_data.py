@@ -91,7 +91,7 @@ class ImageData(pl.LightningDataModule):
             say(
                 self.console,
                 f"left out {counted(len(skipped), 'corrupt image')} of {name} ({split}), "
-                f"beginning with {skipped[0]}",
+                f"the first because {skipped[0]}",
             )
 
     def train_dataloader(self) -> Loader:
