@@ -96,7 +96,9 @@ def test_a_user_s_network_with_other_classes(place: Path) -> None:
     for title in SECTIONS:
         assert f"<h2>{title}" in page
     assert "outputs are not the classes of these images" in page
-    assert page.count("<h2>Neuron features: ") == 1
+    # Layers are called what --layers and --sheets take.
+    assert page.count("<h2>Neuron features: ") == page.count("features: network.2</h2>") == 1
+    assert "│ network.1 │" in result.stdout
     assert images_of(page) == 4
     data = json.loads(path.with_suffix(".json").read_text())
     assert data["network"]["images"] == 5

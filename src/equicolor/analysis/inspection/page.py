@@ -47,7 +47,7 @@ def headline(inspection: Inspection) -> str:
 def _left_out(inspection: Inspection) -> str:
     """A sentence about layers that were not looked at; empty if there are none."""
     which = [
-        f"{_short(name)} [{'B' if batch == 1 else f'{batch} B'}, {', '.join(map(str, rest))}]"
+        f"{name} [{'B' if batch == 1 else f'{batch} B'}, {', '.join(map(str, rest))}]"
         for name, (batch, *rest) in inspection.left_out.items()
     ]
     if not which:
@@ -72,7 +72,7 @@ def layer_table(inspection: Inspection, columns: Sequence[str] | None = None) ->
         height, width = row["receptive_field"]
         rotations = "" if row["rotations"] == 1 else f" × {row['rotations']}"
         cells = (
-            _short(row["layer"]),
+            row["layer"],
             f"{row['channels']}{rotations}",
             f"{height} × {width}{'' if row['exact'] else ' or less'}",
             f"{row['selectivity']:z.3f}",
@@ -85,14 +85,9 @@ def layer_table(inspection: Inspection, columns: Sequence[str] | None = None) ->
     return Table(columns, lines)
 
 
-def _short(layer: str) -> str:
-    """The name of a layer without what all of them have in common."""
-    return layer.removeprefix("network.")
-
-
 def sections(inspection: Inspection) -> list[Section]:
     """The sections of the page."""
-    names = [_short(name) for name in inspection.selectivity.layers]
+    names = list(inspection.selectivity.layers)
     return [
         *_accuracy_sections(inspection),
         _selectivity_section(inspection, names),
@@ -183,12 +178,12 @@ def _sheet_section(inspection: Inspection, sheet: Sheet) -> Section:
             )
     cut = "" if side == width else f", drawn as the {side} pixels around its middle"
     return Section(
-        f"Neuron features: {_short(layer.name)}",
+        f"Neuron features: {layer.name}",
         "What a unit looks for: the mean of the crops that excite it most, weighted by how much, "
         f"and beside it the strongest of them. Its receptive field is {height} × {width} pixels"
         f"{cut}; black is outside the image.{rows}",
         figure=figures.photo_png(figures.sheet_figure(groups, sheet.indices)),
-        caption=f"Neuron features and top crops of channels of {_short(layer.name)}.",
+        caption=f"Neuron features and top crops of channels of {layer.name}.",
     )
 
 
@@ -198,7 +193,7 @@ def _filter_sections(inspection: Inspection) -> list[Section]:
     if filters is None:
         return [Section(title, "The network has no convolution that takes images.")]
     count, rotations = filters.images.shape[:2]
-    text = f"{count} filters of {_short(filters.layer)}, the strongest first; grey is zero."
+    text = f"{count} filters of {filters.layer}, the strongest first; grey is zero."
     if rotations > 1:
         how = (
             "rotated about the grey axis"
