@@ -186,6 +186,10 @@ def test_an_import_that_fails_is_told_with_its_place(
         ("def network():\n    1 / 0", r"ZeroDivisionError: .* \(line 2 of .*mine.py\)$"),
         ("import torch\ntorch.rand(-1)", r"RuntimeError: .* \(line 2 of .*mine.py\)$"),
         ("import sys\nsys.exit()", r"SystemExit \(line 2 of .*mine.py\)$"),
+        (
+            "import torch\nclass network(torch.nn.Flatten):\n    image_size = (64, 64)",
+            r"image_size of the network of mine.py:network must be an int, got tuple: \(64, 64\)$",
+        ),
     ],
 )
 def test_an_error_of_the_users_code_is_one_line(

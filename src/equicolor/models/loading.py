@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from equicolor import _checks
 from equicolor.models.checkpoints import checkpoint_file, load_model
 from equicolor.models.foreign import LIBRARIES, ForeignNetwork, load_foreign
 from equicolor.models.registry import Network, create_model, list_models
@@ -117,6 +118,7 @@ def _from_file(path: Path, function: str) -> nn.Module:
     if isinstance(network, (ForeignNetwork, Network)):
         return network
     size = getattr(network, "image_size", 224)
+    _checks.positive_int(f"image_size of the network of {path.name}:{function}", size)
     return ForeignNetwork(network, f"{path.name}:{function}", image_size=size)
 
 
