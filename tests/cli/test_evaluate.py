@@ -48,6 +48,34 @@ def test_evaluation_from_start_to_files(place: Path) -> None:
     assert invoke("net.safetensors", *options, "--force", "--actions", "hsv").exit_code == 0
 
 
+def test_light_beside_hue_shifts(place: Path) -> None:
+    actions = "hsv,cast,gamma,brightness,saturation"
+    options = (
+        "--data",
+        "fruit",
+        "--shifts",
+        "3",
+        "--size",
+        "28",
+        "--actions",
+        actions,
+        "-o",
+        "out",
+    )
+    result = invoke("net.safetensors", *options)
+    assert result.exit_code == 0, result.stderr
+    for words in ("HSV shift", "light cast", "gamma", "brightness", "saturation"):
+        assert words in result.stdout
+    (row,) = json.loads((place / "out" / "evaluation.json").read_text())["rows"]
+    assert (row["gamma_values"], row["saturation_values"]) == ([0.5, 1, 2], [0, 1, 2])
+    for prefix in ("hue", "cast", "gamma", "brightness", "saturation"):
+        assert len(row[f"{prefix}_curve"]) == 3
+        assert len(row[f"{prefix}_per_class"]) == 2
+    assert row["gamma_curve"][1] == row["brightness_curve"][1] == row["original"]
+    assert "rgb_curve" not in row
+    assert (place / "out" / "hue-curve.png").is_file()
+
+
 def test_a_users_own_network(place: Path) -> None:
     (place / "mine.py").write_text(
         "import torch\n\n"

@@ -12,7 +12,7 @@ from matplotlib.text import Text
 from rich.console import Console
 from torch import Tensor, nn
 
-from equicolor.evaluation import Evaluation, evaluate, hue_sweep, report
+from equicolor.evaluation import ACTIONS, Evaluation, evaluate, hue_sweep, report
 from equicolor.evaluation.figures import Curve, evaluation_figure, hue_panels, spread
 from equicolor.models import resnet44
 from equicolor.results import read_results
@@ -92,6 +92,73 @@ def test_other_shifts_are_said(batches) -> None:
     assert row["shifts"] == [0.0, 0.25]
     assert "hue_mean" not in row
     assert len(row["rgb_curve"]) == 2
+
+
+def test_rows_and_tables_of_other_actions_than_hue_shifts(batches) -> None:
+    found = evaluate(Colours(), batches, actions=["gamma", "cast", "brightness"], shifts=5)
+    (row,) = found.rows()
+    assert row["gamma_values"] == pytest.approx([0.5, 0.707107, 1, 1.414214, 2])
+    assert row["brightness_values"] == [-2, -1, 0, 1, 2]
+    assert row["shifts"] == [-0.5, -0.25, 0.0, 0.25, 0.5]  # of the light's hue
+    assert "cast_values" not in row
+    for action, sweep in found.sweeps.items():
+        assert row[f"{action}_mean"] == pytest.approx(sweep.mean, abs=1e-3)
+        assert row[f"{action}_mean_distinct"] == pytest.approx(sweep.mean_distinct, abs=1e-3)
+        assert row[f"{action}_curve"] == pytest.approx(sweep.accuracy.tolist(), abs=1e-3)
+    assert json.loads(json.dumps(row)) == row
+    table = report.summary_table(found)
+    names = [line[0] for line in table.rows]
+    assert names == ["original", "gamma", "light cast, 30 %", "brightness"]
+    assert [line[2] == "–" for line in table.rows[1:]] == [True, False, True]
+    for line, sweep in zip(table.rows[1:], found.sweeps.values(), strict=True):
+        assert line[1] == f"{sweep.mean:.2f}"
+    worst = float(found.sweeps["brightness"].shifts[found.sweeps["brightness"].accuracy.argmin()])
+    assert table.rows[3][4] == f"{worst:+.1f} stops"
+    classes = report.class_table(found, "gamma")
+    assert classes.title.endswith("gamma; percent, means over values")
+    mean = found.sweeps["gamma"].mean
+    assert f", {mean:.1f} % on average over the values of gamma; " in report.headline(found)
+
+
+def test_every_action_has_an_axis_of_its_own(batches) -> None:
+    found = evaluate(Colours(), batches, actions=ACTIONS, shifts=5, facts={"model": "all of it"})
+    figure = evaluation_figure(found)
+    panels = [axes for axes in figure.axes if axes.get_title()]
+    strips = [axes for axes in figure.axes if not axes.get_title()]
+    titles = ["hue shifts", "light cast, 30 %", "gamma", "brightness", "saturation"]
+    assert [axes.get_title() for axes in panels] == titles
+    assert figure.get_suptitle() == "all of it"
+    labels = [axes.get_xlabel() for axes in strips]
+    for label, words in zip(
+        labels, ("hue shift", "hue of the light", "gamma", "stops", "saturation"), strict=True
+    ):
+        assert words in label
+    assert [len(axes.lines) for axes in panels] == [4, 2, 2, 2, 2]  # with the original images
+    for axes, strip, action in zip(panels, strips, ("hsv", *ACTIONS[3:]), strict=True):
+        line = axes.lines[1]
+        assert line.get_ydata().tolist() == found.sweeps[action].accuracy.tolist()
+        assert axes.get_xlim() == strip.get_xlim() == (line.get_xdata()[0], line.get_xdata()[-1])
+    ticks = [label.get_text() for label in strips[2].get_xticklabels()]
+    assert ticks == ["0.5", "0.7", "1", "1.4", "2"]
+    assert strips[2].get_xticks().tolist() == pytest.approx([-1, -0.515, 0, 0.485, 1], abs=1e-3)
+
+
+def test_figure_of_hue_shifts_alone_is_one_panel(found: Evaluation) -> None:
+    figure = evaluation_figure(found)
+    assert [axes.get_title() for axes in figure.axes] == ["Colours on toy", ""]
+    assert figure.get_supxlabel().startswith("hue shift of the test images, degrees")
+    assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim() == (-180, 180)
+    ticks = [label.get_text() for label in figure.axes[1].get_xticklabels()]
+    assert ticks == ["-180", "-120", "-60", "0", "60", "120", "180"]
+    strip = figure.axes[1].images[0].get_array()
+    assert strip[0, 0].tolist() == pytest.approx([0, 1, 1])  # red half around is cyan
+    assert strip[0, strip.shape[1] // 2].argmax() == 0
+
+
+def test_values_beyond_the_usual_range_are_drawn(batches) -> None:
+    found = evaluate(Colours(), batches, actions=["gamma"], shifts=[1.0, 4.0])
+    axes, strip = evaluation_figure(found).axes
+    assert axes.get_xlim() == strip.get_xlim() == (-1, 2)  # powers of two
 
 
 def test_without_actions_only_the_original_images_count(batches, tmp_path: Path) -> None:

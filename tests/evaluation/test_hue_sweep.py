@@ -8,14 +8,31 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from equicolor.color import rotate_hue, shift_hue
-from equicolor.evaluation import ACTIONS, HueSweep, asker, hue_shifts, hue_sweep
+from equicolor.evaluation import ACTIONS, HUE_ACTIONS, HueSweep, asker, hue_shifts, hue_sweep
 from equicolor.evaluation.hue_sweep import sweep_actions
+from equicolor.light import (
+    balance_light,
+    cast_light,
+    change_brightness,
+    change_gamma,
+    change_saturation,
+)
 from equicolor.models import ce_resnet18, cecnn, z2cnn
 
 SHIFT = {
     "hsv": shift_hue,
     "rgb": rotate_hue,
     "rgb-clip": lambda image, turns: rotate_hue(image, turns, clip=True),
+    "cast": lambda image, turns: cast_light(image, turns, 0.3, clip=True),
+    "gamma": change_gamma,
+    "brightness": lambda image, stops: change_brightness(image, stops, clip=True),
+    "saturation": lambda image, factor: change_saturation(image, factor, clip=True),
+}
+# The values of a sweep, as the documentation gives them.
+RANGE = {action: [step / 36 - 0.5 for step in range(37)] for action in (*HUE_ACTIONS, "cast")} | {
+    "gamma": [2 ** (step / 18 - 1) for step in range(37)],
+    "brightness": [step / 9 - 2 for step in range(37)],
+    "saturation": [step / 18 for step in range(37)],
 }
 
 
@@ -32,7 +49,9 @@ class MeanColour(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         self.seen.append(images)
         self.modes.append((self.training, self.norm.training, torch.is_grad_enabled()))
-        return (images - images.mean(1, keepdim=True)).mean((2, 3)) @ self.directions
+        # The tone counts, too: by the hue alone, nothing would tell saturations apart.
+        means = images.mean((2, 3))
+        return (means - 0.8 * means.mean(1, keepdim=True)) @ self.directions
 
 
 @pytest.fixture
@@ -61,12 +80,12 @@ def slow_counts(model: nn.Module, batches: list[tuple[Tensor, Tensor]], turns: l
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize("shifts", [37, [0.1, -0.7, 2.25]])
+@pytest.mark.parametrize("shifts", [37, [0.1, 0.7, 2.25]])
 def test_counts_match_a_loop_over_images(batches, action: str, shifts) -> None:
     model = MeanColour().eval()
     sweep = hue_sweep(model, batches, shifts, action)
-    turns = torch.linspace(-0.5, 0.5, 37).tolist() if shifts == 37 else shifts
-    torch.testing.assert_close(sweep.shifts.tolist(), turns, atol=1e-7, rtol=0)
+    turns = RANGE[action] if shifts == 37 else shifts
+    torch.testing.assert_close(sweep.shifts.tolist(), turns, atol=1e-12, rtol=0)
     counts, original, correct, changed = slow_counts(model, batches, turns, action)
     assert torch.equal(sweep.counts, counts)
     assert torch.equal(sweep.correct_original, original)
@@ -91,13 +110,14 @@ def test_counts_match_a_loop_over_images(batches, action: str, shifts) -> None:
 
 def test_several_actions_need_the_images_once(batches) -> None:
     model = MeanColour()
-    together = sweep_actions(model, iter(batches), 5)  # a generator can be gone through once
+    together = sweep_actions(model, iter(batches), 5, ACTIONS)  # an iterator goes through once
     assert list(together) == list(ACTIONS)
     for action, sweep in together.items():
         alone = hue_sweep(model, batches, 5, action)
         assert torch.equal(sweep.correct, alone.correct)
         assert torch.equal(sweep.changed, alone.changed)
     assert sweep_actions(model, batches, 5, ()) == {}
+    assert list(sweep_actions(model, batches, 5)) == list(HUE_ACTIONS)  # the others are asked for
 
 
 def test_original_images_reach_the_network_as_they_are(batches) -> None:
@@ -114,9 +134,10 @@ def test_shifts_are_those_of_shift_hue_in_single_precision() -> None:
     model = MeanColour(torch.float32)
     for action in ACTIONS:
         model.seen.clear()
-        hue_sweep(model, [(images, torch.zeros(4).long())], [0.3, -0.5], action)
-        for seen, turns in zip(model.seen[1:], (0.3, -0.5), strict=True):
-            assert torch.equal(seen, SHIFT[action](images, turns))
+        values = (0.3, -0.5) if action in HUE_ACTIONS else (0.3, 1.5)
+        hue_sweep(model, [(images, torch.zeros(4).long())], values, action)
+        for seen, value in zip(model.seen[1:], values, strict=True):
+            assert torch.equal(seen, SHIFT[action](images, value))
 
 
 def test_the_ends_of_the_circle_count_once_among_distinct_shifts(batches) -> None:
@@ -126,6 +147,47 @@ def test_the_ends_of_the_circle_count_once_among_distinct_shifts(batches) -> Non
     assert sweep.accuracy[0] == sweep.accuracy[36]
     turns = [0.0, 1.0, 0.5, -0.5, 1 / 3, -2 / 3, 1e-12]
     assert hue_sweep(MeanColour(), batches, turns).distinct == [0, 2, 4]
+
+
+def test_values_on_a_line_are_distinct_unless_they_are_equal(batches) -> None:
+    for action in ("gamma", "brightness", "saturation"):
+        sweep = hue_sweep(MeanColour(), batches, action=action)
+        assert sweep.distinct == list(range(37))
+        assert sweep.mean_distinct == sweep.mean
+        repeated = hue_sweep(MeanColour(), batches, [0.5, 1.5, 0.5 + 1e-12], action)
+        assert repeated.distinct == [0, 1]
+    # The light goes around the circle, as hues do.
+    assert hue_sweep(MeanColour(), batches, action="cast").distinct == list(range(36))
+
+
+@pytest.mark.parametrize(("action", "value"), [("gamma", 1), ("brightness", 0), ("saturation", 1)])
+def test_the_middle_of_a_sweep_changes_nothing(batches, action: str, value: float) -> None:
+    sweep = hue_sweep(MeanColour(), batches, 3, action)
+    assert sweep.shifts[1] == value
+    assert sweep.changed[1].sum() == 0 < sweep.changed[[0, 2]].sum()
+
+
+def test_actions_that_are_no_hue_shift_stay_in_the_cube() -> None:
+    model = MeanColour()
+    batch = torch.rand(8, 3, 6, 5, dtype=torch.float64), torch.zeros(8).long()
+    sweep_actions(model, [batch], 5, ACTIONS[len(HUE_ACTIONS) :])
+    assert min(seen.min() for seen in model.seen) >= 0
+    assert max(seen.max() for seen in model.seen) <= 1
+
+
+def test_balanced_light_withstands_casts_that_do_not_clip(batches) -> None:
+    batches = [(0.85 * images, labels) for images, labels in batches]  # 1.3 * linear(0.85) < 1
+
+    class Balanced(MeanColour):
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(balance_light(images))
+
+    torch.manual_seed(1)
+    plain = hue_sweep(MeanColour(), batches, 13, "cast")
+    torch.manual_seed(1)
+    balanced = hue_sweep(Balanced(), batches, 13, "cast")
+    assert plain.changed.sum() > 0
+    assert balanced.changed.sum() == 0
 
 
 def test_means_by_hand() -> None:
@@ -252,7 +314,7 @@ def test_no_waiting_within_the_sweep() -> None:
     def waits(count: int, shifts: int) -> int:
         batch = torch.rand(4, 3, 8, 8), torch.arange(4)
         with Waits() as mode:
-            sweep_actions(MeanColour(torch.float32), [batch] * count, shifts)
+            sweep_actions(MeanColour(torch.float32), [batch] * count, shifts, ACTIONS)
         return mode.count
 
     assert waits(1, 2) == waits(3, 7)
@@ -268,7 +330,7 @@ def test_no_waiting_on_a_gpu() -> None:
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                sweep_actions(model, [batch] * count, 7)
+                sweep_actions(model, [batch] * count, 7, ACTIONS)
         finally:
             torch.cuda.set_sync_debug_mode("default")
         return len(caught)
@@ -344,7 +406,7 @@ def test_bad_batches_and_networks(answer, batches, message: str) -> None:
 @pytest.mark.parametrize(
     ("shifts", "action", "message"),
     [
-        (37, "hue", "action must be one of 'hsv', 'rgb', 'rgb-clip'; got 'hue'"),
+        (37, "hue", "action must be one of 'hsv', 'rgb', 'rgb-clip', 'cast', .*; got 'hue'"),
         (37, "rotate", "got 'rotate', which is called 'rgb' now"),
         (0, "hsv", "shifts must be at least 1, got 0"),
         (1, "hsv", "shifts must be at least 2"),
@@ -353,11 +415,26 @@ def test_bad_batches_and_networks(answer, batches, message: str) -> None:
         ([], "hsv", "a list of finite turns"),
         ([0.1, float("nan")], "hsv", "a list of finite turns"),
         ([[0.1]], "hsv", "a list of finite turns"),
+        (1, "gamma", "shifts must be at least 2, to span from end to end; got 1"),
+        ([0.5, 0.0], "gamma", "change_gamma expects a gamma above 0, got 0.0"),
+        ([float("inf")], "brightness", "a list of finite stops"),
+        ([], "saturation", "a list of finite factors"),
+        ([-0.5], "saturation", "expects a factor of at least 0, got -0.5"),
     ],
 )
 def test_bad_shifts_and_actions(shifts, action: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         hue_sweep(Constant(torch.eye(2)), [GOOD], shifts, action)
+
+
+def test_one_list_of_values_is_not_for_actions_of_several_units() -> None:
+    network = Constant(torch.eye(2))
+    with pytest.raises(ValueError, match=r"values are turns and gammas, got \[0.5\]"):
+        sweep_actions(network, [GOOD], [0.5], ("hsv", "cast", "gamma"))
+    with pytest.raises(ValueError, match="shifts must be at least 1, got 0"):
+        sweep_actions(network, [GOOD], 0, ())
+    sweeps = sweep_actions(network, [GOOD], [0.5], ("hsv", "cast"))  # both are turns
+    assert [sweep.shifts.tolist() for sweep in sweeps.values()] == [[0.5], [0.5]]
 
 
 def test_default_shifts_are_the_papers() -> None:

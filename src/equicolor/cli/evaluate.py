@@ -14,9 +14,14 @@ __all__ = ["evaluate"]
 @with_options(SUBJECT)
 def evaluate(
     actions: Annotated[
-        str, typer.Option(help="Which hue shifts, separated by commas.", metavar="A,B")
+        str,
+        typer.Option(
+            help="What is done to the images, separated by commas: hsv, rgb and rgb-clip shift "
+            "hues; cast, gamma, brightness and saturation.",
+            metavar="A,B",
+        ),
     ] = "hsv,rgb,rgb-clip",
-    shifts: Annotated[int, typer.Option(help="How many, over the whole circle.")] = 37,
+    shifts: Annotated[int, typer.Option(help="How many values, over the range of each.")] = 37,
     batch_size: Annotated[int, typer.Option(help="Images in a batch.")] = 256,
     precision: Annotated[
         str, typer.Option(help="float32, bfloat16, or auto: bfloat16 on a GPU.")
@@ -44,7 +49,7 @@ def evaluate(
     """Judge a network: accuracy, what hue shifts do to it, class by class, and calibration.
 
     Any network, on a dataset by name or on any folder of class folders. Writes the numbers
-    and the curve of accuracy over the hue shift.
+    and the curves of accuracy over the hue shift and over whatever else --actions names.
     """
     from equicolor.devices import choose_device
     from equicolor.evaluation import report

@@ -1,7 +1,8 @@
 """Judging networks: hue sweeps, calibration, and reports on any network and images."""
 
+from equicolor.evaluation.actions import ACTIONS, HUE_ACTIONS
 from equicolor.evaluation.evaluate import ClassChange, Evaluation, evaluate
-from equicolor.evaluation.hue_sweep import ACTIONS, HueSweep, hue_shifts, hue_sweep
+from equicolor.evaluation.hue_sweep import HueSweep, hue_shifts, hue_sweep
 from equicolor.evaluation.metrics import (
     Reliability,
     accuracy,
@@ -12,6 +13,7 @@ from equicolor.evaluation.metrics import (
 
 __all__ = [
     "ACTIONS",
+    "HUE_ACTIONS",
     "ClassChange",
     "Evaluation",
     "HueSweep",

@@ -15,8 +15,9 @@ from equicolor.data.datasets import DATASETS, find_dataset, load_dataset
 from equicolor.data.decoding import default_cache
 from equicolor.data.images import ImageSet
 from equicolor.devices import choose_precision
+from equicolor.evaluation.actions import HUE_ACTIONS, action_values
 from equicolor.evaluation.evaluate import Evaluation, evaluate
-from equicolor.evaluation.hue_sweep import ACTIONS, Batches, hue_shifts
+from equicolor.evaluation.hue_sweep import Batches
 from equicolor.evaluation.images import (
     OtherClassesError,
     choose_preparation,
@@ -161,24 +162,22 @@ def diagnose(
     network: str | Path,
     data: str | Path | None = None,
     *,
-    actions: Sequence[str] = ACTIONS,
+    actions: Sequence[str] = HUE_ACTIONS,
     shifts: int | Sequence[float] | Tensor = 37,
     console: Console | None = None,
     **loading: Any,
 ) -> Evaluation:
     """Load a network and images as :func:`load_subject`, and judge the network on them."""
-    for action in actions:
-        _checks.one_of("action", action, ACTIONS)
-    turns = hue_shifts(shifts)
+    action_values(actions, shifts)  # so that wrong ones are known at once
     console = Console(stderr=True) if console is None else console
     subject = load_subject(network, data, console=console, **loading)
-    return judge(subject, actions=actions, shifts=turns, console=console)
+    return judge(subject, actions=actions, shifts=shifts, console=console)
 
 
 def judge(
     subject: Subject,
     *,
-    actions: Sequence[str] = ACTIONS,
+    actions: Sequence[str] = HUE_ACTIONS,
     shifts: int | Sequence[float] | Tensor = 37,
     console: Console | None = None,
 ) -> Evaluation:

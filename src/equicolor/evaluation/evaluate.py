@@ -9,18 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from equicolor.evaluation import metrics
-from equicolor.evaluation.hue_sweep import ACTIONS, Batches, HueSweep, hue_shifts, sweep_actions
+from equicolor.evaluation.actions import ACTIONS, HUE_ACTIONS, action_named
+from equicolor.evaluation.hue_sweep import Batches, HueSweep, hue_shifts, sweep_actions
 from equicolor.models.facts import network_facts
 from equicolor.reporting.progress import Progress
 
 __all__ = ["ClassChange", "Evaluation", "evaluate"]
 
 # How the keys of a row begin: the HSV shift is the paper's.
-PREFIX = {"hsv": "hue", "rgb": "rgb", "rgb-clip": "rgb_clip"}
+PREFIX = {name: name.replace("-", "_") for name in ACTIONS} | {"hsv": "hue"}
 
 
 class ClassChange(NamedTuple):
-    """What hue shifts do to one class; numbers in percent.
+    """What hue shifts, or another action, do to one class; numbers in percent.
 
     Attributes:
         name: of the class.
@@ -38,7 +39,7 @@ class ClassChange(NamedTuple):
 
     @property
     def drop(self) -> float:
-        """Points lost to hue shifts."""
+        """Points lost to the shifts."""
         return self.original - self.shifted
 
 
@@ -53,7 +54,7 @@ class Evaluation:
         per_class: the same for every class, float64 :math:`[C]`; NaN if it has no images.
         nll: mean negative log-likelihood in nats.
         reliability: confidence against accuracy.
-        sweeps: a hue sweep for each action.
+        sweeps: one for each action.
         images: how many there were.
         seconds: how long it took.
     """
@@ -69,7 +70,7 @@ class Evaluation:
     seconds: float
 
     def class_changes(self, action: str = "hsv") -> list[ClassChange]:
-        """What every class that has images loses under hue shifts, the largest loss first.
+        """What every class that has images loses under an action, the largest loss first.
 
         Args:
             action: one that was swept.
@@ -89,8 +90,9 @@ class Evaluation:
         Returns:
             A list of one row: the facts; ``original`` accuracy; ``hue_mean``,
             ``hue_mean_distinct`` and ``hue_curve`` of the HSV shift, and the same of the other
-            actions under ``rgb_…`` and ``rgb_clip_…``; ``nll`` and ``ece``; how many
-            ``images`` and seconds it took. ``shifts`` are there if they are not the paper's.
+            actions under their names (``rgb_…``, ``rgb_clip_…``, ``gamma_…``); ``nll`` and
+            ``ece``; how many ``images`` and seconds it took. ``shifts`` are there if they are
+            not the paper's; values that are no turns always are, such as ``gamma_values``.
         """
         row = {**self.facts, "original": round(self.original, 3)}
         for action, sweep in self.sweeps.items():
@@ -98,7 +100,9 @@ class Evaluation:
             row[f"{prefix}_mean"] = round(sweep.mean, 3)
             row[f"{prefix}_mean_distinct"] = round(sweep.mean_distinct, 3)
             row[f"{prefix}_curve"] = [round(value, 3) for value in sweep.accuracy.tolist()]
-            if not torch.equal(sweep.shifts, hue_shifts()):
+            if action_named(action).unit != "turns":
+                row[f"{prefix}_values"] = [round(value, 6) for value in sweep.shifts.tolist()]
+            elif not torch.equal(sweep.shifts, hue_shifts()):
                 row["shifts"] = sweep.shifts.tolist()
         return [
             row
@@ -116,7 +120,7 @@ def evaluate(
     batches: Batches,
     *,
     class_names: Sequence[str] | None = None,
-    actions: Sequence[str] = ACTIONS,
+    actions: Sequence[str] = HUE_ACTIONS,
     shifts: int | Sequence[float] | Tensor = 37,
     autocast: torch.dtype | None = None,
     progress: Progress | None = None,
@@ -127,7 +131,8 @@ def evaluate(
     Args:
         network, batches, shifts, autocast, progress: see :func:`equicolor.evaluation.hue_sweep`.
         class_names: one for each output; numbers by default.
-        actions: which hue shifts, of :data:`equicolor.evaluation.ACTIONS`; may be empty.
+        actions: what is done to the images, some of :data:`equicolor.evaluation.ACTIONS`; may be
+            empty.
         facts: more entries for the row: dataset, seed, and so on.
 
     Example:

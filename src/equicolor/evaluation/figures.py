@@ -1,43 +1,125 @@
-"""Hue curves: accuracy against the hue shift, every curve labelled where it ends.
+"""Hue curves: accuracy against the hue shift, or another action, each labelled where it ends.
 
 Pure functions from numbers to matplotlib figures, with the colours of Okabe and Ito, which
 the colour-blind can tell apart.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from equicolor.evaluation.actions import ACTIONS, HUE_ACTIONS, action_named
 from equicolor.evaluation.evaluate import Evaluation
 from equicolor.models.facts import network_title
-from equicolor.reporting.figures import as_it_is, draw_hues
+from equicolor.reporting.figures import as_it_is
 
 __all__ = ["ACTION_NAMES", "Curve", "evaluation_figure", "hue_panels", "spread"]
 
-ACTION_NAMES = {"hsv": "HSV shift", "rgb": "RGB rotation", "rgb-clip": "RGB rotation, clipped"}
+ACTION_NAMES = {name: action_named(name).label for name in ACTIONS}
 _ACTION_STYLES = {
     "hsv": {"color": "#0072b2", "marker": "o"},
     "rgb": {"color": "#d55e00", "marker": "s"},
     "rgb-clip": {"color": "#009e73", "marker": "D"},
 }
+_OTHER_STYLE = {"color": "#0072b2", "marker": "o"}  # of actions alone in their panel
 _FONT = 9  # points
-_TICKS = range(-180, 181, 60)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracy over the hue shift."""
+    """Accuracy over the hue shift, or over the values of another action."""
 
     label: str  # written at its right end
-    turns: Sequence[float]
+    values: Sequence[float]  # turns, or in the unit of the action
     accuracy: Sequence[float]  # in percent
     deviation: Sequence[float] = ()  # over seeds, drawn as a band
     style: Mapping[str, Any] = field(default_factory=dict)  # as matplotlib's plot takes it
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """The horizontal axis of a panel, and the strip below it."""
+
+    action: str  # of its range and its strip
+    label: str
+    color: tuple[float, float, float]  # the strip shows what becomes of it
+    ticks: Sequence[float]  # as values
+    place: Callable[[Any], Any] = np.asarray  # from values to where they are drawn
+    show: Callable[[float], str] = "{:g}".format  # from where a tick is drawn to its text
+
+    def range_of(self, curves: Sequence[Curve]) -> tuple[float, float]:
+        """The range of the action, and beyond if curves go further; circles are full."""
+        action = action_named(self.action)
+        ends = [action.low, action.high]
+        if not action.cyclic:
+            ends += [value for curve in curves for value in curve.values]
+        return min(ends), max(ends)
+
+    def draw_strip(self, axes: Axes, low: float, high: float) -> None:
+        action = replace(action_named(self.action), low=low, high=high)
+        change = action.change(torch.tensor(self.color).float().view(1, 3, 1, 1))
+        colors = torch.stack([change(value).flatten() for value in action.spaced(180).float()])
+        left, right = self.place((low, high)).tolist()
+        axes.imshow(colors[None].numpy(), extent=(left, right, 0, 1), aspect="auto")
+        axes.set_yticks([])
+
+
+def _degrees(turns: Any) -> Any:
+    return 360 * np.asarray(turns)
+
+
+_TURNS = tuple(step / 6 for step in range(-3, 4))
+_GRAY = (0.5, 0.5, 0.5)
+_HUE_AXIS = _Axis(
+    "hsv",
+    "hue shift of the test images, degrees; the strip shows what becomes of red",
+    (1, 0, 0),
+    _TURNS,
+    _degrees,
+)
+_OTHER_AXES = (
+    _Axis(
+        "cast",
+        "hue of the light on the test images, degrees; the strip shows what becomes of grey",
+        _GRAY,
+        _TURNS,
+        _degrees,
+    ),
+    _Axis(
+        "gamma",
+        "gamma of the test images; the strip shows what becomes of grey",
+        _GRAY,
+        (0.5, 0.7, 1, 1.4, 2),
+        np.log2,
+        lambda place: f"{2**place:.2g}",
+    ),
+    _Axis(
+        "brightness",
+        "exposure of the test images, stops; the strip shows what becomes of grey",
+        _GRAY,
+        range(-2, 3),
+    ),
+    _Axis(
+        "saturation",
+        "factor of the test images' saturation; the strip shows what becomes of a red",
+        (0.7, 0.35, 0.35),
+        (0, 0.5, 1, 1.5, 2),
+    ),
+)
+_AXES = dict.fromkeys(HUE_ACTIONS, _HUE_AXIS) | {axis.action: axis for axis in _OTHER_AXES}
+
+
+@dataclass(frozen=True)
+class _Panel:
+    title: str
+    curves: Sequence[Curve]
+    axis: _Axis
 
 
 def hue_panels(panels: Mapping[str, Sequence[Curve]], *, width: float = 6.6) -> Figure:
@@ -45,45 +127,53 @@ def hue_panels(panels: Mapping[str, Sequence[Curve]], *, width: float = 6.6) -> 
 
     ``width`` is that of a panel with its labels, in inches.
     """
+    return _draw([_Panel(title, curves, _HUE_AXIS) for title, curves in panels.items()], width)
+
+
+def _draw(panels: Sequence[_Panel], width: float) -> Figure:
     columns = min(2, len(panels))
     lines = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(width * columns, 4.1 * lines + 0.3), layout="constrained")
     grid = figure.subplots(2 * lines, columns, height_ratios=(14, 1) * lines, squeeze=False)
-    top = max(max(curve.accuracy) for curves in panels.values() for curve in curves)
-    for index, (title, curves) in enumerate(panels.items()):
+    top = max(max(curve.accuracy) for panel in panels for curve in panel.curves)
+    shared = len({panel.axis.label for panel in panels}) == 1
+    for index, panel in enumerate(panels):
         line, column = divmod(index, columns)
         axes, strip = grid[2 * line : 2 * line + 2, column]
-        axes.set(xlim=(-180, 180), ylim=(0, min(103.0, top + 6)))
-        axes.set_title(as_it_is(title), fontsize=10)
+        axis = panel.axis
+        ends, ticks = axis.range_of(panel.curves), axis.place(axis.ticks)
+        axes.set(xlim=axis.place(ends), ylim=(0, min(103.0, top + 6)))
+        axes.set_title(as_it_is(panel.title), fontsize=10)
         axes.grid(alpha=0.3)
-        axes.set_xticks(_TICKS, [])
+        axes.set_xticks(ticks, [])
         if column == 0:
             axes.set_ylabel("test accuracy, %")
-        _draw_curves(axes, curves)
-        draw_hues(strip)
-        strip.set_xticks(_TICKS)
+        _draw_curves(axes, panel.curves, axis)
+        axis.draw_strip(strip, *ends)
+        strip.set_xticks(ticks, [axis.show(tick) for tick in ticks])
+        if not shared:
+            strip.set_xlabel(axis.label, fontsize=9)
     for unused in range(len(panels), lines * columns):
         line, column = divmod(unused, columns)
         for axes in grid[2 * line : 2 * line + 2, column]:
             axes.remove()
-    figure.supxlabel(
-        "hue shift of the test images, degrees; the strip shows what becomes of red", fontsize=10
-    )
+    if shared:
+        figure.supxlabel(panels[0].axis.label, fontsize=10)
     return figure
 
 
-def _draw_curves(axes: Axes, curves: Sequence[Curve]) -> None:
+def _draw_curves(axes: Axes, curves: Sequence[Curve], axis: _Axis) -> None:
     for curve in curves:
-        degrees, accuracy = 360 * np.asarray(curve.turns), np.asarray(curve.accuracy)
+        places, accuracy = axis.place(curve.values), np.asarray(curve.accuracy)
         style = {"linewidth": 1.6, "markersize": 3.5, "markevery": 3, **curve.style}
-        axes.plot(degrees, accuracy, **style)
+        axes.plot(places, accuracy, **style)
         if len(curve.deviation):
             band = np.asarray(curve.deviation)
             axes.fill_between(
-                degrees, accuracy - band, accuracy + band, color=style.get("color"), alpha=0.15,
+                places, accuracy - band, accuracy + band, color=style.get("color"), alpha=0.15,
                 linewidth=0,
             )  # fmt: skip
-    low, high = axes.get_ylim()
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     # Labels need their height in units of the axis, which has some 250 points here.
     gap = 1.25 * _FONT * (high - low) / 250
     ends = [curve.accuracy[-1] for curve in curves]
@@ -92,8 +182,8 @@ def _draw_curves(axes: Axes, curves: Sequence[Curve]) -> None:
         line = {"arrowstyle": "-", "color": color, "linewidth": 0.6}
         axes.annotate(
             as_it_is(curve.label),
-            xy=(360 * curve.turns[-1], end),
-            xytext=(194, place),
+            xy=(axis.place(curve.values)[-1], end),
+            xytext=(right + 0.04 * (right - left), place),
             color=color,
             fontsize=_FONT,
             verticalalignment="center",
@@ -118,12 +208,26 @@ def spread(positions: Sequence[float], gap: float) -> list[float]:
 
 
 def evaluation_figure(evaluation: Evaluation) -> Figure:
-    """The hue curves of one network, one for each action that was swept."""
+    """The curves of one network: all hue shifts in one panel, every other action in its own."""
+    groups = [[action for action in evaluation.sweeps if action in HUE_ACTIONS]]
+    groups += [[action] for action in evaluation.sweeps if action not in HUE_ACTIONS]
+    panels = [_panel(evaluation, actions) for actions in groups if actions]
+    title = network_title(evaluation.facts)
+    if len(panels) == 1:
+        return _draw([replace(panels[0], title=title)], 7.4)
+    figure = _draw(panels, 7.4)
+    figure.suptitle(as_it_is(title), fontsize=11)
+    return figure
+
+
+def _panel(evaluation: Evaluation, actions: Sequence[str]) -> _Panel:
+    """The curves of actions that have one axis, and the accuracy on the original images."""
     # Labelled at its end like the others: a label on a flat curve could not be read.
     style = {"color": "#555555", "linestyle": ":", "linewidth": 1.2}
     label = f"original images: {evaluation.original:.1f}"
-    curves = [Curve(label, [-0.5, 0.5], [evaluation.original] * 2, style=style)]
-    for place, (action, sweep) in enumerate(evaluation.sweeps.items()):
+    curves = []
+    for place, action in enumerate(actions):
+        sweep = evaluation.sweeps[action]
         order = sweep.shifts.argsort(stable=True)
         curves.append(
             Curve(
@@ -131,7 +235,10 @@ def evaluation_figure(evaluation: Evaluation) -> Figure:
                 sweep.shifts[order].tolist(),
                 sweep.accuracy[order].tolist(),
                 # Curves may lie on each other: every one has markers of its own.
-                style=_ACTION_STYLES[action] | {"markevery": (place, 3)},
+                style=_ACTION_STYLES.get(action, _OTHER_STYLE) | {"markevery": (place, 3)},
             )
         )
-    return hue_panels({network_title(evaluation.facts): curves}, width=7.4)
+    axis = _AXES[actions[0]]
+    original = Curve(label, axis.range_of(curves), [evaluation.original] * 2, style=style)
+    title = "hue shifts" if axis is _HUE_AXIS else ACTION_NAMES[actions[0]]
+    return _Panel(title, [original, *curves], axis)

@@ -1,7 +1,8 @@
 """Accuracy under hue shifts: how much a network's answers depend on the hue of an image.
 
 The test images are shifted by many angles, and the network is run each time (paper,
-section 4.2). The counts stay on the device until the end, so that a GPU never waits.
+section 4.2). Other actions than hue shifts, such as coloured light, are swept in the same way.
+The counts stay on the device until the end, so that a GPU never waits.
 """
 
 from collections.abc import Callable, Iterable, Sequence, Sized
@@ -10,41 +11,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from equicolor import _checks
-from equicolor.color import compose, decompose, rotate_hue
+from equicolor.evaluation.actions import HUE_ACTIONS, action_named, action_values
 from equicolor.evaluation.asker import Asker, evaluating
 from equicolor.reporting.progress import Progress
 
-__all__ = ["ACTIONS", "HueSweep", "hue_shifts", "hue_sweep", "sweep_actions"]
+__all__ = ["HueSweep", "hue_shifts", "hue_sweep", "sweep_actions"]
 
 Batches = Iterable[tuple[Tensor, Tensor]]
-_Shift = Callable[[Tensor], Tensor]  # turns, a tensor of no dimensions, to shifted images
 
-_SAME = 9  # decimals of turns in which equal shifts agree
+_SAME = 9  # decimals in which equal shifts agree
 _MARGIN = 0.01  # how far resampling may carry an image out of [0, 1]
-
-
-def _hsv(images: Tensor) -> _Shift:
-    hue, chroma, low = decompose(images)  # shared by all shifts
-    return lambda turns: compose(hue + turns, chroma, low)
-
-
-# What a hue shift does to images; see equicolor.color for the difference.
-_MAKE_SHIFT: dict[str, Callable[[Tensor], _Shift]] = {
-    "hsv": _hsv,
-    "rgb": lambda images: lambda turns: rotate_hue(images, turns),
-    "rgb-clip": lambda images: lambda turns: rotate_hue(images, turns, clip=True),
-}
-ACTIONS = tuple(_MAKE_SHIFT)
 
 
 @dataclass(frozen=True, eq=False)
 class HueSweep:
     """What a network answers when the hue of the images is shifted, counted per class.
 
+    Or when something else is done to them: then ``shifts`` are the values of that action.
+
     Attributes:
-        action: ``"hsv"``, ``"rgb"`` or ``"rgb-clip"``.
-        shifts: turns, float64 :math:`[K]`.
+        action: what was done, one of :data:`equicolor.evaluation.ACTIONS`.
+        shifts: turns, or values in the unit of the action, float64 :math:`[K]`.
         counts: images of every class, int64 :math:`[C]`.
         correct_original: how many of them are recognised as they are, int64 :math:`[C]`.
         correct: how many are recognised under every shift, int64 :math:`[K, C]`.
@@ -86,9 +73,11 @@ class HueSweep:
     @property
     def distinct(self) -> list[int]:
         """Positions of the shifts that differ: the two ends of the default sweep are one."""
+        cyclic = action_named(self.action).cyclic
         first: dict[float, int] = {}
-        for position, turns in enumerate(self.shifts.tolist()):
-            first.setdefault(round(turns % 1, _SAME) % 1, position)
+        for position, value in enumerate(self.shifts.tolist()):
+            same = round(value % 1, _SAME) % 1 if cyclic else round(value, _SAME)
+            first.setdefault(same, position)
         return list(first.values())
 
     @property
@@ -144,14 +133,7 @@ def hue_shifts(shifts: int | Sequence[float] | Tensor = 37) -> Tensor:
         >>> hue_shifts(5).tolist()
         [-0.5, -0.25, 0.0, 0.25, 0.5]
     """
-    if isinstance(shifts, (int, float)):
-        if _checks.positive_int("shifts", shifts) < 2:
-            raise ValueError("shifts must be at least 2, to span from -0.5 to 0.5; got 1")
-        return torch.arange(shifts, dtype=torch.float64) / (int(shifts) - 1) - 0.5
-    turns = torch.as_tensor(shifts, dtype=torch.float64, device="cpu").detach()
-    if turns.ndim != 1 or not len(turns) or not turns.isfinite().all():
-        raise ValueError(f"shifts must be a number or a list of finite turns, got {shifts!r}")
-    return turns
+    return action_values(("hsv",), shifts)["hsv"]
 
 
 def hue_sweep(
@@ -170,9 +152,14 @@ def hue_sweep(
             in eval mode, and back into the mode it was in at the end.
         batches: pairs of images and labels :math:`[B]`, gone through once. They are moved
             to the model's device; channels-last images stay so.
-        shifts: a number of shifts from -0.5 to 0.5 turns, or the shifts themselves.
+        shifts: a number of shifts from -0.5 to 0.5 turns, or the shifts themselves; of other
+            actions than hue shifts, a number of values over the range below, or the values.
         action: ``"hsv"`` (:func:`equicolor.color.shift_hue`), ``"rgb"``
-            (:func:`equicolor.color.rotate_hue`, which may leave [0, 1]) or ``"rgb-clip"``.
+            (:func:`equicolor.color.rotate_hue`, which may leave [0, 1]) or ``"rgb-clip"``;
+            ``"cast"`` (:func:`equicolor.light.cast_light` of strength 0.3, light of all hues in
+            turns), ``"gamma"`` (from 0.5 to 2, in equal ratios), ``"brightness"`` (from -2 to 2
+            stops) or ``"saturation"`` (factors from 0 to 2), all of :mod:`equicolor.light`
+            and clipped to [0, 1].
         autocast: compute with torch's autocast to this dtype; hues are shifted outside it.
         progress: called with (passes through the network done, passes in all if known).
 
@@ -195,7 +182,7 @@ def sweep_actions(
     model: nn.Module,
     batches: Batches,
     shifts: int | Sequence[float] | Tensor = 37,
-    actions: Sequence[str] = ACTIONS,
+    actions: Sequence[str] = HUE_ACTIONS,
     *,
     autocast: torch.dtype | None = None,
     progress: Progress | None = None,
@@ -206,15 +193,14 @@ def sweep_actions(
     ``on_original`` is called with every batch's logits on the untouched images and its labels,
     both on the model's device.
     """
-    for action in actions:
-        _checks.one_of("action", action, ACTIONS)
-    all_turns = hue_shifts(shifts)
-    passes = 1 + len(actions) * len(all_turns)
+    values = action_values(actions, shifts)
+    sizes = [1, *(len(values[action]) for action in actions)]
+    passes = sum(sizes)
     total = len(batches) * passes if isinstance(batches, Sized) else None
     ask = Asker(model, autocast)
     counts: Tensor | None = None
     problems: list[Tensor] = []  # a batch each
-    turns: tuple[Tensor, ...] = ()  # on the device, one by one
+    placed: dict[str, tuple[Tensor, ...]] = {}  # values on the device, one by one
     classes = done = 0
 
     def count_pass() -> None:
@@ -239,12 +225,12 @@ def sweep_actions(
                 _refuse(problems, classes)  # early: a sweep may take minutes
                 shape = 3, passes, classes
                 counts = torch.zeros(shape, dtype=torch.int64, device=logits.device)
-                turns = all_turns.to(exact).unbind()
+                placed = {action: each.to(exact).unbind() for action, each in values.items()}
             answers = [logits.argmax(1)]
             for action in actions:
-                shift = _MAKE_SHIFT[action](exact)
-                for turn in turns:
-                    logits = ask(shift(turn), like=images)
+                change = action_named(action).change(exact)
+                for value in placed[action]:
+                    logits = ask(change(value), like=images)
                     count_pass()
                     problems[-1][2] += logits.isnan().any(1).sum()
                     answers.append(logits.argmax(1))
@@ -252,10 +238,10 @@ def sweep_actions(
     if counts is None:
         raise ValueError("batches holds no images")
     _refuse(problems, classes)
-    untouched, *swept = counts.cpu().split([1, *[len(all_turns)] * len(actions)], dim=1)
+    untouched, *swept = counts.cpu().split(sizes, dim=1)
     of_class, original, _ = untouched[:, 0]
     return {
-        action: HueSweep(action, all_turns, of_class, original, correct, changed)
+        action: HueSweep(action, values[action], of_class, original, correct, changed)
         for action, (_, correct, changed) in zip(actions, swept, strict=True)
     }
 

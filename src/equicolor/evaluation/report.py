@@ -9,6 +9,7 @@ from rich.console import Console
 from torch import Tensor
 
 from equicolor._files import output_folder, refuse_files, refuse_to_replace, write_whole
+from equicolor.evaluation.actions import HUE_ACTIONS, action_named
 from equicolor.evaluation.evaluate import PREFIX, Evaluation
 from equicolor.evaluation.figures import ACTION_NAMES, evaluation_figure
 from equicolor.models.facts import network_title
@@ -22,21 +23,22 @@ RESULTS, FIGURE = "evaluation.json", "hue-curve.png"
 
 
 def summary_table(evaluation: Evaluation) -> Table:
-    """Accuracy on the original images and under the hue shifts of every action.
+    """Accuracy on the original images and under every action.
 
-    The paper's mean counts -180° and 180°, which are one shift, twice; the next column once.
+    The paper's mean counts -180° and 180°, which are one shift, twice; the next column once. It
+    is empty for actions that do not go around a circle.
     """
     lines = [("original", f"{evaluation.original:.2f}", *[MISSING] * 4)]
     for action, sweep in evaluation.sweeps.items():
-        worst = int(sweep.accuracy.argmin())
+        about, worst = action_named(action), int(sweep.accuracy.argmin())
         changed = 100 * sweep.changed.sum(1).double() / sweep.counts.sum()
         lines.append(
             (
-                ACTION_NAMES[action],
+                about.label,
                 f"{sweep.mean:.2f}",
-                f"{sweep.mean_distinct:.2f}",
+                f"{sweep.mean_distinct:.2f}" if about.cyclic else MISSING,
                 f"{float(sweep.accuracy[worst]):.2f}",
-                f"{360 * float(sweep.shifts[worst]):z.0f}°",
+                about.show(float(sweep.shifts[worst])),
                 f"{float(changed[sweep.distinct].mean()):.2f}",
             )
         )
@@ -46,7 +48,7 @@ def summary_table(evaluation: Evaluation) -> Table:
 
 
 def class_table(evaluation: Evaluation, action: str = "hsv", *, most: int = 10) -> Table:
-    """The ``most`` classes that lose most under hue shifts; the title says if there are more."""
+    """The ``most`` classes that lose most under an action; the title says if there are more."""
     changes = evaluation.class_changes(action)
     lines = [
         (
@@ -59,19 +61,22 @@ def class_table(evaluation: Evaluation, action: str = "hsv", *, most: int = 10) 
         )
         for change in changes[:most]
     ]
-    columns = ("class", "images", "original", "shifted", "difference", "answers changed")
+    word, values = ("shifted", "shifts") if action in HUE_ACTIONS else ("altered", "values")
+    columns = ("class", "images", "original", word, "difference", "answers changed")
     which = f"The {most} of {len(changes)} classes" if len(changes) > most else "Classes"
-    heading = f"{which} that lose most, {ACTION_NAMES[action]}; percent, means over shifts"
+    heading = f"{which} that lose most, {ACTION_NAMES[action]}; percent, means over {values}"
     return Table(columns, lines, heading)
 
 
 def headline(evaluation: Evaluation) -> str:
-    """One sentence: accuracy with and without hue shifts, and calibration."""
+    """One sentence: accuracy with and without hue shifts (or the first action), and calibration."""
     shifted = ""
     if evaluation.sweeps:
         action = "hsv" if "hsv" in evaluation.sweeps else next(iter(evaluation.sweeps))
-        mean = evaluation.sweeps[action].mean
-        shifted = f", {mean:.1f} % when hues are shifted ({ACTION_NAMES[action].split()[0]})"
+        name = ACTION_NAMES[action]
+        when = f"when hues are shifted ({name.split()[0]})"
+        when = when if action in HUE_ACTIONS else f"on average over the values of {name}"
+        shifted = f", {evaluation.sweeps[action].mean:.1f} % {when}"
     return (
         f"{evaluation.original:.1f} % correct{shifted}; "
         f"calibration error {evaluation.reliability.expected_error:.1f} points."
@@ -88,14 +93,14 @@ def show(evaluation: Evaluation, console: Console) -> None:
 def write(
     evaluation: Evaluation, output: Path | str, *, device: torch.device | str = "cpu"
 ) -> list[Path]:
-    """Write all numbers as JSON, and the hue curves as an image, into a folder.
+    """Write all numbers as JSON, and the curves as an image, into a folder.
 
     Earlier files are replaced; see :func:`refuse_existing`.
 
     Returns:
         The files: ``evaluation.json``, whose one row also holds the accuracy of every class with
         and without shifts (``…_per_class``, null for a class without images) and the bins of
-        the reliability; and ``hue-curve.png``, if hues were shifted.
+        the reliability; and ``hue-curve.png``, the curves of all actions, if there were any.
     """
     folder = output_folder(output)
     row = evaluation.rows()[0] | _details(evaluation)

@@ -16,9 +16,9 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from equicolor.evaluation.actions import HUE_ACTIONS
 from equicolor.evaluation.evaluate import PREFIX
 from equicolor.evaluation.figures import ACTION_NAMES, Curve, hue_panels
-from equicolor.evaluation.hue_sweep import ACTIONS
 from equicolor.paper import image_jobs
 from equicolor.paper.classification import accuracy_table, mean_curve, measured
 from equicolor.paper.experiment import Experiment, Job, Scope
@@ -63,7 +63,7 @@ Settings = Mapping[str, Groups]  # groups by how they were trained, in words
 
 
 def _plan(scope: Scope, experiment: str) -> list[Job]:
-    actions = ACTIONS if experiment == _ROTATIONS else ()
+    actions = HUE_ACTIONS if experiment == _ROTATIONS else ()
     return [
         job
         for dataset in image_jobs.main_datasets(scope)
@@ -164,7 +164,7 @@ def _rows(groups: Groups) -> list[Row]:
 def table(experiment: str, rows: Sequence[Row], dataset: str) -> Table:
     """The numbers of an ablation, beside the paper's where it gives any."""
     groups = of_ablation(experiment, rows, dataset)
-    means = {ACTION_NAMES[action]: f"{PREFIX[action]}_mean" for action in ACTIONS[1:]}
+    means = {ACTION_NAMES[action]: f"{PREFIX[action]}_mean" for action in HUE_ACTIONS[1:]}
     swept = {name: key for name, key in means.items() if measured(_rows(groups), key)}
     more = swept if experiment == _ROTATIONS else {}
     return accuracy_table(groups, dataset, shifted="HSV shifts", more=more)
@@ -191,13 +191,14 @@ def peak_table(rows: Sequence[Row], dataset: str) -> Table:
     groups = of_ablation(_ROTATIONS, rows, dataset)
     lines = []
     for variant, group in groups.items():
-        cells = [_span(group, f"{PREFIX[action]}_curve", variant.rotations) for action in ACTIONS]
+        keys = [f"{PREFIX[action]}_curve" for action in HUE_ACTIONS]
+        cells = [_span(group, key, variant.rotations) for key in keys]
         if variant.rotations > 1 and any(cell != MISSING for cell in cells):
             setting = f" ({variant.setting})" if variant.setting else ""
             lines.append((variant.lifting.upper() + setting, str(variant.rotations), *cells))
     words = "Accuracy at the group's own hue shifts: lowest to highest peak, in percent"
     setting = shared_setting(_rows(groups), beside_paper=True)
-    columns = ("lifting", "rotations", *(ACTION_NAMES[action] for action in ACTIONS))
+    columns = ("lifting", "rotations", *(ACTION_NAMES[action] for action in HUE_ACTIONS))
     return Table(columns, lines, f"{words}; {setting}" if setting else words)
 
 
@@ -236,7 +237,7 @@ def _rotation_curves(settings: Settings) -> Figure:
     orders = _orders(settings)
     panels: dict[str, list[Curve]] = {}
     for (setting, groups), action, lifting in itertools.product(
-        settings.items(), ACTIONS, _LIFTINGS
+        settings.items(), HUE_ACTIONS, _LIFTINGS
     ):
         key = f"{PREFIX[action]}_curve"
         exact = " (exact)" if lifting == action else ""
@@ -257,7 +258,7 @@ def _orders(settings: Settings) -> list[int]:
 def _accuracy_over_rotations(settings: Settings) -> Figure:
     """Accuracy over the number of rotations, on original and on shifted images."""
     measures = {"original": "original images"}
-    for action in ACTIONS:
+    for action in HUE_ACTIONS:
         shifts = ACTION_NAMES[action].replace("shift", "shifts").replace("rotation", "rotations")
         measures[f"{PREFIX[action]}_mean"] = f"mean over {shifts}"
     rows = [row for groups in settings.values() for row in _rows(groups)]

@@ -21,7 +21,7 @@ from torch import nn
 from equicolor import _checks
 from equicolor.data.datasets import DATASETS, dataset_state, find_dataset, load_dataset
 from equicolor.devices import choose_device, choose_precision
-from equicolor.evaluation.hue_sweep import ACTIONS
+from equicolor.evaluation.actions import HUE_ACTIONS
 from equicolor.models import widths
 from equicolor.models.registry import usual_resize
 from equicolor.paper.experiment import Context, Job, Outcome, Scope, digest
@@ -158,7 +158,7 @@ def training_jobs(
         MissingDataError: if the dataset is not here.
     """
     for action in actions:
-        _checks.one_of("action", action, ACTIONS)
+        _checks.one_of("action", action, HUE_ACTIONS)
     folder = place(dataset, scope)
     load_dataset(folder, "test")  # says what is missing, before anything is trained
     title, images = find_dataset(folder).name, _fingerprint(folder)

@@ -1,16 +1,13 @@
-"""Shared by figures: small PNG files, names in labels, and the strip of hues below a curve."""
+"""Shared by figures: small PNG files, and names in labels."""
 
 import io
 
-import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
 from equicolor._text import printable
-from equicolor.color import shift_hue
 
-__all__ = ["as_it_is", "draw_hues", "png"]
+__all__ = ["as_it_is", "png"]
 
 
 def png(figure: Figure, dpi: int = 110, limit: int = 150_000) -> bytes:
@@ -24,14 +21,6 @@ def png(figure: Figure, dpi: int = 110, limit: int = 150_000) -> bytes:
         if packed.tell() < limit:
             break
     return packed.getvalue()
-
-
-def draw_hues(axes: Axes) -> None:
-    """What becomes of red under shifts from -180 to 180 degrees, as a strip."""
-    red = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1).expand(360, -1, -1, -1)
-    hues = shift_hue(red, (torch.arange(360) - 180) / 360)
-    axes.imshow(hues.view(1, 360, 3).numpy(), extent=(-180, 180, 0, 1), aspect="auto")
-    axes.set_yticks([])
 
 
 def as_it_is(name: str) -> str:

@@ -1,0 +1,151 @@
+"""What a sweep does to images: shifts of hue, and changes of light, tone and saturation."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equicolor import _checks
+from equicolor.color import compose, decompose, rotate_hue
+from equicolor.light import cast_light, change_brightness, change_gamma, change_saturation
+
+__all__ = ["ACTIONS", "HUE_ACTIONS", "Action", "action_named", "action_values"]
+
+Change = Callable[[float | Tensor], Tensor]  # from a value to changed images
+
+CAST_STRENGTH = 0.3  # gains of 0.7 to 1.3
+
+
+@dataclass(frozen=True)
+class Action:
+    """Something that is done to images, more or less of it.
+
+    Attributes:
+        label: what it is called in tables and figures.
+        unit: of its values, in the plural.
+        low, high: the ends of a sweep.
+        change: images :math:`[B, 3, H, W]` to a function from a value to changed images; work
+            that all values share is done once.
+        show: how a value is written.
+        cyclic: the values lie on a circle, of which 1 is the whole.
+        doubling: a sweep takes equal ratios, not differences, of its values.
+    """
+
+    label: str
+    unit: str
+    low: float
+    high: float
+    change: Callable[[Tensor], Change]
+    show: Callable[[float], str]
+    cyclic: bool = False
+    doubling: bool = False
+
+    def spaced(self, count: int) -> Tensor:
+        """A number of values over the range, both ends included, float64."""
+        steps = torch.arange(count, dtype=torch.float64) / (count - 1)
+        if self.doubling:
+            return self.low * (self.high / self.low) ** steps
+        return steps * (self.high - self.low) + self.low
+
+
+def _shift_hsv(images: Tensor) -> Change:
+    hue, chroma, low = decompose(images)  # shared by all shifts
+    return lambda turns: compose(hue + turns, chroma, low)
+
+
+def _of_the_circle(label: str, change: Callable[[Tensor], Change]) -> Action:
+    """An action whose values are turns."""
+    return Action(
+        label, "turns", -0.5, 0.5, change, lambda turns: f"{360 * turns:z.0f}°", cyclic=True
+    )
+
+
+# What shifts the hue: see equicolor.color for the difference.
+_HUE: dict[str, Action] = {
+    "hsv": _of_the_circle("HSV shift", _shift_hsv),
+    "rgb": _of_the_circle("RGB rotation", lambda images: lambda turns: rotate_hue(images, turns)),
+    "rgb-clip": _of_the_circle(
+        "RGB rotation, clipped",
+        lambda images: lambda turns: rotate_hue(images, turns, clip=True),
+    ),
+}
+# What a hue shift is not: see equicolor.light. All of them stay in [0, 1].
+_OTHER: dict[str, Action] = {
+    "cast": _of_the_circle(
+        f"light cast, {100 * CAST_STRENGTH:.0f} %",
+        lambda images: lambda turns: cast_light(images, turns, CAST_STRENGTH, clip=True),
+    ),
+    "gamma": Action(
+        "gamma", "gammas", 0.5, 2.0,
+        lambda images: lambda gamma: change_gamma(images, gamma),
+        lambda gamma: f"{gamma:.2f}",
+        doubling=True,
+    ),
+    "brightness": Action(
+        "brightness", "stops", -2.0, 2.0,
+        lambda images: lambda stops: change_brightness(images, stops, clip=True),
+        lambda stops: f"{stops:+z.1f} stops",
+    ),
+    "saturation": Action(
+        "saturation", "factors", 0.0, 2.0,
+        lambda images: lambda factor: change_saturation(images, factor, clip=True),
+        lambda factor: f"× {factor:.2f}",
+    ),
+}  # fmt: skip
+_ALL = _HUE | _OTHER
+HUE_ACTIONS, ACTIONS = tuple(_HUE), tuple(_ALL)
+
+
+def action_named(name: str) -> Action:
+    """The action of a name.
+
+    Example:
+        >>> gamma = action_named("gamma")
+        >>> gamma.label, gamma.spaced(3).tolist()
+        ('gamma', [0.5, 1.0, 2.0])
+    """
+    return _ALL[_checks.one_of("action", name, ACTIONS)]
+
+
+def action_values(
+    actions: Sequence[str], shifts: int | Sequence[float] | Tensor = 37
+) -> dict[str, Tensor]:
+    """The values at which actions are swept, float64 :math:`[K]` for each.
+
+    Args:
+        actions: some of :data:`ACTIONS`.
+        shifts: how many values, over the whole range of each action; or the values themselves,
+            for actions that have one unit.
+
+    Example:
+        >>> {name: values.tolist() for name, values in action_values(["hsv", "gamma"], 3).items()}
+        {'hsv': [-0.5, 0.0, 0.5], 'gamma': [0.5, 1.0, 2.0]}
+        >>> action_values(["brightness"], [-1.0, 1.0])["brightness"].tolist()
+        [-1.0, 1.0]
+    """
+    named = {name: action_named(name) for name in actions}
+    units = list(dict.fromkeys(action.unit for action in named.values()))
+    if isinstance(shifts, (int, float)):
+        if _checks.positive_int("shifts", shifts) < 2:
+            raise ValueError("shifts must be at least 2, to span from end to end; got 1")
+    elif len(units) > 1:
+        raise ValueError(
+            f"shifts must be a number for actions whose values are {' and '.join(units)}, "
+            f"got {shifts!r}"
+        )
+    return {name: _values(action, shifts) for name, action in named.items()}
+
+
+def _values(action: Action, shifts: int | Sequence[float] | Tensor) -> Tensor:
+    if isinstance(shifts, (int, float)):
+        return action.spaced(int(shifts))
+    values = torch.as_tensor(shifts, dtype=torch.float64, device="cpu").detach()
+    if values.ndim != 1 or not len(values) or not values.isfinite().all():
+        raise ValueError(
+            f"shifts must be a number or a list of finite {action.unit}, got {shifts!r}"
+        )
+    change = action.change(torch.zeros(1, 3, 1, 1))
+    for value in values.tolist():
+        change(value)  # refuses what it cannot be; values of tensors go unchecked
+    return values
