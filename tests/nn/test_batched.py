@@ -96,6 +96,52 @@ def test_coset_pooling(kind):
     torch.testing.assert_close(BatchedCosetPool(N, kind)(x), expected[kind])
 
 
+def test_the_surest_rotation_is_taken():
+    logits = 3 * torch.randn(N * 5, 7, dtype=torch.float64)
+    expected = []
+    for image in range(5):
+        rotations = [logits[k * 5 + image] for k in range(N)]
+        expected.append(max(rotations, key=lambda each: each.softmax(0).max()))
+    pool = BatchedCosetPool(N, "confidence")
+    assert torch.equal(pool(logits), torch.stack(expected))
+    for k in range(N):
+        rolled = logits.unflatten(0, (N, 5)).roll(k, 0).flatten(0, 1)
+        assert torch.equal(pool(rolled), pool(logits))
+    assert torch.autograd.gradcheck(pool, (logits.requires_grad_(),))
+    pool(logits).sum().backward()
+    assert logits.grad.sum() == 5 * 7  # one rotation of every image
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_surest_rotation_of_large_logits(dtype):
+    """Their largest probabilities are all rounded to 1."""
+    logits = torch.tensor([[60, 0, 0], [0, 90, 0], [0, 61, 0], [0, 0, 62]], dtype=dtype)
+    for k in range(4):
+        pooled = BatchedCosetPool(4, "confidence")(logits.roll(k, 0))
+        assert pooled.tolist() == [[0, 90, 0]]
+        assert pooled.dtype == dtype
+
+
+def test_bfloat16_hardly_makes_rotations_equally_sure():
+    logits = torch.tensor([[8, 0, 0, 0], [8, 0.125, 0, 0]], dtype=torch.bfloat16)
+    pool = BatchedCosetPool(2, "confidence")
+    assert torch.equal(pool(logits), logits[:1])
+    assert torch.equal(pool(logits.flip(0)), logits[:1])
+
+
+def test_of_equally_sure_rotations_the_first_is_taken():
+    logits = torch.tensor([[0.0, 5.0], [5.0, 0.0]])
+    pool = BatchedCosetPool(2, "confidence")
+    assert torch.equal(pool(logits), logits[:1])
+    assert torch.equal(pool(logits.flip(0)), logits[1:])
+
+
+@pytest.mark.parametrize("shape", [(N, 3, 2, 2), (N,), (N, 1)])
+def test_only_logits_have_a_surest_rotation(shape):
+    with pytest.raises(ValueError, match=r"takes logits \[n \* B, C\] .*, got \[5"):
+        BatchedCosetPool(N, "confidence")(torch.rand(shape))
+
+
 @pytest.mark.parametrize("kind", ["max", "avg", None])
 def test_coset_pooling_of_single_pixels_in_any_memory(kind):
     x = torch.rand(N * 2, 8)[:, :4, None, None]

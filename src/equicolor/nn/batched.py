@@ -22,7 +22,7 @@ from equicolor.nn.constants import DerivedConstants
 from equicolor.nn.conv import CEConv2d
 from equicolor.nn.layout import channels_last, from_pixels, to_features, to_images, to_pixels
 
-COSET_POOLS = ("max", "avg", None)
+COSET_POOLS = ("max", "avg", "confidence", None)
 TAKES = ("images", "normalized")
 # A rotation about the grey axis takes colours of the cube no further than this.
 _LOWEST, _HIGHEST = -1 / 3, 4 / 3
@@ -130,23 +130,40 @@ class BatchedCosetPool(nn.Module):
     """Pool the rotations of a batch ``[n * B, ...]``, which ends the equivariant part.
 
     The kinds ``"max"`` and ``"avg"`` give ``[B, ...]``, hue-invariant; None keeps the rotations
-    apart, ``[B, n, ...]``.
+    apart, ``[B, n, ...]``. The kind ``"confidence"`` takes logits ``[n * B, C]`` and gives every
+    image those of one rotation, ``[B, C]``: of the one whose best class has the largest
+    probability, see :func:`confidence`. Gradients go to that rotation. It is hue-invariant where
+    one rotation is surest; of two that are equally sure but differ, the first is taken.
+
+    Example:
+        >>> logits = torch.tensor([[1.0, 1.0], [0.0, 5.0], [3.0, 0.0], [0.0, 4.0]])  # of two images
+        >>> BatchedCosetPool(2, "confidence")(logits)
+        tensor([[3., 0.],
+                [0., 5.]])
     """
 
     def __init__(self, rotations: int, kind: str | None = "max") -> None:
         super().__init__()
         self.rotations = _checks.positive_int("rotations", rotations)
         if kind not in COSET_POOLS:
-            raise ValueError(f"coset_pool must be 'max', 'avg' or None, got {kind!r}")
+            raise ValueError(f"coset_pool must be 'max', 'avg', 'confidence' or None, got {kind!r}")
         self.kind = kind
 
     def forward(self, x: Tensor) -> Tensor:
         """Features ``[n * B, ...]`` to ``[B, ...]``, or ``[B, n, ...]``."""
+        if self.kind == "confidence" and (x.ndim != 2 or x.shape[1] < 2):
+            raise ValueError(
+                "coset_pool='confidence' takes logits [n * B, C] of at least 2 classes, got "
+                f"{list(x.shape)}"
+            )
         last = self.kind is not None and x.ndim == 4 and _is_channels_last(x)
         x = x.permute(0, 2, 3, 1) if last else x
         parts = split_rotations("BatchedCosetPool", x, self.rotations)
         if self.kind is None:
             return parts.transpose(0, 1)
+        if self.kind == "confidence":
+            exact = parts if parts.dtype == torch.float64 else parts.float()
+            return choose_rotation(parts, confidence(exact))
         # Copied, because the gradient of the maximum needs it unchanged, and the next layer of
         # the network may work in place.
         pooled = parts.amax(0).clone() if self.kind == "max" else parts.mean(0)
@@ -155,6 +172,22 @@ class BatchedCosetPool(nn.Module):
     def extra_repr(self) -> str:
         """The options."""
         return f"rotations={self.rotations}, kind={self.kind!r}"
+
+
+def confidence(logits: Tensor) -> Tensor:
+    """How sure logits ``[..., C]`` are of their best class: its log-odds, ``[..., 1]``.
+
+    Log-odds order logits as the largest log-softmax does. But log-softmax rounds to 0 where the
+    best class leads by more than 17 (in float32), and all such logits would be equally sure.
+    """
+    ordered = logits.detach().sort(-1, descending=True)[0]
+    return ordered[..., :1] - ordered[..., 1:].logsumexp(-1, keepdim=True)
+
+
+def choose_rotation(parts: Tensor, scores: Tensor) -> Tensor:
+    """Of ``[n, B, ...]``, each image in its rotation with the largest score ``[n, B, 1, ...]``."""
+    choice = scores.argmax(0, keepdim=True).expand_as(parts[:1])
+    return parts.gather(0, choice).squeeze(0)
 
 
 class BatchedDropout(nn.Module):

@@ -18,6 +18,8 @@ from equicolor.nn.batched import (
     BatchedDropout,
     BatchedStochasticDepth,
     HueLift,
+    choose_rotation,
+    confidence,
     pad_to_stride,
 )
 from equicolor.nn.folding.plain import linear, mix, permutes_colors, turns_back
@@ -63,6 +65,9 @@ def fold_layer(rewriter: "Rewriter", node: fx.Node, module: nn.Module, x: Any) -
         return rewriter.leave(features, module)
     if isinstance(module, BatchedCosetPool):
         parts = x.unflatten(0, (module.rotations, -1))
+        if module.kind == "confidence":
+            exact = next(rewriter.traced.parameters()).dtype == torch.float64
+            return choose_rotation(parts, confidence(parts if exact else parts.float()))
         if module.kind is None:
             return parts.transpose(0, 1)
         return parts.amax(0) if module.kind == "max" else parts.mean(0)
