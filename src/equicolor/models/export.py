@@ -135,7 +135,16 @@ Run = Callable[[Tensor], Tensor]
 
 
 def _images(batch: int, size: tuple[int, int]) -> Tensor:
-    return torch.rand(batch, 3, *size, generator=torch.Generator().manual_seed(batch), device="cpu")
+    """Noise with a tint for every image.
+
+    Plain noise looks alike in every hue, so rounding errors would decide which hue a network takes
+    that chooses one.
+    """
+    generator = torch.Generator().manual_seed(batch)
+    tint, noise = (
+        torch.rand(batch, 3, *shape, generator=generator, device="cpu") for shape in ((1, 1), size)
+    )
+    return (tint + noise) / 2
 
 
 @contextmanager
