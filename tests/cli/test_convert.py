@@ -22,9 +22,10 @@ def place(fruit: Path) -> Path:
     return fruit
 
 
-def test_from_conversion_to_fine_tuning(place: Path) -> None:
+@pytest.mark.parametrize("pool", ["avg", "confidence"])
+def test_from_conversion_to_fine_tuning(place: Path, pool: str) -> None:
     result = invoke(
-        "convert", "net.safetensors", "--rotations", "4", "--coset-pool", "avg",
+        "convert", "net.safetensors", "--rotations", "4", "--coset-pool", pool,
         "-o", "converted.safetensors", "--data", "fruit", "--device", "cpu",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
@@ -45,7 +46,8 @@ def test_from_conversion_to_fine_tuning(place: Path) -> None:
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     (row,) = json.loads(Path("judged/evaluation.json").read_text())["rows"]
-    assert (row["model"], row["rotations"]) == ("converted z2cnn", 4)
+    facts = row["model"], row["rotations"], row["coset_pool"]
+    assert facts == ("converted z2cnn", 4, pool)
     assert len(set(row["hue_curve"][::9])) == 1  # 37 shifts: every ninth is a quarter turn
     # it trains, and what comes out knows what it is
     result = invoke(
@@ -84,7 +86,7 @@ def test_another_number_of_classes_is_said(place: Path) -> None:
         (["convert", "gone.safetensors", "-o", "a"], 1, "no network at gone.safetensors"),
         (["convert", "net.safetensors", "-o", "a", "--until", "xyz"], 2, "'xyz'; it has "),
         (["convert", "net.safetensors", "-o", "a", "--match-parameters"], 2, "needs init='random'"),
-        (["convert", "net.safetensors", "-o", "a", "--coset-pool", "none"], 2, "is max or avg; in"),
+        (["convert", "net.safetensors", "-o", "a", "--coset-pool", "none"], 2, "or confidence; in"),
         (["convert", "mine.py:build", "-o", "a"], 2, "could not be built again from a checkpoint"),
         (["train", "--finetune", "net.safetensors"], 2, "--finetune needs a dataset"),
         (["train", "fruit", "--finetune", "net.safetensors", "--rotations", "3"], 2, "it is, got"),

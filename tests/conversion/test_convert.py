@@ -378,8 +378,9 @@ def test_what_cannot_be_converted_is_named(model, options, message):
         ({"rotations": 0}, "rotations must be at least 1"),
         ({"lifting": "lab"}, "lifting must be one of"),
         ({"init": "zero"}, "init must be one of"),
-        ({"coset_pool": "sum"}, "coset_pool must be 'max', 'avg' or None"),
-        ({"until": "stem", "coset_pool": None}, "a hybrid .* pools its hues"),
+        ({"coset_pool": "sum"}, "must be 'max', 'avg', 'confidence' or None, got 'sum'"),
+        ({"until": "stem", "coset_pool": None}, "a hybrid .* pools its hues .* got None"),
+        ({"until": "stem", "coset_pool": "confidence"}, "a hybrid .* got 'confidence'"),
         ({"match_parameters": True}, "it needs init='random'"),
         (
             {"normalization": "auto"},

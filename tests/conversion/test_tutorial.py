@@ -25,7 +25,7 @@ def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__main__"}
     found = blocks()
-    assert len(found) == 7
+    assert len(found) == 8
     for line, code in found:
         # Blank lines in front make a traceback point at the line in the page.
         exec(compile("\n" * (line - 1) + code, str(PAGE), "exec"), namespace)

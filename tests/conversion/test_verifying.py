@@ -208,6 +208,8 @@ WRONG = [
     (Whitened, {}, r"hue k is not the original network .*is the pool of the hues \(off by"),
     (PastThePool, {}, r"for grey images it does not give .*what comes after the pool of the hues"),
     (PastThePool, {"coset_pool": None}, r"hue k is not the original network"),
+    (PastThePool, {"coset_pool": "confidence"}, r"hue k is not the original network"),
+    (Mixup, {"coset_pool": "confidence"}, r"in train mode, once .*, features do not shift"),
     (Silent, {}, r"hue k is not the original network"),
     (Vanishing, {}, r"hue k is not the original network .*'more.0' \(Conv2d\)"),
     (Neighbours, {"until": "second"}, r"hue k is not the original network .*'second'"),

@@ -77,8 +77,8 @@ def test_hue_k_is_the_original_on_the_shifted_image(family, images, relative_err
 
 @everyone
 def test_pooled_networks_are_invariant(family, images, relative_error):
-    for pool in ("max", "avg"):
-        network = converted(family, "max")
+    for pool in ("max", "avg", "confidence"):
+        network = converted(family, "confidence" if pool == "confidence" else "max")
         for module in network.modules():
             if hasattr(module, "kind"):
                 module.kind = pool

@@ -111,6 +111,13 @@ def test_detectors_refuse_what_they_would_pass_over(option):
         convert(model, 2, **option)
 
 
+@pytest.mark.parametrize("pool", ["confidence", None])
+def test_detectors_pool_features(pool):
+    model = detection.ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None)
+    with pytest.raises(ValueError, match=f"must be 'max' or 'avg', got {pool!r}"):
+        convert(model, 2, coset_pool=pool)
+
+
 def test_dictionaries_of_features_can_end_the_equivariant_part(images, relative_error):
     backbone = IntermediateLayerGetter(TORCHVISION["resnet"](), {"layer4": "out"})
     model = segmentation.FCN(backbone, segmentation.fcn.FCNHead(512, 3))

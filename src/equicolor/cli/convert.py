@@ -39,7 +39,7 @@ def convert(
             "--match-parameters", help="As many parameters as before, with --init random."
         ),
     ] = False,
-    coset_pool: Annotated[str, typer.Option(help="Over the hues: max or avg.")] = "max",
+    coset_pool: Annotated[str, typer.Option(help="Over the hues: max, avg or confidence.")] = "max",
     pretrained: Pretrained = True,
     data: Annotated[
         str | None,
@@ -63,8 +63,8 @@ def convert(
 
     if coset_pool.lower() == "none":
         raise ValueError(
-            "a checkpoint gives one answer an image, so --coset-pool is max or avg; in Python, "
-            "equicolor.convert(coset_pool=None) keeps the hues apart"
+            "a checkpoint gives one answer an image, so --coset-pool is max, avg or confidence; "
+            "in Python, equicolor.convert(coset_pool=None) keeps the hues apart"
         )
     refuse_to_replace([output], force)
     check_names(source, output, data)

@@ -56,10 +56,10 @@ def convert(
 
     The images are lifted to :math:`n` hues, which pass through the network side by side;
     convolutions and linear layers get a filter over the hues, and the hues are pooled before
-    the classifier. With ``init="pretrained"`` those filters are the identity: hue :math:`k`
-    carries exactly what the original network computes for the image shifted by
-    :math:`-k/n` turns, and the pooled result is invariant to hue shifts by :math:`1/n` before
-    any training. Training then learns to mix the hues.
+    the classifier, or behind it with ``coset_pool="confidence"``. With ``init="pretrained"``
+    those filters are the identity: hue :math:`k` carries exactly what the original network
+    computes for the image shifted by :math:`-k/n` turns, and the pooled result is invariant to
+    hue shifts by :math:`1/n` before any training. Training then learns to mix the hues.
 
     The converted network takes images in [0, 1] and normalises them itself, after the shift.
 
@@ -77,8 +77,10 @@ def convert(
         lifting: ``"hsv"``, exact for HSV hue shifts, or ``"rgb"``, the paper's rotation.
         until: the module that the equivariant part ends with, such as ``"layer2"``: a hybrid.
         init: ``"pretrained"`` keeps the weights; ``"random"`` draws all of them anew.
-        coset_pool: ``"max"`` or ``"avg"`` over the hues; None keeps them apart, and every
-            output is :math:`[B, n, ...]`.
+        coset_pool: ``"max"`` or ``"avg"`` over the hues; ``"confidence"``, for networks that
+            return logits :math:`[B, C]`, pools behind the classifier and takes the logits of the
+            hue that is surest of its class; None keeps the hues apart, and every output is
+            :math:`[B, n, ...]`.
         normalization: what the network expects of its images: ``"auto"`` reads it from timm's
             metadata and knows equicolor's networks; ``"imagenet"``; a pair (mean, std); a member
             of a torchvision weights enum; or None for images in [0, 1] as they are.
@@ -116,9 +118,14 @@ def convert(
     _checks.one_of("init", init, ("pretrained", "random"))
     _checks.one_of("takes", takes, TAKES)
     if coset_pool not in COSET_POOLS:
-        raise ValueError(f"coset_pool must be 'max', 'avg' or None, got {coset_pool!r}")
-    if until is not None and coset_pool is None:
-        raise ValueError("a hybrid (until=...) pools its hues: coset_pool must be 'max' or 'avg'")
+        raise ValueError(
+            f"coset_pool must be 'max', 'avg', 'confidence' or None, got {coset_pool!r}"
+        )
+    if until is not None and coset_pool not in ("max", "avg"):
+        raise ValueError(
+            "a hybrid (until=...) pools its hues before its plain part: coset_pool must be 'max' "
+            f"or 'avg', got {coset_pool!r}"
+        )
     if match_parameters and init != "random":
         raise ValueError("match_parameters changes every layer: it needs init='random'")
     check_network(model)
@@ -240,9 +247,10 @@ def _check_detector_options(
             f"a detector normalises its images itself, keeps its widths and is kept by its "
             f"state_dict(): {names} cannot be given. Convert its backbone by itself for that"
         )
-    if coset_pool is None:
+    if coset_pool not in ("max", "avg"):
         raise ValueError(
-            "what follows a detector's backbone is plain: coset_pool is 'max' or 'avg'"
+            "what follows a detector's backbone is plain: coset_pool must be 'max' or 'avg', got "
+            f"{coset_pool!r}"
         )
 
 
@@ -281,7 +289,7 @@ def _build(
     try:
         return attempt(plan)
     except ConversionError as error:
-        if not plan.head or options.until is not None or options.channels is not None:
+        if plan.exit.where != "before" or options.channels is not None:
             raise
         try:
             return attempt(make_plan(original, options, run, exit_=Exit("output")))

@@ -90,12 +90,18 @@ def make_plan(
     """Plan a conversion, or refuse it with everything that cannot be converted.
 
     ``run`` is a pass through the network in eval mode, ``training`` one in train mode, if there is
-    one. By default, the hues are pooled after ``until``, or before the classifier.
+    one. By default, the hues are pooled after ``until``, or before the classifier. Where they are
+    pooled behind it, or kept apart, the classifier sees every hue by itself and mixes none.
     """
+    if options.coset_pool == "confidence":
+        _check_logits(model, run)
     modules = dict(model.named_modules())
     classifier = Exit("output") if exit_ is not None else _find_head(modules, run)
-    if exit_ is None:
-        exit_ = classifier if options.until is None else _find_until(modules, run, options.until)
+    if exit_ is None and options.until is not None:
+        exit_ = _find_until(modules, run, options.until)
+    elif exit_ is None:
+        exit_ = classifier if options.coset_pool in ("max", "avg") else Exit("output")
+    plain_part = classifier.path if exit_.where == "output" else ""
     problems = [*_attention(run, exit_), *_draws(modules, run, exit_)]
     if training is not None:
         problems += _draws(modules, training, exit_)
@@ -105,6 +111,8 @@ def make_plan(
         inside = path not in run.calls or _starts_before(run, path, exit_)
         parts_of_refused = tuple(f"{other}." for other in refused if other)
         if not inside or path in refused or path.startswith(parts_of_refused):
+            continue
+        if isinstance(module, nn.Linear) and _is_inside(path, plain_part):
             continue
         kind = _kind_in_place(path, module, run, exit_, training)
         if isinstance(kind, Refusal):
@@ -124,9 +132,24 @@ def make_plan(
         reason = f"{part} has no convolution to convert"
         problems.append(("", Refusal(reason, Advice.CONVOLUTION)))
     refuse(model, problems)
-    if exit_.where == "before" and options.coset_pool is None:
-        exit_ = Exit("output")  # hues are kept apart, and the classifier sees every one
     return Plan(replaced, exit_, first, classifier.path)
+
+
+def _check_logits(model: nn.Module, run: DryRun) -> None:
+    """Refuse a network whose output is not one tensor ``[B, C]`` of at least two classes."""
+    shapes = run.outputs
+    if len(shapes) != 1 or len(shapes[0]) != 2 or shapes[0][0] != run.batch or shapes[0][1] < 2:
+        what = " and ".join(map(str, shapes)) or "no tensor"
+        raise ConversionError(
+            "coset_pool='confidence' chooses a hue by its logits, so the network must return one "
+            f"tensor [B, C] of at least 2 classes; {type(model).__name__} returns {what} for "
+            f"{run.batch} images. What works: coset_pool='max' or 'avg'"
+        )
+
+
+def _is_inside(path: str, parent: str) -> bool:
+    """Whether a module is the named one, or a part of it; nothing is inside of ``""``."""
+    return parent != "" and f"{path}.".startswith(f"{parent}.")
 
 
 def _find_head(modules: Modules, run: DryRun) -> Exit:
