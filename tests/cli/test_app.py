@@ -279,7 +279,7 @@ def test_export_of_a_name_says_that_its_weights_are_random(tmp_path: Path) -> No
 def test_export_refuses_in_one_line(
     arguments: list[str], status: int, message: str, tmp_path: Path
 ) -> None:
-    result = invoke("export", *arguments, "--output", str(tmp_path / "file"))
+    result = invoke("export", *arguments, "--output", str(tmp_path / "file.onnx"))
     assert result.exit_code == status
     assert result.stderr.startswith(f"equicolor: {message}")
     assert result.stderr.count("\n") == 1
