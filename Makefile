@@ -9,7 +9,7 @@ VISION ?= .venv-vision
 SEEING := $(VISION)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types pytest vision format bench docs clean
+.PHONY: help setup demo test quick lint types pytest vision format bench docs clean
 
 help:            ## show this list
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*## /\t/' | expand -t 12
@@ -26,6 +26,9 @@ demo: $(READY)   ## the main job on embedded data; leaves a report in demo-repor
 
 test: lint types pytest vision  ## lint, types and all tests
 
+quick: lint      ## lint and the quick tests, for work in progress
+	$(BIN)/pytest -n auto --dist worksteal -q -m 'not slow' tests
+
 lint: $(READY)   ## ruff: style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -34,7 +37,7 @@ types: $(READY)  ## mypy, strict
 	$(BIN)/mypy
 
 # One thread per worker: two workers beat two threads on small tensors.
-pytest vision: export OMP_NUM_THREADS ?= 1
+quick pytest vision: export OMP_NUM_THREADS ?= 1
 
 pytest: $(READY) ## tests and the examples in docstrings
 	$(BIN)/pytest -n auto --dist worksteal -q

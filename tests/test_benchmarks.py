@@ -40,6 +40,7 @@ def ratio_of_rounds(row: Row, base: Row) -> Any:
     return pytest.approx((first + second) / 2, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_layers(bench: Any) -> None:
     rows = bench("layers", "--shapes", "colormnist", "--rotations", "3", "--width", "8")
     assert [(row["variant"], row["mode"]) for row in rows] == [
@@ -61,6 +62,7 @@ def test_layers(bench: Any) -> None:
         bench("layers", "--shapes", "colormnist")
 
 
+@pytest.mark.slow
 def test_networks(bench: Any) -> None:
     rows = bench("networks", "--networks", "n3-4", "n4-4-hsv", "--modes", "training", "folded")
     assert [(row["name"], row["mode"], row["rotations"]) for row in rows] == [
@@ -89,6 +91,7 @@ def test_the_fastest_plain_network_is_the_baseline(monkeypatch: pytest.MonkeyPat
     assert found[2]["dense_over"] is None
 
 
+@pytest.mark.slow
 def test_loop(bench: Any, tmp_path: Path) -> None:
     for colour in ("red", "green"):
         (tmp_path / "images" / colour).mkdir(parents=True)
@@ -102,6 +105,7 @@ def test_loop(bench: Any, tmp_path: Path) -> None:
     assert (sweep["shifts"], loop["batch"], loop["size"]) == (37, 2, 32)
 
 
+@pytest.mark.slow
 def test_precision(bench: Any) -> None:
     options = ("--equivariant", "n3-4", "--classes", "5", "--steps", "3", "--seeds", "2")
     rows = bench("precision", *options, "--precision", "float32")

@@ -221,6 +221,7 @@ class TestShiftHue:
         rotate_hue(images, 0.2, clip=True)
         assert torch.equal(images, kept)
 
+    @pytest.mark.slow
     def test_compiles_without_graph_breaks(self):
         torch._dynamo.reset()
         images, shifts = torch.rand(2, 3, 8, 8), torch.rand(2)
@@ -229,6 +230,7 @@ class TestShiftHue:
         assert torch.equal(compiled(images, shifts), shift_hue(images, shifts))
         assert torch.equal(compiled(images.bfloat16(), 0.1), shift_hue(images.bfloat16(), 0.1))
 
+    @pytest.mark.slow
     def test_inductor_computes_the_same(self):
         torch._dynamo.reset()
         images, shifts = torch.rand(2, 3, 8, 8), torch.rand(2)
@@ -276,6 +278,7 @@ class TestRotateHue:
             0.084, abs=0.003
         )
 
+    @pytest.mark.slow
     def test_compiles_without_graph_breaks(self):
         torch._dynamo.reset()
         images, shifts = torch.rand(2, 3, 8, 8), torch.rand(2)

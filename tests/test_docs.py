@@ -52,6 +52,7 @@ EXAMPLES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "line", "code"), EXAMPLES)
 def test_example_runs(
     page: Path, line: int, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -45,6 +45,7 @@ def test_every_example_is_tested() -> None:
     assert names == {"train.py", "swap_layers.py", "export_onnx.py"}
 
 
+@pytest.mark.slow
 def test_train(run) -> None:
     pytest.importorskip("mlxtend")
     lines = run("train.py").splitlines()
@@ -56,12 +57,14 @@ def test_train(run) -> None:
     assert abs(float(unseen) - float(seen)) < 1  # the same logits but for rounding
 
 
+@pytest.mark.slow
 def test_swap_layers() -> None:
     before, after = (float(line.split()[-1]) for line in run_fresh("swap_layers.py").splitlines())
     assert before > 1e-3
     assert after < 1e-5
 
 
+@pytest.mark.slow
 def test_export_onnx(tmp_path: Path, run) -> None:
     pytest.importorskip("onnxruntime")
     output = run("export_onnx.py", str(tmp_path))

@@ -60,6 +60,7 @@ def test_processes_write_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert path.read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_a_lock_is_held_against_other_processes_until_they_end(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     script = HOLD.format(src=str(Path(_files.__file__).parents[1]), path=str(path))
@@ -74,6 +75,7 @@ def test_a_lock_is_held_against_other_processes_until_they_end(tmp_path: Path) -
         assert path.read_text() == f"process {os.getpid()} on {platform.node()}\n"
 
 
+@pytest.mark.slow
 def test_children_do_not_hold_a_lock(tmp_path: Path) -> None:
     # A worker that outlives a killed run must not keep others from continuing it.
     path = tmp_path / "lock"
@@ -132,6 +134,7 @@ for name, write in writers.items():
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     pytest.importorskip("resource")
     script = [sys.executable, "-W", "ignore", "-c", FULL, str(tmp_path)]

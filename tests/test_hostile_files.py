@@ -95,6 +95,7 @@ def try_headers(networks, count: int, seed: int, folder: Path, evil: Path):
     return hostile.outcomes(count, seed, attempt)
 
 
+@pytest.mark.slow
 def test_changed_headers(tmp_path: Path, evil: Path) -> None:
     counted = try_headers(NETWORKS, 30, 0, tmp_path, evil)
     assert counted["refused: CheckpointError"] > 10
@@ -185,5 +186,6 @@ def try_results(count: int, seed: int, folder: Path, evil: Path):
     return hostile.outcomes(count, seed, attempt)
 
 
+@pytest.mark.slow
 def test_changed_results(tmp_path: Path, evil: Path) -> None:
     assert sum(try_results(5, 0, tmp_path, evil).values()) == 5

@@ -328,6 +328,7 @@ class TestShapesAndStates:
         assert (function(strided) - expected).abs().max() < 1e-14
         assert (function(images.mT) - expected.mT).abs().max() < 1e-14
 
+    @pytest.mark.slow
     @functions
     def test_compiles_without_graph_breaks(self, function):
         torch._dynamo.reset()

@@ -239,6 +239,7 @@ def outcome(
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS, ids=" ".join)
 def test_every_option_of_a_command_has_an_effect(
     name: Call, outcome: Callable[..., tuple[Any, ...]]
@@ -290,6 +291,7 @@ def computed(
 
 
 # The deepest ones are built by the function of the others.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in list_models() if not n.endswith(("101", "152"))])
 def test_every_keyword_of_a_network_has_an_effect(name: str) -> None:
     build, ignored = get_builder(name), []

@@ -183,6 +183,7 @@ def test_type_hints_are_shipped():
     assert importlib.resources.files("equicolor").joinpath("py.typed").is_file()
 
 
+@pytest.mark.slow
 def test_importing_needs_torch_and_numpy_alone_and_changes_no_global_state():
     # Refusing the imports shows that nothing needs them, even where nothing would load them.
     script = f"""
@@ -217,6 +218,7 @@ def test_extras_that_save_networks_install_safetensors(extra):
     assert "safetensors" in {re.match(r"[\w-]+", package)[0] for package in packages}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["2.10.2+cpu", "1.13.1", "2.11.0a0+git", "2.15.0"])
 def test_an_old_torch_is_refused_with_a_sentence(version):
     script = f"""
@@ -261,6 +263,7 @@ def torchvision(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_training_works_beside_a_torchvision_that_does_not_load(torchvision):
     # lightning imports torchvision wherever it is installed, and so do these scripts.
     assert "torchvision::nms does not exist" in fails("import torchvision", torchvision.parent)
@@ -274,6 +277,7 @@ except NotImplementedError:
     assert run(script, torchvision.parent) == "nms is not there\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["torchvision", "timm"])
 def test_a_broken_torchvision_is_named_with_its_cause_and_the_command_that_mends_it(
     name, torchvision

@@ -90,6 +90,7 @@ def test_permutations_are_fair() -> None:
     assert (counts - 1000).abs().max() < 120  # standard error 29
 
 
+@pytest.mark.slow
 def test_rows_are_not_windows_of_one_sequence() -> None:
     # As many rows as a short training draws: shifted copies of each other would share pairs.
     rows, size = 3_000, 2_000

@@ -230,6 +230,7 @@ def test_layer_equivariance_is_that_of_the_network_cut_there(make_network, lifti
         assert (max(errors.values()) < 1e-10) == (action == lifting)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lifting", ["rgb", "hsv"])
 def test_converted_networks_are_looked_at_like_ours(lifting, settle):
     """They keep their rotations in the batch."""

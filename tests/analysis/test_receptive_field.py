@@ -167,6 +167,7 @@ def test_maximum_sees_its_whole_window(pool):
         assert found.field.box(0, row * found.width + column) == seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rotations", "lifting"), [(1, "rgb"), (3, "hsv"), (4, "hsv")])
 def test_our_networks_against_gradients(rotations, lifting, settle):
     network = resnet44(4, width=2, rotations=rotations, lifting=lifting).double()
@@ -274,6 +275,7 @@ def test_frames_of_single_positions_are_where_gradients_are():
     assert tuple(end - margin for end in seen) == found.field.frame(0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rotations", [1, 3])
 def test_frames_of_the_paper_s_resnet_in_small_images(rotations):
     from equicolor.models import resnet18

@@ -116,6 +116,7 @@ def test_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, error: Excep
     assert failing_with(monkeypatch, error).exception is error
 
 
+@pytest.mark.slow
 def test_without_typer_one_line_says_what_to_install() -> None:
     # None in sys.modules makes the import fail as if the module were absent.
     code = "import sys; sys.modules['typer'] = None; from equicolor.cli import main; main()"
@@ -125,6 +126,7 @@ def test_without_typer_one_line_says_what_to_install() -> None:
     assert result.stderr == f"equicolor: typer is not installed: {how_to_install('typer')}\n"
 
 
+@pytest.mark.slow
 def test_help_does_not_load_plotting() -> None:
     code = "import sys, equicolor.cli; assert not {'matplotlib', 'sklearn'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -138,6 +140,7 @@ def test_models_lists_every_network() -> None:
     assert ["ce_resnet44", "2,602,596", "3", "32×32"] in lines
 
 
+@pytest.mark.slow
 def test_models_as_json() -> None:
     rows = json.loads(invoke("models", "--json").stdout)
     assert [row["model"] for row in rows] == list_models()
@@ -148,6 +151,7 @@ def test_models_as_json() -> None:
     assert all(row["summary"].endswith(".") for row in rows)
 
 
+@pytest.mark.slow
 def test_models_needs_no_experiments() -> None:
     code = (
         "import sys; from equicolor.cli.app import app; app(['models'], standalone_mode=False); "
@@ -156,6 +160,7 @@ def test_models_needs_no_experiments() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
+@pytest.mark.slow
 def test_cost_of_one_network(tmp_path: Path) -> None:
     file = tmp_path / "cost.json"
     options = ["--rotations", "6", "--lifting", "hsv", "--width", "2,3,4", "--classes", "7"]
@@ -174,6 +179,7 @@ def test_cost_of_a_hybrid() -> None:
     assert "parameters: 11,382,895" in result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "first"), [("fast", 32), ("8", 8)])
 def test_cost_takes_widths_by_name_and_number(text: str, first: int, tmp_path: Path) -> None:
     file = tmp_path / "cost.json"
@@ -181,6 +187,7 @@ def test_cost_takes_widths_by_name_and_number(text: str, first: int, tmp_path: P
     assert json.loads(file.read_text())["rows"][0]["width"] == first
 
 
+@pytest.mark.slow
 def test_cost_prints_the_papers_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(configurations, "PAPER", configurations.PAPER[:5:4])  # plain and full
     monkeypatch.setattr(configurations, "BEYOND", configurations.BEYOND[:1])
@@ -349,6 +356,7 @@ def test_want_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         assert line.startswith("equicolor: not enough memory: take smaller images")
 
 
+@pytest.mark.slow
 def test_warnings_are_one_line(tmp_path: Path) -> None:
     code = (
         "import sys, warnings; from equicolor.cli import app as cli; "

@@ -22,6 +22,7 @@ def place(fruit: Path) -> Path:
     return fruit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["avg", "confidence"])
 def test_from_conversion_to_fine_tuning(place: Path, pool: str) -> None:
     result = invoke(
@@ -67,6 +68,7 @@ def test_from_conversion_to_fine_tuning(place: Path, pool: str) -> None:
     assert (recipe["lr"], recipe["size"], recipe["model"]) == (1e-4, 28, "converted")
 
 
+@pytest.mark.slow
 def test_another_number_of_classes_is_said(place: Path) -> None:
     save_model(z2cnn(9, width=4), place / "nine.safetensors")
     result = invoke(

@@ -76,6 +76,7 @@ def test_light_beside_hue_shifts(place: Path) -> None:
     assert (place / "out" / "hue-curve.png").is_file()
 
 
+@pytest.mark.slow
 def test_a_users_own_network(place: Path) -> None:
     (place / "mine.py").write_text(
         "import torch\n\n"

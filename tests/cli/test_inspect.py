@@ -46,6 +46,7 @@ def images_of(page: str) -> int:
     return page.count('src="data:image/png;base64,')
 
 
+@pytest.mark.slow
 def test_a_page_of_an_equivariant_network(place: Path) -> None:
     result = invoke("net.safetensors", "--data", "fruit", "-o", "page.html", *QUICK)
     assert result.exit_code == 0, result.stderr
@@ -107,6 +108,7 @@ def test_a_user_s_network_with_other_classes(place: Path) -> None:
     assert [row["layer"] for row in data["rows"]] == ["network.1", "network.3"]
 
 
+@pytest.mark.slow
 def test_any_name_of_a_folder_can_be_drawn(place: Path) -> None:
     """Neither a formula of matplotlib, nor a command to the terminal, nor UTF-8."""
     names = {"apple": r"US$ \frac{ and C$", "banana": "b\x1b[2J" + os.fsdecode(b"\xe9")}
@@ -131,6 +133,7 @@ def test_any_name_of_a_folder_can_be_drawn(place: Path) -> None:
     assert "\x1b" not in result.stdout
 
 
+@pytest.mark.slow
 def test_classes_go_by_their_names(place: Path) -> None:
     network = cecnn(2, width=4, coset_pool="max")
     accuracies = []

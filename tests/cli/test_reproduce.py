@@ -197,6 +197,7 @@ def test_bad_options_are_one_line(
     assert not calls
 
 
+@pytest.mark.slow
 def test_results_are_shown_without_training(tmp_path: Path) -> None:
     source = str(ROOT / "results" / "configurations.json")
     result = invoke("reproduce", "configurations", "--from", source, "-o", str(tmp_path / "out"))
@@ -209,6 +210,7 @@ def test_results_are_shown_without_training(tmp_path: Path) -> None:
     assert [path.name for path in docs.iterdir()] == ["configurations.png"]
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = str(ROOT / "results" / "configurations.json")
     (tmp_path / "run" / "jobs").mkdir(parents=True)

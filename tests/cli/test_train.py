@@ -133,12 +133,14 @@ def test_options_reach_the_recipe(folder: Path) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_operations_of_augmix(folder: Path) -> None:
     for option, expected in (("--augmix", "original"), ("--augmix-full", "full")):
         recipe = recipe_of(invoke("pets", option, "--device", "cpu", "--dry-run"))
         assert recipe.augmix == expected
 
 
+@pytest.mark.slow
 def test_a_folder_called_like_a_dataset(folder: Path) -> None:
     (folder / "pets").rename(folder / "cifar10")
     result = invoke("./cifar10", *TINY, "--epochs", "1")
@@ -148,6 +150,7 @@ def test_a_folder_called_like_a_dataset(folder: Path) -> None:
     assert row["dataset"] == "folder:cifar10"
 
 
+@pytest.mark.slow
 def test_the_cache_goes_where_it_is_told(folder: Path) -> None:
     result = invoke("pets", *TINY, "--epochs", "1", "--cache", "elsewhere")
     assert result.exit_code == 0, result.stderr
@@ -183,6 +186,7 @@ def test_recipes_are_listed_and_used(folder: Path) -> None:
     assert recipe.precision == "float32"
 
 
+@pytest.mark.slow
 def test_corrupt_images_and_long_names(folder: Path) -> None:
     name = "é" * 127  # 254 bytes, as long as a file system takes
     (folder / "pets").rename(folder / name)
@@ -227,6 +231,7 @@ def test_bad_input_is_one_line(folder: Path, arguments: list[str], line: str) ->
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.slow
 def test_what_is_trained_further_is_not_tested_on_what_it_knows(folder: Path) -> None:
     options = ("--width", "2", "--epochs", "1", "--batch-size", "6")
     result = invoke("pets", *options, "--size", "18", "--split-seed", "3", "--device", "cpu",

@@ -73,6 +73,7 @@ def make_run(path, toys, *, gray=False, **settings):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "cut"), [([], (32, 40)), (["--size", "48"], (48, 60))])
 def test_both_are_judged_on_the_same_images(tmp_path, monkeypatch, toys, options, cut):
     run = make_run(tmp_path / "run", toys, model="resnet18", size=32, resize=40)
@@ -101,12 +102,14 @@ def test_both_are_judged_on_the_same_images(tmp_path, monkeypatch, toys, options
     assert load_model(output).origin == (*cut, "toys", 3, "")  # `equicolor evaluate` finds the same
 
 
+@pytest.mark.slow
 def test_costs_stand_beside_those_of_the_network_before(tmp_path):
     plain = save_model(z2cnn(10), tmp_path / "plain.safetensors")
     rows = report.convert_source(plain, tmp_path / "new.safetensors", rotations=3)
     assert [row[1] for row in rows] == ["25,570", "32,770 (1.28×)", "25,290 (0.99×)"]
 
 
+@pytest.mark.slow
 def test_a_grey_run_stays_grey(tmp_path, toys):
     run = make_run(tmp_path / "run", toys, model="z2cnn", size=28, resize=30, gray=True)
     output = tmp_path / "converted.safetensors"

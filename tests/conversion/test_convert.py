@@ -96,6 +96,7 @@ def test_a_users_own_network(images, settle, relative_error):
     assert not any(isinstance(m, BatchedCEConv2d) for m in original.modules())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lifting", ["hsv", "rgb"])
 def test_our_resnets_keep_their_normalisation(images, settle, lifting, relative_error):
     original = settle(shallow(resnet44(5, width=4)).double(), images)
@@ -119,6 +120,7 @@ def test_hybrids(images, settle, relative_error):
         assert relative_error(fold(network)(images), found) < 1e-10
 
 
+@pytest.mark.slow
 def test_weights_are_drawn_anew(images):
     original = resnet44(5, width=4)
     torch.manual_seed(1)
@@ -170,6 +172,7 @@ def test_devices_dtypes_modes_and_frozen_weights_carry_over():
     assert all(parameter.is_meta for parameter in ghost.parameters())
 
 
+@pytest.mark.slow
 def test_random_networks_without_norms_see_their_images():
     layers = [nn.Conv2d(3, 16, 3, padding=1), nn.ReLU()]
     for _ in range(7):
@@ -257,6 +260,7 @@ def test_two_heads_are_pooled_at_their_outputs(images, relative_error):
         network.reset_classifier(4)
 
 
+@pytest.mark.slow
 def test_another_classifier(images, tmp_path):
     network = convert(resnet18(5, width=4).eval(), 3)
     network.reset_classifier(7)
@@ -427,6 +431,7 @@ def test_wrong_images_are_refused():
 # --- parameters, cost, checkpoints, export -------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rotations", [3, 6])
 def test_parameters_can_be_matched(rotations, tmp_path):
     original = resnet18(10, width=16)
@@ -442,6 +447,7 @@ def test_parameters_can_be_matched(rotations, tmp_path):
         convert(segment, 3, init="random", match_parameters=True, normalization=None)
 
 
+@pytest.mark.slow
 def test_costs_before_and_after():
     original = shallow(resnet44(10, width=4))
     costs = cost_report({"before": original, "after": convert(original, 3)}, 32, batch=1)
@@ -452,6 +458,7 @@ def test_costs_before_and_after():
     assert all("×" in cell for cell in cost_rows(costs)[1][1:])
 
 
+@pytest.mark.slow
 def test_checkpoints_and_other_heads(images, settle, tmp_path):
     original = settle(resnet18(5, width=4), images.float())
     network = mixed(convert(original, 4, until="layers.2", coset_pool="avg"))
@@ -474,6 +481,7 @@ def test_checkpoints_and_other_heads(images, settle, tmp_path):
     assert convert(z2cnn(3), source=Source("equicolor:z2cnn", {"num_classes": 3})).config
 
 
+@pytest.mark.slow
 def test_networks_that_would_be_built_differently_are_not_saved(tmp_path):
     plain = resnet44(3, width=4)
     plain.layers[1][0].conv1.dilation = plain.layers[1][0].conv1.padding = (2, 2)
@@ -491,6 +499,7 @@ def test_dictionaries_are_not_exported(tmp_path):
         export(network, tmp_path / "two.onnx", input_size=32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["onnx", "exported-program", "torchscript"])
 def test_exported_files_take_any_batch(to, tmp_path):
     if to == "onnx":
@@ -500,6 +509,7 @@ def test_exported_files_take_any_batch(to, tmp_path):
     assert report.relative_error < 1e-4
 
 
+@pytest.mark.slow
 def test_unfolded_networks_export_with_a_dynamic_batch():
     network = convert(z2cnn(4), 3).eval()
     program = torch.export.export(
@@ -509,6 +519,7 @@ def test_unfolded_networks_export_with_a_dynamic_batch():
     torch.testing.assert_close(program.module()(x), network(x))
 
 
+@pytest.mark.slow
 def test_whole_graphs_compile_with_inductor(images):
     layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=4)
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
@@ -520,6 +531,7 @@ def test_whole_graphs_compile_with_inductor(images):
         torch.testing.assert_close(compiled(x), network(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_class_names_and_grey_are_kept(tmp_path):
     plain = create_model("resnet44", gray=True, num_classes=3, width=4).eval()
     plain.class_names = ("ash", "birch", "cedar")

@@ -53,6 +53,7 @@ def mixing_as_on_gpus(request, monkeypatch):
         monkeypatch.setattr(mixing, "runs_triton", lambda device: True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [16, 64])
 @pytest.mark.parametrize("n", [3, 6, 12])
 def test_views_convert_train_and_fold(width, n, relative_error):
@@ -72,6 +73,7 @@ def test_views_convert_train_and_fold(width, n, relative_error):
             assert relative_error(fold(network, form)(images), expected) < 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [3, 6])
 def test_views_are_exported(n, tmp_path):
     pytest.importorskip("onnxruntime")

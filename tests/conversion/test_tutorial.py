@@ -19,6 +19,7 @@ def blocks(library: str = "") -> list[tuple[int, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlxtend")
     pytest.importorskip("onnxruntime")

@@ -334,6 +334,7 @@ def test_right_networks_convert(make, lifting):
     assert isinstance(network.network.second, BatchedCEConv2d)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_rounding_of_deep_networks_is_no_fault(seed):
     torch.manual_seed(seed)
@@ -343,6 +344,7 @@ def test_rounding_of_deep_networks_is_no_fault(seed):
     convert(nn.Sequential(*layers), 3, **HOW)
 
 
+@pytest.mark.slow
 def test_rounding_in_train_mode_is_no_fault():
     # Norms of few images enlarge rounding errors most where there is no colour.
     network = create_model("resnet44", gray=True, num_classes=3, width=4)

@@ -179,6 +179,7 @@ def test_half_precision_is_near(batch):
     assert 0 < (full - half).abs().max() < 1 / 3 / 255
 
 
+@pytest.mark.slow
 def test_compiles_in_one_graph(batch):
     augmentation = Augmentation(**SMALL, jitter=0.5, augmix=AugMix(full=True), gray=True)
     images, sizes, numbers = batch

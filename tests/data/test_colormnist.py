@@ -85,6 +85,7 @@ def test_default_draw_has_the_papers_size(longtailed: ColorMNIST) -> None:
     assert longtailed.class_counts().max() <= 150
 
 
+@pytest.mark.slow
 def test_class_sizes_follow_the_power_law(digits: Digits) -> None:
     # Of a power law with exponent a, a share of x^a lies below x.
     sizes = []
@@ -106,6 +107,7 @@ def test_test_set_is_balanced(longtailed: ColorMNIST, digits: Digits) -> None:
     assert torch.bincount(most.test.labels).tolist() == [33] * 30
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("EQUICOLOR_DATA" not in os.environ, reason="full MNIST needs EQUICOLOR_DATA")
 def test_full_protocol_sizes() -> None:
     if not (data_root() / mnist.FOLDER).is_dir():

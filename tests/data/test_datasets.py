@@ -416,6 +416,7 @@ def test_hidden_files_do_not_count(tmp_path: Path) -> None:
         check(tmp_path, tmp_path, expected)
 
 
+@pytest.mark.slow
 def test_importing_needs_neither_pillow_nor_scipy() -> None:
     code = (
         "import sys, equicolor.data.datasets, equicolor.data.decoding, equicolor.data.download; "

@@ -92,6 +92,7 @@ def test_large_images_are_cut_one_by_one(image_set: ImageSet, monkeypatch) -> No
     torch.testing.assert_close(decoded.crops(indices, boxes, 16), expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_gathering_never_asks_the_device(image_set: ImageSet) -> None:
     decoded = decode(image_set)
     indices = torch.tensor([5, 1, 7])
@@ -204,6 +205,7 @@ def test_progress_counts_images(image_set: ImageSet, monkeypatch: pytest.MonkeyP
     assert done == sorted(done)
 
 
+@pytest.mark.slow
 def test_killed_decoding_is_continued(
     image_set: ImageSet, tmp_path: Path, decodes: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

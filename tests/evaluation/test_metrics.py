@@ -81,6 +81,7 @@ def test_certainty_belongs_to_the_last_bin() -> None:
     assert found.expected_error == pytest.approx(100 * (2 * 0.5 + 0.5) / 3)
 
 
+@pytest.mark.slow
 def test_torchmetrics_agrees_on_generic_answers(answers) -> None:
     functional = pytest.importorskip("torchmetrics.functional.classification")
     logits, labels = answers

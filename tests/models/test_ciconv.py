@@ -179,6 +179,7 @@ def test_configurations_and_files_round_trip(name, tmp_path):
     assert loaded.config == network.config
 
 
+@pytest.mark.slow
 def test_networks_learn_their_scale():
     network = ciconv_resnet44(4, width=4)
     images, labels = torch.rand(8, 3, 16, 16), torch.arange(8) % 4
@@ -202,12 +203,14 @@ def test_folding_keeps_the_layer(settle, relative_error):
     assert not any(isinstance(m, nn.BatchNorm2d) for m in folded.modules())
 
 
+@pytest.mark.slow
 def test_exports(settle, tmp_path):
     network = settle(ciconv_resnet44(5, width=4), torch.rand(4, 3, 16, 16))
     report = export(network, tmp_path / "net.pt2", "exported-program", input_size=16)
     assert report.relative_error < 1e-4
 
 
+@pytest.mark.slow
 def test_compiles_in_one_graph(relative_error):
     layer = CIConv2d()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")

@@ -24,6 +24,7 @@ def test_dense_cost_is_what_the_paper_code_executes(ce_stages, expected):
     assert round(giga("dense", rotations=rotations, ce_stages=ce_stages), 2) == expected
 
 
+@pytest.mark.slow
 def test_cyclic_cost_stays_near_the_plain_network():
     plain = giga("dense")
     assert giga("cyclic", rotations=3) <= 3.2 * plain
@@ -54,6 +55,7 @@ def test_mixing_is_counted():
 
 
 # Liftings have no algorithm: each of both comes once.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "lifting"), [("dense", "rgb"), ("cyclic", "hsv"), ("auto", "rgb")]
 )

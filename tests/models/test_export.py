@@ -34,6 +34,7 @@ def run(path, to):
     return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
 
 
+@pytest.mark.slow
 def test_onnx_of_an_equivariant_resnet44(tmp_path, settle, blotches, relative_error):
     onnx = pytest.importorskip("onnx")
     network = settle(resnet44(10, rotations=3, width=4), blotches(4, 32))
@@ -48,7 +49,9 @@ def test_onnx_of_an_equivariant_resnet44(tmp_path, settle, blotches, relative_er
     assert [path.name for path in tmp_path.iterdir()] == ["network.onnx"]
 
 
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize(
+    "to", [pytest.param(to, marks=[pytest.mark.slow] * (to == "onnx")) for to in FORMATS]
+)
 def test_formats(to, network, tmp_path, blotches, relative_error):
     path = tmp_path / f"network{SUFFIXES[to]}"
     report = export.export(network, path, input_size=28)  # the suffix says which format
@@ -65,6 +68,7 @@ def test_formats(to, network, tmp_path, blotches, relative_error):
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", FORMATS)
 def test_a_grey_network_is_exported_grey(to, network, tmp_path, blotches, relative_error):
     grey = GrayInput(network).eval()
@@ -76,6 +80,7 @@ def test_a_grey_network_is_exported_grey(to, network, tmp_path, blotches, relati
     assert relative_error(function(images), network(images)) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["dense", "cyclic"])
 def test_forms(form, tmp_path):
     network = cecnn(5, width=2, rotations=3).eval()
@@ -178,6 +183,7 @@ def test_networks_that_cannot_be_folded_say_why(tmp_path):
         export.export(nn.Sequential(CELiftConv2d(3, 2, 3)), tmp_path / "a.onnx", input_size=8)
 
 
+@pytest.mark.slow
 def test_large_weights_go_beside_the_onnx_file(network, tmp_path, monkeypatch, relative_error):
     # The format holds 2 GB; a lower limit takes the same road without such a network.
     monkeypatch.setattr(export, "ONNX_LIMIT", 1000)

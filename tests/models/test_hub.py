@@ -59,6 +59,7 @@ def test_saved_files_load_without_the_hub(network, tmp_path):
     assert load_model(tmp_path / "model.safetensors").config == network.config
 
 
+@pytest.mark.slow
 def test_push_uploads_these_files_and_no_others(network, monkeypatch):
     seen = {}
 

@@ -36,7 +36,10 @@ def error(settle, blotches):
     return measure
 
 
-@pytest.mark.parametrize(("rotations", "lifting"), GROUPS)
+@pytest.mark.parametrize(
+    ("rotations", "lifting"),
+    [*GROUPS[:2], *(pytest.param(*group, marks=pytest.mark.slow) for group in GROUPS[2:])],
+)
 @pytest.mark.parametrize("name", POOLED)
 def test_pooled_networks_are_invariant(name, rotations, lifting, error):
     build, options = POOLED[name]

@@ -94,6 +94,7 @@ def test_what_is_no_network_is_said(tmp_path: Path) -> None:
         load_network(text)
 
 
+@pytest.mark.slow
 def test_facts_of_our_networks() -> None:
     assert network_facts(resnet18(10)) == {
         "model": "resnet18", "rotations": 1, "lifting": None, "ce_stages": 0, "width": 64,

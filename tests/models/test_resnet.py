@@ -44,6 +44,7 @@ def test_parameters_of_the_bottleneck_network(count_parameters):
     assert count_parameters(on_meta("resnet50")) == 25_557_032  # torchvision's
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [18, 44])
 @pytest.mark.parametrize("rotations", range(2, 13))
 def test_matched_widths_keep_the_parameters(depth, rotations, count_parameters):
@@ -109,6 +110,7 @@ def test_width_argument(width, expected):
     assert network.linear.in_features == expected[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3, 4, 6, 8, 12])
 @pytest.mark.parametrize(("name", "stages"), [("resnet18", 4), ("resnet44", 3), ("resnet50", 4)])
 def test_fast_widths_are_friendly_and_keep_the_parameters(name, stages, n):

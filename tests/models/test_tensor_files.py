@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from equicolor.models import CheckpointError, cecnn, load_model, save_model
 
 
+@pytest.mark.slow
 def test_the_same_network_gives_the_same_bytes(tmp_path: Path) -> None:
     """Also in another process, where a hash table has another order."""
     script = (

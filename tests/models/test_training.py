@@ -8,7 +8,10 @@ from equicolor.models import cecnn, resnet18, resnet34, resnet44, resnet50, z2cn
 from equicolor.models.resnet import ResNet
 from equicolor.models.z2cnn import Z2CNN
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.slow,  # trainings, and compilers
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+]
 
 FAMILIES = {
     "z2cnn": lambda: z2cnn(3, width=2),

@@ -8,6 +8,8 @@ from torch.export import Dim
 from equicolor.models import ce_resnet18
 from equicolor.nn import CEConv2d, CELiftConv2d
 
+pytestmark = pytest.mark.slow  # compilers take seconds
+
 # Tracing costs seconds, so options that do not interact share a case.
 each_pair = pytest.mark.parametrize(
     ("lifting", "algorithm"), [("rgb", "dense"), ("hsv", "cyclic")], ids=["rgb dense", "hsv cyclic"]

@@ -473,6 +473,7 @@ def test_a_users_own_network(form, check):
     assert count(folded, nn.BatchNorm2d) == 0
 
 
+@pytest.mark.slow
 def test_folded_networks_compile(check):
     folded = check(cecnn(5, width=2, rotations=4, lifting="hsv"), "cyclic", size=28)
     images = torch.rand(3, 3, 28, 28)

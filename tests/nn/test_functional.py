@@ -116,6 +116,7 @@ class TestConv:
 
         assert torch.autograd.gradcheck(conv, [v.requires_grad_() for v in inputs])
 
+    @pytest.mark.slow
     @both_kinds
     @each_algorithm
     def test_gradients_are_the_same_at_every_call(self, algorithm, separable):
@@ -134,6 +135,7 @@ class TestConv:
         for others in gradients[1:]:
             assert all(map(torch.equal, others, gradients[0]))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("instructions", ["AVX2", "DEFAULT"])
     def test_few_channels_on_any_cpu(self, instructions):
         # In a process of its own: oneDNN reads the variable once, and a crash ends the process.

@@ -206,6 +206,7 @@ def test_second_derivatives(n, launches, relative_error):
         assert relative_error(one, other) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Input #:UserWarning")
 def test_derivatives_of_the_mixing_alone(launches):
     """As gradgradcheck does, but in float32, in which a linear function is exact enough."""
@@ -220,6 +221,7 @@ def test_derivatives_of_the_mixing_alone(launches):
     assert launches
 
 
+@pytest.mark.slow
 def test_converted_network(launches, relative_error):
     network = equicolor.convert(resnet18(5, width=8), 3).to(DEVICE).train()
     for layer in network.modules():
@@ -293,6 +295,7 @@ def test_other_tensors(matrix, x, no_launch):
         assert mixed.is_meta or torch.equal(mixed, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit")
 def test_other_circumstances(no_launch):
     matrix, x, layer = table(3), features(3, "odd").detach(), layer_of(3)

@@ -80,6 +80,7 @@ def test_a_reduced_setting_is_in_the_title(mixed) -> None:
     assert peak_table(mixed[:3], FLOWERS).title.endswith("; 64 pixels instead of 224")
 
 
+@pytest.mark.slow
 def test_two_settings_have_lines_and_panels_of_their_own(mixed) -> None:
     made = table("ablation-cosetpool", mixed, FLOWERS)
     assert [line[0] for line in made.rows] == [

@@ -88,6 +88,7 @@ def test_a_cpu_has_a_job_for_every_dataset_and_seed() -> None:
     assert len(set(data)) == 2
 
 
+@pytest.mark.slow
 def test_data_may_be_drawn_anew_for_every_seed() -> None:
     scope = replace(GPU, networks=("z2cnn",), sigmas=(0.0, 12.0), seeds=(0, 1))
     (usual,) = plan(BIASED, scope)
@@ -148,6 +149,7 @@ def test_rows_say_everything(tiny: ColorMNIST, tmp_path: Path) -> None:
     assert not {"per_class", "hue_curve"} & set(rows[0])
 
 
+@pytest.mark.slow
 def test_networks_are_kept(tiny: ColorMNIST, tmp_path: Path) -> None:
     (job,) = plan(LONGTAILED, replace(GPU, networks=("cecnn",), seeds=(0, 1)))
     for row in run(shrink(job), tmp_path):
@@ -156,6 +158,7 @@ def test_networks_are_kept(tiny: ColorMNIST, tmp_path: Path) -> None:
         assert 100 * hits.float().mean().item() == pytest.approx(row["original"], abs=0.01)
 
 
+@pytest.mark.slow
 def test_drawn_anew_every_seed_trains_on_its_own_data(
     tiny: ColorMNIST, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +177,7 @@ def test_drawn_anew_every_seed_trains_on_its_own_data(
         assert row["original"] == pytest.approx(100 * hits.float().mean().item(), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_side_by_side_and_one_by_one_agree(tmp_path: Path) -> None:
     scope = replace(FULL, networks=("cecnn",), seeds=(0, 1))
     (job,) = plan(LONGTAILED, replace(scope, cuda=True))
@@ -188,6 +192,7 @@ def test_side_by_side_and_one_by_one_agree(tmp_path: Path) -> None:
         assert row["loss"] == pytest.approx(other["loss"], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_what_was_trained_is_not_lost_when_it_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

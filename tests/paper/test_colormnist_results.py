@@ -101,6 +101,7 @@ def markers(sigmas: tuple[float, ...]) -> np.ndarray:
     return 72 / figure.dpi * np.array(places)
 
 
+@pytest.mark.slow
 def test_markers_of_a_spread_are_as_near_to_each_other_if_there_are_few() -> None:
     few, many = markers((0.0, 36.0, 1e6)), markers(SIGMAS)
     np.testing.assert_allclose(np.ptp(few, 0), 16 * 2 / 3)
@@ -212,6 +213,7 @@ def test_data_drawn_for_every_seed_have_their_own_column() -> None:
     assert alone.get_title() == "data drawn for every seed"
 
 
+@pytest.mark.slow
 def test_per_class_figure_sorts_by_size(digits: Digits) -> None:
     data = longtailed_colormnist(digits, test_per_class=1)
     marked = [dict(row, per_class=data.class_counts().tolist()) for row in longtailed_rows()]
@@ -240,6 +242,7 @@ def test_sigma_figure_has_categories() -> None:
     assert len(sigma_figure(few).axes[0].get_xticks()) == 6
 
 
+@pytest.mark.slow
 def test_sample_sheets(digits: Digits) -> None:
     longtailed = longtailed_colormnist(digits, test_per_class=1)
     sheet = sample_sheet([longtailed])

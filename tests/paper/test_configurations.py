@@ -38,6 +38,7 @@ def printed(table: Table, width: int = 80) -> str:
     return capture.get()
 
 
+@pytest.mark.slow
 def test_rows_stand_beside_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
     # ResNet-18 likewise, but it takes longer; tests/models covers its numbers.
     monkeypatch.setattr(configurations, "PAPER", PAPER[5:])
@@ -89,6 +90,7 @@ def test_headline() -> None:
     assert text.endswith("at 12 hues 57.2 and 7.5.")
 
 
+@pytest.mark.slow
 def test_measure_takes_options_and_sizes() -> None:
     row = measure("resnet44", rotations=4, lifting="hsv", width=4, num_classes=5, input_size=16)
     assert (row["width"], row["lifting"], row["input_size"]) == (4, "hsv", 16)
@@ -99,6 +101,7 @@ def test_measure_takes_options_and_sizes() -> None:
     assert measure("z2cnn")["lifting"] is None
 
 
+@pytest.mark.slow
 def test_summary_in_words() -> None:
     plain = configurations.summary(measure("resnet44"))
     assert plain.splitlines() == [

@@ -32,6 +32,7 @@ def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "pictures"
 
 
+@pytest.mark.slow
 def test_rows_before_after_and_fine_tuned(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_interrupted_demo_resumes_and_writes_its_report(tmp_path: Path) -> None:
     script, output, outcome = (tmp_path / name for name in ("script.py", "report", "found"))
     script.write_text(_SCRIPT)

@@ -63,6 +63,7 @@ def rows_of(scope: Scope, experiment: str) -> list[dict]:
     return read_results(scope.output / "results" / f"{experiment}.json")["rows"]
 
 
+@pytest.mark.slow
 def test_experiments_share_what_they_have_in_common(
     scope: Scope, begun: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +117,7 @@ def check_rotations(rows: list[dict]) -> None:
         assert curve[6] == curve[18] == curve[30]
 
 
+@pytest.mark.slow
 def test_missing_data_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
     scope = Scope(tmp_path / "out")
@@ -130,6 +132,7 @@ def test_missing_data_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [path.name for path in run.results] == ["configurations.json"]
 
 
+@pytest.mark.slow
 def test_what_fails_is_said_and_the_rest_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +168,7 @@ def test_what_fails_is_said_and_the_rest_is_written(
     assert f"It {reason}" in shown.report.read_text()
 
 
+@pytest.mark.slow
 def test_rows_of_earlier_calls_stay(scope: Scope, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "png", lambda figure: b"")
     reproduce(scope, ["ablation-jitter"], CPU)
@@ -202,6 +206,7 @@ def pets(scope: Scope, tmp_path: Path) -> Callable[..., list[dict]]:
     return run
 
 
+@pytest.mark.slow
 def test_networks_and_actions_are_chosen(
     pets: Callable[..., list[dict]], begun: list[str], tmp_path: Path
 ) -> None:
@@ -227,6 +232,7 @@ def test_networks_and_actions_are_chosen(
     assert begun.count("training") == 4
 
 
+@pytest.mark.slow
 def test_another_size_and_epochs_are_another_row(pets: Callable[..., list[dict]]) -> None:
     pets("baseline")
     rows = pets("baseline", size=32, epochs=2)
@@ -252,6 +258,7 @@ def digits(monkeypatch: pytest.MonkeyPatch, scope: Scope) -> Scope:
     return replace(scope, epochs=1, networks=("z2cnn", "cecnn+jitter"))
 
 
+@pytest.mark.slow
 def test_longtailed_is_shown_and_further_seeds_are_added(
     digits: Scope, begun: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,6 +279,7 @@ def test_longtailed_is_shown_and_further_seeds_are_added(
     assert [row["seed"] for row in rows] == [0, 2, 0, 2]
 
 
+@pytest.mark.slow
 def test_biased_may_draw_data_for_every_seed(
     digits: Scope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,6 +303,7 @@ def test_quick_runs_are_the_same_with_a_gpu(scope: Scope) -> None:
     assert plan(replace(scope, cuda=True)) == plan(scope)
 
 
+@pytest.mark.slow
 def test_every_experiment_has_a_quick_plan(scope: Scope) -> None:
     for experiment in EXPERIMENTS.values():
         names = [job.name for job in experiment.plan(scope)]
@@ -350,6 +359,7 @@ def test_ablations_have_the_papers_networks(
     assert len(planned) == len(set(planned)) == counts[experiment]
 
 
+@pytest.mark.slow
 def test_a_damaged_record_does_not_keep_others_from_being_listed(
     scope: Scope, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ def photo() -> torch.Tensor:
     return equivariance.sample_photo(32)
 
 
+@pytest.mark.slow
 def test_photo_is_an_image(photo: torch.Tensor) -> None:
     assert photo.shape == (1, 3, 32, 48)
     assert photo.min() >= 0
@@ -37,6 +38,7 @@ def test_rgb_lifting_moves_under_hsv_shifts_that_are_no_multiple_of_120_degrees(
     assert min(change[1::2]) > 1e-3
 
 
+@pytest.mark.slow
 def test_finer_groups_move_less(photo: torch.Tensor) -> None:
     specs = Spec("plain"), Spec("hsv", 3, "hsv"), Spec("hsv", 6, "hsv"), Spec("hsv", 12, "hsv")
     worst = [measure(spec, photo, shifts=24, seeds=2)["worst"] for spec in specs]

@@ -69,6 +69,7 @@ def test_narrow_networks_keep_the_parameters_about_equal() -> None:
     assert max(sizes) / min(sizes) < 1.15
 
 
+@pytest.mark.slow
 def test_made_up_images_are_written_once(tmp_path: Path) -> None:
     place = write_images("coloured-digits", tmp_path)
     assert place == tmp_path / "coloured-digits"

@@ -69,6 +69,7 @@ def test_rows_that_nothing_tells_apart_fail_the_job(tmp_path: Path, log: Path) -
     assert launch([job("point", log, values=[1])], store, CPU) == {}
 
 
+@pytest.mark.slow
 def test_two_workers_share_the_jobs(tmp_path: Path, log: Path) -> None:
     pytest.importorskip("submitit")
     broken = job("broken", log, error="it is broken")
@@ -84,6 +85,7 @@ def test_two_workers_share_the_jobs(tmp_path: Path, log: Path) -> None:
     assert len([name for name in ran(log) if name != "broken"]) == 4
 
 
+@pytest.mark.slow
 def test_a_worker_that_ends_early_is_named(tmp_path: Path, log: Path) -> None:
     pytest.importorskip("submitit")
     listed = [job(name, log, stopped=True) for name in ("one", "two")]
@@ -157,6 +159,7 @@ def locked(store: Store, job: Job) -> bool:
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
 def test_a_run_that_was_stopped_goes_on(tmp_path: Path, log: Path, end: signal.Signals) -> None:
     pytest.importorskip("submitit")

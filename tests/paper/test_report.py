@@ -55,6 +55,7 @@ def found() -> Findings:
     )
 
 
+@pytest.mark.slow
 def test_the_page_has_every_experiment_and_figure(found: Findings, tmp_path: Path) -> None:
     made = report.write(found, tmp_path, failed={"colormnist-biased": "no digits"})
     page = made.report.read_text()
@@ -90,6 +91,7 @@ def test_sweeps_of_one_experiment_serve_another() -> None:
     assert both.trained == [swept]
 
 
+@pytest.mark.slow
 def test_committed_results_are_read(tmp_path: Path) -> None:
     found = report.read([ROOT / "results"])
     assert {"colormnist-longtailed", "colormnist-biased", "configurations"} <= set(found.rows)
@@ -139,6 +141,7 @@ def test_what_was_not_run_says_how_to_run_it(name: str) -> None:
     assert section.text.endswith(f"equicolor reproduce all --only {name} --quick")
 
 
+@pytest.mark.slow
 def test_rows_come_once_and_do_not_contradict(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_results(tmp_path / f"{name}.json", [trained()], experiment="classification")
@@ -172,6 +175,7 @@ def test_an_ablation_of_a_reduced_setting_is_in_its_own_section() -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_ablation_without_rows_of_its_own_takes_those_of_the_tables() -> None:
     tables = [trained(), trained(3), trained(6)]
     small = [trained(size=64), *(trained(3, size=64, seed=seed) for seed in range(3))]
@@ -184,6 +188,7 @@ def test_an_ablation_without_rows_of_its_own_takes_those_of_the_tables() -> None
     assert section.table.rows[1][1] == "68.18 ± 0.45"
 
 
+@pytest.mark.slow
 def test_figure_1b_is_of_the_papers_dataset_where_it_was_run() -> None:
     cifar = trained(model="resnet44", dataset="cifar10")
     only = ["classification"]
@@ -213,6 +218,7 @@ def test_gains_name_their_epochs_and_join_neighbours() -> None:
     assert line[0] == "Flowers-102"  # as in the paper, and nothing beside it
 
 
+@pytest.mark.slow
 def test_rows_of_two_precisions_have_lines_of_their_own() -> None:
     rows = [
         trained(precision="bfloat16"),
@@ -225,6 +231,7 @@ def test_rows_of_two_precisions_have_lines_of_their_own() -> None:
     assert any("precision float32" in row[0] for row in table.rows)
 
 
+@pytest.mark.slow
 def test_the_note_of_a_file_is_on_the_page(tmp_path: Path) -> None:
     write_results(tmp_path / "a.json", [trained()], experiment="classification", note="Mind this.")
     made = report.write(report.read([tmp_path]), tmp_path / "page", ["classification"])
@@ -249,6 +256,7 @@ def test_neuron_features_need_no_picture() -> None:
     assert "The figure needs" not in second.text
 
 
+@pytest.mark.slow
 def test_selectivity_leaves_out_what_the_literature_does_not_have() -> None:
     for dataset, there in (("flowers102", True), ("mine", False)):
         found = Findings({"selectivity": [UNITS | {"dataset": dataset}]})
@@ -265,6 +273,7 @@ def biased(digits: str) -> dict:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_samples_are_of_the_digits_that_rows_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +305,7 @@ def test_what_cannot_be_shown_does_not_cost_the_others(tmp_path: Path) -> None:
         report.write(Findings(rows), tmp_path, ["configurations"])
 
 
+@pytest.mark.slow
 def test_the_overview_counts_rows_of_others(tmp_path: Path) -> None:
     rows = [trained(), trained(3), trained(6), trained(3, ce_stages=1)]
     page = report.write(Findings({"classification": rows}), tmp_path).report.read_text()

@@ -112,6 +112,7 @@ def test_report_replaces_an_older_one(tmp_path: Path) -> None:
     assert "<h1>new</h1>" in path.read_text()
 
 
+@pytest.mark.slow
 def test_pictures_stay_small(figure: Figure) -> None:
     assert len(png(figure)) < 12_000
     noise = Figure(figsize=(4, 3))

@@ -17,6 +17,8 @@ from equicolor.training.fit import RunOptions, fit
 from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.run_folder import RunFolder
 
+pytestmark = pytest.mark.slow  # processes are started
+
 # Tiny networks are chaotic: in float32 a change in the last digit of the weights becomes one of
 # 10 % in ten steps. So the long runs are in float64, and that in float32 is short.
 CHANGES = {

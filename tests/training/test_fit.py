@@ -96,6 +96,7 @@ class TestFolder:
         with pytest.raises(ValueError, match=r"recipe\.json is not the recipe of a training run"):
             fit(toy_recipe, tmp_path, CPU)
 
+    @pytest.mark.slow
     def test_overwriting_on_request(self, toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
         short = dataclasses.replace(toy_recipe, epochs=1)
         fit(short, tmp_path, CPU)
@@ -118,6 +119,7 @@ class TestFolder:
         assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_network_learns_colours_and_is_lost_when_they_shift(
     toy_recipe: TrainingRecipe, tmp_path: Path
 ) -> None:
@@ -130,6 +132,7 @@ def test_a_network_learns_colours_and_is_lost_when_they_shift(
     assert found.row["hue_mean"] < 50  # shifted by a third, one class looks like another
 
 
+@pytest.mark.slow
 def test_both_data_paths_learn_the_same(toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
     # They differ by one or two levels, which large steps of a tiny network make grow.
     toy_recipe = dataclasses.replace(toy_recipe, lr=1e-4)
@@ -142,6 +145,7 @@ def test_both_data_paths_learn_the_same(toy_recipe: TrainingRecipe, tmp_path: Pa
     assert found[0] == pytest.approx(found[1], rel=0.05)
 
 
+@pytest.mark.slow
 def test_imagenet_streams_from_a_tree_of_its_layout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +167,7 @@ def test_imagenet_streams_from_a_tree_of_its_layout(
     assert (found.row["dataset"], found.row["images"]) == ("imagenet", 4)
 
 
+@pytest.mark.slow
 def test_bfloat16(toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
     # Smaller images leave one pixel before the last stride. On CPUs with AVX-512, torch's gradient
     # of a strided bfloat16 convolution of single pixels reads memory that nobody wrote.
@@ -177,6 +182,7 @@ def test_bfloat16(toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
     assert all(value.dtype != torch.bfloat16 for value in weights(tmp_path / "bfloat16").values())
 
 
+@pytest.mark.slow
 def test_grey_networks_are_judged_on_shifted_colours(
     toy_recipe: TrainingRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +211,7 @@ def test_grey_networks_are_judged_on_shifted_colours(
     assert saved.class_names == ("class0", "class1", "class2")
 
 
+@pytest.mark.slow
 def test_grey_networks_are_trained_further(toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
     fit(dataclasses.replace(toy_recipe, gray=True, epochs=1), tmp_path / "grey", CPU)
     recipe = dataclasses.replace(
@@ -221,6 +228,7 @@ def test_grey_networks_are_trained_further(toy_recipe: TrainingRecipe, tmp_path:
     assert network.training_digest
 
 
+@pytest.mark.slow
 def test_runs_of_other_class_names_are_not_continued(
     toy_recipe: TrainingRecipe, toy_folder: Path, tmp_path: Path
 ) -> None:
@@ -235,6 +243,7 @@ def test_runs_of_other_class_names_are_not_continued(
         fit(recipe, tmp_path / "run", CPU)
 
 
+@pytest.mark.slow
 def test_small_images_of_a_folder_are_refused_for_large_shifted_crops(
     toy_recipe: TrainingRecipe, tmp_path: Path
 ) -> None:
@@ -245,6 +254,7 @@ def test_small_images_of_a_folder_are_refused_for_large_shifted_crops(
             fit(recipe, tmp_path / path, options)
 
 
+@pytest.mark.slow
 def test_nothing_is_said_that_nobody_can_mend(
     toy_recipe: TrainingRecipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,6 +263,7 @@ def test_nothing_is_said_that_nobody_can_mend(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_progress_without_a_terminal_is_a_line(toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as file:
         fit(toy_recipe, tmp_path / "run", CPU, console=Console(file=file, width=200))

@@ -24,6 +24,8 @@ from equicolor.training.image_data import ImageData
 from equicolor.training.monitor import DivergedError
 from equicolor.training.recipes import TrainingRecipe
 
+pytestmark = pytest.mark.slow  # runs are trained again and again
+
 CPU = RunOptions(device="cpu", checkpoint_every=0)
 
 

@@ -19,6 +19,8 @@ from equicolor.training.fit import Fit, RunOptions, fit
 from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.run_folder import RunFolder
 
+pytestmark = pytest.mark.slow  # runs are trained again and again
+
 CPU = RunOptions(device="cpu", checkpoint_every=0)
 
 

@@ -42,6 +42,7 @@ def test_every_cell_of_the_paper_has_a_recipe() -> None:
     assert not any("ce-4" in name for name in recipes("cifar10"))
 
 
+@pytest.mark.slow
 def test_beyond_the_paper() -> None:
     augmentations = ("", "+jitter", "+augmix")
     for dataset, n, suffix in itertools.product(DATASETS, (3, 6, 12), augmentations):

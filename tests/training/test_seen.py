@@ -143,6 +143,7 @@ def test_a_class_more_does_not_hide_moved_images(
     assert finetune_seen(finetune_recipe(str(moved), run)).names
 
 
+@pytest.mark.slow
 def test_fine_tunes_remember_what_their_network_was_trained_on(run: Path, pets: Path) -> None:
     fine = dataclasses.replace(finetune_recipe(str(pets), run), split_seed=1, epochs=1)
     seen = finetune_seen(fine)
@@ -208,6 +209,7 @@ def test_what_was_never_saved_begins_with_the_images_there_are(
     assert folder.read_images() == images
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "contents",
     [b"", b"[1]", b'{"a": "b"}', b"\0", b"\x80\x04.", b"[" * 100_000, b'{"rows": []}',

@@ -82,7 +82,10 @@ def plain_training(recipe: TrainingRecipe) -> nn.Module:
     return network
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    "change",
+    ["paper", *(pytest.param(name, marks=pytest.mark.slow) for name in CHANGES if name != "paper")],
+)
 def test_training_is_the_plain_loop(
     change: str, toy_recipe: TrainingRecipe, tmp_path: Path, relative_error
 ) -> None:
@@ -95,6 +98,7 @@ def test_training_is_the_plain_loop(
         assert (found[key] - expected).double().norm() <= 2e-4 * moved + 1e-7, key
 
 
+@pytest.mark.slow
 def test_augmentation_changes_what_is_learned(toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
     weights = []
     changes = [{}, {"jitter": 0.5}, {"gray": True}, {"augmix": "original"}, {"augmix": "full"}]
@@ -146,6 +150,7 @@ def test_checkpoints_of_other_runs_are_refused(toy_recipe: TrainingRecipe) -> No
         ClassificationTask(toy_recipe, network).on_load_checkpoint({})
 
 
+@pytest.mark.slow
 def test_dropout_is_keyed_to_the_epoch(toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
     # A network that draws from torch's generator learns the same whatever was drawn before.
     recipe = dataclasses.replace(

@@ -51,6 +51,7 @@ def test_wrong_numbers_are_refused_before_the_network_runs(option: str) -> None:
         inspect(subject_of(network, torch.rand(4, 3, 16, 16)), **{option: 0})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("blocks", "said"),
     [

@@ -128,7 +128,7 @@ def equals_the_ordinary_one(relative_error, fused_step):
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("training", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_block_equals_the_ordinary_one(name, training, equals_the_ordinary_one):
     block = make_block(**BLOCKS[name]).train(training)
     equals_the_ordinary_one(block, BLOCKS[name].get("rotations", 3))
@@ -152,6 +152,7 @@ def test_a_residual_of_another_shape_is_refused():
         _fused.residual_block(x, [*layers, wide])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("largest", "rotations", "bottleneck"),
     # No layer in pairs; those alone with few inputs.
@@ -256,6 +257,7 @@ def test_second_derivatives_are_refused_with_advice():
 # Whole networks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("small_images", "lifting"), [(True, "rgb"), (False, "hsv")])
 def test_a_network_equals_the_ordinary_one(small_images, lifting, relative_error, fused_step):
     network = ResNet(
@@ -277,6 +279,7 @@ def test_a_network_equals_the_ordinary_one(small_images, lifting, relative_error
         assert relative_error(actual[what], value) < 1e-4, what
 
 
+@pytest.mark.slow
 def test_a_stem_of_few_channels_and_many_pixels(relative_error):
     # Rows of memory are neither counted by channels nor by columns, of which there are more.
     conv = CELiftConv2d(3, 2, 3, padding=1, bias=False).to(DEVICE)
@@ -371,6 +374,7 @@ def test_other_features_take_the_ordinary_path():
     assert not _fused.applies(block, x)
 
 
+@pytest.mark.slow
 def test_graphs_are_made_of_ordinary_operations(monkeypatch):
     block, x = make_block().eval(), torch.randn(1, 5, 3, 4, 4, device=DEVICE)
     expected = block(x)

@@ -80,7 +80,16 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+QUICK = "three", "six, hsv"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *QUICK,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS if name not in QUICK),
+    ],
+)
 def test_folded_networks_equal_the_network(name, settle, relative_error, ordinary, calls):
     network, images = make(settle, **NETWORKS[name])
     calls.clear()
@@ -95,6 +104,7 @@ def test_folded_networks_equal_the_network(name, settle, relative_error, ordinar
     assert calls["block"] == 2 * (len(stages) - 1)
 
 
+@pytest.mark.slow
 def test_half_precision_is_as_exact_as_the_network(settle, ordinary, calls):
     network, images = make(settle, widths=(16, 24))
     exact = ordinary(network, images)
@@ -113,6 +123,7 @@ def test_half_precision_is_as_exact_as_the_network(settle, ordinary, calls):
     assert (result.double() - exact).norm() < 0.05 * exact.norm()
 
 
+@pytest.mark.slow
 def test_filters_are_made_once_for_every_dtype(settle, calls):
     network, images = make(settle)
     folded = fold(network)
@@ -128,6 +139,7 @@ def test_filters_are_made_once_for_every_dtype(settle, calls):
     assert calls["made"] == 2 * layers + 1  # of the stem alone, in this dtype alone
 
 
+@pytest.mark.slow
 def test_norms_are_laid_out_once_for_every_number_of_pixels(settle, monkeypatch):
     network, images = make(settle)
     folded, repeated = fold(network), Counter()
@@ -147,6 +159,7 @@ def test_norms_are_laid_out_once_for_every_number_of_pixels(settle, monkeypatch)
     assert repeated["times"] == first > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("assign", [False, True])
 def test_another_state_is_followed(assign, settle, relative_error, ordinary):
     network, images = make(settle)
@@ -170,6 +183,7 @@ def stem_of(channels):
     return FrozenStem(conv, CEBatchNorm2d(channels), pool=False).requires_grad_(False).to(DEVICE)
 
 
+@pytest.mark.slow
 def test_other_weights_in_the_same_memory_are_not_mistaken():
     size = 1 << 18
     stem = stem_of(size)
@@ -195,6 +209,7 @@ def test_what_data_hides_is_seen_after_loading():
     assert not torch.equal(stem(images), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["network", "fold", "move", "copy"])
 def test_changes_in_inference_mode_are_followed(where, settle, relative_error, ordinary):
     network, images = make(settle)
@@ -220,6 +235,7 @@ def test_changes_in_inference_mode_are_followed(where, settle, relative_error, o
     assert stem.conv.weight.is_inference() is (where == "copy")
 
 
+@pytest.mark.slow
 def test_copies_and_files(settle, relative_error, ordinary):
     network, images = make(settle, lifting="hsv")
     folded, expected = fold(network), ordinary(network, images)
@@ -235,6 +251,7 @@ def test_copies_and_files(settle, relative_error, ordinary):
     torch.testing.assert_close(folded.double()(images.double()), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_networks_stay_in_eval_mode_and_are_not_trained(settle):
     network, images = make(settle)
     folded = fold(network)
@@ -246,6 +263,7 @@ def test_networks_stay_in_eval_mode_and_are_not_trained(settle):
     assert not any(parameter.requires_grad for parameter in folded.parameters())
 
 
+@pytest.mark.slow
 def test_gradients_of_the_input(settle, relative_error, ordinary):
     network, images = make(settle)
     folded, exact = fold(network), copy.deepcopy(network).double()
@@ -257,6 +275,7 @@ def test_gradients_of_the_input(settle, relative_error, ordinary):
         assert relative_error(folded(x), ordinary(network, images)) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_gradients_of_weights(settle, relative_error, calls):
     network, images = make(settle)
     folded, exact = fold(network).requires_grad_(True), copy.deepcopy(network).double()
@@ -274,6 +293,7 @@ def test_gradients_of_weights(settle, relative_error, calls):
     assert calls["stem"] == 1
 
 
+@pytest.mark.slow
 def test_elsewhere_the_numbers_are_the_same(settle, relative_error, ordinary, calls, monkeypatch):
     network, images = make(settle)
     folded, expected = fold(network), ordinary(network, images)

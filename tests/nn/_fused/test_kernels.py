@@ -353,6 +353,7 @@ def test_orbit_columns(n, memory, size, stride, padding, monkeypatch):
         assert not result[:, 3 * stride[0] * size[1] :].any()
 
 
+@pytest.mark.slow
 def test_sums_do_not_depend_on_how_they_are_shared_out(monkeypatch):
     name = "rows over several programs"
     products, gradient, parameters = products_of(name), features_of(name), affine(name)

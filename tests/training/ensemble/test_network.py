@@ -75,6 +75,7 @@ def test_eval_logits(name: str, count: int, pad: bool, relative_error) -> None:
     assert relative_error(found, expected) < 1e-5
 
 
+@pytest.mark.slow
 @cases(*ARCHITECTURES)
 def test_training_logits_statistics_and_gradients(
     name: str, count: int, pad: bool, relative_error

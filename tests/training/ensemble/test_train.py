@@ -83,6 +83,7 @@ def _double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_double")
 @pytest.mark.parametrize("seeds", [[3], [3, 8]], ids=["one", "two"])
 @pytest.mark.parametrize("recipe", [PLAIN, EQUIVARIANT], ids=lambda recipe: recipe.model)
@@ -128,6 +129,7 @@ def _train_plainly(recipe: Recipe, data: ColorMNIST, seed: int) -> tuple[Z2CNN, 
     return network, losses
 
 
+@pytest.mark.slow
 def test_means_over_seeds_are_those_of_training_one_by_one(digits: Digits) -> None:
     """Against an ordinary loop: torch's dropout, order, optimizer and schedule, other seeds."""
     data = biased_colormnist(24.0, digits, train_size=160, test_size=500)
@@ -267,6 +269,7 @@ def accuracy(network: nn.Module, images: Tensor, labels: Tensor) -> float:
     return 100 * (network(images).argmax(1) == labels).float().mean().item()
 
 
+@pytest.mark.slow
 def test_results_are_those_of_the_network_that_is_returned(data: ColorMNIST) -> None:
     recipe = dataclasses.replace(DROPPING, epochs=3, lr=0.01)
     results = train_many(recipe, product([data], [0, 1]))
@@ -436,6 +439,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_one_thread")
 def test_a_killed_run_resumes_bit_by_bit(tmp_path: Path) -> None:
     code = f"{_SCRIPT}\ntrain({str(tmp_path / 'run')!r}, 4)"
