@@ -4,6 +4,7 @@ import colorsys
 import gc
 import math
 import os
+import types
 
 import pytest
 import torch
@@ -20,6 +21,24 @@ from equicolor.nn import (
     CosetMaxPool,
 )
 
+
+def _patch_triton_once():
+    """Put numpy behind Triton's language for good.
+
+    Its interpreter does so whenever a kernel or a function within a kernel is called, looking
+    through the whole language, and half of the time of these tests went there.
+    """
+    try:
+        from triton import language
+        from triton.runtime import interpreter
+    except ImportError:
+        return
+    if hasattr(interpreter, "_LangPatchScope"):  # older ones have another way
+        modules = {"tl": language, "core": language.core}
+        interpreter._patch_lang(types.SimpleNamespace(__globals__=modules))
+        interpreter._patch_lang = lambda _: interpreter._LangPatchScope()
+
+
 # Two processes test already: others that compile would only take their time.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
@@ -29,6 +48,7 @@ os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
 # Read when a Triton kernel is defined, so before any of ours is imported.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+    _patch_triton_once()
 
 # The same examples in every run: a red build must mean a change, not bad luck.
 settings.register_profile(
