@@ -126,12 +126,6 @@ def test_without_typer_one_line_says_what_to_install() -> None:
     assert result.stderr == f"equicolor: typer is not installed: {how_to_install('typer')}\n"
 
 
-@pytest.mark.slow
-def test_help_does_not_load_plotting() -> None:
-    code = "import sys, equicolor.cli; assert not {'matplotlib', 'sklearn'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_models_lists_every_network() -> None:
     result = invoke("models")
     assert result.exit_code == 0
@@ -152,9 +146,10 @@ def test_models_as_json() -> None:
 
 
 @pytest.mark.slow
-def test_models_needs_no_experiments() -> None:
+def test_neither_help_loads_plotting_nor_models_the_experiments() -> None:
     code = (
-        "import sys; from equicolor.cli.app import app; app(['models'], standalone_mode=False); "
+        "import sys, equicolor.cli; assert not {'matplotlib', 'sklearn'} & set(sys.modules); "
+        "from equicolor.cli.app import app; app(['models'], standalone_mode=False); "
         "assert 'equicolor.paper.configurations' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

@@ -19,11 +19,10 @@ def test_the_same_network_gives_the_same_bytes(tmp_path: Path) -> None:
         "network = cecnn(3, width=2); network.class_names = ('rød', 'b', 'c'); "
         "save_model(network, sys.argv[1])"
     )
-    files = [tmp_path / f"{name}.safetensors" for name in "abc"]
+    files = [tmp_path / f"{name}.safetensors" for name in "ab"]
     for file in files:
         subprocess.run([sys.executable, "-c", script, str(file)], check=True)
-    first, *others = [file.read_bytes() for file in files]
-    assert all(other == first for other in others)
+    assert files[0].read_bytes() == files[1].read_bytes()
     assert load_model(files[0]).class_names == ("rød", "b", "c")
 
 

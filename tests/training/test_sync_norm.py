@@ -67,7 +67,9 @@ def process(rank: int, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, torch.Tensor]]]:
     folder = tmp_path_factory.mktemp("gloo")
-    mp.spawn(process, (folder,), nprocs=len(SLICES))
+    # A forked process has imported everything, but cannot use CUDA after its parent did.
+    method = "spawn" if torch.cuda.is_available() else "fork"
+    mp.start_processes(process, (folder,), nprocs=len(SLICES), start_method=method)
     return [torch.load(folder / f"{rank}.pt") for rank in range(len(SLICES))]
 
 
