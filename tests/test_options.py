@@ -88,7 +88,7 @@ BASE: dict[str, str] = {
     "inspect": "{folder}/network.safetensors",
     "convert": "{folder}/network.safetensors -o {folder}/new.safetensors",
     "export": "{folder}/network.safetensors -o {folder}/new.onnx",
-    "cost": "ce_resnet44",
+    "cost": "ce_resnet18",
     "reproduce": "--quick",
     "reproduce list": "",
     "reproduce all": "--quick --only ablation-jitter,equivariance",

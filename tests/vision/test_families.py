@@ -24,7 +24,8 @@ from tests.vision.families import (  # noqa: E402
 )
 
 N, SIZE = 4, 32
-everyone = pytest.mark.parametrize("family", FAMILIES)
+# The scope puts the tests of a family side by side: each is built and converted by one worker.
+everyone = pytest.mark.parametrize("family", FAMILIES, scope="module")
 
 
 @functools.cache
@@ -113,7 +114,9 @@ def test_mixed_hues_stay_equivariant_and_fold(family, images, relative_error):
     assert not norms or "densenet" in family  # where norms come before convolutions
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name.startswith("torchvision")])
+@pytest.mark.parametrize(
+    "family", [name for name in FAMILIES if name.startswith("torchvision")], scope="module"
+)
 def test_whole_graphs_compile(family, images, relative_error):
     torch._dynamo.reset()
     network = converted(family, "max")
