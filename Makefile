@@ -18,7 +18,10 @@ setup: $(READY)  ## create .venv with everything but the [vision] extra
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,export,hub,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
+	  -e '.[train,export,hub,dev]'
+	@# pip would compile on one core, the tests of all packages too. Some files need a newer Python.
+	$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true
 	@touch $@
 
 demo: $(READY)   ## the main job on embedded data; leaves a report in demo-report/
