@@ -3,16 +3,18 @@
 Layers live in :mod:`equicolor.nn`, hue transformations of images in
 :mod:`equicolor.color`, those of light in :mod:`equicolor.light`, and the tool that measures
 equivariance in :mod:`equicolor.testing`. ``equicolor.convert`` makes a network of yours
-equivariant, ``equicolor.adapt`` adds an equivariant stem to it. Importing the package needs
-torch and numpy alone.
+equivariant, ``equicolor.adapt`` adds an equivariant stem to it, and ``equicolor.canonicalize``
+shows any network images in their natural hues. Importing the package needs torch and numpy alone.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from equicolor import _packages, color, groups, light, nn, testing  # noqa: F401
 from equicolor.groups import HueGroup
 
 if TYPE_CHECKING:
+    from equicolor.canonicalization import canonicalize
     from equicolor.conversion import adapt, convert
 
 __version__ = "0.1.0"
@@ -21,6 +23,7 @@ __all__ = [
     "HueGroup",
     "__version__",
     "adapt",
+    "canonicalize",
     "color",
     "convert",
     "groups",
@@ -28,12 +31,11 @@ __all__ = [
     "nn",
     "testing",
 ]
+# On demand: these build on the networks, which few scripts need.
+_ELSEWHERE = {"adapt": "conversion", "canonicalize": "canonicalization", "convert": "conversion"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("adapt", "convert"):
-        # On demand: conversion builds on the networks, which few scripts need.
-        from equicolor import conversion
-
-        return getattr(conversion, name)
+    if name in _ELSEWHERE:
+        return getattr(importlib.import_module(f"equicolor.{_ELSEWHERE[name]}"), name)
     raise AttributeError(f"module 'equicolor' has no attribute {name!r}")

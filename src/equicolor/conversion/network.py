@@ -101,26 +101,36 @@ class ConvertedNetwork(Network):
         It may not: strides, dilations and kinds of pooling have no weights. The weights of
         ``rebuilt``, which a checkpoint of this network builds, are overwritten.
         """
-        twin = copy.deepcopy(self).cpu().eval()
-        dtype = next(twin.parameters()).dtype
-        generator = torch.Generator().manual_seed(0)
-        state = twin.state_dict()
-        for key, value in state.items():
-            if value.is_floating_point() and not value.any():  # a zero scale would hide its block
-                drawn = torch.rand(value.shape, generator=generator, device="cpu")
-                state[key] = (0.1 * drawn).to(value.dtype)
-        shape = 1, 3, self.image_size, self.image_size
-        images = torch.rand(shape, generator=generator.manual_seed(1), device="cpu")
-        outputs = []
-        for network in (twin, rebuilt.cpu().to(dtype).eval()):
-            network.load_state_dict(state)
-            with torch.no_grad():
-                values = network(as_taken(twin.lift, images.to(dtype)))
-            outputs.append([tensor.double() for tensor in tensors_of(values)])
-        tolerance = torch.finfo(dtype).eps ** 0.5
-        return len(outputs[0]) == len(outputs[1]) and all(
-            a.shape == b.shape and _close(a, b, tolerance) for a, b in zip(*outputs, strict=True)
-        )
+        return compute_same(self, rebuilt, lambda images: as_taken(self.lift, images))
+
+
+def compute_same(
+    network: Network, rebuilt: Network, taken: Callable[[Tensor], Tensor] = lambda images: images
+) -> bool:
+    """Whether two networks with equal names and shapes of weights compute the same from them.
+
+    ``taken`` makes what they take of images in [0, 1]. The weights of ``rebuilt`` are overwritten.
+    """
+    twin = copy.deepcopy(network).cpu().eval()
+    dtype = next(twin.parameters()).dtype
+    generator = torch.Generator().manual_seed(0)
+    state = twin.state_dict()
+    for key, value in state.items():
+        if value.is_floating_point() and not value.any():  # a zero scale would hide its block
+            drawn = torch.rand(value.shape, generator=generator, device="cpu")
+            state[key] = (0.1 * drawn).to(value.dtype)
+    shape = 1, 3, network.image_size, network.image_size
+    images = torch.rand(shape, generator=generator.manual_seed(1), device="cpu")
+    outputs = []
+    for each in (twin, rebuilt.cpu().to(dtype).eval()):
+        each.load_state_dict(state)
+        with torch.no_grad():
+            values = each(taken(images.to(dtype)))
+        outputs.append([tensor.double() for tensor in tensors_of(values)])
+    tolerance = torch.finfo(dtype).eps ** 0.5
+    return len(outputs[0]) == len(outputs[1]) and all(
+        a.shape == b.shape and _close(a, b, tolerance) for a, b in zip(*outputs, strict=True)
+    )
 
 
 def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
@@ -132,7 +142,7 @@ def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
 
 def as_taken(lift: HueLift, images: Tensor) -> Tensor:
     """Images in [0, 1] as a converted network takes them."""
-    return images if lift.takes == "images" else (images - lift.mean) / lift.std
+    return images if lift.takes == "images" else (images - lift.mean.cpu()) / lift.std.cpu()
 
 
 def assemble(original: nn.Module, plan: Plan, options: Conversion) -> ConvertedNetwork:

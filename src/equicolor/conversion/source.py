@@ -82,21 +82,31 @@ def source_of(
     model: nn.Module, source: str | Source | None, run: DryRun, plan: Plan
 ) -> Source | None:
     """Where a network came from: ``source``, or what the network says; None if unknown."""
-    if isinstance(source, Source):
-        return source
-    if isinstance(model, Network) and source is None:
-        options = dict(model.config)
-        return Source(f"{OURS}:{options.pop('model')}", options) if options else None
-    name = source
-    if name is None and isinstance(model, ForeignNetwork):
-        name = model.name
-    if name is None and (architecture := _timm_config(model).get("architecture")):
-        name = f"timm:{architecture}"
-    if name is None or name.partition(":")[0] not in (OURS, *LIBRARIES):
-        return None if source is None else Source(source)
+    known = known_source(model, source)
+    if known is None or known.options or isinstance(source, Source) or isinstance(model, Network):
+        return known
     # Classes are the one option that nearly every network is built with.
     classifies = plan.head or (len(run.outputs) == 1 and len(run.outputs[0]) == 2)
-    return Source(name, {"num_classes": run.outputs[0][1]} if classifies else {})
+    return Source(known.spec, {"num_classes": run.outputs[0][1]} if classifies else {})
+
+
+def known_source(model: nn.Module, source: str | Source | None) -> Source | None:
+    """Where a network came from, without looking at what it computes; None if unknown."""
+    if isinstance(source, Source):
+        return source
+    if source is not None:
+        return Source(source)
+    if isinstance(model, Network):
+        options = dict(model.config)
+        return Source(f"{OURS}:{options.pop('model')}", options) if options else None
+    name = model.name if isinstance(model, ForeignNetwork) else ""
+    if not name and (architecture := _timm_config(model).get("architecture")):
+        name = f"timm:{architecture}"
+    if name.partition(":")[0] not in LIBRARIES:
+        return None
+    body = model.network if isinstance(model, ForeignNetwork) else model
+    classes = getattr(body, "num_classes", None)  # timm's say it
+    return Source(name, {"num_classes": classes} if isinstance(classes, int) else {})
 
 
 def _timm_config(model: nn.Module) -> Mapping[str, Any]:

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 from equicolor._text import counted, enumerated
-from equicolor.data.images import WHOLE, ImageFiles
+from equicolor.data.images import WHOLE, ImageFiles, ImageSet
 from equicolor.data.layouts import Contents, Layout
 
-__all__ = ["Caltech101", "Folder", "ImageNet"]
+__all__ = ["Caltech101", "Folder", "ImageNet", "images_below"]
 
 # Torchvision's suffixes, and the others of image formats that Pillow reads. Pillow also opens
 # documents, icons and films (.pdf, .ico, .mpg), which are rarely images of a class. The list is
@@ -200,6 +200,22 @@ def class_images(folder: Path, names: Sequence[str]) -> dict[str, list[str]]:
             stacklevel=2,
         )
     return paths
+
+
+def images_below(folder: Path) -> ImageSet:
+    """All images in a folder and below, whatever its folders mean: one class, for training.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is not a folder of images")
+    paths = sorted(_images_below(str(folder), []))
+    if not paths:
+        raise ValueError(f"{folder} holds no images ({', '.join(SUFFIXES)})")
+    files = ImageFiles((path, 0, WHOLE) for path in paths)
+    labels = torch.zeros(len(files), dtype=torch.int64)
+    return ImageSet(folder.name, "train", labels, ("image",), files=files, root=folder)
 
 
 def _images_below(folder: str, others: list[str], above: tuple[Path, ...] = ()) -> Iterator[str]:

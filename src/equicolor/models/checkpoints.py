@@ -91,7 +91,7 @@ def _check_rebuilt(model: Network) -> None:
         options = model.config["source_options"] or "no options"
         hint = (
             f"It was taken for {model.config['source']} with {options}: name every option it was "
-            "built with, source=Source(spec, {options}) in equicolor.convert"
+            "built with, source=Source(spec, {options}) in equicolor.convert or canonicalize"
         )
     else:
         rebuilt = _empty(model.config, state)

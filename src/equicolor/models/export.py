@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from equicolor import _checks
 from equicolor.nn.folding.fold import PLAIN_FORMS, fold
@@ -173,7 +173,7 @@ def _worst_error(original: nn.Module, run: Run, size: tuple[int, int]) -> float:
     return max(errors)
 
 
-def _to_onnx(folded: fx.GraphModule, example: Tensor, path: Path) -> tuple[Run, int]:
+def _to_onnx(folded: nn.Module, example: Tensor, path: Path) -> tuple[Run, int]:
     import onnxruntime
 
     size = sum(t.numel() * t.element_size() for t in folded.state_dict().values())
@@ -197,14 +197,14 @@ def _to_onnx(folded: fx.GraphModule, example: Tensor, path: Path) -> tuple[Run, 
     return run, len(program.model.graph)
 
 
-def _to_torchscript(folded: fx.GraphModule, example: Tensor, path: Path) -> tuple[Run, int]:
+def _to_torchscript(folded: nn.Module, example: Tensor, path: Path) -> tuple[Run, int]:
     with torch.no_grad():
         scripted = torch.jit.freeze(torch.jit.trace(folded, example))
     path.write_bytes(scripted.save_to_buffer())  # torch's own file ends the process on a full disk
     return torch.jit.load(path), len(list(scripted.graph.nodes()))
 
 
-def _to_exported_program(folded: fx.GraphModule, example: Tensor, path: Path) -> tuple[Run, int]:
+def _to_exported_program(folded: nn.Module, example: Tensor, path: Path) -> tuple[Run, int]:
     dynamic = ({0: torch.export.Dim("batch")},)
     program = torch.export.export(folded, (example,), dynamic_shapes=dynamic)
     buffer = io.BytesIO()
@@ -213,7 +213,7 @@ def _to_exported_program(folded: fx.GraphModule, example: Tensor, path: Path) ->
     return torch.export.load(path).module(), len(program.graph.nodes)
 
 
-_EXPORTERS: dict[str, Callable[[fx.GraphModule, Tensor, Path], tuple[Run, int]]] = {
+_EXPORTERS: dict[str, Callable[[nn.Module, Tensor, Path], tuple[Run, int]]] = {
     "onnx": _to_onnx,
     "torchscript": _to_torchscript,
     "exported-program": _to_exported_program,

@@ -124,7 +124,11 @@ M = TypeVar("M", bound=Network)
 _BUILDERS: dict[str, Callable[..., Network]] = {}
 # Builders of other packages, imported when a checkpoint asks for them. They need more than a name,
 # so they are not listed.
-_ELSEWHERE = {"converted": "equicolor.conversion.convert"}
+_ELSEWHERE = {
+    "canonicalized": "equicolor.canonicalization.canonicalize",
+    "converted": "equicolor.conversion.convert",
+    "hue_selector": "equicolor.models.selector",
+}
 
 
 def register_model(builder: Callable[P, M]) -> Callable[P, M]:

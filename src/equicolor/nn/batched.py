@@ -28,6 +28,11 @@ TAKES = ("images", "normalized")
 _LOWEST, _HIGHEST = -1 / 3, 4 / 3
 _SLACK = 0.01
 _CHECKED_CALLS = 3  # on devices other than the CPU, where a check has to wait
+_NOT_IMAGES = (
+    "a converted network takes images in [0, 1] and normalises them itself, but got {came}: leave "
+    "out your own normalisation, and divide 8-bit images by 255 (check_range=False turns this "
+    "check off)"
+)
 
 
 def split_rotations(name: str, x: Tensor, rotations: int) -> Tensor:
@@ -237,6 +242,40 @@ class BatchedStochasticDepth(BatchedDropout):
         return f"p={self.p}, rotations={self.rotations}"
 
 
+class RangeCheck:
+    """Refuses images far outside [0, 1], which were normalised or not divided by 255.
+
+    Values from -1/3 to 4/3 are accepted, since an unclipped rotation about the grey axis gives
+    them. On the CPU every call is checked. On other devices only the first three are, because a
+    check has to wait for the device. Under torch.compile and export nothing is checked.
+
+    ``message`` is the error, with ``{came}`` for the values that came.
+    """
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+        self._calls_left = _CHECKED_CALLS
+
+    def __call__(self, images: Tensor) -> None:
+        """Raise a ValueError for images of any shape, if need be."""
+        low, high = self._extremes(images)
+        if not (low >= _LOWEST - _SLACK and high <= _HIGHEST + _SLACK):  # so for NaN, too
+            raise ValueError(self.message.format(came=f"values from {low:.3g} to {high:.3g}"))
+
+    def _extremes(self, images: Tensor) -> tuple[float, float]:
+        """The lowest and highest value, as far as they are to be looked at."""
+        traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+        if traced or images.is_meta or not images.numel():
+            return 0, 1
+        if images.device.type != "cpu":
+            capturing = images.is_cuda and torch.cuda.is_current_stream_capturing()
+            if not self._calls_left or capturing:
+                return 0, 1
+            self._calls_left -= 1
+        low, high = images.detach().aminmax()
+        return float(low), float(high)
+
+
 class HueLift(DerivedConstants):
     r"""Images in every hue, normalised: :math:`[B, 3, H, W]` to :math:`[n \cdot B, 3, H, W]`.
 
@@ -244,10 +283,7 @@ class HueLift(DerivedConstants):
     of it is the lifting convolution of the paper. Hue is defined for images in [0, 1], so images
     are normalised after the shift.
 
-    Images far outside [0, 1] are refused, except under torch.compile and export: they were
-    normalised before, or not divided by 255. Values from -1/3 to 4/3 are accepted, since an
-    unclipped rotation about the grey axis gives them. On the CPU every call is checked. On other
-    devices only the first three are, because a check has to wait for the device.
+    Images far outside [0, 1] are refused, see :class:`RangeCheck`.
 
     With ``takes="normalized"``, images come normalised: this is undone before the shift and done
     again after it. With ``padded``, pixels that are zero in all channels are not changed:
@@ -287,7 +323,12 @@ class HueLift(DerivedConstants):
         if min(self.numbers["std"]) <= 0:
             raise ValueError(f"std must be positive, got {list(self.numbers['std'])}")
         self.padded, self.check_range = padded, check_range
-        self._calls_to_check = _CHECKED_CALLS
+        normalized = (
+            f"images normalised with mean {list(self.numbers['mean'])} and std "
+            f"{list(self.numbers['std'])} were expected, but taking that back gives {{came}} "
+            "instead of 0 to 1"
+        )
+        self._check = RangeCheck(_NOT_IMAGES if takes == "images" else normalized)
         self._reset_constants()
 
     def _constants(self) -> dict[str, Tensor]:
@@ -301,8 +342,8 @@ class HueLift(DerivedConstants):
         """Images ``[B, 3, H, W]`` to images ``[n * B, 3, H, W]``."""
         _checks.image_batch("a converted network", images)
         plain = images * self.std + self.mean if self.takes == "normalized" else images
-        if self.check_range and not torch.compiler.is_compiling():
-            self._check_range(plain)
+        if self.check_range:
+            self._check(plain)
         matrices = self.matrices if self.lifting == "rgb" else None
         orbit = functional.hue_orbit(plain, self.rotations, self.lifting, matrices=matrices)
         lifted = (orbit - self.mean) / self.std if self.normalizes else orbit
@@ -310,29 +351,6 @@ class HueLift(DerivedConstants):
             lifted = torch.where((images == 0).all(1, keepdim=True), images, lifted)
         batch = lifted.to(images.dtype).flatten(0, 1)
         return channels_last(batch) if _is_channels_last(images) else batch
-
-    def _check_range(self, images: Tensor) -> None:
-        if torch._C._get_tracing_state() is not None or images.is_meta or not images.numel():
-            return
-        if images.device.type != "cpu":
-            capturing = images.is_cuda and torch.cuda.is_current_stream_capturing()
-            if not self._calls_to_check or capturing:
-                return
-            self._calls_to_check -= 1
-        low, high = (float(value) for value in images.detach().aminmax())
-        if low >= _LOWEST - _SLACK and high <= _HIGHEST + _SLACK:  # false for NaN
-            return
-        if self.takes == "normalized":
-            raise ValueError(
-                f"images normalised with mean {list(self.numbers['mean'])} and std "
-                f"{list(self.numbers['std'])} were expected, but taking that back gives values "
-                f"from {low:.3g} to {high:.3g} instead of 0 to 1"
-            )
-        raise ValueError(
-            "a converted network takes images in [0, 1] and normalises them itself, but got "
-            f"values from {low:.3g} to {high:.3g}: leave out your own normalisation, and divide "
-            "8-bit images by 255 (check_range=False turns this check off)"
-        )
 
     def extra_repr(self) -> str:
         """The options."""

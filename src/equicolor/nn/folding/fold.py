@@ -18,6 +18,7 @@ The network is traced with torch.fx, so it may be anything torch.fx can trace: t
 of this package, or your own made of its layers.
 """
 
+import contextlib
 import copy
 
 import torch
@@ -45,11 +46,12 @@ FORMS = (*PLAIN_FORMS, "fused")
 
 # Torch does not count changes of tensors made in inference mode; see _fused/frozen.py.
 @torch.inference_mode(False)
-def fold(model: nn.Module, form: str = "auto") -> fx.GraphModule:
+def fold(model: nn.Module, form: str = "auto") -> nn.Module:
     """Make a copy of a network for inference: it computes the same, faster, and cannot be trained.
 
     Args:
-        model: a network of equivariant and ordinary layers that torch.fx can trace.
+        model: a network of equivariant and ordinary layers that torch.fx can trace. Of a
+            canonicalised one, selector and network are folded, each by itself.
         form: ``"dense"``, ``"cyclic"`` or ``"fused"`` as described above. ``"auto"`` is the
             fused form for networks on a GPU whose equivariant convolutions are all in first
             layers and residual blocks that have it. For all other networks it is dense for up
@@ -73,6 +75,18 @@ def fold(model: nn.Module, form: str = "auto") -> fx.GraphModule:
     _checks.one_of("form", form, FORMS)
     refuse_custom_modules(model)
     model = copy.deepcopy(model).eval().requires_grad_(False)
+    parts: tuple[str, ...] | None = getattr(model, "folded_parts", None)
+    if parts is None:
+        return _fold_graph(model, form)
+    for name in parts:
+        # A part that torch.fx cannot trace, such as somebody else's transformer, stays as it is.
+        with contextlib.suppress(ValueError):
+            model.set_submodule(name, _fold_graph(model.get_submodule(name), form))
+    return model
+
+
+def _fold_graph(model: nn.Module, form: str) -> fx.GraphModule:
+    """Fold a network that torch.fx can trace; the network is changed."""
     traced = trace(model)
     allow_any_memory(traced.graph)
     may_fuse = form == "fused" or (form == "auto" and is_where_fused(traced))

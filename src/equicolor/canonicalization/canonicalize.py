@@ -1,0 +1,169 @@
+"""Make any network invariant to hue shifts, without touching it: take the shift back first."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from torch import nn
+
+from equicolor import _checks
+from equicolor.canonicalization.network import (
+    OF_SELECTOR,
+    PRESETS,
+    SELECTIONS,
+    Canonicalized,
+    Options,
+    Score,
+)
+from equicolor.conversion.source import (
+    Source,
+    build_source,
+    choose_image_size,
+    choose_resize,
+    find_normalization,
+    known_source,
+)
+from equicolor.models.foreign import ForeignNetwork
+from equicolor.models.registry import Network
+from equicolor.models.selector import HueSelector
+
+__all__ = ["canonicalize", "canonicalized"]
+
+
+def canonicalize(
+    model: nn.Module,
+    rotations: int = 12,
+    select: str | Score | HueSelector = "learned",
+    modes: int = 1,
+    gate: float | None = None,
+    *,
+    preset: str = "default",
+    normalization: Any = "auto",
+    differentiable: bool = False,
+    image_size: int | None = None,
+    source: str | Source | None = None,
+) -> Canonicalized:
+    r"""Any network, made invariant to hue shifts by taking them back before it sees the image.
+
+    Nothing in the network changes: transformers, detectors and networks behind an interface will
+    do. With ``select="learned"``, train the selector on images without labels next:
+    ``canonicalize(model).fit(images)``.
+
+    Args:
+        model: takes images :math:`[B, 3, H, W]` and returns anything, or a detector of torchvision.
+        rotations: the number :math:`n` of hues that are compared.
+        select: what finds the hue: ``"learned"``, a small equivariant network; ``"energy"``,
+            ``"entropy"`` or ``"confidence"``, what the network itself is surest of, for :math:`n`
+            more passes; a :class:`~equicolor.models.selector.HueSelector` that was trained before;
+            or a function of images :math:`[B, 3, H, W]` in [0, 1] that scores them :math:`[B]`.
+        modes: how many angles are tried; class probabilities are averaged by their probabilities.
+        gate: the probability of the best angle from which on it is the only one.
+        preset: of a learned selector: ``"fast"``, ``"default"`` or ``"accurate"``.
+        normalization: what the network expects of its images, as in :func:`equicolor.convert`.
+            The canonicalised network takes images in [0, 1].
+        differentiable: let gradients flow through the angle.
+        image_size: height and width of the network's images, for reports and export.
+        source: where the network comes from, such as ``"timm:vit_tiny_patch16_224"``, for
+            :func:`equicolor.models.save_model`; timm's and equicolor's networks know it.
+
+    Returns:
+        A network with the outputs of ``model``.
+
+    Example:
+        >>> import equicolor
+        >>> from equicolor.color import shift_hue
+        >>> from equicolor.models import resnet18
+        >>> network = equicolor.canonicalize(resnet18(10, width=4).eval(), rotations=4)
+        >>> images = torch.rand(2, 3, 64, 64)
+        >>> torch.allclose(network(shift_hue(images, 1 / 4)), network(images), atol=1e-4)
+        True
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"canonicalize expects a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(select, str):
+        _checks.one_of("select", select, SELECTIONS)
+    elif not callable(select):
+        raise TypeError(
+            f"select must be one of {', '.join(SELECTIONS)}, a HueSelector or a function of "
+            f"images, got {type(select).__name__}"
+        )
+    _checks.one_of("preset", preset, tuple(PRESETS))
+    if select != "learned" and preset != "default":
+        raise ValueError(f"preset={preset!r} is for select='learned', got select={select!r}")
+    chosen: dict[str, Any] = {"select": select, "rotations": rotations, **PRESETS[preset]}
+    if isinstance(select, HueSelector):
+        chosen = {"select": "learned", **{key: select.config[key] for key in OF_SELECTOR}}
+    elif not isinstance(select, str):
+        chosen["select"] = getattr(select, "__name__", type(select).__name__)
+    detects = hasattr(getattr(model, "transform", None), "image_mean")  # normalises by itself
+    automatic = isinstance(normalization, str) and normalization == "auto"
+    mean, std = find_normalization(model, None if detects and automatic else normalization)
+    size = choose_image_size(model, image_size)
+    options = Options(
+        **chosen,
+        modes=modes,
+        gate=gate,
+        differentiable=differentiable,
+        mean=mean,
+        std=std,
+        image_size=size,
+        resize=choose_resize(model, size),
+    )
+    body = model.network if isinstance(model, ForeignNetwork) else model
+    network = Canonicalized(body, options, None if isinstance(select, str) else select)
+    if isinstance(model, Network):
+        network.class_names, network.origin = model.class_names, model.origin
+    weight = next((p for p in model.parameters() if p.is_floating_point()), None)
+    if weight is not None and network.selector is not None:
+        network.selector.to(weight.device)
+    origin = known_source(model, source)
+    if origin is not None and network.score is None:
+        network.config = _config(origin, options)
+    return network
+
+
+def canonicalized(
+    *,
+    source: str,
+    source_options: Mapping[str, Any] | None = None,
+    select: str = "learned",
+    rotations: int = 12,
+    modes: int = 1,
+    gate: float | None = None,
+    differentiable: bool = False,
+    size: int = PRESETS["default"]["size"],
+    width: int = PRESETS["default"]["width"],
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    image_size: int = 224,
+    resize: int | None = None,
+) -> Canonicalized:
+    """The network that a configuration of :func:`canonicalize` describes, without weights.
+
+    The source is a :class:`equicolor.conversion.Source`; the other arguments are those of
+    :class:`Options`.
+    """
+    _checks.one_of("select", select, SELECTIONS)
+    origin = Source(source, dict(source_options or {}))
+    options = Options(
+        select,
+        rotations,
+        modes,
+        gate,
+        differentiable,
+        size,
+        width,
+        None if mean is None else list(mean),
+        None if std is None else list(std),
+        image_size,
+        resize,
+    )
+    network = Canonicalized(build_source(origin).eval(), options)
+    network.config = _config(origin, options)
+    return network
+
+
+def _config(source: Source, options: Options) -> dict[str, Any]:
+    """The arguments of :func:`canonicalized`."""
+    names = {"source": source.spec, "source_options": dict(source.options)}
+    return {"model": "canonicalized", **names, **asdict(options)}

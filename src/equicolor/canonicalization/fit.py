@@ -1,0 +1,239 @@
+"""Train a selector on images without labels, to say that their hues are as they should be.
+
+The images are taken to be natural: a random shift of less than half a step of the hue circle is the
+only thing that is done to their colours, and the selector learns to find it. Since it is
+equivariant, it then finds any other shift as well.
+"""
+
+import math
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from equicolor import _checks
+from equicolor._random import permutation, uniform
+from equicolor.color import shift_hue
+from equicolor.data.datasets import DATASETS, load_dataset
+from equicolor.data.folder_datasets import images_below
+from equicolor.data.images import ImageSet
+from equicolor.evaluation.images import Preparation, load_batches
+from equicolor.models.selector import HueSelector, subsample
+from equicolor.models.tensor_files import CheckpointError, digest, read_pickle, write_pickle
+from equicolor.nn import CEBatchNorm2d, CEConv2d, CELiftConv2d
+from equicolor.reporting.progress import Progress
+
+__all__ = ["FEWEST", "Fit", "collect", "fit_selector", "load_unlabelled"]
+
+FEWEST = 16  # images; batch norms of fewer mean nothing
+_SHARPER = 2  # how much larger than the selector's input images are kept, for crops of them
+_SMALLEST_CROP = 0.5  # of the side
+_SPREAD = 0.5  # standard deviation of the target around the true shift, in steps of the hue circle
+_GRAY = 1 / 255  # mean chroma below which images have no hue to learn from
+_SAVE_EVERY = 10.0  # seconds
+
+
+class Fit(NamedTuple):
+    """How a selector was trained.
+
+    Attributes:
+        images: how many there were.
+        epochs: how often each was seen.
+        loss: mean of the last epoch, in nats; ``math.log(rotations)`` is chance.
+        seconds: the time it took, without that of an interrupted call before.
+    """
+
+    images: int
+    epochs: int
+    loss: float
+    seconds: float
+
+
+def load_unlabelled(name: str | Path) -> ImageSet:
+    """The training images of a dataset by name, or all images in a folder and below."""
+    if str(name) in DATASETS and not isinstance(name, Path):
+        return load_dataset(name, "train")
+    return images_below(Path(name).expanduser())
+
+
+def collect(images: Tensor | Iterable[Any] | ImageSet, size: int) -> Tensor:
+    """Images as one tensor, uint8 ``[N, 3, s, s]``, where s is at most twice the size.
+
+    Args:
+        images: a tensor :math:`[N, 3, H, W]`, or batches of that shape, or pairs that begin with
+            such a batch, as data loaders give them; floating-point numbers in [0, 1] or uint8. Or
+            the images of a dataset, of which the square in the middle is taken.
+        size: of the selector's input.
+    """
+    side = _SHARPER * size
+    if isinstance(images, ImageSet):
+        images = load_batches(images, Preparation(side, side))
+    parts = [
+        _kept(batch[0] if isinstance(batch, (tuple, list)) else batch, side)
+        for batch in ([images] if isinstance(images, Tensor) else images)
+    ]
+    found = sum(map(len, parts))
+    if found < FEWEST:
+        raise ValueError(f"fit needs at least {FEWEST} images, got {found}")
+    return torch.cat(parts)
+
+
+def _kept(batch: object, side: int) -> Tensor:
+    if not isinstance(batch, Tensor):
+        raise TypeError(
+            "fit expects batches of images [B, 3, H, W] as tensors, or pairs that begin with one; "
+            f"got {type(batch).__name__}"
+        )
+    if batch.dtype == torch.uint8:
+        batch = batch / 255
+    _checks.image_batch("fit", batch)
+    low, high = (float(value) for value in batch.detach().aminmax())
+    if not (low >= -0.01 and high <= 1.01):  # so that NaN is refused, too
+        raise ValueError(
+            f"fit expects images in [0, 1], but got values from {low:.3g} to {high:.3g}: leave out "
+            "your own normalisation, and divide 8-bit images by 255"
+        )
+    bytes_ = batch.detach().float().clamp(0, 1).mul(255).round().to(torch.uint8).cpu()
+    # All of one size, so that they fit into one tensor. Images that are smaller are enlarged.
+    return subsample(bytes_, side)
+
+
+def fit_selector(
+    selector: HueSelector,
+    images: Tensor,
+    *,
+    epochs: int = 100,
+    batch_size: int = 128,
+    learning_rate: float = 3e-3,
+    seed: int = 0,
+    checkpoint: Path | None = None,
+    progress: Progress | None = None,
+) -> Fit:
+    """Train a selector, its weights drawn anew, on images of :func:`collect`.
+
+    Args:
+        selector: is changed, and left in eval mode.
+        images: uint8 :math:`[N, 3, s, s]`.
+        epochs, batch_size, learning_rate: of AdamW, with one cycle of the learning rate.
+        seed: of the weights, the order and the crops.
+        checkpoint: a file that keeps the state, so that an interrupted call can be repeated.
+        progress: called with (steps done, steps in all).
+    """
+    for name, value in (("epochs", epochs), ("batch_size", batch_size)):
+        _checks.positive_int(name, value)
+    if not 0 < learning_rate < math.inf:
+        raise ValueError(f"learning_rate must be positive, got {learning_rate!r}")
+    start = time.perf_counter()
+    device = next(selector.parameters()).device
+    images = images.to(device)
+    if _mean_chroma(images) < _GRAY:
+        raise ValueError("fit needs images with colours, but these are all grey")
+    per_epoch = max(len(images) // batch_size, 1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        _draw(selector)
+    decay = torch.optim.AdamW(selector.parameters(), lr=learning_rate)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(
+        decay, max_lr=learning_rate, total_steps=epochs * per_epoch
+    )
+    parts: dict[str, Any] = {"selector": selector, "optimizer": decay, "schedule": cycle}
+    settings = f"{epochs} {batch_size} {learning_rate} {seed} {selector.config}"
+    run = digest(settings, {"images": images}) if checkpoint else ""
+    done, loss = _resume(checkpoint, run, parts)
+    saved = time.perf_counter()
+    key = torch.tensor([seed], device=device)
+    selector.train()
+    try:
+        for epoch in range(done, epochs):
+            order = permutation(key, 0, epoch, len(images))[0]
+            total = torch.zeros((), device=device)
+            for number in range(per_epoch):
+                step = epoch * per_epoch + number
+                chosen = order[number * batch_size : (number + 1) * batch_size]
+                error = _loss(selector, images[chosen], key, step)
+                decay.zero_grad()
+                error.backward()
+                decay.step()
+                cycle.step()
+                total += error.detach()
+                if progress:
+                    progress(step + 1, epochs * per_epoch)
+            loss = float(total) / per_epoch
+            if not math.isfinite(loss):
+                raise ValueError(
+                    f"the selector's loss is {loss} in epoch {epoch + 1}: take a smaller "
+                    f"learning_rate than {learning_rate}"
+                )
+            due = time.perf_counter() - saved > _SAVE_EVERY or epoch + 1 == epochs
+            if checkpoint is not None and due:
+                states = {name: part.state_dict() for name, part in parts.items()}
+                write_pickle(checkpoint, {"run": run, "epoch": epoch + 1, "loss": loss, **states})
+                saved = time.perf_counter()
+    finally:
+        selector.eval()
+    return Fit(len(images), epochs, loss, time.perf_counter() - start)
+
+
+def _mean_chroma(images: Tensor) -> float:
+    return float((images.amax(1).float() - images.amin(1).float()).mean() / 255)
+
+
+def _draw(selector: nn.Module) -> None:
+    """Draw all weights anew."""
+    for module in selector.modules():
+        if isinstance(module, (CELiftConv2d, CEConv2d, CEBatchNorm2d)):
+            module.reset_parameters()
+
+
+def _resume(checkpoint: Path | None, run: str, parts: dict[str, Any]) -> tuple[int, float]:
+    """The epochs that an earlier call finished, with its state loaded, and the loss of the last."""
+    if checkpoint is None or not checkpoint.is_file():
+        return 0, math.nan
+    remedy = "delete it to begin again"
+    state = read_pickle(checkpoint, remedy)
+    if not isinstance(state, dict) or state.get("run") != run:
+        raise CheckpointError(
+            f"{checkpoint} belongs to other images or settings: {remedy}, or name another file"
+        )
+    for name, part in parts.items():
+        part.load_state_dict(state[name])
+    return int(state["epoch"]), float(state["loss"])
+
+
+def _loss(selector: HueSelector, images: Tensor, key: Tensor, step: int) -> Tensor:
+    """Cross entropy between a selector's scores and the shifts that were drawn."""
+    n, batch = selector.rotations, len(images)
+    random = uniform(key, 1, step, 5 * batch)[0].view(5, batch)
+    views = _random_views(images, random[:4], selector.size).float() / 255
+    offsets = random[4] - 0.5  # in steps
+    shifted = shift_hue(views, offsets / n)
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=images.is_cuda):
+        scores = selector(shifted)
+    return F.cross_entropy(scores.float(), _targets(offsets, n))
+
+
+def _targets(offsets: Tensor, rotations: int) -> Tensor:
+    """A Gaussian over the steps of the hue circle around offsets ``[B]``: ``[B, n]``."""
+    places = torch.arange(rotations, device=offsets.device)
+    away = torch.remainder(places - offsets[:, None] + rotations / 2, rotations) - rotations / 2
+    return (-0.5 * (away / _SPREAD).square()).softmax(1)
+
+
+def _random_views(images: Tensor, random: Tensor, size: int) -> Tensor:
+    """Square crops of ``[B, 3, s, s]``, half of them mirrored, subsampled to the size.
+
+    ``random`` are numbers in [0, 1) for side, two places and mirroring, ``[4, B]``.
+    """
+    side, top, left, flip = random[:, :, None]
+    length = images.shape[-1]
+    crop = length * (_SMALLEST_CROP + (1 - _SMALLEST_CROP) * side)
+    steps = (torch.arange(size, device=images.device) + 0.5) / size
+    rows = top * (length - crop) + steps * crop
+    columns = left * (length - crop) + torch.where(flip < 0.5, steps, 1 - steps) * crop
+    rows, columns = (place.long().clamp(0, length - 1) for place in (rows, columns))
+    number = torch.arange(len(images), device=images.device).view(-1, 1, 1)
+    return images.movedim(1, -1)[number, rows[:, :, None], columns[:, None]].movedim(-1, 1)

@@ -1,0 +1,333 @@
+"""A canonicalised network: it sees every image in its natural hue."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from equicolor import _checks
+from equicolor.canonicalization.fit import Fit, collect, fit_selector, load_unlabelled
+from equicolor.color import shift_hue
+from equicolor.conversion.network import compute_same
+from equicolor.data.images import ImageSet
+from equicolor.models.layers import Normalize
+from equicolor.models.registry import Network
+from equicolor.models.selector import HueSelector, find_modes, hue_selector
+from equicolor.nn.batched import RangeCheck
+from equicolor.reporting.progress import Progress
+
+__all__ = ["OF_SELECTOR", "PRESETS", "SELECTIONS", "Canonicalized", "Options", "Score"]
+
+Score = Callable[[Tensor], Tensor]
+
+# The size of images and the first width of learned selectors.
+PRESETS: dict[str, dict[str, int]] = {
+    "fast": {"size": 64, "width": 16},
+    "default": {"size": 96, "width": 24},
+    "accurate": {"size": 128, "width": 32},
+}
+OF_SELECTOR = "rotations", "size", "width"
+# How sure a network is, [B], that has given logits [B, C].
+_SURENESS: dict[str, Score] = {
+    "energy": lambda logits: logits.logsumexp(1),
+    "entropy": lambda logits: (logits.softmax(1) * logits.log_softmax(1)).sum(1),
+    "confidence": lambda logits: logits.log_softmax(1).amax(1),
+}
+SELECTIONS = ("learned", *_SURENESS)
+_NOT_IMAGES = (
+    "a canonicalised network takes images in [0, 1] and normalises them itself, but got {came}: "
+    "leave out your own normalisation, and divide 8-bit images by 255"
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of :func:`equicolor.canonicalize`, and what it found out about the network.
+
+    Attributes:
+        select, rotations, modes, gate, differentiable: see there.
+        size, width: of a learned selector.
+        mean, std: of the normalisation in front of the network; None if there is none.
+        image_size, resize: how images are cut for the network.
+    """
+
+    select: str
+    rotations: int
+    modes: int
+    gate: float | None
+    differentiable: bool
+    size: int
+    width: int
+    mean: list[float] | None
+    std: list[float] | None
+    image_size: int
+    resize: int | None
+
+    def __post_init__(self) -> None:
+        _checks.positive_int("rotations", self.rotations)
+        most = max(self.rotations // 3, 1)
+        if _checks.positive_int("modes", self.modes) > most:
+            raise ValueError(
+                f"modes must be at most {most} for {self.rotations} rotations, got {self.modes}"
+            )
+        if self.gate is not None:
+            _checks.probability("gate", self.gate)
+            if self.modes == 1:
+                raise ValueError(
+                    f"gate={self.gate} says when one mode is enough, so modes must be 2 or more"
+                )
+
+
+class Canonicalized(Network):
+    r"""A network that sees every image in its natural hue; made by :func:`equicolor.canonicalize`.
+
+    A selector finds the angle :math:`c(x)` by which the hue of an image is shifted. The angle moves
+    with the hue, :math:`c(T_a x) = c(x) + a`, so :math:`f(T_{-c(x)} x)` is invariant for any
+    network :math:`f`: exactly for shifts by multiples of :math:`1/n`, nearly so between them. The
+    exception are images whose two best scores are equal, where rounding decides. Images without
+    colour pass unchanged.
+
+    Args:
+        network: any network of images; it is kept as it is.
+        options: see :class:`Options`.
+        select: a selector that was trained before, or a function that scores images
+            :math:`[B, 3, H, W]` in [0, 1] by how natural they look, :math:`[B]`.
+
+    Attributes:
+        network: the very object that was given.
+        selector: the learned selector; None if there is none.
+        fitted: how :meth:`fit` trained it; None if it did not.
+    """
+
+    def __init__(
+        self, network: nn.Module, options: Options, select: Score | HueSelector | None = None
+    ) -> None:
+        super().__init__()
+        self.options, self.network = options, network
+        self.selector: HueSelector | None = None
+        self.score: Score | None = None
+        if isinstance(select, HueSelector):
+            self.selector = select
+        elif select is not None:
+            self.score = select
+        elif options.select == "learned":
+            self.selector = hue_selector(**{key: getattr(options, key) for key in OF_SELECTOR})
+        self.fitted: Fit | None = None
+        self.normalize: nn.Module = nn.Identity()
+        if options.mean is not None and options.std is not None:
+            self.normalize = Normalize(tuple(options.mean), tuple(options.std))
+        self.image_size, self.resize = options.image_size, options.resize
+        self._check = RangeCheck(_NOT_IMAGES)
+        self.train(network.training)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the network; the selector is in eval mode, except while it is fitted."""
+        super().train(mode)
+        if self.selector is not None:
+            self.selector.eval()
+        return self
+
+    def forward(self, images: Tensor | Sequence[Tensor], *args: Any, **kwargs: Any) -> Any:
+        """Images in [0, 1] to what the network returns for them in their natural hues.
+
+        Args:
+            images: ``[B, 3, H, W]``; or a list of images ``[3, H, W]``, for a network that takes
+                such a list, as torchvision's detectors do.
+            args, kwargs: are passed on, such as the targets of a detector in training.
+
+        Returns:
+            The network's own outputs. With several modes, the logarithms of class probabilities
+            instead of logits.
+        """
+        if isinstance(images, Tensor) and self.options.modes > 1:
+            return self._mixed(images, *args, **kwargs)
+        if isinstance(images, Tensor):
+            return self.network(self.normalize(self.natural(images)), *args, **kwargs)
+        if self.options.modes > 1:
+            raise ValueError(
+                f"modes={self.options.modes} averages class probabilities of a batch of images, "
+                "but got a list: take modes=1"
+            )
+        natural = [self.normalize(self.natural(image.unsqueeze(0))[0]) for image in images]
+        return self.network(natural, *args, **kwargs)
+
+    def natural(self, images: Tensor) -> Tensor:
+        """Images ``[B, 3, H, W]`` in [0, 1] with their hue shifts taken back."""
+        return shift_hue(images, -self.angle(images).to(images))
+
+    def angle(self, images: Tensor) -> Tensor:
+        """By how many turns, from -0.5 to 0.5, the hues of images ``[B, 3, H, W]`` are shifted.
+
+        Returns:
+            One number an image, ``[B]``.
+
+        Example:
+            >>> import equicolor
+            >>> from equicolor.color import shift_hue
+            >>> from equicolor.models import resnet18
+            >>> network = equicolor.canonicalize(resnet18(10, width=4), rotations=6, preset="fast")
+            >>> images = torch.rand(1, 3, 64, 64)
+            >>> moved = network.angle(shift_hue(images, 1 / 6)) - network.angle(images)
+            >>> round(float(moved) % 1, 3)
+            0.167
+        """
+        return self._modes(images)[0][:, 0]
+
+    def scores(self, images: Tensor) -> Tensor:
+        """How natural images ``[B, 3, H, W]`` look with k/n turns taken back: ``[B, n]``."""
+        if self.selector is not None:
+            weight = next(self.selector.parameters())
+            scores: Tensor = self.selector(images.to(weight.dtype))
+        else:
+            # Hue by hue, which needs no more memory than the network itself.
+            n = self.options.rotations
+            scores = torch.stack([self._score(shift_hue(images, -k / n)) for k in range(n)], 1)
+        return scores if scores.dtype == torch.float64 else scores.float()
+
+    def _score(self, images: Tensor) -> Tensor:
+        """Scores ``[B]`` of images as they are."""
+        if self.score is not None:
+            scores = self.score(images)
+            if not isinstance(scores, Tensor) or scores.shape != images.shape[:1]:
+                raise ValueError(
+                    f"select must give one score an image, [{len(images)}], got {_shape(scores)}"
+                )
+            return scores
+        logits = self.network(self.normalize(images))
+        if not isinstance(logits, Tensor) or logits.ndim != 2:
+            raise ValueError(
+                f"select={self.options.select!r} asks how sure the network is of a class, which "
+                f"needs logits [B, classes], but it returns {_shape(logits)}: take 'learned'"
+            )
+        return _SURENESS[self.options.select](logits)
+
+    def _modes(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Angles and probabilities, both ``[B, modes]``."""
+        _checks.image_batch("a canonicalised network", images)
+        self._check(images)
+        if self.options.differentiable:
+            return find_modes(self.scores(images), self.options.modes)
+        # Exported programs cannot hold a change of the gradient's mode.
+        with contextlib.nullcontext() if _is_recorded(images) else torch.no_grad():
+            angles, probabilities = find_modes(self.scores(images), self.options.modes)
+        return angles.detach(), probabilities.detach()
+
+    def _mixed(self, images: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Logarithms of class probabilities, averaged over the modes."""
+        angles, weights = self._modes(images)
+        gate = self.options.gate
+        if gate is not None:  # by the best mode's probability, which no hue shift changes
+            needed = weights[:, :1] < gate
+            weights = torch.cat((weights[:, :1], weights[:, 1:] * needed), 1)
+        shares = (weights / weights.sum(1, keepdim=True)).log()
+        mixed = self._log_probabilities(images, angles[:, 0], shares[:, 0], *args, **kwargs)
+        for turns, share in zip(angles.T[1:], shares.T[1:], strict=True):
+            if gate is None or _is_recorded(images):
+                also = self._log_probabilities(images, turns, share, *args, **kwargs)
+                mixed = torch.logaddexp(mixed, also)
+            elif len(asked := needed[:, 0].nonzero()[:, 0]):
+                parts = images[asked], turns[asked], share[asked]
+                also = self._log_probabilities(*parts, *args, **kwargs)
+                mixed = mixed.index_copy(0, asked, torch.logaddexp(mixed[asked], also))
+        return mixed
+
+    def _log_probabilities(
+        self, images: Tensor, turns: Tensor, log_share: Tensor, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        """What the network says of images shifted back by ``turns``, weighted."""
+        natural = self.normalize(shift_hue(images, -turns.to(images)))
+        logits = self.network(natural, *args, **kwargs)
+        if not isinstance(logits, Tensor) or logits.ndim < 2:
+            raise ValueError(
+                f"modes={self.options.modes} averages class probabilities, which needs logits "
+                f"[B, classes, ...], but the network returns {_shape(logits)}: take modes=1"
+            )
+        return logits.log_softmax(1) + log_share.to(logits).view(-1, *[1] * (logits.ndim - 1))
+
+    def fit(
+        self,
+        images: Tensor | Iterable[Any] | ImageSet | str | Path,
+        *,
+        epochs: int = 100,
+        batch_size: int = 128,
+        learning_rate: float = 3e-3,
+        seed: int = 0,
+        checkpoint: str | Path | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Train the selector on images in their natural hues; labels are not needed.
+
+        The network is neither changed nor asked. On a CPU, the same images and settings give the
+        same weights.
+
+        Args:
+            images: a tensor :math:`[N, 3, H, W]` in [0, 1] or uint8; batches of such images, or
+                pairs that begin with one, as data loaders give them; a dataset by name, for its
+                training images; or a folder, for all images in it and below.
+            epochs, batch_size, learning_rate: of AdamW, with one cycle of the learning rate.
+            seed: of the weights, the order of the images and their crops.
+            checkpoint: a file that keeps the state; the same call goes on after an interruption.
+            progress: called with (steps done, steps in all).
+
+        Returns:
+            Itself.
+
+        Example:
+            >>> import equicolor
+            >>> from equicolor.models import z2cnn
+            >>> network = equicolor.canonicalize(z2cnn(10), rotations=6, preset="fast")
+            >>> network.fit(torch.rand(32, 3, 28, 28), epochs=1, batch_size=16).fitted.images
+            32
+        """
+        if self.selector is None:
+            raise ValueError(f"select={self.options.select!r} has nothing to train: 'learned' has")
+        if isinstance(images, (str, Path)):
+            images = load_unlabelled(images)
+        self.fitted = fit_selector(
+            self.selector,
+            collect(images, self.selector.size),
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            seed=seed,
+            checkpoint=None if checkpoint is None else Path(checkpoint),
+            progress=progress,
+        )
+        return self
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What was chosen: how hues are selected, what that costs and how it was trained."""
+        names = "select", "rotations", "modes", "gate"
+        info: dict[str, Any] = {name: getattr(self.options, name) for name in names}
+        asks_network = self.selector is None and self.score is None
+        info["passes"] = self.options.modes + asks_network * self.options.rotations
+        if self.selector is not None:
+            info["selector_parameters"] = sum(p.numel() for p in self.selector.parameters())
+            info["selector_size"] = self.options.size
+            info["fitted"] = None if self.fitted is None else self.fitted._asdict()
+        return info
+
+    @property
+    def folded_parts(self) -> tuple[str, ...]:
+        """What :func:`equicolor.nn.fold` folds: torch.fx cannot see through the whole."""
+        return ("network",) if self.selector is None else ("selector", "network")
+
+    def same_outputs(self, rebuilt: Network) -> bool:
+        """Whether a network with equal names and shapes of weights computes the same from them."""
+        return compute_same(self, rebuilt)
+
+
+def _shape(value: object) -> str:
+    """The shape of a tensor, or what else a value is."""
+    return str(list(value.shape)) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def _is_recorded(images: Tensor) -> bool:
+    """Whether operations are recorded, to be run on other images later."""
+    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    return traced or (images.is_cuda and torch.cuda.is_current_stream_capturing())

@@ -1,0 +1,118 @@
+"""How far the hues of an image are from natural: scores that turn with them, and their best angle.
+
+A selector gives :math:`n` scores for an image: score :math:`k` says how natural it looks with
+:math:`k/n` turns taken back. Shifting the hue of the image by :math:`1/n` rolls the scores by one,
+so the place of the best score is an angle that moves along with the hue of the image.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from equicolor import _checks
+from equicolor.models.registry import Network
+from equicolor.nn import CEAdaptiveAvgPool2d, CEBatchNorm2d, CEConv2d, CELiftConv2d, CosetFlatten
+
+__all__ = ["HueSelector", "find_modes", "hue_selector", "subsample"]
+
+_BINS_OF_MODE = 1.5  # how far a mode reaches from its best score
+
+
+class HueSelector(Network):
+    r"""A small equivariant network that scores every hue of an image; made by :func:`hue_selector`.
+
+    Args:
+        rotations: the number :math:`n` of hues.
+        size: height and width that images are subsampled to.
+        width: channels of the first layer.
+
+    Example:
+        >>> selector = HueSelector(rotations=6, size=32, width=4)
+        >>> selector(torch.rand(2, 3, 48, 64)).shape
+        torch.Size([2, 6])
+    """
+
+    def __init__(self, rotations: int, size: int, width: int) -> None:
+        super().__init__()
+        self.rotations = _checks.positive_int("rotations", rotations)
+        self.size = _checks.positive_int("size", size)
+        _checks.positive_int("width", width)
+        self.image_size = size
+        group: dict[str, Any] = {"rotations": rotations}
+        lift = CELiftConv2d(3, width, 5, 2, 2, bias=False, lifting="hsv", **group)
+        layers = [lift, CEBatchNorm2d(width), nn.ReLU()]
+        widths = width, 2 * width, 2 * width, 4 * width, 4 * width
+        for before, after, stride in zip(widths, widths[1:], (2, 1, 2, 1), strict=False):
+            conv = CEConv2d(before, after, 3, stride, 1, bias=False, **group)
+            layers += [conv, CEBatchNorm2d(after), nn.ReLU()]
+        score = CEConv2d(widths[-1], 1, 1, **group)
+        self.layers = nn.Sequential(*layers, score, CEAdaptiveAvgPool2d(1), CosetFlatten())
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images ``[B, 3, H, W]`` in [0, 1] to scores ``[B, n]``."""
+        scores: Tensor = self.layers(subsample(images, self.size)).flatten(1)
+        return scores
+
+
+def hue_selector(*, rotations: int = 12, size: int = 96, width: int = 24) -> HueSelector:
+    """A :class:`HueSelector` that can be saved; its weights are random.
+
+    Example:
+        >>> hue_selector(rotations=6).config["rotations"]
+        6
+    """
+    selector = HueSelector(rotations, size, width)
+    options = {"rotations": rotations, "size": size, "width": width}
+    selector.config = {"model": "hue_selector", **options}
+    return selector
+
+
+def subsample(images: Tensor, size: int) -> Tensor:
+    """Every so manieth pixel, ``[B, 3, size, size]``.
+
+    A mean of pixels would be smoother, but hue shifts do not commute with it.
+    """
+    return F.interpolate(images, size=(size, size), mode="nearest")
+
+
+def find_modes(scores: Tensor, modes: int = 1) -> tuple[Tensor, Tensor]:
+    r"""The best angles of scores over the hue circle, and how much of the probability is near each.
+
+    The angle of a mode is the top of the parabola through its best score and the two beside it.
+    That is exact for scores that fall off as the logarithm of a Gaussian, which selectors are
+    trained for, and it is continuous: where two neighbours are equal, both give the angle between
+    them. A further mode lies at least two places away from those before it.
+
+    Args:
+        scores: :math:`[B, n]`, logarithms of probabilities up to a constant.
+        modes: how many.
+
+    Returns:
+        Angles in turns from -0.5 to 0.5, and probabilities, both :math:`[B, modes]`.
+
+    Example:
+        >>> offset = (torch.arange(12) - 3.25 + 6) % 12 - 6
+        >>> angles, probabilities = find_modes(-2 * offset.square().unsqueeze(0))
+        >>> round(float(12 * angles), 3), bool(probabilities > 0.99)
+        (3.25, True)
+    """
+    n = scores.shape[1]
+    places = torch.arange(n, device=scores.device)
+    share, left = scores.softmax(1), scores  # of places that no mode has taken yet
+    angles, probabilities = [], []
+    for _ in range(modes):
+        best = left.argmax(1, keepdim=True)
+        before, top, after = (scores.gather(1, (best + step) % n) for step in (-1, 0, 1))
+        bend = before - 2 * top + after
+        flat = bend >= 0  # no top in between: all equal, or beside another mode
+        offset = (before - after) / (2 * torch.where(flat, -torch.ones_like(bend), bend))
+        offset = torch.where(flat, torch.zeros_like(offset), offset.clamp(-0.5, 0.5))
+        angles.append((best + offset) / n)
+        away = torch.remainder(places - best + n // 2, n) - n // 2
+        near = away.abs() < _BINS_OF_MODE
+        probabilities.append((share * near).sum(1, keepdim=True))
+        share, left = share.masked_fill(near, 0), left.masked_fill(near, -torch.inf)
+    turns = torch.cat(angles, 1)
+    return torch.remainder(turns + 0.5, 1) - 0.5, torch.cat(probabilities, 1)

@@ -1,0 +1,330 @@
+"""Canonicalised networks: invariant to hue shifts, whatever is inside."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import equicolor
+from equicolor.canonicalization import Canonicalized, hue_selector
+from equicolor.color import shift_hue
+from equicolor.conversion import ConversionError, Source
+from equicolor.models import CheckpointError, load_model, resnet18, save_model, z2cnn
+from equicolor.models.cost import cost
+from equicolor.models.export import export
+from equicolor.nn import fold
+
+N = 6
+
+
+class Odd(nn.Module):
+    """Returns whatever a function makes of images."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.weight = function, nn.Parameter(torch.ones(()))
+
+    def forward(self, images):
+        return self.function(images)
+
+
+def reds(images):
+    """How red images are: natural ones are red."""
+    return images[:, 0].mean((1, 2)) - images[:, 1:].mean((1, 2, 3))
+
+
+@pytest.fixture
+def images(smooth_images):
+    return smooth_images(3, 40, 40)
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(0)
+    return resnet18(5, width=4).double().eval()
+
+
+def canonical(network, select="learned", **options):
+    torch.manual_seed(1)
+    if select == "learned":
+        select = hue_selector(rotations=N, size=32, width=4)
+    return equicolor.canonicalize(network, N, select, **options).double().eval()
+
+
+# --- invariance ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("select", ["learned", "energy", "entropy", "confidence", reds])
+def test_outputs_are_equal_on_all_grid_shifts(select, network, images, relative_error):
+    model = canonical(network, select)
+    with torch.no_grad():
+        expected = model(images)
+        for k in range(1, N):
+            assert relative_error(model(shift_hue(images, k / N)), expected) < 1e-9
+
+
+def test_the_angle_moves_with_the_hue(network, images):
+    model = canonical(network)
+    with torch.no_grad():
+        for k in range(N):
+            moved = model.angle(shift_hue(images, k / N)) - model.angle(images) - k / N
+            assert (torch.remainder(moved + 0.5, 1) - 0.5).abs().max() < 1e-9
+
+
+def test_a_shift_is_found_and_taken_back(images, network):
+    """Scores that are highest for red: an image of one colour becomes red, whatever it was."""
+    model = canonical(network, reds)
+    red = torch.tensor([0.9, 0.2, 0.2], dtype=torch.float64).view(1, 3, 1, 1).expand(1, 3, 8, 8)
+    for turns in (0.0, 1 / 6, 0.4, -0.21):
+        natural = model.natural(shift_hue(red, turns))
+        assert (natural - red).abs().max() < 0.1  # the score is no Gaussian: nearly
+        assert float(model.angle(shift_hue(red, turns))) % 1 == pytest.approx(turns % 1, abs=0.03)
+
+
+@pytest.mark.parametrize("gate", [None, 0.0, 0.5, 1.0])
+def test_several_modes_are_invariant_and_average_probabilities(
+    gate, network, images, relative_error
+):
+    model = canonical(network, modes=2, gate=gate)
+    with torch.no_grad():
+        log = model(images)
+        torch.testing.assert_close(log.exp().sum(1), torch.ones(3, dtype=torch.float64))
+        assert relative_error(model(shift_hue(images, 1 / N)), log) < 1e-9
+
+
+def test_modes_are_averaged_by_their_probabilities(network, images):
+    model = canonical(network, modes=2)
+    with torch.no_grad():
+        angles, weights = model._modes(images)
+        share = weights / weights.sum(1, keepdim=True)
+        parts = [network(shift_hue(images, -angle)).softmax(1) for angle in angles.T]
+        expected = sum(part * each[:, None] for part, each in zip(parts, share.T, strict=True))
+        torch.testing.assert_close(model(images).exp(), expected)
+
+
+def test_a_gate_asks_again_only_for_unsure_images(network, images):
+    model = canonical(network, modes=2, gate=0.5)
+    with torch.no_grad():
+        sure = model._modes(images)[1][:, 0]
+        model = canonical(network, modes=2, gate=float(sure.median()) + 1e-6)
+        batches = []
+        network.register_forward_pre_hook(lambda _, args: batches.append(len(args[0])))
+        one, two = canonical(network), canonical(network, modes=2)
+        expected = torch.where(
+            (sure < model.options.gate)[:, None], two(images), one(images).log_softmax(1)
+        )
+        batches.clear()
+        torch.testing.assert_close(model(images), expected)
+    assert batches == [3, int((sure < model.options.gate).sum())]
+
+
+def test_gray_images_pass_unchanged(network):
+    gray = torch.rand(2, 1, 16, 16, dtype=torch.float64).expand(2, 3, 16, 16)
+    assert torch.equal(canonical(network).natural(gray), gray)
+
+
+# --- what comes back -----------------------------------------------------------------------------
+
+
+def test_any_output_comes_back_as_it_is(images):
+    wanted = {"a": [images.mean((1, 2, 3))], "b": ("text", 1)}
+    assert canonical(Odd(lambda _: wanted), normalization=None)(images) is wanted
+
+
+def test_lists_of_images_of_several_sizes_pass(images):
+    """As torchvision's detectors take them, with targets beside."""
+
+    class Detector(nn.Module):
+        def forward(self, images, targets=None):
+            return [{"boxes": image.mean((1, 2))} for image in images], targets
+
+    model = canonical(Detector(), normalization=None)
+    both = [images[0], images[1, :, :20]]
+    with torch.no_grad():
+        found, targets = model(both, targets=[1, 2])
+        moved, _ = model([shift_hue(image, 1 / N) for image in both])
+    assert targets == [1, 2]
+    for a, b in zip(found, moved, strict=True):
+        torch.testing.assert_close(a["boxes"], b["boxes"])
+
+
+def test_the_network_is_the_very_object_and_is_not_changed(network, images):
+    before = copy.deepcopy(network.state_dict())
+    model = canonical(network)
+    model.float().fit(torch.rand(32, 3, 16, 16), epochs=1, batch_size=16)
+    model.double()(images)
+    assert model.network is network
+    assert not network.training
+    for key, value in network.state_dict().items():
+        assert torch.equal(value, before[key]), key
+
+
+def test_the_selector_stays_in_eval_mode(network):
+    model = canonical(network).train()
+    assert model.network.training
+    assert not model.selector.training
+
+
+def test_images_are_normalised_after_the_shift(images, relative_error):
+    mean, std = [0.5, 0.4, 0.3], [0.2, 0.3, 0.4]
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(3)).double()
+    plain(images)
+    model = canonical(plain, normalization=(mean, std))
+    with torch.no_grad():
+        shape = (3, 1, 1)
+        numbers = [torch.tensor(each, dtype=torch.float64).view(shape) for each in (mean, std)]
+        natural = (model.natural(images) - numbers[0]) / numbers[1]
+        assert relative_error(model(images), plain(natural)) < 1e-6  # float32 numbers inside
+
+
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_gradients_through_the_angle_are_optional(differentiable, network, images):
+    model = canonical(network, differentiable=differentiable)
+    model(images).sum().backward()
+    gradients = [parameter.grad for parameter in model.selector.parameters()]
+    assert all((gradient is not None) == differentiable for gradient in gradients)
+
+
+def test_half_precision_networks(network, images):
+    for dtype in (torch.bfloat16, torch.float16):
+        model = canonical(network).to(dtype)
+        with torch.no_grad():
+            assert model(images.to(dtype)).dtype == dtype
+
+
+def test_info_says_what_was_chosen(network):
+    info = canonical(network, modes=2, gate=0.9).info
+    assert info["passes"] == 2
+    assert info["fitted"] is None
+    assert {"select": "learned", "rotations": N, "modes": 2, "gate": 0.9}.items() <= info.items()
+    assert canonical(network, "energy").info["passes"] == N + 1
+    assert canonical(network, reds).info["select"] == "reds"
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("select", ["learned", "entropy"])
+def test_a_saved_network_is_loaded_again(select, network, images, tmp_path):
+    model = canonical(network, select, modes=2, gate=0.5).float()
+    model.class_names = tuple("abcde")
+    loaded = load_model(save_model(model, tmp_path / "model.safetensors"))
+    assert isinstance(loaded, Canonicalized)
+    assert loaded.options == model.options
+    assert loaded.class_names == model.class_names
+    with torch.no_grad():
+        assert torch.equal(loaded(images.float()), model(images.float()))
+
+
+def test_networks_of_unknown_origin_cannot_be_saved_but_their_selector_can(tmp_path, images):
+    model = canonical(Odd(reds), normalization=None)
+    with pytest.raises(TypeError, match="source="):
+        save_model(model, tmp_path / "model.safetensors")
+    path = save_model(model.selector, tmp_path / "selector.safetensors")
+    again = equicolor.canonicalize(Odd(reds), select=load_model(path), normalization=None)
+    assert again.options.rotations == N
+    torch.testing.assert_close(again.double().angle(images), model.angle(images))
+
+
+def test_a_network_that_its_source_does_not_build_is_refused(network, tmp_path):
+    source = Source("equicolor:resnet18", {"num_classes": 7, "width": 4})
+    model = canonical(network, source=source)
+    with pytest.raises(CheckpointError, match="canonicalize"):
+        save_model(model, tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("options", [{}, {"modes": 2, "gate": 0.5}])
+@pytest.mark.parametrize("select", ["learned", "confidence"])
+def test_folded_networks_compute_the_same(select, options, network, images):
+    model = canonical(network, select, **options)
+    folded = fold(model)
+    assert not any(isinstance(each, nn.BatchNorm2d) for each in folded.modules())
+    with torch.no_grad():
+        torch.testing.assert_close(folded(images), model(images))
+    assert not any(parameter.requires_grad for parameter in folded.parameters())
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt", ".pt2"])
+def test_selector_shift_and_network_are_exported_in_one_file(suffix, tmp_path):
+    model = canonical(z2cnn(5), modes=2, gate=0.5).float()
+    report = export(model, tmp_path / f"model{suffix}", input_size=28)
+    assert report.relative_error < 1e-4
+
+
+def test_compiled_networks_compute_the_same(images):
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = canonical(plain.double(), normalization=None)
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True)
+        torch.testing.assert_close(compiled(images), model(images))
+
+
+def test_the_cost_of_the_selector_is_counted(network):
+    plain = cost(network.float(), 32)
+    with_selector = cost(canonical(network).float(), 32)
+    assert with_selector.parameters > plain.parameters
+    assert with_selector.macs > plain.macs
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda x: (255 * x).to(torch.uint8), "divide 8-bit images by 255"),
+        (lambda x: 255 * x, r"from \d+.* to \d+: .*divide 8-bit"),
+        (lambda x: (x - 0.5) / 0.1, "leave out your own normalisation"),
+        (lambda x: x * torch.nan, "nan"),
+        (lambda x: x[0], r"\[B, 3, H, W\]"),
+        (lambda x: x[:, :1], r"\[\.\.\., 3, H, W\]"),
+    ],
+)
+def test_images_that_are_none(make, words, network, images):
+    with pytest.raises((TypeError, ValueError), match=words):
+        canonical(network)(make(images))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"select": "magic"}, "'learned', 'energy'"),
+        ({"select": 3}, "function of images, got int"),
+        ({"rotations": 0}, "rotations must be at least 1"),
+        ({"modes": 3}, "modes must be at most 2 for 6 rotations"),
+        ({"gate": 0.5}, "modes must be 2 or more"),
+        ({"gate": 1.5, "modes": 2}, r"gate must lie in \[0, 1\]"),
+        ({"preset": "best"}, "'fast', 'default', 'accurate'"),
+        ({"preset": "fast", "select": "energy"}, "is for select='learned'"),
+        ({"source": "resnet18"}, "equicolor:NAME"),
+    ],
+)
+def test_bad_options(options, words, network):
+    with pytest.raises((TypeError, ValueError), match=words):
+        equicolor.canonicalize(network, **{"rotations": N, **options})
+
+
+def test_an_unknown_normalisation_is_asked_for():
+    with pytest.raises(ConversionError, match="normalization="):
+        equicolor.canonicalize(nn.Conv2d(3, 3, 1))
+
+
+def test_something_that_is_no_network():
+    with pytest.raises(TypeError, match=r"torch\.nn\.Module, got function"):
+        equicolor.canonicalize(reds)
+
+
+def test_outputs_that_say_nothing_of_classes(images):
+    with pytest.raises(ValueError, match=r"logits \[B, classes\], but it returns a dict"):
+        canonical(Odd(lambda _: {}), "energy", normalization=None)(images)
+    with pytest.raises(ValueError, match=r"modes=2 .* returns \[3\]"):
+        canonical(Odd(reds), modes=2, normalization=None)(images)
+    with pytest.raises(ValueError, match="take modes=1"):
+        canonical(Odd(reds), modes=2, normalization=None)([images[0]])
+
+
+def test_a_score_of_another_shape(images):
+    with pytest.raises(ValueError, match=r"one score an image, \[3\], got \[3, 40\]"):
+        canonical(Odd(reds), lambda x: x.mean((1, 2)), normalization=None)(images)
