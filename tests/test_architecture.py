@@ -17,6 +17,7 @@ LEVELS = (
     {"models"},
     {"training", "evaluation"},
     {"conversion"},
+    {"canonicalization"},
     {"analysis"},
     {"paper"},
     {"cli"},

@@ -10,6 +10,7 @@ import equicolor
 from equicolor.canonicalization import Canonicalized, hue_selector
 from equicolor.color import shift_hue
 from equicolor.conversion import ConversionError, Source
+from equicolor.light import balance_light, scale_channels
 from equicolor.models import CheckpointError, load_model, resnet18, save_model, z2cnn
 from equicolor.models.cost import cost
 from equicolor.models.export import export
@@ -124,6 +125,32 @@ def test_gray_images_pass_unchanged(network):
     assert torch.equal(canonical(network).natural(gray), gray)
 
 
+# --- light ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("light", ["gray-world", "shades-of-gray"])
+def test_gains_of_the_channels_change_nothing(light, network, images, relative_error):
+    dim = 0.6 * images
+    hues = hue_selector(rotations=N, size=32, width=4)
+    for select in (light, (light, hues), (reds, light)):
+        model = equicolor.canonicalize(network, select=select).double()
+        with torch.no_grad():
+            expected = model(dim)
+            for gains in ((1.3, 1.0, 0.7), (0.7, 1.1, 1.3), (1.2, 1.2, 1.2)):
+                assert relative_error(model(scale_channels(dim, gains)), expected) < 1e-9
+            assert relative_error(model(shift_hue(dim, 1 / 3)), expected) < 1e-9 or select == light
+
+
+def test_light_alone_finds_no_hue(network, images):
+    model = equicolor.canonicalize(network, select="gray-world").double()
+    assert torch.equal(model.natural(images), balance_light(images))
+    assert model.info["passes"] == 1
+    with pytest.raises(ValueError, match="takes no hue shift back"):
+        model.angle(images)
+    with pytest.raises(ValueError, match="nothing to train"):
+        model.fit(images)
+
+
 # --- what comes back -----------------------------------------------------------------------------
 
 
@@ -205,7 +232,7 @@ def test_info_says_what_was_chosen(network):
 # --- files ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("select", ["learned", "entropy"])
+@pytest.mark.parametrize("select", ["learned", "entropy", ("gray-world", "energy")])
 def test_a_saved_network_is_loaded_again(select, network, images, tmp_path):
     model = canonical(network, select, modes=2, gate=0.5).float()
     model.class_names = tuple("abcde")
@@ -292,6 +319,9 @@ def test_images_that_are_none(make, words, network, images):
     [
         ({"select": "magic"}, "'learned', 'energy'"),
         ({"select": 3}, "function of images, got int"),
+        ({"select": ()}, "or one of each"),
+        ({"select": ("energy", "entropy")}, "or one of each"),
+        ({"select": "gray-world"}, "looks at none"),
         ({"rotations": 0}, "rotations must be at least 1"),
         ({"modes": 3}, "modes must be at most 2 for 6 rotations"),
         ({"gate": 0.5}, "modes must be 2 or more"),

@@ -30,6 +30,10 @@ def skies(count, seed=0):
     )
 
 
+def nothing(images):
+    return images
+
+
 @pytest.fixture(scope="module")
 def fitted():
     model = equicolor.canonicalize(z2cnn(5), select=hue_selector(rotations=N, size=16, width=4))
@@ -52,7 +56,7 @@ def test_info_tells_of_the_training(fitted):
 
 
 def test_the_same_twice_and_another_seed():
-    images = collect(skies(32), 16)
+    images = collect(skies(32), 16, nothing)
     weights = []
     for seed in (0, 0, 1):
         selector = hue_selector(rotations=N, size=16, width=4)
@@ -64,7 +68,7 @@ def test_the_same_twice_and_another_seed():
 
 def test_an_interrupted_fit_goes_on_to_the_same_weights(tmp_path, monkeypatch):
     monkeypatch.setattr("equicolor.canonicalization.fit._SAVE_EVERY", 0.0)
-    images = collect(skies(32), 16)
+    images = collect(skies(32), 16, nothing)
     settings = {"epochs": 4, "batch_size": 16}
     selectors = [hue_selector(rotations=N, size=16, width=4) for _ in range(2)]
     fit_selector(selectors[0], images, **settings)
@@ -92,7 +96,7 @@ def test_an_interrupted_fit_goes_on_to_the_same_weights(tmp_path, monkeypatch):
 
 def test_batches_pairs_tensors_and_bytes_are_the_same_images():
     images = skies(32)
-    expected = collect(images, 16)
+    expected = collect(images, 16, nothing)
     pairs = torch.utils.data.TensorDataset(images, torch.arange(32))
     loader = torch.utils.data.DataLoader(pairs, batch_size=10)
     for other in (
@@ -101,7 +105,7 @@ def test_batches_pairs_tensors_and_bytes_are_the_same_images():
         iter(images.split(8)),
         (255 * images).round().byte(),
     ):
-        assert torch.equal(collect(other, 16), expected)
+        assert torch.equal(collect(other, 16, nothing), expected)
     assert expected.dtype == torch.uint8
     assert expected.shape == (32, 3, 32, 32)
 
@@ -183,3 +187,14 @@ def test_modes_of_a_fitted_selector_are_probabilities(fitted):
         _, probabilities = find_modes(fitted.scores(skies(16, seed=2)), 2)
     assert (probabilities.sum(1) <= 1 + 1e-6).all()
     assert probabilities[:, 0].median() > 0.8
+
+
+def test_a_selector_sees_images_in_the_light_it_will_see_them_in():
+    seen = []
+
+    def prepare(images):
+        seen.append(images)
+        return torch.zeros_like(images)
+
+    assert not collect(skies(16), 16, prepare).any()
+    assert seen[0].shape == (16, 3, 32, 32)

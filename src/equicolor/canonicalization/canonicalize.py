@@ -8,6 +8,7 @@ from torch import nn
 
 from equicolor import _checks
 from equicolor.canonicalization.network import (
+    LIGHTS,
     OF_SELECTOR,
     PRESETS,
     SELECTIONS,
@@ -29,11 +30,13 @@ from equicolor.models.selector import HueSelector
 
 __all__ = ["canonicalize", "canonicalized"]
 
+Selection = str | Score | HueSelector
+
 
 def canonicalize(
     model: nn.Module,
     rotations: int = 12,
-    select: str | Score | HueSelector = "learned",
+    select: Selection | Sequence[Selection] = "learned",
     modes: int = 1,
     gate: float | None = None,
     *,
@@ -56,6 +59,8 @@ def canonicalize(
             ``"entropy"`` or ``"confidence"``, what the network itself is surest of, for :math:`n`
             more passes; a :class:`~equicolor.models.selector.HueSelector` that was trained before;
             or a function of images :math:`[B, 3, H, W]` in [0, 1] that scores them :math:`[B]`.
+            ``"gray-world"`` or ``"shades-of-gray"`` takes the colour of the light away instead
+            (:func:`equicolor.light.balance_light`); ``("gray-world", "learned")`` does both.
         modes: how many angles are tried; class probabilities are averaged by their probabilities.
         gate: the probability of the best angle from which on it is the only one.
         preset: of a learned selector: ``"fast"``, ``"default"`` or ``"accurate"``.
@@ -80,27 +85,24 @@ def canonicalize(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"canonicalize expects a torch.nn.Module, got {type(model).__name__}")
-    if isinstance(select, str):
-        _checks.one_of("select", select, SELECTIONS)
-    elif not callable(select):
-        raise TypeError(
-            f"select must be one of {', '.join(SELECTIONS)}, a HueSelector or a function of "
-            f"images, got {type(select).__name__}"
-        )
+    light, hue = _parts(select)
     _checks.one_of("preset", preset, tuple(PRESETS))
-    if select != "learned" and preset != "default":
+    if hue != "learned" and preset != "default":
         raise ValueError(f"preset={preset!r} is for select='learned', got select={select!r}")
-    chosen: dict[str, Any] = {"select": select, "rotations": rotations, **PRESETS[preset]}
-    if isinstance(select, HueSelector):
-        chosen = {"select": "learned", **{key: select.config[key] for key in OF_SELECTOR}}
-    elif not isinstance(select, str):
-        chosen["select"] = getattr(select, "__name__", type(select).__name__)
+    chosen: dict[str, Any] = {"select": hue, "rotations": rotations, **PRESETS[preset]}
+    if isinstance(hue, HueSelector):
+        chosen = {"select": "learned", **{key: hue.config[key] for key in OF_SELECTOR}}
+    elif callable(hue):
+        chosen["select"] = getattr(hue, "__name__", type(hue).__name__)
+    if hue is None and (rotations, modes, gate) != (12, 1, None):
+        raise ValueError(f"rotations, modes and gate are of hues: select={select!r} looks at none")
     detects = hasattr(getattr(model, "transform", None), "image_mean")  # normalises by itself
     automatic = isinstance(normalization, str) and normalization == "auto"
     mean, std = find_normalization(model, None if detects and automatic else normalization)
     size = choose_image_size(model, image_size)
     options = Options(
         **chosen,
+        light=light,
         modes=modes,
         gate=gate,
         differentiable=differentiable,
@@ -110,7 +112,7 @@ def canonicalize(
         resize=choose_resize(model, size),
     )
     body = model.network if isinstance(model, ForeignNetwork) else model
-    network = Canonicalized(body, options, None if isinstance(select, str) else select)
+    network = Canonicalized(body, options, None if isinstance(hue, str) else hue)
     if isinstance(model, Network):
         network.class_names, network.origin = model.class_names, model.origin
     weight = next((p for p in model.parameters() if p.is_floating_point()), None)
@@ -122,11 +124,33 @@ def canonicalize(
     return network
 
 
+def _parts(select: object) -> tuple[str | None, Any]:
+    """What is done about the light, and what finds the hue."""
+    wanted = list(select) if isinstance(select, (list, tuple)) else [select]
+    for each in wanted:
+        if isinstance(each, str):
+            _checks.one_of("select", each, (*SELECTIONS, *LIGHTS))
+        elif not callable(each):
+            raise TypeError(
+                f"select must be one of {', '.join((*SELECTIONS, *LIGHTS))}, a HueSelector or a "
+                f"function of images, got {type(each).__name__}"
+            )
+    lights = [each for each in wanted if isinstance(each, str) and each in LIGHTS]
+    hues = [each for each in wanted if not (isinstance(each, str) and each in LIGHTS)]
+    if len(lights) > 1 or len(hues) > 1 or not wanted:
+        raise ValueError(
+            "select is one thing that finds the hue, one that balances the light, or one of each; "
+            f"got {select!r}"
+        )
+    return next(iter(lights), None), next(iter(hues), None)
+
+
 def canonicalized(
     *,
     source: str,
     source_options: Mapping[str, Any] | None = None,
-    select: str = "learned",
+    select: str | None = "learned",
+    light: str | None = None,
     rotations: int = 12,
     modes: int = 1,
     gate: float | None = None,
@@ -143,10 +167,12 @@ def canonicalized(
     The source is a :class:`equicolor.conversion.Source`; the other arguments are those of
     :class:`Options`.
     """
-    _checks.one_of("select", select, SELECTIONS)
+    if select is not None:
+        _checks.one_of("select", select, SELECTIONS)
     origin = Source(source, dict(source_options or {}))
     options = Options(
         select,
+        light,
         rotations,
         modes,
         gate,

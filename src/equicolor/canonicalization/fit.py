@@ -7,7 +7,7 @@ equivariant, it then finds any other shift as well.
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,7 +60,9 @@ def load_unlabelled(name: str | Path) -> ImageSet:
     return images_below(Path(name).expanduser())
 
 
-def collect(images: Tensor | Iterable[Any] | ImageSet, size: int) -> Tensor:
+def collect(
+    images: Tensor | Iterable[Any] | ImageSet, size: int, prepare: Callable[[Tensor], Tensor]
+) -> Tensor:
     """Images as one tensor, uint8 ``[N, 3, s, s]``, where s is at most twice the size.
 
     Args:
@@ -68,12 +70,13 @@ def collect(images: Tensor | Iterable[Any] | ImageSet, size: int) -> Tensor:
             such a batch, as data loaders give them; floating-point numbers in [0, 1] or uint8. Or
             the images of a dataset, of which the square in the middle is taken.
         size: of the selector's input.
+        prepare: what happens to images ``[B, 3, H, W]`` in [0, 1] before a selector sees them.
     """
     side = _SHARPER * size
     if isinstance(images, ImageSet):
         images = load_batches(images, Preparation(side, side))
     parts = [
-        _kept(batch[0] if isinstance(batch, (tuple, list)) else batch, side)
+        _kept(batch[0] if isinstance(batch, (tuple, list)) else batch, side, prepare)
         for batch in ([images] if isinstance(images, Tensor) else images)
     ]
     found = sum(map(len, parts))
@@ -82,7 +85,7 @@ def collect(images: Tensor | Iterable[Any] | ImageSet, size: int) -> Tensor:
     return torch.cat(parts)
 
 
-def _kept(batch: object, side: int) -> Tensor:
+def _kept(batch: object, side: int, prepare: Callable[[Tensor], Tensor]) -> Tensor:
     if not isinstance(batch, Tensor):
         raise TypeError(
             "fit expects batches of images [B, 3, H, W] as tensors, or pairs that begin with one; "
@@ -97,7 +100,8 @@ def _kept(batch: object, side: int) -> Tensor:
             f"fit expects images in [0, 1], but got values from {low:.3g} to {high:.3g}: leave out "
             "your own normalisation, and divide 8-bit images by 255"
         )
-    bytes_ = batch.detach().float().clamp(0, 1).mul(255).round().to(torch.uint8).cpu()
+    natural = prepare(batch.detach().float().clamp(0, 1))
+    bytes_ = natural.mul(255).round().to(torch.uint8).cpu()
     # All of one size, so that they fit into one tensor. Images that are smaller are enlarged.
     return subsample(bytes_, side)
 

@@ -14,13 +14,14 @@ from equicolor.canonicalization.fit import Fit, collect, fit_selector, load_unla
 from equicolor.color import shift_hue
 from equicolor.conversion.network import compute_same
 from equicolor.data.images import ImageSet
+from equicolor.light import balance_light
 from equicolor.models.layers import Normalize
 from equicolor.models.registry import Network
 from equicolor.models.selector import HueSelector, find_modes, hue_selector
 from equicolor.nn.batched import RangeCheck
 from equicolor.reporting.progress import Progress
 
-__all__ = ["OF_SELECTOR", "PRESETS", "SELECTIONS", "Canonicalized", "Options", "Score"]
+__all__ = ["LIGHTS", "OF_SELECTOR", "PRESETS", "SELECTIONS", "Canonicalized", "Options", "Score"]
 
 Score = Callable[[Tensor], Tensor]
 
@@ -38,6 +39,8 @@ _SURENESS: dict[str, Score] = {
     "confidence": lambda logits: logits.log_softmax(1).amax(1),
 }
 SELECTIONS = ("learned", *_SURENESS)
+# What takes the colour of the light away, by the power of equicolor.light.balance_light.
+LIGHTS = {"gray-world": 1.0, "shades-of-gray": 6.0}
 _NOT_IMAGES = (
     "a canonicalised network takes images in [0, 1] and normalises them itself, but got {came}: "
     "leave out your own normalisation, and divide 8-bit images by 255"
@@ -49,13 +52,16 @@ class Options:
     """The arguments of :func:`equicolor.canonicalize`, and what it found out about the network.
 
     Attributes:
-        select, rotations, modes, gate, differentiable: see there.
+        select, rotations, modes, gate, differentiable: see there; ``select`` is None if no hue
+            shift is taken back.
+        light: one of :data:`LIGHTS`; None if the light is left as it is.
         size, width: of a learned selector.
         mean, std: of the normalisation in front of the network; None if there is none.
         image_size, resize: how images are cut for the network.
     """
 
-    select: str
+    select: str | None
+    light: str | None
     rotations: int
     modes: int
     gate: float | None
@@ -69,6 +75,8 @@ class Options:
 
     def __post_init__(self) -> None:
         _checks.positive_int("rotations", self.rotations)
+        if self.light is not None:
+            _checks.one_of("select", self.light, tuple(LIGHTS))
         most = max(self.rotations // 3, 1)
         if _checks.positive_int("modes", self.modes) > most:
             raise ValueError(
@@ -90,6 +98,9 @@ class Canonicalized(Network):
     network :math:`f`: exactly for shifts by multiples of :math:`1/n`, nearly so between them. The
     exception are images whose two best scores are equal, where rounding decides. Images without
     colour pass unchanged.
+
+    The light comes first, if it is balanced. That is exact for gains of the channels, and then hue
+    shifts are taken back exactly only by thirds of a turn: balancing does not commute with others.
 
     Args:
         network: any network of images; it is kept as it is.
@@ -144,7 +155,7 @@ class Canonicalized(Network):
             instead of logits.
         """
         if isinstance(images, Tensor) and self.options.modes > 1:
-            return self._mixed(images, *args, **kwargs)
+            return self._mixed(self._balanced(images), *args, **kwargs)
         if isinstance(images, Tensor):
             return self.network(self.normalize(self.natural(images)), *args, **kwargs)
         if self.options.modes > 1:
@@ -156,8 +167,11 @@ class Canonicalized(Network):
         return self.network(natural, *args, **kwargs)
 
     def natural(self, images: Tensor) -> Tensor:
-        """Images ``[B, 3, H, W]`` in [0, 1] with their hue shifts taken back."""
-        return shift_hue(images, -self.angle(images).to(images))
+        """Images ``[B, 3, H, W]`` in [0, 1] as the network sees them, before its normalisation."""
+        images = self._balanced(images)
+        if self.options.select is None:
+            return images
+        return shift_hue(images, -self._modes(images)[0][:, 0].to(images))
 
     def angle(self, images: Tensor) -> Tensor:
         """By how many turns, from -0.5 to 0.5, the hues of images ``[B, 3, H, W]`` are shifted.
@@ -175,10 +189,19 @@ class Canonicalized(Network):
             >>> round(float(moved) % 1, 3)
             0.167
         """
-        return self._modes(images)[0][:, 0]
+        if self.options.select is None:
+            raise ValueError(f"select={self.options.light!r} takes no hue shift back")
+        return self._modes(self._balanced(images))[0][:, 0]
+
+    def _balanced(self, images: Tensor) -> Tensor:
+        """Images in the light that the network is to see them in, which are checked first."""
+        _checks.image_batch("a canonicalised network", images)
+        self._check(images)
+        light = self.options.light
+        return images if light is None else balance_light(images, LIGHTS[light])
 
     def scores(self, images: Tensor) -> Tensor:
-        """How natural images ``[B, 3, H, W]`` look with k/n turns taken back: ``[B, n]``."""
+        """How natural balanced images ``[B, 3, H, W]`` look with k/n turns less: ``[B, n]``."""
         if self.selector is not None:
             weight = next(self.selector.parameters())
             scores: Tensor = self.selector(images.to(weight.dtype))
@@ -203,12 +226,10 @@ class Canonicalized(Network):
                 f"select={self.options.select!r} asks how sure the network is of a class, which "
                 f"needs logits [B, classes], but it returns {_shape(logits)}: take 'learned'"
             )
-        return _SURENESS[self.options.select](logits)
+        return _SURENESS[str(self.options.select)](logits)
 
     def _modes(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Angles and probabilities, both ``[B, modes]``."""
-        _checks.image_batch("a canonicalised network", images)
-        self._check(images)
+        """Angles of balanced images and their probabilities, both ``[B, modes]``."""
         if self.options.differentiable:
             return find_modes(self.scores(images), self.options.modes)
         # Exported programs cannot hold a change of the gradient's mode.
@@ -284,12 +305,13 @@ class Canonicalized(Network):
             32
         """
         if self.selector is None:
-            raise ValueError(f"select={self.options.select!r} has nothing to train: 'learned' has")
+            how = self.options.select or self.options.light
+            raise ValueError(f"select={how!r} has nothing to train: 'learned' has")
         if isinstance(images, (str, Path)):
             images = load_unlabelled(images)
         self.fitted = fit_selector(
             self.selector,
-            collect(images, self.selector.size),
+            collect(images, self.selector.size, self._balanced),
             epochs=epochs,
             batch_size=batch_size,
             learning_rate=learning_rate,
@@ -302,9 +324,9 @@ class Canonicalized(Network):
     @property
     def info(self) -> dict[str, Any]:
         """What was chosen: how hues are selected, what that costs and how it was trained."""
-        names = "select", "rotations", "modes", "gate"
+        names = "select", "light", "rotations", "modes", "gate"
         info: dict[str, Any] = {name: getattr(self.options, name) for name in names}
-        asks_network = self.selector is None and self.score is None
+        asks_network = self.options.select in _SURENESS
         info["passes"] = self.options.modes + asks_network * self.options.rotations
         if self.selector is not None:
             info["selector_parameters"] = sum(p.numel() for p in self.selector.parameters())

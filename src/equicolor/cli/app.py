@@ -20,6 +20,7 @@ except ModuleNotFoundError as missing:
     sys.exit(f"equicolor: {missing.name} is not installed: {how_to_install('typer')}")
 
 from equicolor import __version__
+from equicolor.cli.canonicalize import canonicalize
 from equicolor.cli.convert import convert
 from equicolor.cli.datasets import datasets
 from equicolor.cli.demo import demo
@@ -89,7 +90,7 @@ app = typer.Typer(
 
 app.add_typer(reproduce, name="reproduce")
 app.add_typer(datasets, name="datasets")
-for command in (train, evaluate, convert, inspect, demo, models, cost, export):
+for command in (train, evaluate, convert, canonicalize, inspect, demo, models, cost, export):
     app.command()(command)
 
 

@@ -101,16 +101,20 @@ def hue_table(
     options: dict[str, Any] = {"actions": ["hsv"], "size": size, "resize": resize, "device": device}
     before = diagnose(source, data, pretrained=pretrained, **options)
     after = diagnose(output, data, split_seed=before.facts["split_seed"], **options)
-    degrees = before.sweeps["hsv"].shifts.mul(360).round().int().tolist()[::_EVERY]
-    names = ["original", "mean over hue shifts", *(f"shifted by {angle}°" for angle in degrees)]
-    rows = list(zip(names, _column(before), _column(after), strict=True))
     columns = ("accuracy in %", "before", "converted")
     headline = (
         f"{before.original:.2f} % before and {after.original:.2f} % after conversion on "
         f"{before.facts['dataset']}; {before.sweeps['hsv'].mean:.2f} % and "
         f"{after.sweeps['hsv'].mean:.2f} % on average over hue shifts"
     )
-    return Table(columns, rows), headline
+    return Table(columns, hue_columns(before, after)), headline
+
+
+def hue_columns(before: Evaluation, after: Evaluation) -> list[tuple[str, ...]]:
+    """The cells of a table of two networks under hue shifts, a line each."""
+    degrees = before.sweeps["hsv"].shifts.mul(360).round().int().tolist()[::_EVERY]
+    names = ["original", "mean over hue shifts", *(f"shifted by {angle}°" for angle in degrees)]
+    return list(zip(names, _column(before), _column(after), strict=True))
 
 
 def _column(evaluation: Evaluation) -> list[str]:

@@ -29,6 +29,7 @@ __all__ = [
     "load_batches",
     "match_classes",
     "some_images",
+    "subset",
     "try_images",
 ]
 
@@ -139,7 +140,11 @@ def some_images(images: ImageSet, count: int) -> ImageSet:
     """
     by_class = images.labels.argsort(stable=True)
     places = (torch.arange(count) * len(images) + len(images) // 2) // count
-    numbers = by_class[places].sort().values
+    return subset(images, by_class[places].sort().values)
+
+
+def subset(images: ImageSet, numbers: Tensor) -> ImageSet:
+    """The images of some numbers, int64 ``[M]``."""
     return replace(
         images,
         labels=images.labels[numbers],

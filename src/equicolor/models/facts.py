@@ -28,6 +28,8 @@ def network_facts(network: nn.Module) -> dict[str, Any]:
         return {"model": name} | dict.fromkeys(_OPTIONS)
     config = network.config
     model = config.get("model", type(network).__name__)
+    if model == "canonicalized":  # whose hues are those of the selector, not of the network
+        config = {"source": config["source"], **config["source_options"]}
     if "source" in config:
         model += f" {config['source'].partition(':')[2]}"
     facts = {"model": model} | {key: config.get(key) for key in _OPTIONS}

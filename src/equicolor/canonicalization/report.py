@@ -1,0 +1,226 @@
+"""What canonicalisation costs and gains: the work of ``equicolor canonicalize``."""
+
+import contextlib
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from matplotlib.figure import Figure
+from rich.console import Console
+from torch import Tensor, nn
+
+from equicolor._files import output_folder, refuse_files, refuse_to_replace, write_whole
+from equicolor.canonicalization.canonicalize import canonicalize
+from equicolor.canonicalization.fit import FEWEST, load_unlabelled
+from equicolor.canonicalization.network import Canonicalized
+from equicolor.conversion.report import cost_report, cost_rows, hue_columns
+from equicolor.data.datasets import load_dataset
+from equicolor.data.images import ImageSet
+from equicolor.devices import choose_precision
+from equicolor.evaluation.asker import Asker, evaluating
+from equicolor.evaluation.diagnose import Subject, judge, load_subject
+from equicolor.evaluation.evaluate import Evaluation
+from equicolor.evaluation.figures import Curve, hue_panels
+from equicolor.evaluation.hue_sweep import Batches
+from equicolor.evaluation.images import choose_preparation, load_batches, subset
+from equicolor.models.checkpoints import save_model
+from equicolor.models.loading import load_network
+from equicolor.models.tensor_files import WEIGHTS
+from equicolor.nn import fold
+from equicolor.reporting.figures import png
+from equicolor.reporting.progress import counting
+from equicolor.reporting.tables import Table
+from equicolor.results import write_results
+
+__all__ = ["Outcome", "canonicalize_named", "refuse_existing"]
+
+RESULTS, FIGURE, SELECTOR = "canonicalization.json", "hue-curve.png", "selector.safetensors"
+_STATE = "fit.ckpt"  # of an interrupted fit
+_HELD_OUT = 5  # one of so many images without labels is kept to judge with
+_STYLES = ({"color": "#d55e00", "marker": "s"}, {"color": "#0072b2", "marker": "o"})
+
+
+class Outcome(NamedTuple):
+    """What :func:`canonicalize_named` found."""
+
+    cost: Table
+    accuracy: Table
+    headline: str
+    written: list[Path]
+
+
+def refuse_existing(output: Path, overwrite: bool) -> None:
+    """Refuse a folder that is a file or holds an earlier result, before any work."""
+    refuse_files(output)
+    refuse_to_replace([output / name for name in (WEIGHTS, SELECTOR, RESULTS, FIGURE)], overwrite)
+
+
+def canonicalize_named(
+    network: str,
+    data: str | None,
+    output: Path,
+    *,
+    unlabelled: str | None = None,
+    epochs: int = 100,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    console: Console | None = None,
+    options: Mapping[str, Any],
+    **loading: Any,
+) -> Outcome:
+    """Canonicalise a network by name, train its selector, judge both, and write all of it.
+
+    Args:
+        network: see :func:`equicolor.models.loading.load_network`.
+        data: what both are judged on; the selector is trained on its training images.
+        output: the folder that is written.
+        unlabelled: train on the images of this folder, or of this dataset, instead. Without
+            ``data``, one in five of them is kept, and judged by the network's own answers.
+        epochs, seed: of the selector's training.
+        console: shows progress.
+        options: the arguments of :func:`equicolor.canonicalize`.
+        loading: further arguments of :func:`equicolor.evaluation.diagnose.load_subject`.
+    """
+    images = None if unlabelled is None else load_unlabelled(unlabelled)
+    by_own_answers = data is None and images is not None
+    if by_own_answers:
+        assert images is not None
+        images, kept = _part(images)
+        subject = _own_answers(network, kept, device=device, **loading)
+    else:
+        subject = load_subject(network, data, device=device, console=console, **loading)
+    canonical = canonicalize(subject.network, **options)
+    if not canonical.config and canonical.selector is None:
+        raise ValueError(
+            f"{network} cannot be built again from a file, and select="
+            f"{canonical.options.select!r} has no weights of its own: nothing could be saved; use "
+            "equicolor.canonicalize in Python"
+        )
+    folder = output_folder(output)
+    if canonical.selector is not None:
+        if images is None:
+            facts = subject.facts
+            source = data if data is not None else facts["dataset"]
+            images = load_dataset(source, "train", seed=facts["split_seed"])
+        with counting(console, f"fitting the selector to {len(images)} images") as progress:
+            state = folder / _STATE
+            canonical.fit(images, epochs=epochs, seed=seed, checkpoint=state, progress=progress)
+    subjects = subject, dataclasses.replace(subject, network=canonical.to(device).eval())
+    before, after = (judge(each, actions=["hsv"], console=console) for each in subjects)
+    written = [_save(canonical, folder)]
+    rows = [each.rows()[0] | {"by_own_answers": by_own_answers} for each in (before, after)]
+    rows[1]["canonicalization"] = canonical.info
+    written.append(write_results(folder / RESULTS, rows, device=device))
+    written.append(write_whole(folder / FIGURE, png(_figure(before, after))))
+    (folder / _STATE).unlink(missing_ok=True)
+    what = "answers as untouched" if by_own_answers else "accuracy"
+    columns = (f"{what} in %", "before", "canonicalised")
+    headline = (
+        f"{what}: {before.original:.2f} % before and {after.original:.2f} % after "
+        f"canonicalisation on {before.facts['dataset']}; {before.sweeps['hsv'].mean:.2f} % and "
+        f"{after.sweeps['hsv'].mean:.2f} % on average over hue shifts"
+    )
+    costs = _cost_table(subject.network, canonical, subject.facts["size"], device)
+    return Outcome(costs, Table(columns, hue_columns(before, after)), headline, written)
+
+
+def _part(images: ImageSet) -> tuple[ImageSet, ImageSet]:
+    """Most images, and those that are kept to judge with, by a hash of their names."""
+    root = images.root or Path()
+    names = [file.path.relative_to(root).as_posix() for file in images.files] or [
+        str(number) for number in range(len(images))
+    ]
+    numbers = [hashlib.sha256(name.encode()).digest()[0] % _HELD_OUT for name in names]
+    kept = torch.tensor([number == 0 for number in numbers])
+    if int((~kept).sum()) < FEWEST or not kept.any():
+        raise ValueError(
+            f"{images.name} holds {len(images)} images, too few to train on some and judge by "
+            f"others: at least {2 * FEWEST} are needed, or images to judge by (--data)"
+        )
+    train, test = (subset(images, which.nonzero()[:, 0]) for which in (~kept, kept))
+    return train, test
+
+
+class _Relabelled:
+    """Batches with other labels, in the same order."""
+
+    def __init__(self, batches: Any, labels: Sequence[Tensor]) -> None:
+        self.batches, self.labels = batches, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for (images, _), labels in zip(self.batches, self.labels, strict=True):
+            yield images, labels
+
+
+@torch.no_grad()
+def _own_answers(
+    name: str,
+    images: ImageSet,
+    *,
+    device: torch.device | str,
+    split_seed: int | None = None,
+    size: int | None = None,
+    resize: int | None = None,
+    pretrained: bool = True,
+    skip_corrupt: bool = False,
+    precision: str = "auto",
+) -> Subject:
+    """A network by name and images without labels, labelled with its answers to them."""
+    if split_seed is not None:
+        raise ValueError(
+            "--split-seed is of --data: images without labels are split by their names"
+        )
+    device = torch.device(device)
+    precision = choose_precision(precision, cuda=device.type == "cuda")
+    network = load_network(name, pretrained=pretrained, device=device)
+    preparation = choose_preparation(network, size=size, resize=resize)
+    batches: Batches = load_batches(images, preparation, device=device, skip_corrupt=skip_corrupt)
+    autocast = torch.bfloat16 if precision == "bfloat16" else None
+    ask, logits = Asker(network, autocast), torch.zeros(0, 0)
+    answers = []
+    with evaluating(network):
+        for batch, labels in batches:
+            logits = ask(ask.place(batch, labels)[0])
+            answers.append(logits.argmax(1))
+    names = tuple(map(str, range(logits.shape[1])))
+    known = getattr(network, "class_names", ()) or names
+    labelled = dataclasses.replace(
+        images, labels=torch.cat(answers).cpu(), class_names=known, split="test"
+    )
+    facts = {"dataset": images.name, "split": "test", **preparation._asdict()}
+    facts |= {"precision": precision}
+    return Subject(network, labelled, _Relabelled(batches, answers), facts, autocast)
+
+
+def _save(canonical: Canonicalized, folder: Path) -> Path:
+    """The network in one file; of one that cannot be built again, the selector alone."""
+    if canonical.config:
+        return save_model(canonical, folder / WEIGHTS)
+    assert canonical.selector is not None
+    return save_model(canonical.selector, folder / SELECTOR)
+
+
+def _cost_table(
+    network: nn.Module, canonical: Canonicalized, size: int, device: torch.device | str
+) -> Table:
+    networks = {"before": network, "canonicalised": canonical}
+    with contextlib.suppress(ValueError):  # not every network can be folded
+        networks["canonicalised, folded"] = fold(canonical)
+    columns = "network", "parameters", "MACs of an image", "time of 8 images"
+    return Table(columns, cost_rows(cost_report(networks, size, device=device)))
+
+
+def _figure(before: Evaluation, after: Evaluation) -> Figure:
+    curves = []
+    named = zip(("before", "canonicalised"), (before, after), _STYLES, strict=True)
+    for name, evaluation, style in named:
+        sweep = evaluation.sweeps["hsv"]
+        label = f"{name}, mean {sweep.mean:.1f}"
+        curves.append(Curve(label, sweep.shifts.tolist(), sweep.accuracy.tolist(), style=style))
+    return hue_panels({f"{before.facts['model']} on {before.facts['dataset']}": curves}, width=7.4)
