@@ -62,6 +62,10 @@ WORK: dict[str, tuple[str, ...]] = {
         "equicolor.conversion.report.convert_source",
         "equicolor.conversion.report.hue_table",
     ),
+    "canonicalize": (
+        "equicolor.canonicalization.report.refuse_existing",
+        "equicolor.canonicalization.report.canonicalize_named",
+    ),
     "export": ("equicolor.models.export.export",),
     "demo": ("equicolor.paper.demo.run",),
     "datasets": ("equicolor.data.download.download",),
@@ -87,6 +91,7 @@ BASE: dict[str, str] = {
     "evaluate": "{folder}/network.safetensors --data {folder}/images --shifts 3",
     "inspect": "{folder}/network.safetensors",
     "convert": "{folder}/network.safetensors -o {folder}/new.safetensors",
+    "canonicalize": "{folder}/network.safetensors --data {folder}/other",
     "export": "{folder}/network.safetensors -o {folder}/new.onnx",
     "cost": "ce_resnet18",
     "reproduce": "--quick",
@@ -105,6 +110,7 @@ WITH: dict[tuple[str, str], str] = {
     ("evaluate", "skip_corrupt"): "--data {folder}/corrupt",
     ("inspect", "force"): "-o {folder}/page.html",
     ("convert", "force"): "-o {folder}/network.safetensors",
+    ("canonicalize", "force"): "-o {folder}/canonicalization",
     ("cost", "force"): "-o {folder}/rows.json",
     ("reproduce", "launcher_option"): "--launcher slurm",
 }
@@ -130,22 +136,24 @@ VALUES: dict[str | tuple[str, str], str] = {
     "device": "cpu" if torch.cuda.is_available() else "cuda", ("train", "device"): "cuda",
 
     "devices": "2", "epochs": "7", "finetune": "{folder}/network.safetensors",
-    "form": "dense", "grey": "opponent", "init": "random", "input_size": "56",
+    "form": "dense", "gate": "0.5", "grey": "opponent", "init": "random", "input_size": "56",
     "js": "", "jitter": "0.25", "launcher": "slurm",
     "launcher_option": "timeout_min=3", "layers": "a", "lifting": "hsv",
     ("convert", "lifting"): "rgb", "limit_images": "3", "lr": "0.5",
     "model": "ce_resnet34", ("cost", "model"): "resnet44", ("export", "model"): "z2cnn",
-    "models": "z2cnn", "name": "cifar10", "network": "timm:resnet18",
+    "models": "z2cnn", "modes": "2", "name": "cifar10", "network": "timm:resnet18",
     ("evaluate", "network"): "{folder}/second.safetensors", "networks": "baseline",
     "num_nodes": "2", "only": "equivariance", "optimizer": "sgd", "output": "{folder}/elsewhere",
     ("inspect", "output"): "{folder}/elsewhere.html",
     "figures": "{folder}/drawn", "pictures": "{folder}/drawn",
-    "precision": "bfloat16", "recipe": "hsv-12",
+    "precision": "bfloat16", "preset": "fast", "recipe": "hsv-12",
     "resize": "99", "rotations": "6", ("convert", "rotations"): "4",
-    "seed": "3", "seeds": "2", "shard": "0/2", "sheets": "a", "shifts": "7", "sigmas": "12",
+    "seed": "3", "seeds": "2", "select": "energy", "shard": "0/2", "sheets": "a", "shifts": "7",
+    "sigmas": "12",
     "size": "48", "source": "timm:resnet18", "sources": "{folder}/rows.json", "split": "train",
     "split_seed": "3", "strategy": "ddp", "to": "torchscript",
-    "top": "3", "units": "2", "until": "blocks.2", "validate_every": "2",
+    "top": "3", "units": "2", "unlabelled": "{folder}/images", "until": "blocks.2",
+    "validate_every": "2",
     "width": "8", "workers": "2",
 }  # fmt: skip
 
@@ -195,6 +203,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "page.html").write_text("")
     (place / "run").mkdir()
     (place / "run" / "recipe.json").write_text("{}")
+    (place / "canonicalization").mkdir()
+    (place / "canonicalization" / "canonicalization.json").write_text("{}")
     (place / "evaluation").mkdir()
     (place / "evaluation" / "evaluation.json").write_text("{}")
     return place

@@ -350,6 +350,7 @@ def _shape(value: object) -> str:
 
 
 def _is_recorded(images: Tensor) -> bool:
-    """Whether operations are recorded, to be run on other images later."""
+    """Whether operations are recorded for other images, or only counted: numbers decide nothing."""
     traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
-    return traced or (images.is_cuda and torch.cuda.is_current_stream_capturing())
+    capturing = images.is_cuda and torch.cuda.is_current_stream_capturing()
+    return traced or capturing or images.is_meta

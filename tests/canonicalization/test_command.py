@@ -1,0 +1,164 @@
+"""``equicolor canonicalize``: a network by name, judged before and after."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from equicolor.canonicalization import Canonicalized, HueSelector
+from equicolor.cli.app import app
+from equicolor.models import load_model, save_model, z2cnn
+
+FAST = "--preset fast --rotations 6 --epochs 1 --device cpu --size 28"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A network of two classes, forty images of them, and a network in a file."""
+    folder = tmp_path_factory.mktemp("canonicalize")
+    rng = np.random.default_rng(0)
+    for label in ("leaf", "sky"):
+        (folder / "images" / label).mkdir(parents=True)
+        for number in range(40):
+            pixels = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+            pixels[..., label == "sky"] //= 4
+            Image.fromarray(pixels).save(folder / "images" / label / f"{number}.png")
+    network = z2cnn(2, width=4)
+    network.class_names = ("leaf", "sky")
+    save_model(network, folder / "net.safetensors")
+    (folder / "mine.py").write_text(
+        "from equicolor.models import z2cnn\n"
+        "from torch import nn\n\n\n"
+        "def network():\n    return nn.Sequential(z2cnn(2, width=4))\n"
+    )
+    (folder / "empty").mkdir()
+    return folder
+
+
+@pytest.fixture
+def run(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(place)
+
+    def call(words, output=None):
+        where = ["-o", str(tmp_path / "out" if output is None else output)]
+        given = ["canonicalize", *words.split(), *where]
+        return CliRunner().invoke(app, given, prog_name="equicolor")
+
+    return call
+
+
+def test_fits_judges_and_writes(run, tmp_path):
+    result = run(f"net.safetensors --data images --modes 2 --gate 0.5 {FAST}")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"accuracy: \S+ % before and \S+ % after canonicalisation", result.stdout)
+    names = {file.name for file in (tmp_path / "out").iterdir()}
+    assert names == {"model.safetensors", "canonicalization.json", "hue-curve.png"}
+    before, after = json.loads((tmp_path / "out" / "canonicalization.json").read_text())["rows"]
+    assert len(before["hue_curve"]) == 37
+    assert after["model"] == "canonicalized z2cnn"
+    assert after["canonicalization"]["fitted"]["epochs"] == 1
+    # Invariant on the grid: 60 degrees are six of the 37 shifts.
+    assert after["hue_curve"][0] == after["hue_curve"][6] == after["hue_curve"][12]
+    network = load_model(tmp_path / "out" / "model.safetensors")
+    assert isinstance(network, Canonicalized)
+    assert network.class_names == ("leaf", "sky")
+    again = CliRunner().invoke(
+        app, ["evaluate", str(tmp_path / "out"), "--data", "images", "-o", str(tmp_path / "e")]
+    )
+    assert again.exit_code == 0, again.output
+    (row,) = json.loads((tmp_path / "e" / "evaluation.json").read_text())["rows"]
+    assert row["hue_curve"] == after["hue_curve"]
+
+
+def test_networks_in_files_and_images_without_labels(run, tmp_path):
+    result = run(f"mine.py:network --unlabelled images {FAST}")
+    assert result.exit_code == 0, result.output
+    assert "answers as untouched: 100.00 % before" in result.stdout
+    assert isinstance(load_model(tmp_path / "out" / "selector.safetensors"), HueSelector)
+    before, after = json.loads((tmp_path / "out" / "canonicalization.json").read_text())["rows"]
+    assert before["by_own_answers"]
+    assert before["original"] == 100
+    assert before["images"] + after["canonicalization"]["fitted"]["images"] == 80
+
+
+def test_other_images_to_train_on(run, tmp_path):
+    result = run(f"net.safetensors --data images --unlabelled images/sky {FAST}")
+    assert result.exit_code == 0, result.output
+    _, after = json.loads((tmp_path / "out" / "canonicalization.json").read_text())["rows"]
+    assert after["canonicalization"]["fitted"]["images"] == 40
+
+
+@pytest.mark.parametrize("select", ["entropy", "gray-world"])
+def test_what_needs_no_training(select, run, tmp_path):
+    result = run(f"net.safetensors --data images --select {select} --device cpu --size 28")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "out" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("net.safetensors", r"say which data \(--data\)"),
+        ("net.safetensors --data images --select magic", "select must be one of 'learned'"),
+        ("net.safetensors --data images --modes 9", "modes must be at most 4"),
+        ("net.safetensors --data images --gate 0.5", "modes must be 2 or more"),
+        ("net.safetensors --data images --epochs 0", "epochs must be at least 1"),
+        ("net.safetensors --unlabelled empty", "empty holds no images"),
+        ("net.safetensors --unlabelled nowhere", "not a folder of images"),
+        ("net.safetensors --unlabelled images --split-seed 1", "split-seed is of --data"),
+        ("mine.py:network --unlabelled images --select energy", "nothing could be saved"),
+        ("gone.safetensors --data images", "no network at gone"),
+    ],
+)
+def test_mistakes_are_one_line(words, message, run):
+    result = run(f"{words} --device cpu --size 28")
+    assert result.exit_code in (1, 2), result.output
+    assert isinstance(result.exception, SystemExit)
+    assert re.search(message, result.stderr.splitlines()[-1]), result.stderr
+
+
+def test_an_earlier_result_is_kept(run, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "model.safetensors").write_bytes(b"kept")
+    result = run("net.safetensors --data images")
+    assert result.exit_code == 1
+    assert "--force" in result.stderr
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == b"kept"
+
+
+def test_an_interrupted_fit_is_continued(place, tmp_path):
+    """A real process, a real interrupt: the second call ends where one alone would have."""
+    words = f"net.safetensors --data images {FAST} --epochs 60".split()
+    command = [sys.executable, "-c", _SAVING, "canonicalize", *words, "-o"]
+    process = subprocess.Popen(
+        [*command, str(tmp_path / "a")], cwd=place, stderr=subprocess.PIPE, text=True
+    )
+    state = tmp_path / "a" / "fit.ckpt"
+    while process.poll() is None and not state.exists():
+        pass
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == 130, errors
+    assert errors.splitlines()[-1].startswith("equicolor: interrupted")
+    assert state.exists()
+    for name in "ab":
+        subprocess.run([*command, str(tmp_path / name)], cwd=place, check=True, capture_output=True)
+    assert not state.exists()
+    a, b = (load_model(tmp_path / name / "model.safetensors").state_dict() for name in "ab")
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+# Saves the state after every epoch, however quick it is.
+_SAVING = """
+import equicolor.canonicalization.fit as fit
+from equicolor.cli import main
+fit._SAVE_EVERY = 0
+main()
+"""
