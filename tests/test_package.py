@@ -38,6 +38,9 @@ SURFACE = {
         "match_parameters=False, source=None, check_range=True, verify=True)",
         "adapt": "(model, stem='auto', rotations=6, lifting='hsv', coset_pool='max', *, "
         "normalization='auto', image_size=None, check_range=True)",
+        "canonicalize": "(model, rotations=12, select='learned', modes=1, gate=None, *, "
+        "preset='default', normalization='auto', differentiable=False, image_size=None, "
+        "source=None)",
     },
     equicolor.HueGroup: {"matrix": "(self, k)"},
     equicolor.color: {

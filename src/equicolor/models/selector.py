@@ -70,7 +70,7 @@ def hue_selector(*, rotations: int = 12, size: int = 96, width: int = 24) -> Hue
 
 
 def subsample(images: Tensor, size: int) -> Tensor:
-    """Every so manieth pixel, ``[B, 3, size, size]``.
+    """Single pixels, evenly from all of the image: ``[B, 3, size, size]``.
 
     A mean of pixels would be smoother, but hue shifts do not commute with it.
     """
