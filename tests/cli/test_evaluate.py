@@ -48,6 +48,7 @@ def test_evaluation_from_start_to_files(place: Path) -> None:
     assert invoke("net.safetensors", *options, "--force", "--actions", "hsv").exit_code == 0
 
 
+@pytest.mark.slow
 def test_light_beside_hue_shifts(place: Path) -> None:
     actions = "hsv,cast,gamma,brightness,saturation"
     options = (

