@@ -36,6 +36,7 @@ def test_every_figure_and_table_is_listed_with_what_it_needs(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_experiments_have_help() -> None:
     for name in EXPERIMENTS:
         result = invoke("reproduce", name, "--help")

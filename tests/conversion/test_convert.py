@@ -108,6 +108,7 @@ def test_our_resnets_keep_their_normalisation(images, settle, lifting, relative_
         assert relative_error(pooled(shift_hue(images, 1 / 6)), pooled(images)) < 1e-10
 
 
+@pytest.mark.slow
 def test_hybrids(images, settle, relative_error):
     original = settle(shallow(resnet18(5, width=4)).double(), images)
     network = convert(original, N, until="layers.1")
@@ -205,6 +206,7 @@ def test_parameters_that_are_not_drawn_are_named(recwarn):
         convert(plain, 3, init="random", normalization=None, image_size=16)
 
 
+@pytest.mark.slow
 def test_modes_of_modules_are_kept():
     plain = shallow(resnet18(5, width=4)).train()
     plain.linear.eval()

@@ -281,6 +281,7 @@ def damaged(contents: bytes, number: int) -> bytes:
     return contents[:start] + wrong + contents[start + length :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["journal.jsonl", "pixels.u8"])
 @pytest.mark.parametrize("number", range(8))
 @pytest.mark.filterwarnings("ignore:the decoded images in .* are damaged")

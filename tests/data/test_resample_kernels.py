@@ -37,7 +37,13 @@ BOXES = {  # of an image's sides, or in pixels
 CHOSEN = {9: [2, 3, 1, 1], 37: [4, 2]}  # for each size; one is wider than 37
 
 
-@pytest.mark.parametrize(("name", "size"), [*((name, 9) for name in BOXES), ("whole", 37)])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        *((name, 9) for name in BOXES if name != "whole"),
+        *(pytest.param("whole", size, marks=pytest.mark.slow) for size in CHOSEN),
+    ],
+)
 def test_crops_are_those_of_matrix_products(name, size):
     raw, chosen = decoded(), CHOSEN[size]
     indices = torch.tensor(chosen, device=DEVICE)

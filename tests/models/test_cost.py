@@ -18,6 +18,7 @@ def giga(algorithm, size=224, build=resnet18, **options):
     return cost(network, size).macs / 1e9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ce_stages", "expected"), list(enumerate(PAPER_CODE)))
 def test_dense_cost_is_what_the_paper_code_executes(ce_stages, expected):
     rotations = 3 if ce_stages else 1

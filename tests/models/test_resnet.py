@@ -69,6 +69,7 @@ def test_other_depths_are_matched_too(name, options, count_parameters):
     assert count_parameters(on_meta(name, **options)) == pytest.approx(plain, rel=0.06)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [18, 44, 50])
 @pytest.mark.parametrize("rotations", [2, 4])
 @pytest.mark.parametrize("ce_stages", [1, 2, 3])

@@ -63,6 +63,7 @@ def test_rows_stand_beside_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(isinstance(value, int | float | str | None) for value in row.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper", PAPER, ids=lambda paper: f"{paper.model} CE-{paper.ce_stages}")
 def test_the_papers_column_is_what_its_counter_makes_of_the_networks(
     paper: configurations.Configuration,

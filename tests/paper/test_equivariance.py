@@ -65,6 +65,7 @@ def test_building_leaves_the_global_seed_alone(photo: torch.Tensor) -> None:
     assert torch.equal(torch.rand(4), expected)
 
 
+@pytest.mark.slow
 def test_rows_hold_the_whole_curve_and_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equivariance, "measure", partial(measure, shifts=12, seeds=1))
     plain, rgb3, rgb12, hsv12 = rows = equivariance.rows()

@@ -103,6 +103,7 @@ def test_what_is_left_out_without_modules_for_nonlinearities() -> None:
     assert layers_left_out(flattened.append(nn.ReLU()), 16) == {"4": [1, 9]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measured", [2, 48])
 def test_hues_of_rows_are_those_of_the_experiment(measured: int) -> None:
     """Whatever else is drawn, in frames of one size, against one background."""
