@@ -19,7 +19,10 @@ from equicolor.evaluation.evaluate import Evaluation
 from equicolor.models.facts import network_title
 from equicolor.reporting.figures import as_it_is
 
-__all__ = ["ACTION_NAMES", "Curve", "evaluation_figure", "hue_panels", "spread"]
+__all__ = [
+    "ACTION_NAMES", "Curve", "action_panels", "curve_style", "evaluation_figure", "hue_panels",
+    "spread",
+]  # fmt: skip
 
 ACTION_NAMES = {name: action_named(name).label for name in ACTIONS}
 _ACTION_STYLES = {
@@ -29,6 +32,11 @@ _ACTION_STYLES = {
 }
 _OTHER_STYLE = {"color": "#0072b2", "marker": "o"}  # of actions alone in their panel
 _FONT = 9  # points
+# Seven colours and four kinds of dashes: 28 curves before one looks like another.
+_COLORS = ("#d55e00", "#0072b2", "#56b4e9", "#009e73", "#cc79a7", "#000000", "#e69f00")
+_DASHES = ("-", "--", "-.", ":")
+_MARKERS = "osD^vPX"
+_EVERY = 7  # points of a curve from marker to marker
 
 
 @dataclass(frozen=True)
@@ -128,6 +136,22 @@ def hue_panels(panels: Mapping[str, Sequence[Curve]], *, width: float = 6.6) -> 
     ``width`` is that of a panel with its labels, in inches.
     """
     return _draw([_Panel(title, curves, _HUE_AXIS) for title, curves in panels.items()], width)
+
+
+def action_panels(curves: Mapping[str, Sequence[Curve]], *, width: float = 6.6) -> Figure:
+    """A panel for each of several actions, with the curves of all that was swept."""
+    panels = [_Panel(ACTION_NAMES[name], each, _AXES[name]) for name, each in curves.items()]
+    return _draw(panels, width)
+
+
+def curve_style(index: int) -> dict[str, Any]:
+    """Colour, dashes and marker of a curve of many; markers of equal curves do not coincide."""
+    return {
+        "color": _COLORS[index % len(_COLORS)],
+        "linestyle": _DASHES[index % len(_DASHES)],
+        "marker": _MARKERS[index % len(_MARKERS)],
+        "markevery": (index % _EVERY, _EVERY),
+    }
 
 
 def _draw(panels: Sequence[_Panel], width: float) -> Figure:

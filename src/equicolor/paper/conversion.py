@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -12,7 +11,7 @@ from equicolor._text import counted
 from equicolor.conversion import convert
 from equicolor.devices import choose_device
 from equicolor.evaluation.diagnose import diagnose
-from equicolor.evaluation.figures import Curve, hue_panels
+from equicolor.evaluation.figures import Curve, curve_style, hue_panels
 from equicolor.evaluation.hue_sweep import hue_shifts
 from equicolor.models.checkpoints import checkpoint_file, load_model, save_model
 from equicolor.paper import image_jobs
@@ -33,12 +32,6 @@ __all__ = ["EXPERIMENT", "hue_figure", "plan", "run", "show", "table"]
 
 _POOLS = ("max", "avg")
 _LR = 1e-4  # the highest of a fine-tune
-
-# Seven colours and four kinds of dashes: 28 curves before one looks like another.
-_COLORS = ("#d55e00", "#0072b2", "#56b4e9", "#009e73", "#cc79a7", "#000000", "#e69f00")
-_DASHES = ("-", "--", "-.", ":")
-_MARKERS = "osD^vPX"
-_EVERY = 7  # points of a curve from marker to marker
 
 
 def plan(scope: Scope) -> list[Job]:
@@ -134,21 +127,11 @@ def hue_figure(rows: Sequence[Row], dataset: str) -> Figure | None:
             _stage(row),
             hue_shifts(len(row["hue_curve"])).tolist(),
             row["hue_curve"],
-            style=_style(index),
+            style=curve_style(index),
         )
         for index, row in enumerate(swept)
     ]
     return hue_panels({dataset_title(dataset): curves}, width=8.0)
-
-
-def _style(index: int) -> dict[str, Any]:
-    """Colour, dashes and marker of a curve; markers of equal curves do not coincide."""
-    return {
-        "color": _COLORS[index % len(_COLORS)],
-        "linestyle": _DASHES[index % len(_DASHES)],
-        "marker": _MARKERS[index % len(_MARKERS)],
-        "markevery": (index % _EVERY, _EVERY),
-    }
 
 
 def _stage(row: Row) -> str:

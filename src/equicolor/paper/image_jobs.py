@@ -20,6 +20,7 @@ from torch import nn
 
 from equicolor import _checks
 from equicolor.data.datasets import DATASETS, dataset_state, find_dataset, load_dataset
+from equicolor.data.images import ImageSet
 from equicolor.devices import choose_device, choose_precision
 from equicolor.evaluation.actions import HUE_ACTIONS
 from equicolor.models import widths
@@ -33,7 +34,8 @@ from equicolor.training.recipes import JITTER, ROW_KEYS, TrainingRecipe, find_re
 
 __all__ = [
     "datasets_on_disk", "facts", "follow", "main_datasets", "named_recipe", "narrow",
-    "network_and_images", "of_other_datasets", "place", "top", "training_jobs",
+    "network_and_images", "of_other_datasets", "place", "top", "training_images",
+    "training_jobs",
 ]  # fmt: skip
 
 _GROUP = re.compile(r"(rgb|hsv)-([1-9]\d*)")
@@ -244,6 +246,15 @@ def facts(run: Outcome) -> Row:
     """What tells the network of a training from others: all rows about it begin with this."""
     (row,) = run.rows
     return {name: row[name] for name in (*SUBJECT, *ROW_KEYS) if name in row}
+
+
+def training_images(job: Job, context: Context) -> ImageSet:
+    """The images that the network of the training a job follows was trained on."""
+    from equicolor.training.run_folder import recipe_of_run
+
+    (run,) = context.before
+    recipe = recipe_of_run(run.folder)
+    return load_dataset(job.about["dataset"], "train", seed=recipe.split_seed if recipe else 0)
 
 
 def network_and_images(job: Job, context: Context) -> tuple[nn.Module, Any, torch.dtype | None]:

@@ -6,6 +6,7 @@ from equicolor.data.mnist import missing_files
 from equicolor.paper import (
     ablations,
     brightness,
+    canonicalization,
     classification,
     colormnist,
     configurations,
@@ -32,6 +33,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         ablations.JITTER,
         ablations.COSETPOOL,
         conversion.EXPERIMENT,
+        canonicalization.EXPERIMENT,
         brightness.EXPERIMENT,
     )
 }

@@ -1,0 +1,87 @@
+"""The canonicalisation experiment: measured on a real network, and shown."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from equicolor.data.images import ImageSet
+from equicolor.models import z2cnn
+from equicolor.paper import image_jobs
+from equicolor.paper.canonicalization import EXPERIMENT, measure
+from equicolor.paper.experiment import Context, Job, Outcome, Scope
+from equicolor.paper.rows import Findings, identity
+from equicolor.results import Row
+
+ROW = {"dataset": "flowers102", "model": "resnet18", "rotations": 1, "seed": 0, "epochs": 200}
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], list[Row]]:
+    """Rows of a network behind one selection."""
+    torch.manual_seed(0)
+    pixels = torch.randint(256, (20, 3, 28, 28), dtype=torch.uint8)
+    labels = torch.arange(20) % 4
+    names = ("a", "b", "c", "d")
+    images = ImageSet("toy", "train", labels, names, pixels=pixels)
+    network = z2cnn(4, width=4).eval()
+    monkeypatch.setattr(
+        image_jobs, "network_and_images", lambda *_: (network, [(pixels / 255, labels)], None)
+    )
+    monkeypatch.setattr(image_jobs, "training_images", lambda *_: images)
+
+    def run(selection: str) -> list[Row]:
+        settings = {"selection": selection, "rotations": 6, "epochs": 1}
+        job = Job("a", "canonicalization", measure, settings)
+        return measure(job, Context(tmp_path / selection, before=(Outcome([ROW], tmp_path),)))
+
+    return run
+
+
+def test_the_network_alone_is_the_baseline(rows: Callable[[str], list[Row]]) -> None:
+    (row,) = rows("network alone")
+    assert row["stage"] == "network alone"
+    assert len(row["hue_curve"]) == len(row["cast_curve"]) == 37
+    assert row.items() >= ROW.items()
+    assert "time_ratio" not in row
+
+
+def test_one_selector_gives_a_row_for_each_number_of_modes(rows) -> None:
+    one, two = rows("tiny selector")
+    assert (one["stage"], two["stage"]) == ("tiny selector", "tiny selector, two modes")
+    assert one["fit_seconds"] == two["fit_seconds"]
+    assert 0 <= one["hue_kept"] <= 100
+    assert one["time_ratio"] > 0
+    assert one["hue_curve"][0] == one["hue_curve"][6] == one["hue_curve"][12]  # 60 degrees
+    assert identity(one) != identity(two)
+
+
+@pytest.mark.parametrize("selection", ["grey world", "grey input", "lowest entropy"])
+def test_other_selections_need_no_training(selection, rows) -> None:
+    (row,) = rows(selection)
+    assert row["stage"] == selection
+    assert "fit_seconds" not in row
+
+
+def test_a_quick_plan_follows_one_training(tmp_path: Path) -> None:
+    jobs = EXPERIMENT.plan(Scope(tmp_path, quick=True))
+    assert len({job.after[0].key for job in jobs}) == 1
+    assert len({job.name for job in jobs}) == len(jobs) == 3
+
+
+def test_seeds_are_averaged_and_networks_shown_apart() -> None:
+    curves = {"hue_curve": [50.0] * 37, "cast_curve": [40.0] * 37}
+    measured = {"hue_mean": 50.0, "cast_mean": 40.0, **curves}
+    found = [
+        {**ROW, **measured, "seed": seed, "stage": stage, "original": 60.0 + 2 * seed}
+        for seed in (0, 1)
+        for stage in ("network alone", "grey world")
+    ]
+    other = {"model": "ce_resnet18", "rotations": 6, "lifting": "hsv"}
+    found += [row | other for row in found[:2]]
+    plain, equivariant = EXPERIMENT.show(Findings({"canonicalization": found}))
+    assert plain.table is not None
+    assert plain.table.rows[0][:3] == ("network alone", "61.00 ± 1.41", "50.00 ± 0.00")
+    assert equivariant.title.startswith("ce_resnet18, hsv 6")
+    assert list(EXPERIMENT.show(Findings({}))) == []
