@@ -272,6 +272,7 @@ def test_folded_networks_compute_the_same(select, options, network, images):
     assert not any(parameter.requires_grad for parameter in folded.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".onnx", ".pt", ".pt2"])
 def test_selector_shift_and_network_are_exported_in_one_file(suffix, tmp_path):
     model = canonical(z2cnn(5), modes=2, gate=0.5).float()
@@ -279,6 +280,7 @@ def test_selector_shift_and_network_are_exported_in_one_file(suffix, tmp_path):
     assert report.relative_error < 1e-4
 
 
+@pytest.mark.slow
 def test_compiled_networks_compute_the_same(images):
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())

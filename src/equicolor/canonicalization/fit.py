@@ -45,12 +45,14 @@ class Fit(NamedTuple):
         epochs: how often each was seen.
         loss: mean of the last epoch, in nats; ``math.log(rotations)`` is chance.
         seconds: the time it took, without that of an interrupted call before.
+        resumed: the epochs that an interrupted call before had done.
     """
 
     images: int
     epochs: int
     loss: float
     seconds: float
+    resumed: int = 0
 
 
 def load_unlabelled(name: str | Path) -> ImageSet:
@@ -179,7 +181,7 @@ def fit_selector(
                 saved = time.perf_counter()
     finally:
         selector.eval()
-    return Fit(len(images), epochs, loss, time.perf_counter() - start)
+    return Fit(len(images), epochs, loss, time.perf_counter() - start, done)
 
 
 def _mean_chroma(images: Tensor) -> float:

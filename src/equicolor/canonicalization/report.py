@@ -31,7 +31,7 @@ from equicolor.models.loading import load_network
 from equicolor.models.tensor_files import WEIGHTS
 from equicolor.nn import fold
 from equicolor.reporting.figures import png
-from equicolor.reporting.progress import counting
+from equicolor.reporting.progress import counting, say
 from equicolor.reporting.tables import Table
 from equicolor.results import write_results
 
@@ -105,9 +105,7 @@ def canonicalize_named(
             facts = subject.facts
             source = data if data is not None else facts["dataset"]
             images = load_dataset(source, "train", seed=facts["split_seed"])
-        with counting(console, f"fitting the selector to {len(images)} images") as progress:
-            state = folder / _STATE
-            canonical.fit(images, epochs=epochs, seed=seed, checkpoint=state, progress=progress)
+        _fit(canonical, images, epochs, seed, folder, console)
     subjects = subject, dataclasses.replace(subject, network=canonical.to(device).eval())
     before, after = (judge(each, actions=["hsv"], console=console) for each in subjects)
     written = [_save(canonical, folder)]
@@ -125,6 +123,27 @@ def canonicalize_named(
     )
     costs = _cost_table(subject.network, canonical, subject.facts["size"], device)
     return Outcome(costs, Table(columns, hue_columns(before, after)), headline, written)
+
+
+def _fit(
+    canonical: Canonicalized,
+    images: ImageSet,
+    epochs: int,
+    seed: int,
+    folder: Path,
+    console: Console | None,
+) -> None:
+    state = folder / _STATE
+    try:
+        with counting(console, f"fitting the selector to {len(images)} images") as progress:
+            canonical.fit(images, epochs=epochs, seed=seed, checkpoint=state, progress=progress)
+    except KeyboardInterrupt:
+        if state.exists():
+            say(console, f"The same command continues the fit in {folder}.")
+        raise
+    assert canonical.fitted is not None
+    if resumed := canonical.fitted.resumed:
+        say(console, f"the fit was continued after epoch {resumed} of {epochs}")
 
 
 def _part(images: ImageSet) -> tuple[ImageSet, ImageSet]:
