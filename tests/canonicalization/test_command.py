@@ -161,8 +161,11 @@ def test_an_interrupted_fit_is_continued(place, tmp_path):
     assert isinstance(load_model(tmp_path / "model.safetensors"), Canonicalized)
 
 
-# Saves the state after every epoch, however quick it is.
+# Saves the state after every epoch, however quick it is. Processes in the background of a shell
+# ignore interrupts, and so would this one.
 _SAVING = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import equicolor.canonicalization.fit as fit
 from equicolor.cli import main
 fit._SAVE_EVERY = 0

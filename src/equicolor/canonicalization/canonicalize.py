@@ -75,12 +75,14 @@ def canonicalize(
         A network with the outputs of ``model``.
 
     Example:
-        >>> import equicolor
+        >>> import equicolor, torch
         >>> from equicolor.color import shift_hue
         >>> from equicolor.models import resnet18
-        >>> network = equicolor.canonicalize(resnet18(10, width=4).eval(), rotations=4)
-        >>> images = torch.rand(2, 3, 64, 64)
-        >>> torch.allclose(network(shift_hue(images, 1 / 4)), network(images), atol=1e-4)
+        >>> def warmth(images):  # in place of a selector that was trained
+        ...     return (images[:, 0] - images[:, 2]).mean((1, 2))
+        >>> network = equicolor.canonicalize(resnet18(10, width=4).eval(), 4, select=warmth)
+        >>> sunset = torch.rand(2, 3, 64, 64) * torch.tensor([1.0, 0.5, 0.2]).view(3, 1, 1)
+        >>> torch.allclose(network(shift_hue(sunset, 1 / 4)), network(sunset), atol=1e-4)
         True
     """
     if not isinstance(model, nn.Module):

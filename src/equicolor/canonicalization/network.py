@@ -183,9 +183,11 @@ class Canonicalized(Network):
             >>> import equicolor
             >>> from equicolor.color import shift_hue
             >>> from equicolor.models import resnet18
-            >>> network = equicolor.canonicalize(resnet18(10, width=4), rotations=6, preset="fast")
-            >>> images = torch.rand(1, 3, 64, 64)
-            >>> moved = network.angle(shift_hue(images, 1 / 6)) - network.angle(images)
+            >>> def warmth(images):  # in place of a selector that was trained
+            ...     return (images[:, 0] - images[:, 2]).mean((1, 2))
+            >>> network = equicolor.canonicalize(resnet18(10, width=4), 6, select=warmth)
+            >>> sunset = torch.rand(1, 3, 64, 64) * torch.tensor([1.0, 0.5, 0.2]).view(3, 1, 1)
+            >>> moved = network.angle(shift_hue(sunset, 1 / 6)) - network.angle(sunset)
             >>> round(float(moved) % 1, 3)
             0.167
         """
@@ -326,7 +328,7 @@ class Canonicalized(Network):
         """What was chosen: how hues are selected, what that costs and how it was trained."""
         names = "select", "light", "rotations", "modes", "gate"
         info: dict[str, Any] = {name: getattr(self.options, name) for name in names}
-        asks_network = self.options.select in _SURENESS
+        asks_network = self.score is None and self.options.select in _SURENESS
         info["passes"] = self.options.modes + asks_network * self.options.rotations
         if self.selector is not None:
             info["selector_parameters"] = sum(p.numel() for p in self.selector.parameters())
