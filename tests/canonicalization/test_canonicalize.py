@@ -244,6 +244,14 @@ def test_a_saved_network_is_loaded_again(select, network, images, tmp_path):
         assert torch.equal(loaded(images.float()), model(images.float()))
 
 
+def test_a_converted_network_is_saved_with_its_selector(network, images, tmp_path):
+    converted = equicolor.convert(network.float(), 3, image_size=40)
+    model = canonical(converted).float()
+    loaded = load_model(save_model(model, tmp_path / "model.safetensors"))
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(images.float()), model(images.float()))
+
+
 def test_networks_of_unknown_origin_cannot_be_saved_but_their_selector_can(tmp_path, images):
     model = canonical(Odd(reds), normalization=None)
     with pytest.raises(TypeError, match="source="):

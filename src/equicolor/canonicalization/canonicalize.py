@@ -186,7 +186,7 @@ def canonicalized(
         image_size,
         resize,
     )
-    network = Canonicalized(build_source(origin).eval(), options)
+    network = Canonicalized(build_source(origin, also=("converted",)).eval(), options)
     network.config = _config(origin, options)
     return network
 

@@ -1,7 +1,7 @@
 """What is known of a network: its origin, its normalisation and the size of its images."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,15 +54,17 @@ class Source:
             )
 
 
-def build_source(source: Source) -> nn.Module:
+def build_source(source: Source, also: Sequence[str] = ()) -> nn.Module:
     """The network of a source, without trained weights: what a checkpoint asks for.
+
+    ``also`` names builders of ours beside those of :func:`equicolor.models.list_models`.
 
     Raises:
         ValueError: for what a file may not ask for; it runs no code and downloads nothing.
     """
     library, _, name = source.spec.partition(":")
     if library == OURS:
-        if name not in list_models():
+        if name not in (*list_models(), *also):
             raise ValueError(f"a checkpoint cannot be built from {source.spec}")
         return build_from_config({"model": name, **source.options})
     for option, value in source.options.items():
