@@ -19,11 +19,12 @@ def gaussian_scores(offsets, n, spread=0.5):
 
 
 @pytest.mark.parametrize("n", [3, 4, 7, 12, 24])
-def test_scores_roll_with_the_hue_of_the_image(n, smooth_images):
-    selector = HueSelector(n, 32, 4).double().eval()
+def test_scores_roll_with_the_hue_of_the_image(n, smooth_images, settle):
     images = smooth_images(2, 40, 56)
+    selector = settle(HueSelector(n, 32, 4).double(), images)
     with torch.no_grad():
         scores = selector(images)
+        assert scores.std(1).min() > 1e-3
         for k in range(n):
             torch.testing.assert_close(
                 selector(shift_hue(images, k / n)), scores.roll(k, 1), rtol=1e-9, atol=1e-12
@@ -82,14 +83,26 @@ def test_equal_scores_give_a_finite_angle():
     assert probabilities.flatten().tolist() == pytest.approx([0.25, 0.25])
 
 
+@pytest.mark.parametrize(("places", "expected"), [([3], 3), ([3, 4], 3.5), ([2, 8], 2)])
+def test_hues_that_cannot_be(places, expected):
+    """Such as the logarithms of probabilities that are 0."""
+    scores = torch.full((1, 12), -torch.inf)
+    scores[0, places] = 0.0
+    angles, probabilities = find_modes(scores, 2)
+    assert 12 * float(angles[0, 0]) == pytest.approx(expected, abs=1e-4)
+    assert angles.isfinite().all()
+    assert probabilities.isfinite().all()
+
+
 def test_gradients_reach_the_scores_and_are_right():
     scores = torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     assert torch.autograd.gradcheck(lambda x: find_modes(x, 2), scores.requires_grad_())
 
 
-def test_a_selector_is_saved_loaded_and_folded(tmp_path, smooth_images):
-    selector = hue_selector(rotations=6, size=32, width=4).eval()
+@pytest.mark.parametrize("make", [hue_selector, HueSelector])
+def test_a_selector_is_saved_loaded_and_folded(make, tmp_path, smooth_images, settle):
     images = smooth_images(2, 48, 48).float()
+    selector = settle(make(rotations=6, size=32, width=4), images)
     loaded = load_model(save_model(selector, tmp_path / "selector.safetensors"))
     assert isinstance(loaded, HueSelector)
     with torch.no_grad():

@@ -36,6 +36,8 @@ class HueSelector(Network):
 
     def __init__(self, rotations: int, size: int, width: int) -> None:
         super().__init__()
+        options = {"rotations": rotations, "size": size, "width": width}
+        self.config = {"model": "hue_selector", **options}
         self.rotations = _checks.positive_int("rotations", rotations)
         self.size = _checks.positive_int("size", size)
         _checks.positive_int("width", width)
@@ -57,16 +59,13 @@ class HueSelector(Network):
 
 
 def hue_selector(*, rotations: int = 12, size: int = 96, width: int = 24) -> HueSelector:
-    """A :class:`HueSelector` that can be saved; its weights are random.
+    """A :class:`HueSelector` with random weights.
 
     Example:
         >>> hue_selector(rotations=6).config["rotations"]
         6
     """
-    selector = HueSelector(rotations, size, width)
-    options = {"rotations": rotations, "size": size, "width": width}
-    selector.config = {"model": "hue_selector", **options}
-    return selector
+    return HueSelector(rotations, size, width)
 
 
 def subsample(images: Tensor, size: int) -> Tensor:
@@ -86,7 +85,7 @@ def find_modes(scores: Tensor, modes: int = 1) -> tuple[Tensor, Tensor]:
     them. A further mode lies at least two places away from those before it.
 
     Args:
-        scores: :math:`[B, n]`, logarithms of probabilities up to a constant.
+        scores: :math:`[B, n]`, logarithms of probabilities up to a constant; they may be infinite.
         modes: how many.
 
     Returns:
@@ -99,6 +98,8 @@ def find_modes(scores: Tensor, modes: int = 1) -> tuple[Tensor, Tensor]:
         (3.25, True)
     """
     n = scores.shape[1]
+    most = torch.finfo(scores.dtype).max / 8  # infinite scores would have no parabola
+    scores = scores.clamp(-most, most)
     places = torch.arange(n, device=scores.device)
     share, left = scores.softmax(1), scores  # of places that no mode has taken yet
     angles, probabilities = [], []
