@@ -1,6 +1,7 @@
 """Canonicalised networks: invariant to hue shifts, whatever is inside."""
 
 import copy
+import json
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from equicolor.light import balance_light, scale_channels
 from equicolor.models import CheckpointError, load_model, resnet18, save_model, z2cnn
 from equicolor.models.cost import cost
 from equicolor.models.export import export
-from equicolor.nn import fold
+from equicolor.models.tensor_files import read_weights, write_weights
+from equicolor.nn import CEBatchNorm2d, CELiftConv2d, fold
 
 N = 6
 
@@ -46,18 +48,23 @@ def network():
     return resnet18(5, width=4).double().eval()
 
 
-def canonical(network, select="learned", **options):
-    torch.manual_seed(1)
-    if select == "learned":
-        select = hue_selector(rotations=N, size=32, width=4)
-    return equicolor.canonicalize(network, N, select, **options).double().eval()
+@pytest.fixture
+def canonical(settle, smooth_images):
+    def make(network, select="learned", **options):
+        torch.manual_seed(1)
+        if select == "learned":
+            select = hue_selector(rotations=N, size=32, width=4)
+            settle(select, smooth_images(3, 32, 32).float())
+        return equicolor.canonicalize(network, N, select, **options).double().eval()
+
+    return make
 
 
 # --- invariance ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("select", ["learned", "energy", "entropy", "confidence", reds])
-def test_outputs_are_equal_on_all_grid_shifts(select, network, images, relative_error):
+def test_outputs_are_equal_on_all_grid_shifts(canonical, select, network, images, relative_error):
     model = canonical(network, select)
     with torch.no_grad():
         expected = model(images)
@@ -65,7 +72,7 @@ def test_outputs_are_equal_on_all_grid_shifts(select, network, images, relative_
             assert relative_error(model(shift_hue(images, k / N)), expected) < 1e-9
 
 
-def test_the_angle_moves_with_the_hue(network, images):
+def test_the_angle_moves_with_the_hue(canonical, network, images):
     model = canonical(network)
     with torch.no_grad():
         for k in range(N):
@@ -73,7 +80,7 @@ def test_the_angle_moves_with_the_hue(network, images):
             assert (torch.remainder(moved + 0.5, 1) - 0.5).abs().max() < 1e-9
 
 
-def test_a_shift_is_found_and_taken_back(images, network):
+def test_a_shift_is_found_and_taken_back(canonical, images, network):
     """Scores that are highest for red: an image of one colour becomes red, whatever it was."""
     model = canonical(network, reds)
     red = torch.tensor([0.9, 0.2, 0.2], dtype=torch.float64).view(1, 3, 1, 1).expand(1, 3, 8, 8)
@@ -85,7 +92,7 @@ def test_a_shift_is_found_and_taken_back(images, network):
 
 @pytest.mark.parametrize("gate", [None, 0.0, 0.5, 1.0])
 def test_several_modes_are_invariant_and_average_probabilities(
-    gate, network, images, relative_error
+    canonical, gate, network, images, relative_error
 ):
     model = canonical(network, modes=2, gate=gate)
     with torch.no_grad():
@@ -94,7 +101,7 @@ def test_several_modes_are_invariant_and_average_probabilities(
         assert relative_error(model(shift_hue(images, 1 / N)), log) < 1e-9
 
 
-def test_modes_are_averaged_by_their_probabilities(network, images):
+def test_modes_are_averaged_by_their_probabilities(canonical, network, images):
     model = canonical(network, modes=2)
     with torch.no_grad():
         angles, weights = model._modes(images)
@@ -104,7 +111,7 @@ def test_modes_are_averaged_by_their_probabilities(network, images):
         torch.testing.assert_close(model(images).exp(), expected)
 
 
-def test_a_gate_asks_again_only_for_unsure_images(network, images):
+def test_a_gate_asks_again_only_for_unsure_images(canonical, network, images):
     model = canonical(network, modes=2, gate=0.5)
     with torch.no_grad():
         sure = model._modes(images)[1][:, 0]
@@ -120,7 +127,21 @@ def test_a_gate_asks_again_only_for_unsure_images(network, images):
     assert batches == [3, int((sure < model.options.gate).sum())]
 
 
-def test_gray_images_pass_unchanged(network):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_surest_of_very_sure_answers_is_found(canonical, dtype, images):
+    """Log-softmax is 0 for all of these answers in float32."""
+
+    def logits(images):
+        red = 20 + 20 * reds(images)
+        return torch.stack((red, 0 * red), 1)
+
+    model = canonical(Odd(logits).to(dtype), "confidence", normalization=None).to(dtype)
+    colours = torch.tensor([[0.9, 0.2, 0.2], [0.2, 0.9, 0.2]]).view(2, 3, 1, 1).expand(2, 3, 8, 8)
+    angles = model.angle(colours.to(dtype))
+    torch.testing.assert_close(angles, torch.tensor([0, 1 / 3]), atol=0.02, rtol=0)
+
+
+def test_gray_images_pass_unchanged(canonical, network):
     gray = torch.rand(2, 1, 16, 16, dtype=torch.float64).expand(2, 3, 16, 16)
     assert torch.equal(canonical(network).natural(gray), gray)
 
@@ -154,12 +175,12 @@ def test_light_alone_finds_no_hue(network, images):
 # --- what comes back -----------------------------------------------------------------------------
 
 
-def test_any_output_comes_back_as_it_is(images):
+def test_any_output_comes_back_as_it_is(canonical, images):
     wanted = {"a": [images.mean((1, 2, 3))], "b": ("text", 1)}
     assert canonical(Odd(lambda _: wanted), normalization=None)(images) is wanted
 
 
-def test_lists_of_images_of_several_sizes_pass(images):
+def test_lists_of_images_of_several_sizes_pass(canonical, images):
     """As torchvision's detectors take them, with targets beside."""
 
     class Detector(nn.Module):
@@ -176,7 +197,7 @@ def test_lists_of_images_of_several_sizes_pass(images):
         torch.testing.assert_close(a["boxes"], b["boxes"])
 
 
-def test_the_network_is_the_very_object_and_is_not_changed(network, images):
+def test_the_network_is_the_very_object_and_is_not_changed(canonical, network, images):
     before = copy.deepcopy(network.state_dict())
     model = canonical(network)
     model.float().fit(torch.rand(32, 3, 16, 16), epochs=1, batch_size=16)
@@ -187,13 +208,13 @@ def test_the_network_is_the_very_object_and_is_not_changed(network, images):
         assert torch.equal(value, before[key]), key
 
 
-def test_the_selector_stays_in_eval_mode(network):
+def test_the_selector_stays_in_eval_mode(canonical, network):
     model = canonical(network).train()
     assert model.network.training
     assert not model.selector.training
 
 
-def test_images_are_normalised_after_the_shift(images, relative_error):
+def test_images_are_normalised_after_the_shift(canonical, images, relative_error):
     mean, std = [0.5, 0.4, 0.3], [0.2, 0.3, 0.4]
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(3)).double()
     plain(images)
@@ -206,21 +227,37 @@ def test_images_are_normalised_after_the_shift(images, relative_error):
 
 
 @pytest.mark.parametrize("differentiable", [False, True])
-def test_gradients_through_the_angle_are_optional(differentiable, network, images):
+def test_gradients_through_the_angle_are_optional(canonical, differentiable, network, images):
     model = canonical(network, differentiable=differentiable)
     model(images).sum().backward()
     gradients = [parameter.grad for parameter in model.selector.parameters()]
     assert all((gradient is not None) == differentiable for gradient in gradients)
 
 
-def test_half_precision_networks(network, images):
+@pytest.mark.parametrize("sharpness", [1.0, 1e4])
+@pytest.mark.parametrize("gate", [None, 0.0, 0.5, 1.0])
+def test_gradients_of_several_modes_are_finite(canonical, gate, sharpness, network, images):
+    """Also where a gate or a sure selector leaves other modes no probability."""
+    model = canonical(network, modes=2, gate=gate, differentiable=True)
+    with torch.no_grad():
+        model.selector.layers[-3].weight.mul_(sharpness)
+    model(images)[:, 0].sum().backward()
+    gradients = [parameter.grad for parameter in model.selector.parameters()]
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert any(gradient.any() for gradient in gradients)
+
+
+def test_half_precision_networks(canonical, network, images):
     for dtype in (torch.bfloat16, torch.float16):
         model = canonical(network).to(dtype)
         with torch.no_grad():
             assert model(images.to(dtype)).dtype == dtype
+            # The angle keeps more digits than the images have.
+            natural = shift_hue(images.to(dtype), -model.angle(images.to(dtype)))
+            assert torch.equal(model.natural(images.to(dtype)), natural)
 
 
-def test_info_says_what_was_chosen(network):
+def test_info_says_what_was_chosen(canonical, network):
     info = canonical(network, modes=2, gate=0.9).info
     assert info["passes"] == 2
     assert info["fitted"] is None
@@ -233,7 +270,7 @@ def test_info_says_what_was_chosen(network):
 
 
 @pytest.mark.parametrize("select", ["learned", "entropy", ("gray-world", "energy")])
-def test_a_saved_network_is_loaded_again(select, network, images, tmp_path):
+def test_a_saved_network_is_loaded_again(canonical, select, network, images, tmp_path):
     model = canonical(network, select, modes=2, gate=0.5).float()
     model.class_names = tuple("abcde")
     loaded = load_model(save_model(model, tmp_path / "model.safetensors"))
@@ -244,7 +281,7 @@ def test_a_saved_network_is_loaded_again(select, network, images, tmp_path):
         assert torch.equal(loaded(images.float()), model(images.float()))
 
 
-def test_a_converted_network_is_saved_with_its_selector(network, images, tmp_path):
+def test_a_converted_network_is_saved_with_its_selector(canonical, network, images, tmp_path):
     converted = equicolor.convert(network.float(), 3, image_size=40)
     model = canonical(converted).float()
     loaded = load_model(save_model(model, tmp_path / "model.safetensors"))
@@ -252,7 +289,14 @@ def test_a_converted_network_is_saved_with_its_selector(network, images, tmp_pat
         torch.testing.assert_close(loaded(images.float()), model(images.float()))
 
 
-def test_networks_of_unknown_origin_cannot_be_saved_but_their_selector_can(tmp_path, images):
+def test_a_canonicalised_network_is_no_source(canonical, network):
+    """Files do not nest them: that the selector alone can be saved is known before the fit."""
+    assert not equicolor.canonicalize(canonical(network).float(), rotations=N).config
+
+
+def test_networks_of_unknown_origin_cannot_be_saved_but_their_selector_can(
+    canonical, tmp_path, images
+):
     model = canonical(Odd(reds), normalization=None)
     with pytest.raises(TypeError, match="source="):
         save_model(model, tmp_path / "model.safetensors")
@@ -262,7 +306,7 @@ def test_networks_of_unknown_origin_cannot_be_saved_but_their_selector_can(tmp_p
     torch.testing.assert_close(again.double().angle(images), model.angle(images))
 
 
-def test_a_network_that_its_source_does_not_build_is_refused(network, tmp_path):
+def test_a_network_that_its_source_does_not_build_is_refused(canonical, network, tmp_path):
     source = Source("equicolor:resnet18", {"num_classes": 7, "width": 4})
     model = canonical(network, source=source)
     with pytest.raises(CheckpointError, match="canonicalize"):
@@ -271,25 +315,62 @@ def test_a_network_that_its_source_does_not_build_is_refused(network, tmp_path):
 
 @pytest.mark.parametrize("options", [{}, {"modes": 2, "gate": 0.5}])
 @pytest.mark.parametrize("select", ["learned", "confidence"])
-def test_folded_networks_compute_the_same(select, options, network, images):
+def test_folded_networks_compute_the_same(canonical, select, options, network, images):
     model = canonical(network, select, **options)
     folded = fold(model)
     assert not any(isinstance(each, nn.BatchNorm2d) for each in folded.modules())
     with torch.no_grad():
         torch.testing.assert_close(folded(images), model(images))
     assert not any(parameter.requires_grad for parameter in folded.parameters())
+    with pytest.raises(ValueError, match="folded" if select == "learned" else "nothing to train"):
+        folded.fit(images)
+
+
+class Sorted(nn.Module):
+    """Has a batch norm that can be folded, and then something that cannot."""
+
+    def __init__(self):
+        super().__init__()
+        self.lift, self.norm = CELiftConv2d(3, 4, 3, rotations=4), CEBatchNorm2d(4)
+        nn.init.uniform_(self.norm.running_var, 0.1, 0.5)
+
+    def forward(self, images):
+        return self.norm(self.lift(images)).sort(2)[0].mean((2, 3, 4))
+
+
+class Called(nn.Sequential):
+    def __call__(self, images):
+        return 3 * super().__call__(images)
+
+
+def with_forward():
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
+    network.forward = lambda images: images.mean((2, 3))
+    return network
+
+
+@pytest.mark.parametrize(
+    "make", [Sorted, with_forward, lambda: Called(nn.Conv2d(3, 4, 3), nn.Flatten())]
+)
+def test_a_network_that_cannot_be_folded_stays_as_it_is(canonical, make, images):
+    model = canonical(make().double(), normalization=None)
+    folded = fold(model)
+    assert type(folded.network) is type(model.network)
+    assert type(folded.selector) is not type(model.selector)
+    with torch.no_grad():
+        torch.testing.assert_close(folded(images), model(images))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".onnx", ".pt", ".pt2"])
-def test_selector_shift_and_network_are_exported_in_one_file(suffix, tmp_path):
+def test_selector_shift_and_network_are_exported_in_one_file(canonical, suffix, tmp_path):
     model = canonical(z2cnn(5), modes=2, gate=0.5).float()
     report = export(model, tmp_path / f"model{suffix}", input_size=28)
     assert report.relative_error < 1e-4
 
 
 @pytest.mark.slow
-def test_compiled_networks_compute_the_same(images):
+def test_compiled_networks_compute_the_same(canonical, images):
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model = canonical(plain.double(), normalization=None)
@@ -298,7 +379,7 @@ def test_compiled_networks_compute_the_same(images):
         torch.testing.assert_close(compiled(images), model(images))
 
 
-def test_the_cost_of_the_selector_is_counted(network):
+def test_the_cost_of_the_selector_is_counted(canonical, network):
     plain = cost(network.float(), 32)
     with_selector = cost(canonical(network).float(), 32)
     assert with_selector.parameters > plain.parameters
@@ -319,7 +400,7 @@ def test_the_cost_of_the_selector_is_counted(network):
         (lambda x: x[:, :1], r"\[\.\.\., 3, H, W\]"),
     ],
 )
-def test_images_that_are_none(make, words, network, images):
+def test_images_that_are_none(canonical, make, words, network, images):
     with pytest.raises((TypeError, ValueError), match=words):
         canonical(network)(make(images))
 
@@ -339,11 +420,60 @@ def test_images_that_are_none(make, words, network, images):
         ({"preset": "best"}, "'fast', 'default', 'accurate'"),
         ({"preset": "fast", "select": "energy"}, "is for select='learned'"),
         ({"source": "resnet18"}, "equicolor:NAME"),
+        (
+            {"select": hue_selector(rotations=4, size=16, width=4)},
+            "compares 4 hues, got rotations=6",
+        ),
+        ({"rotations": 12, "select": "gray-world", "differentiable": True}, "looks at none"),
+        ({"differentiable": "no"}, "differentiable must be True or False, got 'no'"),
+        ({"normalization": ([0.5] * 3, [0.0] * 3)}, "std must be positive"),
     ],
 )
 def test_bad_options(options, words, network):
     with pytest.raises((TypeError, ValueError), match=words):
         equicolor.canonicalize(network, **{"rotations": N, **options})
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (torch.rand(3, 8, 8).numpy(), r"or a list of images \[3, H, W\]; got a ndarray"),
+        ({"images": torch.rand(3, 8, 8)}, "got a dict"),
+        ([torch.rand(3, 8, 8).numpy()], r"torch\.Tensor, got ndarray"),
+        ([None], r"torch\.Tensor, got NoneType"),
+        ([torch.rand(1, 3, 8, 8)], r"list of images \[3, H, W\], got \[1, 3, 8, 8\]"),
+        ([torch.zeros(3, 8, 8, dtype=torch.uint8)], "divide 8-bit images by 255"),
+        ([torch.rand(1, 8, 8)], r"\[\.\.\., 3, H, W\]"),
+    ],
+)
+def test_lists_of_something_else(canonical, given, words, network):
+    with pytest.raises((TypeError, ValueError), match=words):
+        canonical(network)(given)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"select": None}, "got None for both"),
+        ({"image_size": "big"}, "image_size must be an int"),
+        ({"resize": -3}, "resize must be at least 1"),
+        ({"width": -1}, "width must be at least 1"),
+        ({"differentiable": 1}, "True or False"),
+        ({"mean": [0.5] * 3}, "mean and std belong together"),
+        ({"mean": [0.5] * 3, "std": [0] * 3}, "std must be positive"),
+        ({"rotations": 10**9}, "at most 1000"),
+        ({"select": "magic"}, "'learned', 'energy'"),
+        ({"source": "equicolor:canonicalized"}, "cannot be built from equicolor:canonicalized"),
+    ],
+)
+def test_files_that_ask_for_nonsense(canonical, change, words, network, tmp_path):
+    path = save_model(canonical(network, "energy").float(), tmp_path / "model.safetensors")
+    header, weights = read_weights(path, weights=True)
+    config = json.loads(header["config"]) | change
+    write_weights(path, weights, {"config": json.dumps(config)})
+    with pytest.raises(CheckpointError, match=words) as caught:
+        load_model(path)
+    assert "\n" not in str(caught.value)
 
 
 def test_an_unknown_normalisation_is_asked_for():
@@ -356,7 +486,7 @@ def test_something_that_is_no_network():
         equicolor.canonicalize(reds)
 
 
-def test_outputs_that_say_nothing_of_classes(images):
+def test_outputs_that_say_nothing_of_classes(canonical, images):
     with pytest.raises(ValueError, match=r"logits \[B, classes\], but it returns a dict"):
         canonical(Odd(lambda _: {}), "energy", normalization=None)(images)
     with pytest.raises(ValueError, match=r"modes=2 .* returns \[3\]"):
@@ -365,6 +495,6 @@ def test_outputs_that_say_nothing_of_classes(images):
         canonical(Odd(reds), modes=2, normalization=None)([images[0]])
 
 
-def test_a_score_of_another_shape(images):
+def test_a_score_of_another_shape(canonical, images):
     with pytest.raises(ValueError, match=r"one score an image, \[3\], got \[3, 40\]"):
         canonical(Odd(reds), lambda x: x.mean((1, 2)), normalization=None)(images)

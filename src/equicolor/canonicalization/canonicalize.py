@@ -54,7 +54,8 @@ def canonicalize(
 
     Args:
         model: takes images :math:`[B, 3, H, W]` and returns anything, or a detector of torchvision.
-        rotations: the number :math:`n` of hues that are compared.
+        rotations: the number :math:`n` of hues that are compared; a trained selector brings its
+            own.
         select: what finds the hue: ``"learned"``, a small equivariant network; ``"energy"``,
             ``"entropy"`` or ``"confidence"``, what the network itself is surest of, for :math:`n`
             more passes; a :class:`~equicolor.models.selector.HueSelector` that was trained before;
@@ -93,11 +94,16 @@ def canonicalize(
         raise ValueError(f"preset={preset!r} is for select='learned', got select={select!r}")
     chosen: dict[str, Any] = {"select": hue, "rotations": rotations, **PRESETS[preset]}
     if isinstance(hue, HueSelector):
+        if rotations not in (12, hue.rotations):
+            raise ValueError(f"the selector compares {hue.rotations} hues, got {rotations=}")
         chosen = {"select": "learned", **{key: hue.config[key] for key in OF_SELECTOR}}
     elif callable(hue):
         chosen["select"] = getattr(hue, "__name__", type(hue).__name__)
-    if hue is None and (rotations, modes, gate) != (12, 1, None):
-        raise ValueError(f"rotations, modes and gate are of hues: select={select!r} looks at none")
+    if hue is None and (rotations, modes, gate, differentiable) != (12, 1, None, False):
+        raise ValueError(
+            "rotations, modes, gate and differentiable are of hues: "
+            f"select={select!r} looks at none"
+        )
     detects = hasattr(getattr(model, "transform", None), "image_mean")  # normalises by itself
     automatic = isinstance(normalization, str) and normalization == "auto"
     mean, std = find_normalization(model, None if detects and automatic else normalization)

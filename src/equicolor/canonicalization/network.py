@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
 
 from equicolor import _checks
 from equicolor.canonicalization.fit import Fit, collect, fit_selector, load_unlabelled
@@ -18,7 +19,7 @@ from equicolor.light import balance_light
 from equicolor.models.layers import Normalize
 from equicolor.models.registry import Network
 from equicolor.models.selector import HueSelector, find_modes, hue_selector
-from equicolor.nn.batched import RangeCheck
+from equicolor.nn.batched import RangeCheck, confidence
 from equicolor.reporting.progress import Progress
 
 __all__ = ["LIGHTS", "OF_SELECTOR", "PRESETS", "SELECTIONS", "Canonicalized", "Options", "Score"]
@@ -36,13 +37,15 @@ OF_SELECTOR = "rotations", "size", "width"
 _SURENESS: dict[str, Score] = {
     "energy": lambda logits: logits.logsumexp(1),
     "entropy": lambda logits: (logits.softmax(1) * logits.log_softmax(1)).sum(1),
-    "confidence": lambda logits: logits.log_softmax(1).amax(1),
+    # The largest log-softmax, which computed as such rounds to 0 for all logits that are sure.
+    "confidence": lambda logits: F.logsigmoid(confidence(logits)[:, 0]),
 }
 SELECTIONS = ("learned", *_SURENESS)
 # What takes the colour of the light away, by the power of equicolor.light.balance_light.
 LIGHTS = {"gray-world": 1.0, "shades-of-gray": 6.0}
+_NAME = "a canonicalised network"
 _NOT_IMAGES = (
-    "a canonicalised network takes images in [0, 1] and normalises them itself, but got {came}: "
+    f"{_NAME} takes images in [0, 1] and normalises them itself, but got {{came}}: "
     "leave out your own normalisation, and divide 8-bit images by 255"
 )
 
@@ -74,7 +77,18 @@ class Options:
     resize: int | None
 
     def __post_init__(self) -> None:
-        _checks.positive_int("rotations", self.rotations)
+        for name in (*OF_SELECTOR, "image_size"):
+            _checks.positive_int(name, getattr(self, name))
+        if self.resize is not None:
+            _checks.positive_int("resize", self.resize)
+        if not isinstance(self.differentiable, bool):
+            raise TypeError(f"differentiable must be True or False, got {self.differentiable!r}")
+        if (self.mean is None) != (self.std is None):
+            raise ValueError(f"mean and std belong together, got {self.mean} and {self.std}")
+        if self.std is not None and not min(self.std) > 0:
+            raise ValueError(f"std must be positive, got {self.std}")
+        if self.select is None and self.light is None:
+            raise ValueError("select or light must say what is taken back, got None for both")
         if self.light is not None:
             _checks.one_of("select", self.light, tuple(LIGHTS))
         most = max(self.rotations // 3, 1)
@@ -158,12 +172,17 @@ class Canonicalized(Network):
             return self._mixed(self._balanced(images), *args, **kwargs)
         if isinstance(images, Tensor):
             return self.network(self.normalize(self.natural(images)), *args, **kwargs)
+        if not isinstance(images, (list, tuple)):
+            raise TypeError(
+                f"{_NAME} expects images [B, 3, H, W] as a tensor, or a list of images [3, H, W]; "
+                f"got {_shape(images)}"
+            )
         if self.options.modes > 1:
             raise ValueError(
                 f"modes={self.options.modes} averages class probabilities of a batch of images, "
                 "but got a list: take modes=1"
             )
-        natural = [self.normalize(self.natural(image.unsqueeze(0))[0]) for image in images]
+        natural = [self.normalize(self.natural(_alone(image))[0]) for image in images]
         return self.network(natural, *args, **kwargs)
 
     def natural(self, images: Tensor) -> Tensor:
@@ -171,7 +190,7 @@ class Canonicalized(Network):
         images = self._balanced(images)
         if self.options.select is None:
             return images
-        return shift_hue(images, -self._modes(images)[0][:, 0].to(images))
+        return shift_hue(images, -self._modes(images)[0][:, 0])
 
     def angle(self, images: Tensor) -> Tensor:
         """By how many turns, from -0.5 to 0.5, the hues of images ``[B, 3, H, W]`` are shifted.
@@ -197,7 +216,7 @@ class Canonicalized(Network):
 
     def _balanced(self, images: Tensor) -> Tensor:
         """Images in the light that the network is to see them in, which are checked first."""
-        _checks.image_batch("a canonicalised network", images)
+        _checks.image_batch(_NAME, images)
         self._check(images)
         light = self.options.light
         return images if light is None else balance_light(images, LIGHTS[light])
@@ -211,7 +230,7 @@ class Canonicalized(Network):
             # Hue by hue, which needs no more memory than the network itself.
             n = self.options.rotations
             scores = torch.stack([self._score(shift_hue(images, -k / n)) for k in range(n)], 1)
-        return scores if scores.dtype == torch.float64 else scores.float()
+        return _exact(scores)
 
     def _score(self, images: Tensor) -> Tensor:
         """Scores ``[B]`` of images as they are."""
@@ -228,7 +247,7 @@ class Canonicalized(Network):
                 f"select={self.options.select!r} asks how sure the network is of a class, which "
                 f"needs logits [B, classes], but it returns {_shape(logits)}: take 'learned'"
             )
-        return _SURENESS[str(self.options.select)](logits)
+        return _SURENESS[str(self.options.select)](_exact(logits))
 
     def _modes(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Angles of balanced images and their probabilities, both ``[B, modes]``."""
@@ -243,10 +262,13 @@ class Canonicalized(Network):
         """Logarithms of class probabilities, averaged over the modes."""
         angles, weights = self._modes(images)
         gate = self.options.gate
+        # The gradient of the logarithm is infinite at 0.
+        logs = weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
         if gate is not None:  # by the best mode's probability, which no hue shift changes
             needed = weights[:, :1] < gate
-            weights = torch.cat((weights[:, :1], weights[:, 1:] * needed), 1)
-        shares = (weights / weights.sum(1, keepdim=True)).log()
+            rest = logs[:, 1:].masked_fill(~needed, -torch.inf)
+            logs = torch.cat((logs[:, :1], rest), 1)
+        shares = logs.log_softmax(1)
         mixed = self._log_probabilities(images, angles[:, 0], shares[:, 0], *args, **kwargs)
         for turns, share in zip(angles.T[1:], shares.T[1:], strict=True):
             if gate is None or _is_recorded(images):
@@ -262,7 +284,7 @@ class Canonicalized(Network):
         self, images: Tensor, turns: Tensor, log_share: Tensor, *args: Any, **kwargs: Any
     ) -> Tensor:
         """What the network says of images shifted back by ``turns``, weighted."""
-        natural = self.normalize(shift_hue(images, -turns.to(images)))
+        natural = self.normalize(shift_hue(images, -turns))
         logits = self.network(natural, *args, **kwargs)
         if not isinstance(logits, Tensor) or logits.ndim < 2:
             raise ValueError(
@@ -309,6 +331,8 @@ class Canonicalized(Network):
         if self.selector is None:
             how = self.options.select or self.options.light
             raise ValueError(f"select={how!r} has nothing to train: 'learned' has")
+        if isinstance(self.selector, fx.GraphModule):
+            raise ValueError("a folded network cannot be trained: fit it before it is folded")
         if isinstance(images, (str, Path)):
             images = load_unlabelled(images)
         self.fitted = fit_selector(
@@ -346,9 +370,22 @@ class Canonicalized(Network):
         return compute_same(self, rebuilt)
 
 
+def _exact(values: Tensor) -> Tensor:
+    """Values in at least float32: in fewer digits, scores of several hues would be equal."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
 def _shape(value: object) -> str:
     """The shape of a tensor, or what else a value is."""
     return str(list(value.shape)) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def _alone(image: Tensor) -> Tensor:
+    """An image ``[3, H, W]`` of a list as a batch of one."""
+    _checks.rgb_images(_NAME, image)
+    if image.ndim != 3:
+        raise ValueError(f"{_NAME} takes a list of images [3, H, W], got {list(image.shape)}")
+    return image.unsqueeze(0)
 
 
 def _is_recorded(images: Tensor) -> bool:

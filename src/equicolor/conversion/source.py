@@ -100,7 +100,10 @@ def known_source(model: nn.Module, source: str | Source | None) -> Source | None
         return Source(source)
     if isinstance(model, Network):
         options = dict(model.config)
-        return Source(f"{OURS}:{options.pop('model')}", options) if options else None
+        built = options.pop("model", None)
+        # No file is built from a canonicalised network or from a selector.
+        buildable = built in (*list_models(), "converted")
+        return Source(f"{OURS}:{built}", options) if buildable else None
     name = model.name if isinstance(model, ForeignNetwork) else ""
     if not name and (architecture := _timm_config(model).get("architecture")):
         name = f"timm:{architecture}"

@@ -185,7 +185,7 @@ def confidence(logits: Tensor) -> Tensor:
     Log-odds order logits as the largest log-softmax does. But log-softmax rounds to 0 where the
     best class leads by more than 17 (in float32), and all such logits would be equally sure.
     """
-    ordered = logits.detach().sort(-1, descending=True)[0]
+    ordered = logits.sort(-1, descending=True)[0]
     return ordered[..., :1] - ordered[..., 1:].logsumexp(-1, keepdim=True)
 
 

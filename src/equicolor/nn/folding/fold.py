@@ -51,7 +51,8 @@ def fold(model: nn.Module, form: str = "auto") -> nn.Module:
 
     Args:
         model: a network of equivariant and ordinary layers that torch.fx can trace. Of a
-            canonicalised one, selector and network are folded, each by itself.
+            canonicalised one, selector and network are folded, each by itself, and what cannot be
+            folded stays as it is.
         form: ``"dense"``, ``"cyclic"`` or ``"fused"`` as described above. ``"auto"`` is the
             fused form for networks on a GPU whose equivariant convolutions are all in first
             layers and residual blocks that have it. For all other networks it is dense for up
@@ -79,9 +80,12 @@ def fold(model: nn.Module, form: str = "auto") -> nn.Module:
     if parts is None:
         return _fold_graph(model, form)
     for name in parts:
-        # A part that torch.fx cannot trace, such as somebody else's transformer, stays as it is.
+        # A part that cannot be folded, such as somebody else's transformer, stays as it is: a copy
+        # is folded, since it may be half changed when that turns out.
         with contextlib.suppress(ValueError):
-            model.set_submodule(name, _fold_graph(model.get_submodule(name), form))
+            part = copy.deepcopy(model.get_submodule(name))
+            refuse_custom_modules(part)  # a forward that was assigned to the part itself, say
+            model.set_submodule(name, _fold_graph(part, form))
     return model
 
 
