@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+import equicolor
 from equicolor.canonicalization import Canonicalized, HueSelector
 from equicolor.cli.app import app
 from equicolor.models import load_model, save_model, z2cnn
@@ -39,7 +41,18 @@ def place(tmp_path_factory):
         "from torch import nn\n\n\n"
         "def network():\n    return nn.Sequential(z2cnn(2, width=4))\n"
     )
+    (folder / "changed.py").write_text(
+        "from equicolor.models import z2cnn\n"
+        "from torch import nn\n\n\n"
+        "def network():\n    made = z2cnn(2, width=4)\n"
+        "    made.append = nn.Linear(2, 2)  # its builder makes none\n    return made\n"
+    )
+    canonical = equicolor.canonicalize(network, select="gray-world")
+    save_model(canonical, folder / "again.safetensors")
     (folder / "empty").mkdir()
+    shutil.copytree(folder / "images" / "sky", folder / "corrupt")
+    for number in range(2):
+        (folder / "corrupt" / f"{number}.png").write_bytes(b"")
     return folder
 
 
@@ -101,6 +114,26 @@ def test_other_images_to_train_on(run, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("data", ["--unlabelled corrupt", "--data images --unlabelled corrupt"])
+def test_corrupt_images_are_left_out(data, run, tmp_path):
+    result = run(f"net.safetensors {data} --skip-corrupt {FAST}")
+    assert result.exit_code == 0, result.output
+    assert "left out" in result.stderr
+    before, after = json.loads((tmp_path / "out" / "canonicalization.json").read_text())["rows"]
+    fitted = after["canonicalization"]["fitted"]["images"]
+    assert fitted + (0 if "--data" in data else before["images"]) == 38
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["again.safetensors", "changed.py:network"])
+def test_of_a_network_that_no_file_builds_the_selector_is_written(network, run, tmp_path):
+    result = run(f"{network} --data images {FAST}")
+    assert result.exit_code == 0, result.output
+    assert isinstance(load_model(tmp_path / "out" / "selector.safetensors"), HueSelector)
+    assert not (tmp_path / "out" / "fit.ckpt").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("select", ["entropy", "gray-world"])
 def test_what_needs_no_training(select, run, tmp_path):
     result = run(f"net.safetensors --data images --select {select} --device cpu --size 28")
@@ -121,6 +154,14 @@ def test_what_needs_no_training(select, run, tmp_path):
         ("net.safetensors --unlabelled images --split-seed 1", "split-seed is of --data"),
         ("mine.py:network --unlabelled images --select energy", "nothing could be saved"),
         ("gone.safetensors --data images", "no network at gone"),
+        ("net.safetensors --data images --select energy --epochs 3", "trains none"),
+        ("net.safetensors --data images --select energy --seed 3", "trains none"),
+        (
+            "net.safetensors --data images --select gray-world --unlabelled images/sky",
+            "--unlabelled beside --data, are of a selector's training",
+        ),
+        ("again.safetensors --data images --select gray-world", "nothing could be saved"),
+        ("net.safetensors --unlabelled corrupt", "0.png cannot be decoded.*--skip-corrupt"),
     ],
 )
 def test_mistakes_are_one_line(words, message, run):

@@ -198,3 +198,17 @@ def test_a_selector_sees_images_in_the_light_it_will_see_them_in():
 
     assert not collect(skies(16), 16, prepare).any()
     assert seen[0].shape == (16, 3, 32, 32)
+
+
+def test_a_large_tensor_is_taken_in_parts():
+    """As floating-point numbers, all of it may not fit into the memory."""
+    counts = []
+
+    def prepare(images):
+        counts.append(len(images))
+        return images
+
+    images = torch.randint(256, (600, 3, 4, 4), dtype=torch.uint8)
+    kept = collect(images, 2, prepare)
+    assert torch.equal(kept, images)
+    assert counts == [256, 256, 88]

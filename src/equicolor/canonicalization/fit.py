@@ -21,18 +21,20 @@ from equicolor.color import shift_hue
 from equicolor.data.datasets import DATASETS, load_dataset
 from equicolor.data.folder_datasets import images_below
 from equicolor.data.images import ImageSet
+from equicolor.evaluation.hue_sweep import Batches
 from equicolor.evaluation.images import Preparation, load_batches
 from equicolor.models.selector import HueSelector, subsample
 from equicolor.models.tensor_files import CheckpointError, digest, read_pickle, write_pickle
 from equicolor.nn import CEBatchNorm2d, CEConv2d, CELiftConv2d
 from equicolor.reporting.progress import Progress
 
-__all__ = ["FEWEST", "Fit", "collect", "fit_selector", "load_unlabelled"]
+__all__ = ["FEWEST", "Fit", "collect", "fit_selector", "load_for_selector", "load_unlabelled"]
 
 FEWEST = 16  # images; batch norms of fewer mean nothing
 _SHARPER = 2  # how much larger than the selector's input images are kept, for crops of them
 _SMALLEST_CROP = 0.5  # of the side
 _SPREAD = 0.5  # standard deviation of the target around the true shift, in steps of the hue circle
+_AT_ONCE = 256  # images of a tensor; all of them as floating-point numbers may need much memory
 _GRAY = 1 / 255  # mean chroma below which images have no hue to learn from
 _SAVE_EVERY = 10.0  # seconds
 
@@ -62,6 +64,12 @@ def load_unlabelled(name: str | Path) -> ImageSet:
     return images_below(Path(name).expanduser())
 
 
+def load_for_selector(images: ImageSet, size: int, *, skip_corrupt: bool = False) -> Batches:
+    """Batches for :func:`collect`: of every image, the square in the middle."""
+    side = _SHARPER * size
+    return load_batches(images, Preparation(side, side), skip_corrupt=skip_corrupt)
+
+
 def collect(
     images: Tensor | Iterable[Any] | ImageSet, size: int, prepare: Callable[[Tensor], Tensor]
 ) -> Tensor:
@@ -70,16 +78,16 @@ def collect(
     Args:
         images: a tensor :math:`[N, 3, H, W]`, or batches of that shape, or pairs that begin with
             such a batch, as data loaders give them; floating-point numbers in [0, 1] or uint8. Or
-            the images of a dataset, of which the square in the middle is taken.
+            the images of a dataset, see :func:`load_for_selector`.
         size: of the selector's input.
         prepare: what happens to images ``[B, 3, H, W]`` in [0, 1] before a selector sees them.
     """
     side = _SHARPER * size
     if isinstance(images, ImageSet):
-        images = load_batches(images, Preparation(side, side))
+        images = load_for_selector(images, size)
     parts = [
         _kept(batch[0] if isinstance(batch, (tuple, list)) else batch, side, prepare)
-        for batch in ([images] if isinstance(images, Tensor) else images)
+        for batch in (images.split(_AT_ONCE) if isinstance(images, Tensor) else images)
     ]
     found = sum(map(len, parts))
     if found < FEWEST:

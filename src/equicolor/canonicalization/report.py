@@ -13,8 +13,9 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from equicolor._files import output_folder, refuse_files, refuse_to_replace, write_whole
+from equicolor._text import counted
 from equicolor.canonicalization.canonicalize import canonicalize
-from equicolor.canonicalization.fit import FEWEST, load_unlabelled
+from equicolor.canonicalization.fit import FEWEST, load_for_selector, load_unlabelled
 from equicolor.canonicalization.network import Canonicalized
 from equicolor.conversion.report import cost_report, cost_rows, hue_columns
 from equicolor.data.datasets import load_dataset
@@ -28,7 +29,7 @@ from equicolor.evaluation.hue_sweep import Batches
 from equicolor.evaluation.images import choose_preparation, load_batches, subset
 from equicolor.models.checkpoints import save_model
 from equicolor.models.loading import load_network
-from equicolor.models.tensor_files import WEIGHTS
+from equicolor.models.tensor_files import WEIGHTS, CheckpointError
 from equicolor.nn import fold
 from equicolor.reporting.figures import png
 from equicolor.reporting.progress import counting, say
@@ -93,6 +94,12 @@ def canonicalize_named(
     else:
         subject = load_subject(network, data, device=device, console=console, **loading)
     canonical = canonicalize(subject.network, **options)
+    fits = canonical.selector is not None
+    if not fits and ((epochs, seed) != (100, 0) or not (unlabelled is None or by_own_answers)):
+        raise ValueError(
+            "--epochs, --seed, and --unlabelled beside --data, are of a selector's training: "
+            f"select={options.get('select')!r} trains none"
+        )
     if not canonical.config and canonical.selector is None:
         raise ValueError(
             f"{network} cannot be built again from a file, and select="
@@ -105,7 +112,8 @@ def canonicalize_named(
             facts = subject.facts
             source = data if data is not None else facts["dataset"]
             images = load_dataset(source, "train", seed=facts["split_seed"])
-        _fit(canonical, images, epochs, seed, folder, console)
+        skip = bool(loading.get("skip_corrupt"))
+        _fit(canonical, images, epochs, seed, folder, console, skip_corrupt=skip)
     subjects = subject, dataclasses.replace(subject, network=canonical.to(device).eval())
     before, after = (judge(each, actions=["hsv"], console=console) for each in subjects)
     written = [_save(canonical, folder)]
@@ -132,11 +140,15 @@ def _fit(
     seed: int,
     folder: Path,
     console: Console | None,
+    *,
+    skip_corrupt: bool,
 ) -> None:
+    assert canonical.selector is not None
+    batches = load_for_selector(images, canonical.selector.size, skip_corrupt=skip_corrupt)
     state = folder / _STATE
     try:
         with counting(console, f"fitting the selector to {len(images)} images") as progress:
-            canonical.fit(images, epochs=epochs, seed=seed, checkpoint=state, progress=progress)
+            canonical.fit(batches, epochs=epochs, seed=seed, checkpoint=state, progress=progress)
     except KeyboardInterrupt:
         if state.exists():
             say(console, f"The same command continues the fit in {folder}.")
@@ -144,6 +156,8 @@ def _fit(
     assert canonical.fitted is not None
     if resumed := canonical.fitted.resumed:
         say(console, f"the fit was continued after epoch {resumed} of {epochs}")
+    if skipped := len(images) - canonical.fitted.images:
+        say(console, f"left out {counted(skipped, 'corrupt image')} of {len(images):,}")
 
 
 def _part(images: ImageSet) -> tuple[ImageSet, ImageSet]:
@@ -209,9 +223,9 @@ def _own_answers(
             answers.append(logits.argmax(1))
     names = tuple(map(str, range(logits.shape[1])))
     known = getattr(network, "class_names", ()) or names
-    labelled = dataclasses.replace(
-        images, labels=torch.cat(answers).cpu(), class_names=known, split="test"
-    )
+    # Labels come with the batches: corrupt images have none.
+    none = torch.zeros_like(images.labels)
+    labelled = dataclasses.replace(images, labels=none, class_names=known, split="test")
     facts = {"dataset": images.name, "split": "test", **preparation._asdict()}
     facts |= {"precision": precision}
     return Subject(network, labelled, _Relabelled(batches, answers), facts, autocast)
@@ -220,7 +234,11 @@ def _own_answers(
 def _save(canonical: Canonicalized, folder: Path) -> Path:
     """The network in one file; of one that cannot be built again, the selector alone."""
     if canonical.config:
-        return save_model(canonical, folder / WEIGHTS)
+        try:
+            return save_model(canonical, folder / WEIGHTS)
+        except CheckpointError:  # its builder makes another network than this
+            if canonical.selector is None:
+                raise
     assert canonical.selector is not None
     return save_model(canonical.selector, folder / SELECTOR)
 
