@@ -43,10 +43,10 @@ def find_experiment(name: str) -> Experiment:
     """An experiment by its id.
 
     Example:
-        >>> find_experiment("clasification")
+        >>> find_experiment("selectivty")
         Traceback (most recent call last):
             ...
-        ValueError: unknown experiment 'clasification'; did you mean 'classification'?
+        ValueError: unknown experiment 'selectivty'; did you mean 'selectivity'?
     """
     if name in EXPERIMENTS:
         return EXPERIMENTS[name]
