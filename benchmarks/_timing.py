@@ -24,7 +24,7 @@ from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
 from equicolor.devices import choose_device
-from equicolor.nn.observed import counting
+from equicolor._observed import counting
 from equicolor.results import Row, write_results
 
 Step = Callable[[], object]

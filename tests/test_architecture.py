@@ -9,8 +9,10 @@ import equicolor
 ROOT = Path(equicolor.__file__).parent
 # Those of one level do not import each other, unless it is said below.
 LEVELS = (
-    {"_checks", "_files", "_packages", "_random", "_text"},
-    {"color", "devices", "light"},
+    {"_checks", "_files", "_observed", "_packages", "_random", "_text"},
+    {"devices"},
+    {"color_kernels"},
+    {"color", "light"},
     {"results", "reporting"},
     {"groups", "testing", "data"},
     {"nn"},

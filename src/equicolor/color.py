@@ -15,11 +15,16 @@ of the hue circle: 1 turn is 360 degrees.
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equicolor import _checks
+from equicolor._observed import is_recorded, is_watched
+from equicolor.devices import takes_kernels
 
 __all__ = ["hsv_to_rgb", "rgb_to_hsv", "rotate_hue", "rotation_matrix", "shift_hue"]
+
+# Device types on which a hue shift is a kernel.
+DEVICES: tuple[str, ...] = ("cuda",)
 
 
 def rgb_to_hsv(images: Tensor) -> Tensor:
@@ -87,8 +92,14 @@ def shift_hue(images: Tensor, turns: float | Tensor) -> Tensor:
         torch.Size([2, 3, 4, 4])
     """
     exact = _checks.precise_images("shift_hue", images)
+    shifts = _per_image("shift_hue", turns, exact)
+    if _is_one_kernel(images, shifts):
+        # Imported at its first use: Triton takes long to import and is not installed everywhere.
+        from equicolor import color_kernels
+
+        return color_kernels.shift_hue(images, shifts)
     hue, chroma, low = decompose(exact)
-    return compose(hue + _per_image("shift_hue", turns, exact), chroma, low).to(images.dtype)
+    return compose(hue + shifts, chroma, low).to(images.dtype)
 
 
 def shift_hue_orbit(images: Tensor, rotations: int) -> Tensor:
@@ -214,6 +225,19 @@ def orbit(images: Tensor, turns: Tensor, rotations: int, dim: int) -> Tensor:
     if rotations % 3:
         return first
     return torch.cat((first, first.roll(-1, -3), first.roll(-2, -3)), dim)
+
+
+def _is_one_kernel(images: Tensor, turns: Tensor) -> bool:
+    """Whether images can be shifted by a kernel on their device without anyone noticing."""
+    return (
+        # First: torch.compile must not trace the rest.
+        not torch.compiler.is_compiling()
+        and type(images) in (Tensor, nn.Parameter)
+        and not (torch.is_grad_enabled() and (images.requires_grad or turns.requires_grad))
+        and not is_recorded((images, turns))
+        and not is_watched()
+        and takes_kernels(images, DEVICES)
+    )
 
 
 def _per_image(name: str, turns: float | Tensor, images: Tensor) -> Tensor:

@@ -1,25 +1,32 @@
 """Devices by name, their precision, and how much of a computer is free."""
 
+import contextlib
 import functools
 import os
 import platform
 import statistics
 import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from equicolor import _checks
 
 __all__ = [
-    "PRECISIONS", "check_device", "choose_device", "choose_precision", "cores", "device_name",
-    "out_of_memory", "runs_triton", "usable_threads",
+    "KERNEL_DTYPES", "PRECISIONS", "check_device", "choose_device", "choose_precision", "cores",
+    "device_name", "on_device_of", "out_of_memory", "runs_triton", "takes_kernels",
+    "usable_threads",
 ]  # fmt: skip
 
 PRECISIONS = ("float32", "bfloat16")
 
 _TRITON = (3, 6)  # the oldest version that our kernels are tested with
 _CAPABILITY = (8, 0)  # the first with bfloat16
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -125,3 +132,14 @@ def runs_triton(device: torch.device) -> bool:
     if device.type != "cuda":  # its interpreter runs on the CPU
         return device.type == "cpu" and bool(triton.knobs.runtime.interpret)
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= _CAPABILITY
+
+
+def takes_kernels(tensor: Tensor, devices: Sequence[str]) -> bool:
+    """Whether our Triton kernels for some types of devices can compute with a tensor."""
+    fits = tensor.device.type in devices and tensor.dtype in KERNEL_DTYPES
+    return fits and tensor.numel() > 0 and runs_triton(tensor.device)
+
+
+def on_device_of(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Make the device of a tensor the current one, which is where Triton launches kernels."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from equicolor import _checks
+from equicolor._observed import is_traced
 from equicolor.conversion.dry_run import tensors_of
 from equicolor.conversion.layers import replace, replacement
 from equicolor.conversion.plan import Conversion, Exit, Plan
@@ -52,8 +53,7 @@ class ConvertedNetwork(Network):
     def forward(self, images: Tensor) -> Any:
         """Images ``[B, 3, H, W]`` in [0, 1] to what the original network returns."""
         outputs = self.pool(self.network(self.lift(images)))
-        traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
-        if self.batch_comes_first and isinstance(images, Tensor) and not traced:
+        if self.batch_comes_first and isinstance(images, Tensor) and not is_traced():
             self._check_batch(images, outputs)
         return outputs
 

@@ -11,9 +11,9 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
+from equicolor._observed import is_untouched
 from equicolor.nn.batched import HueLift
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
-from equicolor.nn.observed import is_untouched
 
 CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 # One scale and shift per channel, or none: the same for every rotation.

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equicolor import _checks
+from equicolor._observed import is_captured, is_traced
 from equicolor.groups import HueGroup
 from equicolor.nn import functional
 from equicolor.nn.constants import DerivedConstants
@@ -264,12 +265,10 @@ class RangeCheck:
 
     def _extremes(self, images: Tensor) -> tuple[float, float]:
         """The lowest and highest value, as far as they are to be looked at."""
-        traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
-        if traced or images.is_meta or not images.numel():
+        if is_traced() or images.is_meta or not images.numel():
             return 0, 1
         if images.device.type != "cpu":
-            capturing = images.is_cuda and torch.cuda.is_current_stream_capturing()
-            if not self._calls_left or capturing:
+            if not self._calls_left or is_captured(images):
                 return 0, 1
             self._calls_left -= 1
         low, high = images.detach().aminmax()

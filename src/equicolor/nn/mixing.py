@@ -17,12 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from equicolor import _checks
-from equicolor.devices import runs_triton
-from equicolor.nn.observed import is_recorded, is_watched
+from equicolor._observed import is_recorded, is_watched
+from equicolor.devices import takes_kernels
 
 # Device types on which the mixing is a kernel.
 DEVICES: tuple[str, ...] = ("cuda",)
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LARGEST = 24  # products that a kernel keeps in registers: up to 16 rotations
 # On a CPU: the size from which on a tensor is mixed in pieces, and the size of a piece.
 _LARGE, _PIECE = 2**18, 2**15
@@ -159,10 +158,7 @@ def _is_one_kernel(matrix: Tensor, tensors: Sequence[Tensor]) -> bool:
     """Whether tensors can be mixed by a kernel on their device."""
     first = tensors[0]
     return (
-        first.device.type in DEVICES
-        and first.device == matrix.device
-        and first.numel() > 0
-        and first.dtype in _DTYPES
+        first.device == matrix.device
         and max(matrix.shape) <= _LARGEST
-        and runs_triton(first.device)
+        and takes_kernels(first, DEVICES)
     )

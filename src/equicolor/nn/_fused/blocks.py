@@ -7,10 +7,11 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from equicolor.devices import on_device_of
 from equicolor.groups import cyclic_algorithm
 from equicolor.nn._fused import functions
 from equicolor.nn._fused.functions import Convolutions
-from equicolor.nn._fused.layout import Planes, Products, on_device_of, pairs_pay
+from equicolor.nn._fused.layout import Planes, Products, pairs_pay
 from equicolor.nn._fused.norm import Norm, normalization
 from equicolor.nn.conv import CEConv2d
 from equicolor.nn.functional import compute_dtype, mix_filters

@@ -4,15 +4,14 @@ import torch
 from torch import Tensor, nn
 
 from equicolor import _checks
-from equicolor.devices import runs_triton
+from equicolor._observed import is_recorded, is_untouched, is_watched
+from equicolor.devices import KERNEL_DTYPES, takes_kernels
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.norm import CEBatchNorm2d
-from equicolor.nn.observed import is_recorded, is_untouched, is_watched
 from equicolor.nn.pooling import CEMaxPool2d
 
 # Device types on which networks take this path by default.
 DEVICES: tuple[str, ...] = ("cuda",)
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def applies(block: nn.Module, x: Tensor) -> bool:
@@ -49,8 +48,7 @@ def stem_applies(
 
 def can_fuse(tensor: Tensor) -> bool:
     """Whether device and dtype of features or weights have this path."""
-    fits = tensor.device.type in DEVICES and tensor.dtype in _DTYPES
-    return fits and runs_triton(tensor.device)
+    return takes_kernels(tensor, DEVICES)
 
 
 def is_known(module: nn.Module) -> bool:
@@ -83,7 +81,6 @@ def _fits(x: Tensor, dimensions: int) -> bool:
         not torch.compiler.is_compiling()
         and type(x) in (Tensor, nn.Parameter)
         and x.ndim == dimensions
-        and x.numel() > 0
         and not is_recorded()
         and not is_watched(modules=True)
         and can_fuse(x)
@@ -100,6 +97,6 @@ def _takes(module: nn.Module, x: Tensor) -> bool:
     if not isinstance(module, CEConv2d | CELiftConv2d):
         return True
     weight = module.weight
-    casts = weight.dtype in _DTYPES and _checks.autocasting(x.device)
+    casts = weight.dtype in KERNEL_DTYPES and _checks.autocasting(x.device)
     of_group = type(module) is CELiftConv2d or module.rotations == x.shape[2]
     return of_group and weight.device == x.device and (weight.dtype == x.dtype or casts)

@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from equicolor.devices import on_device_of
 from equicolor.nn._fused.functions import apply, convolution_backward, refuse_second_derivatives
 from equicolor.nn._fused.layout import (
     Features,
     Options,
-    on_device_of,
     padded_channels,
     rows_of,
 )

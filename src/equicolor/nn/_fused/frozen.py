@@ -18,11 +18,12 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from equicolor.devices import on_device_of
 from equicolor.nn._fused import blocks
 from equicolor.nn._fused.blocks import BlockLayer, Filters, Layer
 from equicolor.nn._fused.conditions import applies, stem_applies
 from equicolor.nn._fused.first_layer import lift_columns, norm_relu, packed_columns
-from equicolor.nn._fused.layout import Products, on_device_of
+from equicolor.nn._fused.layout import Products
 from equicolor.nn._fused.norm import Norm, kernels, running_norm
 from equicolor.nn.conv import CELiftConv2d
 from equicolor.nn.functional import compute_dtype

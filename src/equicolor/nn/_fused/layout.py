@@ -1,10 +1,8 @@
 """How features and products lie in memory on the fused path, and in which dtype."""
 
-import contextlib
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -157,11 +155,6 @@ class Features(NamedTuple):
         result = cls.of_memory(memory, channels)
         result.tensor.copy_(x)
         return result
-
-
-def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
-    """Make the device of a tensor the current one, which is where Triton launches kernels."""
-    return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
 
 
 def rows_of(product: Tensor) -> Tensor:

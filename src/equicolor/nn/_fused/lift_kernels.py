@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
+from equicolor.color_kernels import compose, decompose
 from equicolor.nn._fused.layout import Options, padded_channels
 from equicolor.nn._fused.tile_kernels import load
 
@@ -45,11 +46,6 @@ class _Windows(NamedTuple):
 
 
 @triton.jit
-def _modulo(x, divisor):
-    return x - tl.floor(x / divisor) * divisor
-
-
-@triton.jit
 def _orbit_kernel(
     images, matrices, out, windows, N: constexpr, LANES: constexpr, CHANNELS: constexpr
 ):
@@ -69,23 +65,13 @@ def _orbit_kernel(
     green = load(images.pointer, place + images.steps[1], inside)
     blue = load(images.pointer, place + 2 * images.steps[1], inside)
     if matrices is None:
-        high = tl.maximum(tl.maximum(red, green), blue)
-        low = tl.minimum(tl.minimum(red, green), blue)
-        chroma = high - low
-        scale = tl.where(chroma < 1.17549435e-38, 1.0, chroma)  # the smallest normal number
-        sextant = tl.where(high == green, 2 + (blue - red) / scale, 4 + (red - green) / scale)
-        sextant = tl.where(high == red, (green - blue) / scale, sextant)
-        sextant += 5 - 2 * color
+        hue, chroma, low = decompose(red, green, blue)
     target = row.to(tl.int64)[:, None] * CHANNELS + lane
     step = tl.cast(windows.rows, tl.int64) * CHANNELS
     written = (row < windows.rows)[:, None] & (lane < CHANNELS)
     for k in tl.static_range(N):
         if matrices is None:
-            # A trapezoid over the hue circle says how much of the chroma a channel lacks.
-            position = _modulo(sextant - 6.0 * k / N, 6.0)
-            lack = tl.minimum(position, 4 - position)
-            lack = tl.clamp(lack, 0.0, 1.0, propagate_nan=tl.PropagateNan.ALL)
-            value = low + chroma * (1 - lack)
+            value = compose(hue - 6.0 * k / N, chroma, low, color)
         else:
             # Filters see H(k) psi, so images see the transpose.
             m = matrices + 9 * k + color

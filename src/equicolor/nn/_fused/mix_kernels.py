@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
-from equicolor.nn._fused.layout import on_device_of
+from equicolor.devices import on_device_of
 from equicolor.nn._fused.tile_kernels import load
 
 _WARPS = 4

@@ -11,11 +11,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
+from equicolor._observed import assigned_methods, has_hooks
 from equicolor.nn import pooling
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.folding.batched import BATCHED, PadToStride
 from equicolor.nn.norm import CEBatchNorm2d, CEDropout2d
-from equicolor.nn.observed import assigned_methods, has_hooks
 
 _CONVOLUTIONS = (nn.Conv2d, CEConv2d, CELiftConv2d)
 POOLS: dict[type[nn.Module], type[nn.Module]] = {

@@ -12,6 +12,16 @@ _HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 _counting = False
 
 
+def is_traced() -> bool:
+    """Whether operations are written down by torch.compile, an export or torch.jit.trace."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
+def is_captured(tensor: Tensor) -> bool:
+    """Whether operations on a tensor go into a CUDA graph, so that nothing may wait for them."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def is_recorded(tensors: Sequence[Tensor] = ()) -> bool:
     """Whether operations on some inputs are traced, vmapped or differentiated in forward mode."""
     return (
