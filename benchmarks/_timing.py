@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
-from equicolor.devices import choose_device
 from equicolor._observed import counting
+from equicolor.devices import choose_device
 from equicolor.results import Row, write_results
 
 Step = Callable[[], object]
