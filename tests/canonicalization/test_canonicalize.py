@@ -240,7 +240,7 @@ def test_gradients_of_several_modes_are_finite(canonical, gate, sharpness, netwo
     """Also where a gate or a sure selector leaves other modes no probability."""
     model = canonical(network, modes=2, gate=gate, differentiable=True)
     with torch.no_grad():
-        model.selector.layers[-3].weight.mul_(sharpness)
+        model.selector.score.weight.mul_(sharpness)
     model(images)[:, 0].sum().backward()
     gradients = [parameter.grad for parameter in model.selector.parameters()]
     assert all(gradient.isfinite().all() for gradient in gradients)

@@ -8,8 +8,8 @@ import torch
 
 from equicolor.data.images import ImageSet
 from equicolor.models import z2cnn
-from equicolor.paper import image_jobs
-from equicolor.paper.canonicalization import EXPERIMENT, measure
+from equicolor.paper import canonicalization, image_jobs
+from equicolor.paper.canonicalization import EXPERIMENT, fit, measure
 from equicolor.paper.experiment import Context, Job, Outcome, Scope
 from equicolor.paper.rows import Findings, identity
 from equicolor.results import Row
@@ -23,18 +23,22 @@ def rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], lis
     torch.manual_seed(0)
     pixels = torch.randint(256, (20, 3, 28, 28), dtype=torch.uint8)
     labels = torch.arange(20) % 4
-    names = ("a", "b", "c", "d")
-    images = ImageSet("toy", "train", labels, names, pixels=pixels)
+    images = ImageSet("toy", "train", labels, ("a", "b", "c", "d"), pixels=pixels)
     network = z2cnn(4, width=4).eval()
     monkeypatch.setattr(
         image_jobs, "network_and_images", lambda *_: (network, [(pixels / 255, labels)], None)
     )
-    monkeypatch.setattr(image_jobs, "training_images", lambda *_: images)
+    monkeypatch.setattr(canonicalization, "load_dataset", lambda *_, **__: images)
 
     def run(selection: str) -> list[Row]:
-        settings = {"selection": selection, "rotations": 6, "epochs": 1}
-        job = Job("a", "canonicalization", measure, settings)
-        return measure(job, Context(tmp_path / selection, before=(Outcome([ROW], tmp_path),)))
+        before = [Outcome([ROW], tmp_path)]
+        if selection.endswith("selector"):
+            selector = {"rotations": 6, "size": 28, "width": 4}
+            settings = {"selector": selector, "epochs": 1, "seed": 0, "split_seed": 0}
+            fits = Job("b", "selector", fit, settings, about={"dataset": "toy"})
+            before.append(Outcome(fit(fits, Context(tmp_path)), tmp_path))
+        job = Job("a", "canonicalization", measure, {"selection": selection})
+        return measure(job, Context(tmp_path / selection, before=tuple(before)))
 
     return run
 
@@ -53,6 +57,7 @@ def test_one_selector_gives_a_row_for_each_number_of_modes(rows) -> None:
     assert one["fit_seconds"] == two["fit_seconds"]
     assert 0 <= one["hue_kept"] <= 100
     assert one["time_ratio"] > 0
+    assert "cast_curve" not in one
     assert one["hue_curve"][0] == one["hue_curve"][6] == one["hue_curve"][12]  # 60 degrees
     assert identity(one) != identity(two)
 
@@ -70,6 +75,16 @@ def test_a_quick_plan_follows_one_training(tmp_path: Path) -> None:
     assert len({job.name for job in jobs}) == len(jobs) == 3
 
 
+def test_networks_of_one_seed_share_their_selectors(tmp_path: Path) -> None:
+    scope = Scope(tmp_path, quick=True, networks=("baseline", "hsv-6"), seeds=(0, 1))
+    fits = {
+        (other.settings["seed"], other.key)
+        for job in EXPERIMENT.plan(scope)
+        for other in job.after[1:]
+    }
+    assert sorted(seed for seed, _ in fits) == [0, 1]
+
+
 def test_seeds_are_averaged_and_networks_shown_apart() -> None:
     curves = {"hue_curve": [50.0] * 37, "cast_curve": [40.0] * 37}
     measured = {"hue_mean": 50.0, "cast_mean": 40.0, **curves}
@@ -80,7 +95,8 @@ def test_seeds_are_averaged_and_networks_shown_apart() -> None:
     ]
     other = {"model": "ce_resnet18", "rotations": 6, "lifting": "hsv"}
     found += [row | other for row in found[:2]]
-    plain, equivariant = EXPERIMENT.show(Findings({"canonicalization": found}))
+    plain, equivariant, casts = EXPERIMENT.show(Findings({"canonicalization": found}))
+    assert casts.file == "canonicalization-flowers102-cast"
     assert plain.table is not None
     assert plain.table.rows[0][:3] == ("network alone", "61.00 ± 1.41", "50.00 ± 0.00")
     assert equivariant.title.startswith("ce_resnet18, hsv 6")

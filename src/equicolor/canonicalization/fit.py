@@ -25,7 +25,6 @@ from equicolor.evaluation.hue_sweep import Batches
 from equicolor.evaluation.images import Preparation, load_batches
 from equicolor.models.selector import HueSelector, subsample
 from equicolor.models.tensor_files import CheckpointError, digest, read_pickle, write_pickle
-from equicolor.nn import CEBatchNorm2d, CEConv2d, CELiftConv2d
 from equicolor.reporting.progress import Progress
 
 __all__ = ["FEWEST", "Fit", "collect", "fit_selector", "load_for_selector", "load_unlabelled"]
@@ -37,6 +36,8 @@ _SPREAD = 0.5  # standard deviation of the target around the true shift, in step
 _AT_ONCE = 256  # images of a tensor; all of them as floating-point numbers may need much memory
 _GRAY = 1 / 255  # mean chroma below which images have no hue to learn from
 _SAVE_EVERY = 10.0  # seconds
+_WEIGHT_DECAY = 0.1
+_EPOCHS, _STEPS = 240, 4000  # by default; with many images, steps count
 
 
 class Fit(NamedTuple):
@@ -71,7 +72,9 @@ def load_for_selector(images: ImageSet, size: int, *, skip_corrupt: bool = False
 
 
 def collect(
-    images: Tensor | Iterable[Any] | ImageSet, size: int, prepare: Callable[[Tensor], Tensor]
+    images: Tensor | Iterable[Any] | ImageSet,
+    size: int,
+    prepare: Callable[[Tensor], Tensor] = lambda images: images,
 ) -> Tensor:
     """Images as one tensor, uint8 ``[N, 3, s, s]``, where s is at most twice the size.
 
@@ -120,7 +123,7 @@ def fit_selector(
     selector: HueSelector,
     images: Tensor,
     *,
-    epochs: int = 100,
+    epochs: int | None = None,
     batch_size: int = 128,
     learning_rate: float = 3e-3,
     seed: int = 0,
@@ -132,13 +135,17 @@ def fit_selector(
     Args:
         selector: is changed, and left in eval mode.
         images: uint8 :math:`[N, 3, s, s]`.
-        epochs, batch_size, learning_rate: of AdamW, with one cycle of the learning rate.
+        epochs: by default 240, or fewer that make 4,000 steps.
+        batch_size, learning_rate: of AdamW, with one cycle of the learning rate.
         seed: of the weights, the order and the crops.
         checkpoint: a file that keeps the state, so that an interrupted call can be repeated.
         progress: called with (steps done, steps in all).
     """
-    for name, value in (("epochs", epochs), ("batch_size", batch_size)):
-        _checks.positive_int(name, value)
+    _checks.positive_int("batch_size", batch_size)
+    per_epoch = max(len(images) // batch_size, 1)
+    if epochs is None:
+        epochs = min(_EPOCHS, max(_STEPS // per_epoch, 1))
+    _checks.positive_int("epochs", epochs)
     if not 0 < learning_rate < math.inf:
         raise ValueError(f"learning_rate must be positive, got {learning_rate!r}")
     start = time.perf_counter()
@@ -146,11 +153,10 @@ def fit_selector(
     images = images.to(device)
     if _mean_chroma(images) < _GRAY:
         raise ValueError("fit needs images with colours, but these are all grey")
-    per_epoch = max(len(images) // batch_size, 1)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         _draw(selector)
-    decay = torch.optim.AdamW(selector.parameters(), lr=learning_rate)
+    decay = torch.optim.AdamW(selector.parameters(), lr=learning_rate, weight_decay=_WEIGHT_DECAY)
     cycle = torch.optim.lr_scheduler.OneCycleLR(
         decay, max_lr=learning_rate, total_steps=epochs * per_epoch
     )
@@ -199,8 +205,8 @@ def _mean_chroma(images: Tensor) -> float:
 def _draw(selector: nn.Module) -> None:
     """Draw all weights anew."""
     for module in selector.modules():
-        if isinstance(module, (CELiftConv2d, CEConv2d, CEBatchNorm2d)):
-            module.reset_parameters()
+        if callable(reset := getattr(module, "reset_parameters", None)):
+            reset()
 
 
 def _resume(checkpoint: Path | None, run: str, parts: dict[str, Any]) -> tuple[int, float]:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from equicolor import _checks
+from equicolor._observed import is_captured, is_traced
 from equicolor.canonicalization.fit import Fit, collect, fit_selector, load_unlabelled
 from equicolor.color import shift_hue
 from equicolor.conversion.network import compute_same
@@ -29,7 +30,7 @@ Score = Callable[[Tensor], Tensor]
 # The size of images and the first width of learned selectors.
 PRESETS: dict[str, dict[str, int]] = {
     "fast": {"size": 64, "width": 16},
-    "default": {"size": 96, "width": 24},
+    "default": {"size": 80, "width": 32},
     "accurate": {"size": 128, "width": 32},
 }
 OF_SELECTOR = "rotations", "size", "width"
@@ -87,6 +88,8 @@ class Options:
             raise ValueError(f"mean and std belong together, got {self.mean} and {self.std}")
         if self.std is not None and not min(self.std) > 0:
             raise ValueError(f"std must be positive, got {self.std}")
+        if self.select is not None and self.rotations == 1:
+            raise ValueError("rotations must be 2 or more, to compare hues; got 1")
         if self.select is None and self.light is None:
             raise ValueError("select or light must say what is taken back, got None for both")
         if self.light is not None:
@@ -297,7 +300,7 @@ class Canonicalized(Network):
         self,
         images: Tensor | Iterable[Any] | ImageSet | str | Path,
         *,
-        epochs: int = 100,
+        epochs: int | None = None,
         batch_size: int = 128,
         learning_rate: float = 3e-3,
         seed: int = 0,
@@ -313,7 +316,8 @@ class Canonicalized(Network):
             images: a tensor :math:`[N, 3, H, W]` in [0, 1] or uint8; batches of such images, or
                 pairs that begin with one, as data loaders give them; a dataset by name, for its
                 training images; or a folder, for all images in it and below.
-            epochs, batch_size, learning_rate: of AdamW, with one cycle of the learning rate.
+            epochs: by default 240, or fewer that make 4,000 steps.
+            batch_size, learning_rate: of AdamW, with one cycle of the learning rate.
             seed: of the weights, the order of the images and their crops.
             checkpoint: a file that keeps the state; the same call goes on after an interruption.
             progress: called with (steps done, steps in all).
@@ -390,6 +394,4 @@ def _alone(image: Tensor) -> Tensor:
 
 def _is_recorded(images: Tensor) -> bool:
     """Whether operations are recorded for other images, or only counted: numbers decide nothing."""
-    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
-    capturing = images.is_cuda and torch.cuda.is_current_stream_capturing()
-    return traced or capturing or images.is_meta
+    return is_traced() or is_captured(images) or images.is_meta

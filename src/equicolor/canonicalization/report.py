@@ -17,7 +17,7 @@ from equicolor._text import counted
 from equicolor.canonicalization.canonicalize import canonicalize
 from equicolor.canonicalization.fit import FEWEST, load_for_selector, load_unlabelled
 from equicolor.canonicalization.network import Canonicalized
-from equicolor.conversion.report import cost_report, cost_rows, hue_columns
+from equicolor.conversion.report import COST_COLUMNS, cost_report, cost_rows, headline, hue_columns
 from equicolor.data.datasets import load_dataset
 from equicolor.data.images import ImageSet
 from equicolor.devices import choose_precision
@@ -65,7 +65,7 @@ def canonicalize_named(
     output: Path,
     *,
     unlabelled: str | None = None,
-    epochs: int = 100,
+    epochs: int | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
     console: Console | None = None,
@@ -95,7 +95,7 @@ def canonicalize_named(
         subject = load_subject(network, data, device=device, console=console, **loading)
     canonical = canonicalize(subject.network, **options)
     fits = canonical.selector is not None
-    if not fits and ((epochs, seed) != (100, 0) or not (unlabelled is None or by_own_answers)):
+    if not fits and ((epochs, seed) != (None, 0) or not (unlabelled is None or by_own_answers)):
         raise ValueError(
             "--epochs, --seed, and --unlabelled beside --data, are of a selector's training: "
             f"select={options.get('select')!r} trains none"
@@ -124,19 +124,15 @@ def canonicalize_named(
     (folder / _STATE).unlink(missing_ok=True)
     what = "answers as untouched" if by_own_answers else "accuracy"
     columns = (f"{what} in %", "before", "canonicalised")
-    headline = (
-        f"{what}: {before.original:.2f} % before and {after.original:.2f} % after "
-        f"canonicalisation on {before.facts['dataset']}; {before.sweeps['hsv'].mean:.2f} % and "
-        f"{after.sweeps['hsv'].mean:.2f} % on average over hue shifts"
-    )
+    summary = f"{what}: {headline(before, after, 'canonicalisation')}"
     costs = _cost_table(subject.network, canonical, subject.facts["size"], device)
-    return Outcome(costs, Table(columns, hue_columns(before, after)), headline, written)
+    return Outcome(costs, Table(columns, hue_columns(before, after)), summary, written)
 
 
 def _fit(
     canonical: Canonicalized,
     images: ImageSet,
-    epochs: int,
+    epochs: int | None,
     seed: int,
     folder: Path,
     console: Console | None,
@@ -155,7 +151,7 @@ def _fit(
         raise
     assert canonical.fitted is not None
     if resumed := canonical.fitted.resumed:
-        say(console, f"the fit was continued after epoch {resumed} of {epochs}")
+        say(console, f"the fit was continued after epoch {resumed} of {canonical.fitted.epochs}")
     if skipped := len(images) - canonical.fitted.images:
         say(console, f"left out {counted(skipped, 'corrupt image')} of {len(images):,}")
 
@@ -249,8 +245,7 @@ def _cost_table(
     networks = {"before": network, "canonicalised": canonical}
     with contextlib.suppress(ValueError):  # not every network can be folded
         networks["canonicalised, folded"] = fold(canonical)
-    columns = "network", "parameters", "MACs of an image", "time of 8 images"
-    return Table(columns, cost_rows(cost_report(networks, size, device=device)))
+    return Table(COST_COLUMNS, cost_rows(cost_report(networks, size, device=device)))
 
 
 def _figure(before: Evaluation, after: Evaluation) -> Figure:

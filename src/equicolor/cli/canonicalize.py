@@ -43,7 +43,13 @@ def canonicalize(
             show_default="all modes are always tried",
         ),
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Of the selector's training.")] = 100,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            help="Of the selector's training.",
+            show_default="240, or fewer that make 4,000 steps",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the selector's training.")] = 0,
     precision: Annotated[
         str, typer.Option(help="To judge in: float32, bfloat16, or auto: bfloat16 on a GPU.")

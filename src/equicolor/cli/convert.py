@@ -57,7 +57,7 @@ def convert(
 
     `equicolor train flowers102 --finetune converted.safetensors` trains it further.
     """
-    from equicolor.conversion.report import check_names, convert_source, hue_table
+    from equicolor.conversion.report import COST_COLUMNS, check_names, convert_source, hue_table
     from equicolor.devices import choose_device
     from equicolor.reporting.tables import Table
 
@@ -82,8 +82,7 @@ def convert(
         size=size,
         device=where,
     )
-    columns = "network", "parameters", "MACs of an image", "time of 8 images"
-    console.print(Table(columns, rows).rich())
+    console.print(Table(COST_COLUMNS, rows).rich())
     typer.echo(f"wrote {output}")
     if data is not None:
         table, headline = hue_table(source, output, data, pretrained=pretrained, device=where)

@@ -26,6 +26,7 @@ from equicolor.models.tensor_files import WEIGHTS
 from equicolor.nn import fold
 from equicolor.reporting.tables import Table
 
+COST_COLUMNS = "network", "parameters", "MACs of an image", "time of 8 images"
 _REPEATS = 5
 _EVERY = 3  # every third of the 37 shifts, 10 degrees apart, is shown
 _SUFFIX = ".safetensors"
@@ -102,12 +103,16 @@ def hue_table(
     before = diagnose(source, data, pretrained=pretrained, **options)
     after = diagnose(output, data, split_seed=before.facts["split_seed"], **options)
     columns = ("accuracy in %", "before", "converted")
-    headline = (
-        f"{before.original:.2f} % before and {after.original:.2f} % after conversion on "
+    return Table(columns, hue_columns(before, after)), headline(before, after, "conversion")
+
+
+def headline(before: Evaluation, after: Evaluation, change: str) -> str:
+    """What a change of a network does to its accuracy, in one line."""
+    return (
+        f"{before.original:.2f} % before and {after.original:.2f} % after {change} on "
         f"{before.facts['dataset']}; {before.sweeps['hsv'].mean:.2f} % and "
         f"{after.sweeps['hsv'].mean:.2f} % on average over hue shifts"
     )
-    return Table(columns, hue_columns(before, after)), headline
 
 
 def hue_columns(before: Evaluation, after: Evaluation) -> list[tuple[str, ...]]:

@@ -65,6 +65,14 @@ class Block(nn.Module):
         return out
 
 
+def stem(images: Tensor, conv: Any, norm: Any, relu: nn.Module, pool: nn.Module) -> Tensor:
+    """The first layers of a network, from images to features; ``pool`` may be the identity."""
+    if _fused.stem_applies(images, conv, norm, relu, pool):
+        return _fused.stem(images, conv, norm, pool=not isinstance(pool, nn.Identity))
+    features: Tensor = pool(relu(norm(conv(images))))
+    return features
+
+
 class ResNet(Network):
     """A ResNet whose first ``ce_stages`` stages are colour-equivariant; plain for one rotation.
 
@@ -143,22 +151,13 @@ class ResNet(Network):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images ``[B, 3, H, W]`` in [0, 1] to logits ``[B, num_classes]``."""
-        x = self._stem(self.normalize(images))
+        x = stem(self.normalize(images), self.conv1, self.bn1, self.relu, self.max_pool)
         for stage, blocks in enumerate(self.layers, start=1):
             x = blocks(x)
             if stage == self.ce_stages:
                 x = self.coset_pool(x)
         logits: Tensor = self.linear(self.avg_pool(x).flatten(1))
         return logits
-
-    def _stem(self, images: Tensor) -> Tensor:
-        conv: Any = self.conv1
-        norm: Any = self.bn1
-        if _fused.stem_applies(images, conv, norm, self.relu, self.max_pool):
-            pool = not isinstance(self.max_pool, nn.Identity)
-            return _fused.stem(images, conv, norm, pool=pool)
-        features: Tensor = self.max_pool(self.relu(norm(conv(images))))
-        return features
 
 
 def _equivariant_stages(architecture: Architecture, rotations: int, ce_stages: int | None) -> int:

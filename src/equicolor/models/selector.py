@@ -5,15 +5,15 @@ A selector gives :math:`n` scores for an image: score :math:`k` says how natural
 so the place of the best score is an angle that moves along with the hue of the image.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equicolor import _checks
+from equicolor.models.layers import Layers
 from equicolor.models.registry import Network
-from equicolor.nn import CEAdaptiveAvgPool2d, CEBatchNorm2d, CEConv2d, CELiftConv2d, CosetFlatten
+from equicolor.models.resnet import Block, stem
+from equicolor.nn import CEAdaptiveAvgPool2d, CosetFlatten
 
 __all__ = ["HueSelector", "find_modes", "hue_selector", "subsample"]
 
@@ -21,7 +21,7 @@ _BINS_OF_MODE = 1.5  # how far a mode reaches from its best score
 
 
 class HueSelector(Network):
-    r"""A small equivariant network that scores every hue of an image; made by :func:`hue_selector`.
+    r"""A small equivariant ResNet that scores every hue of an image; made by :func:`hue_selector`.
 
     Args:
         rotations: the number :math:`n` of hues.
@@ -39,26 +39,35 @@ class HueSelector(Network):
         options = {"rotations": rotations, "size": size, "width": width}
         self.config = {"model": "hue_selector", **options}
         self.rotations = _checks.positive_int("rotations", rotations)
+        if rotations == 1:
+            raise ValueError("rotations must be 2 or more, to compare hues; got 1")
         self.size = _checks.positive_int("size", size)
         _checks.positive_int("width", width)
         self.image_size = size
-        group: dict[str, Any] = {"rotations": rotations}
-        lift = CELiftConv2d(3, width, 5, 2, 2, bias=False, lifting="hsv", **group)
-        layers = [lift, CEBatchNorm2d(width), nn.ReLU()]
-        widths = width, 2 * width, 2 * width, 4 * width, 4 * width
-        for before, after, stride in zip(widths, widths[1:], (2, 1, 2, 1), strict=False):
-            conv = CEConv2d(before, after, 3, stride, 1, bias=False, **group)
-            layers += [conv, CEBatchNorm2d(after), nn.ReLU()]
-        score = CEConv2d(widths[-1], 1, 1, **group)
-        self.layers = nn.Sequential(*layers, score, CEAdaptiveAvgPool2d(1), CosetFlatten())
+        layers = Layers(rotations, "hsv")
+        self.conv1 = layers.lift(3, width, 5, stride=2, padding=2, bias=False)
+        self.bn1, self.relu = layers.norm(width), nn.ReLU()
+        self.max_pool = layers.max_pool(3, 2, 1)
+        self.blocks = nn.Sequential(
+            Block(width, 2 * width, 2, bottleneck=False, layers=layers),
+            Block(2 * width, 4 * width, 2, bottleneck=False, layers=layers),
+        )
+        self.avg_pool, self.flatten = CEAdaptiveAvgPool2d(1), CosetFlatten()
+        self.score = nn.Linear(4 * width, 1)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images ``[B, 3, H, W]`` in [0, 1] to scores ``[B, n]``."""
-        scores: Tensor = self.layers(subsample(images, self.size)).flatten(1)
+        small = subsample(images, self.size)
+        features = self.blocks(stem(small, self.conv1, self.bn1, self.relu, self.max_pool))
+        # Every hue is scored by the same weights. What the others say about it is in the features.
+        of_hues = (
+            self.flatten(self.avg_pool(features)).flatten(1).unflatten(1, (-1, self.rotations))
+        )
+        scores: Tensor = self.score(of_hues.transpose(1, 2)).squeeze(2)
         return scores
 
 
-def hue_selector(*, rotations: int = 12, size: int = 96, width: int = 24) -> HueSelector:
+def hue_selector(*, rotations: int = 12, size: int = 80, width: int = 32) -> HueSelector:
     """A :class:`HueSelector` with random weights.
 
     Example:

@@ -1,21 +1,25 @@
 """What canonicalisation does to trained networks: accuracy before and after, and what it costs."""
 
+import copy
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from equicolor.canonicalization import Canonicalized, HueSelector, canonicalize, hue_selector
-from equicolor.canonicalization.network import LIGHTS, PRESETS
+from equicolor.canonicalization.fit import collect, fit_selector
+from equicolor.canonicalization.network import PRESETS
+from equicolor.data.datasets import load_dataset
+from equicolor.devices import choose_device
 from equicolor.evaluation.asker import Asker, evaluating
 from equicolor.evaluation.evaluate import PREFIX, evaluate
 from equicolor.evaluation.figures import Curve, action_panels, curve_style
 from equicolor.evaluation.hue_sweep import hue_shifts
+from equicolor.models.checkpoints import load_model, save_model
 from equicolor.models.registry import GrayInput
+from equicolor.models.tensor_files import WEIGHTS
 from equicolor.paper import image_jobs
 from equicolor.paper.experiment import Context, Experiment, Job, Scope
 from equicolor.paper.quick_images import quick_note
@@ -26,124 +30,144 @@ from equicolor.reporting.progress import counting
 from equicolor.reporting.tables import MISSING, Table, mean_and_std
 from equicolor.results import Row
 
-__all__ = ["EXPERIMENT", "measure", "plan", "show"]
+__all__ = ["EXPERIMENT", "fit", "measure", "plan", "show"]
 
-_NETWORKS = ("baseline", "hsv-6")
-# What is put in front of a network: the arguments of canonicalize, by the words of the tables.
-# The same selector with one mode and with two is trained once.
-_SELECTIONS: dict[str, Sequence[Mapping[str, Any]]] = {
-    "network alone": [{}],
-    "grey input": [{"gray": True}],
-    "highest energy": [{"select": "energy"}],
-    "lowest entropy": [{"select": "entropy"}],
-    "highest confidence": [{"select": "confidence"}],
-    "tiny selector": [{"modes": 1}, {"modes": 2}],
-    "fast selector": [{"modes": 1}, {"modes": 2}],
-    "default selector": [{"modes": 1}, {"modes": 2}],
-    "accurate selector": [{"modes": 1}, {"modes": 2}],
-    "grey world": [{"select": "gray-world"}],
-    "shades of grey": [{"select": "shades-of-gray"}],
+_NETWORKS = ("baseline", "hsv-6", "hsv-12")
+_ROTATIONS = 12
+# What is put in front of a network, by the words of the tables.
+_ALONE, _GRAY = "network alone", "grey input"
+_BY_THE_NETWORK = {  # to ask it for 12 hues takes long: for one network, with one seed
+    "highest energy": "energy",
+    "lowest entropy": "entropy",
+    "highest confidence": "confidence",
 }
-_SIZES = PRESETS | {"tiny": {"size": 28, "width": 8}}
-_QUICK = ("network alone", "tiny selector", "grey world")
-_ACTIONS = ("hsv", "cast")
+_LIGHTS = {"grey world": "gray-world", "shades of grey": "shades-of-gray"}
+_SIZES = {f"{name} selector": size for name, size in PRESETS.items()}
+_TINY = {"tiny selector": {"size": 28, "width": 8}}
 _REPEATS, _BATCH = 10, 128  # to take the time of
 
 
 def plan(scope: Scope) -> list[Job]:
-    """Train the networks, or take those of other experiments, and put each selection in front."""
+    """Train networks, or take those of other experiments, and put each selection in front."""
     jobs = []
-    epochs = 3 if scope.quick else 120
     for dataset in image_jobs.main_datasets(scope):
         networks = scope.networks or (_NETWORKS[:1] if scope.quick else _NETWORKS)
-        for training in image_jobs.training_jobs(dataset, networks, scope):
-            stages = _QUICK if scope.quick else [each for each in _SELECTIONS if each[:4] != "tiny"]
-            for stage in stages:
-                settings = {"selection": stage, "rotations": 12, "epochs": epochs}
-                kind = f"canonicalization-{stage.replace(' ', '-')}"
-                jobs.append(image_jobs.follow(training, kind, measure, settings))
+        trainings = image_jobs.training_jobs(dataset, networks, scope)
+        for training in trainings:
+            for selection in _selections(training, scope, first=training is trainings[0]):
+                size = (_SIZES | _TINY).get(selection)
+                fits = () if size is None else (_fit_job(training, selection, size, scope),)
+                kind = f"canonicalization-{selection.replace(' ', '-')}"
+                settings = {"selection": selection}
+                jobs.append(image_jobs.follow(training, kind, measure, settings, *fits))
     return jobs
 
 
-def measure(job: Job, context: Context) -> list[Row]:
-    """Judge a network behind one selection; a selector with one mode and with two."""
-    network, batches, autocast = image_jobs.network_and_images(job, context)
-    (run,) = context.before
-    selection, rotations = job.settings["selection"], job.settings["rotations"]
-    alone, rows = Asker(network, autocast), []
-    selector = _fitted(network, job, context)
-    for options in _SELECTIONS[selection]:
-        stage = f"{selection}, two modes" if options.get("modes") == 2 else selection
-        row = {**image_jobs.facts(run), "stage": stage}
-        subject = _in_front(network, rotations, options, selector)
-        if selector is not None:
-            assert isinstance(subject, Canonicalized)
-            row |= {"selector_epochs": job.settings["epochs"], "fit_seconds": selector.seconds}
-            row["hue_kept"] = _share_at_zero(subject, batches)
-        found = evaluate(subject, batches, actions=_ACTIONS, autocast=autocast).rows()[0]
-        kept = ("original", "nll", "ece", "images", "evaluate_seconds")
-        prefixes = ("hue_", "cast_")
-        row |= {k: v for k, v in found.items() if k in kept or k.startswith(prefixes)}
-        if subject is not network:
-            row["time_ratio"] = _time_ratio(alone, Asker(subject, autocast), batches)
-        rows.append(row)
-    return rows
+def _selections(training: Job, scope: Scope, *, first: bool) -> list[str]:
+    if scope.quick:
+        return [_ALONE, *_TINY, "grey world"]
+    if training.settings["recipe"]["options"].get("rotations", 1) > 1:
+        return [_ALONE, "default selector", "grey world"]
+    return [_ALONE, _GRAY, *(_BY_THE_NETWORK if first else ()), *_SIZES, *_LIGHTS]
 
 
-class _Fitted(NamedTuple):
-    selector: HueSelector
-    seconds: float
+def _fit_job(training: Job, selection: str, size: dict[str, int], scope: Scope) -> Job:
+    """A selector is trained on images alone, so all networks with a seed share it."""
+    recipe = training.settings["recipe"]
+    settings = {
+        "selector": {"rotations": _ROTATIONS, **size},
+        "epochs": 3 if scope.quick else None,
+        "seed": recipe["seed"],
+        "split_seed": recipe["split_seed"],
+        "data": training.settings["data"],
+    }
+    name = f"{recipe['dataset']}/{selection.replace(' ', '-')}-seed{recipe['seed']}"
+    return Job(name, "selector", fit, settings, about={"dataset": training.about["dataset"]})
 
 
-def _fitted(network: nn.Module, job: Job, context: Context) -> _Fitted | None:
-    """The selector of a job, trained on the images of the network; None if it has none."""
-    selection, (run,) = job.settings["selection"], context.before
-    name, _, kind = selection.partition(" ")
-    if kind != "selector":
-        return None
-    selector = hue_selector(rotations=job.settings["rotations"], **_SIZES[name])
-    with counting(context.console, selection) as progress:
-        canonical = canonicalize(network, select=selector).fit(
-            image_jobs.training_images(job, context),
-            epochs=job.settings["epochs"],
-            seed=run.rows[0].get("seed", 0),
+def fit(job: Job, context: Context) -> list[Row]:
+    """Train a selector on the training images of a dataset."""
+    settings = job.settings
+    images = load_dataset(job.about["dataset"], "train", seed=settings["split_seed"])
+    selector = hue_selector(**settings["selector"]).to(choose_device(context.device))
+    with counting(context.console, "fitting a selector") as progress:
+        fitted = fit_selector(
+            selector,
+            collect(images, selector.size),
+            epochs=settings["epochs"],
+            seed=settings["seed"],
             checkpoint=context.folder / "fit.ckpt",
             progress=progress,
         )
-    assert canonical.fitted is not None
-    return _Fitted(selector, round(canonical.fitted.seconds, 1))
+    save_model(selector, context.folder / WEIGHTS)
+    return [{"selector_epochs": fitted.epochs, "fit_seconds": round(fitted.seconds, 1)}]
 
 
-def _in_front(
-    network: nn.Module, rotations: int, options: Mapping[str, Any], fitted: _Fitted | None
-) -> nn.Module:
-    """The network behind a selection."""
-    if not options:
-        return network
-    if options.get("gray"):
+def measure(job: Job, context: Context) -> list[Row]:
+    """Judge a network behind one selection; behind a selector with one mode and with two."""
+    network, batches, autocast = image_jobs.network_and_images(job, context)
+    run, *fits = context.before
+    selection = job.settings["selection"]
+    row: Row = {**image_jobs.facts(run), "stage": selection}
+    subjects = {selection: _in_front(network, selection)}
+    if fits:
+        selector = load_model(fits[0].folder / WEIGHTS).to(choose_device(context.device))
+        assert isinstance(selector, HueSelector)
+        one, two = (canonicalize(network, select=selector, modes=modes) for modes in (1, 2))
+        subjects = {selection: one, f"{selection}, two modes": two}
+        row |= fits[0].rows[0] | {"hue_kept": _share_at_zero(one, batches)}
+    # A selector of hues does nothing about the light.
+    hues_alone = bool(fits) or selection in _BY_THE_NETWORK
+    actions = ("hsv",) if hues_alone else ("hsv", "cast")
+    rows = []
+    for stage, subject in subjects.items():
+        found = evaluate(subject, batches, actions=actions, autocast=autocast).rows()[0]
+        kept = ("original", "nll", "ece", "images", "evaluate_seconds")
+        prefixes = tuple(f"{PREFIX[action]}_" for action in actions)
+        measured = {k: v for k, v in found.items() if k in kept or k.startswith(prefixes)}
+        if subject is not network:
+            measured["time_ratio"] = _time_ratio(network, subject, batches, autocast)
+        rows.append(row | {"stage": stage} | measured)
+    return rows
+
+
+def _in_front(network: nn.Module, selection: str) -> nn.Module:
+    """The network behind a selection that has nothing to train."""
+    if selection == _GRAY:
         return GrayInput(network)
-    if fitted is not None:
-        return canonicalize(network, select=fitted.selector, **options)
-    hues: dict[str, Any] = {} if options["select"] in LIGHTS else {"rotations": rotations}
-    return canonicalize(network, **hues, **options)
+    if selection in _LIGHTS:
+        return canonicalize(network, select=_LIGHTS[selection])
+    if selection in _BY_THE_NETWORK:
+        return canonicalize(network, _ROTATIONS, select=_BY_THE_NETWORK[selection])
+    return network
 
 
 @torch.inference_mode()
 def _share_at_zero(network: Canonicalized, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
     """The percentage of images that are left in the hue they have, to half a step."""
+    ask = Asker(network, None)
     with evaluating(network):
-        angles = torch.cat([network.angle(images) for images, _ in batches])
+        angles = torch.cat([network.angle(ask.place(*batch)[0]) for batch in batches])
     within = angles.abs() < 0.5 / network.options.rotations
     return round(100 * float(within.double().mean()), 2)
 
 
 @torch.inference_mode()
-def _time_ratio(alone: Asker, behind: Asker, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """How much longer a batch takes with a selection in front, by the median of several."""
-    images, labels = next(iter(batches))
-    images, _ = alone.place(images[:_BATCH], labels[:_BATCH])
-    medians = []
-    for ask in (alone, behind):
+def _time_ratio(
+    network: nn.Module,
+    behind: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    autocast: torch.dtype | None,
+) -> float:
+    """How much longer a batch takes with a selection in front, by the median of several.
+
+    Both are in channels_last memory, in which convolutions on a GPU are fastest.
+    """
+    medians, batch = [], next(iter(batches))
+    for each in (network, behind):
+        fast: nn.Module = copy.deepcopy(each).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        ask = Asker(fast, autocast)
+        images, _ = ask.place(batch[0][:_BATCH], batch[1][:_BATCH])
         with evaluating(ask.model):
             times = []
             for _ in range(_REPEATS + 2):
@@ -157,23 +181,30 @@ def _time_ratio(alone: Asker, behind: Asker, batches: Iterable[tuple[Tensor, Ten
 
 
 def show(findings: Findings) -> Iterator[Section]:
-    """A table and hue curves for every dataset and network."""
+    """A table and hue curves for every dataset and network, and casts for every dataset."""
     rows = [row for row in findings.of("canonicalization") if row.get("hue_curve")]
     for dataset in datasets_of(rows):
         of_dataset = [row for row in rows if row["dataset"] == dataset]
-        networks = {
-            model: [row for row in of_dataset if _network(row) == model]
-            for model in dict.fromkeys(map(_network, of_dataset))
-        }
-        for model, group in networks.items():
-            title = f"{model} on {dataset_title(dataset)}, as it is and canonicalised"
+        words, note = dataset_title(dataset), quick_note([dataset])
+        for model in dict.fromkeys(map(_network, of_dataset)):
+            group = [row for row in of_dataset if _network(row) == model]
+            title = f"{model} on {words}, as it is and canonicalised"
             yield Section(
                 title,
-                quick_note([dataset]),
+                note,
                 _table(group, title),
-                _figure(group),
-                "Accuracy over the hue shift, and over the hue of a light that gives a cast.",
+                action_panels({"hsv": _curves(group, "hsv")}, width=8.0),
+                "Accuracy over the hue shift.",
                 f"canonicalization-{dataset}-{model.replace(' ', '-').replace(',', '')}",
+            )
+        if lit := [row for row in of_dataset if row.get("cast_curve")]:
+            yield Section(
+                f"A coloured light on {words}",
+                note,
+                None,
+                action_panels({"cast": _curves(lit, "cast", named=True)}, width=8.0),
+                "Accuracy over the hue of a light that gives the image a cast.",
+                f"canonicalization-{dataset}-cast",
             )
 
 
@@ -198,15 +229,18 @@ def _table(rows: Sequence[Row], title: str) -> Table:
     return Table(columns, lines, f"{title}: {words}")
 
 
-def _figure(rows: Sequence[Row]) -> Figure:
-    panels: dict[str, list[Curve]] = {action: [] for action in _ACTIONS}
-    for index, stage in enumerate(dict.fromkeys(row["stage"] for row in rows)):
-        group = [row for row in rows if row["stage"] == stage]
-        for action, curves in panels.items():
-            found = torch.tensor([row[f"{PREFIX[action]}_curve"] for row in group]).mean(0)
-            turns = hue_shifts(len(found)).tolist()
-            curves.append(Curve(stage, turns, found.tolist(), style=curve_style(index)))
-    return action_panels(panels, width=8.0)
+def _curves(rows: Sequence[Row], action: str, *, named: bool = False) -> list[Curve]:
+    """A curve for every selection, with the network's name if there are several; over seeds."""
+    groups: dict[str, list[list[float]]] = {}
+    for row in rows:
+        name = f"{_network(row)}: {row['stage']}" if named else row["stage"]
+        groups.setdefault(name, []).append(row[f"{PREFIX[action]}_curve"])
+    curves = []
+    for index, (name, found) in enumerate(groups.items()):
+        mean = torch.tensor(found).mean(0)
+        turns = hue_shifts(len(mean)).tolist()
+        curves.append(Curve(name, turns, mean.tolist(), style=curve_style(index)))
+    return curves
 
 
 EXPERIMENT = Experiment(

@@ -20,7 +20,6 @@ from torch import nn
 
 from equicolor import _checks
 from equicolor.data.datasets import DATASETS, dataset_state, find_dataset, load_dataset
-from equicolor.data.images import ImageSet
 from equicolor.devices import choose_device, choose_precision
 from equicolor.evaluation.actions import HUE_ACTIONS
 from equicolor.models import widths
@@ -34,8 +33,7 @@ from equicolor.training.recipes import JITTER, ROW_KEYS, TrainingRecipe, find_re
 
 __all__ = [
     "datasets_on_disk", "facts", "follow", "main_datasets", "named_recipe", "narrow",
-    "network_and_images", "of_other_datasets", "place", "top", "training_images",
-    "training_jobs",
+    "network_and_images", "of_other_datasets", "place", "top", "training_jobs",
 ]  # fmt: skip
 
 _GROUP = re.compile(r"(rgb|hsv)-([1-9]\d*)")
@@ -203,11 +201,10 @@ def _fingerprint(dataset: str) -> str:
     return digest(files)
 
 
-def follow(training: Job, kind: str, run: Any, settings: Row, **fields: Any) -> Job:
-    """A job that needs the network of a training job, and its images."""
-    about = {"dataset": training.about["dataset"]}
-    name = f"{training.name}.{kind}"
-    return Job(name, kind, run, settings, after=(training,), about=about, **fields)
+def follow(training: Job, kind: str, run: Any, settings: Row, *others: Job, **fields: Any) -> Job:
+    """A job that needs the network of a training job, its images, and outcomes of other jobs."""
+    name, about = f"{training.name}.{kind}", {"dataset": training.about["dataset"]}
+    return Job(name, kind, run, settings, (training, *others), about, **fields)
 
 
 def train(job: Job, context: Context) -> list[Row]:
@@ -248,23 +245,14 @@ def facts(run: Outcome) -> Row:
     return {name: row[name] for name in (*SUBJECT, *ROW_KEYS) if name in row}
 
 
-def training_images(job: Job, context: Context) -> ImageSet:
-    """The images that the network of the training a job follows was trained on."""
-    from equicolor.training.run_folder import recipe_of_run
-
-    (run,) = context.before
-    recipe = recipe_of_run(run.folder)
-    return load_dataset(job.about["dataset"], "train", seed=recipe.split_seed if recipe else 0)
-
-
 def network_and_images(job: Job, context: Context) -> tuple[nn.Module, Any, torch.dtype | None]:
-    """The network of the training a job follows, its test images, and what to compute in."""
+    """The network of the training a job follows first, its test images, and what to compute in."""
     from equicolor.data.decoding import default_cache
     from equicolor.evaluation.images import choose_preparation, load_batches
     from equicolor.models.loading import load_network
     from equicolor.training.run_folder import recipe_of_run
 
-    (run,) = context.before
+    run, *_ = context.before
     device = choose_device(context.device)
     recipe = recipe_of_run(run.folder)
     network = load_network(run.folder, device=device)

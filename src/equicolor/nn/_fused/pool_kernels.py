@@ -24,7 +24,7 @@ from equicolor.nn._fused.launchers import loop_of, slopes_of
 from equicolor.nn._fused.norm import Norm
 from equicolor.nn._fused.tile_kernels import load, store_sums
 
-_ROWS, _LANES = tl.constexpr(16), tl.constexpr(64)  # of a tile
+_TILE, _MOST_LANES = 1024, 64  # elements of a tile, and of them in one row
 _WARPS = 4
 _PROGRAMS = 4096  # of the reduction
 _NO_TAP = tl.constexpr(9)  # for a window where nothing is positive
@@ -44,20 +44,22 @@ class _Shape(NamedTuple):
     pooled_height: constexpr
     pooled_width: constexpr
     lanes: constexpr
+    tile_rows: constexpr
+    tile_lanes: constexpr
 
 
 @triton.jit
 def _columns(shape):
     """The block of rows, the lanes, and their mask, of this program."""
-    blocks = tl.cdiv(shape.lanes, _LANES)
-    lane = (tl.program_id(0) % blocks) * _LANES + tl.arange(0, _LANES)
+    blocks = tl.cdiv(shape.lanes, shape.tile_lanes)
+    lane = (tl.program_id(0) % blocks) * shape.tile_lanes + tl.arange(0, shape.tile_lanes)
     return tl.program_id(0) // blocks, lane, lane < shape.lanes
 
 
 @triton.jit
 def _windows(block, shape):
     """The windows of a block: their rows, whether they exist, image, and place in the image."""
-    row = block * _ROWS + tl.arange(0, _ROWS)
+    row = block * shape.tile_rows + tl.arange(0, shape.tile_rows)
     height, width = shape.pooled_height, shape.pooled_width
     inside = row < shape.images * height * width
     return row, inside, row // (height * width), row // width % height, row % width
@@ -80,8 +82,8 @@ def _norm_pool_kernel(activations, vectors, out, taps, shape):
     mean = _vector(vectors, 0, lane, shape)
     scale, shift = _vector(vectors, 1, lane, shape), _vector(vectors, 2, lane, shape)
     row, inside, image, top, left = _windows(block, shape)
-    best = tl.zeros([_ROWS, _LANES], tl.float32)
-    tap = tl.full([_ROWS, _LANES], _NO_TAP, tl.int32)
+    best = tl.zeros([shape.tile_rows, shape.tile_lanes], tl.float32)
+    tap = tl.full([shape.tile_rows, shape.tile_lanes], _NO_TAP, tl.int32)
     for index in tl.static_range(9):
         y, x = 2 * top - 1 + index // 3, 2 * left - 1 + index % 3
         there = inside & (y >= 0) & (y < shape.height) & (x >= 0) & (x < shape.width)
@@ -104,8 +106,8 @@ def _norm_pool_sums_kernel(activations, gradients, taps, vectors, sums, shape, b
     """Sums over the windows: a quarter of the pixels, and only chosen pixels have a gradient."""
     block, lane, used = _columns(shape)
     mean = _vector(vectors, 0, lane, shape)
-    total = tl.zeros([_ROWS, _LANES], tl.float32)
-    weighted = tl.zeros([_ROWS, _LANES], tl.float32)
+    total = tl.zeros([shape.tile_rows, shape.tile_lanes], tl.float32)
+    weighted = tl.zeros([shape.tile_rows, shape.tile_lanes], tl.float32)
     for step in range(steps):
         row, inside, image, top, left = _windows(block * steps + step, shape)
         place = row.to(tl.int64)[:, None] * shape.lanes + lane[None, :]
@@ -139,7 +141,7 @@ def _norm_pool_backward_kernel(activations, gradients, taps, vectors, slopes, ou
         chosen = chosen + (tl.load(taps + place, mask, _NO_TAP).to(tl.int32),)
         given = given + (load(gradients, place, mask),)
     for pixel in tl.static_range(4):
-        gradient = tl.zeros([_ROWS, _LANES], tl.float32)
+        gradient = tl.zeros([shape.tile_rows, shape.tile_lanes], tl.float32)
         for window in tl.static_range(4):
             # Even rows belong to one window, odd ones to two; and so do columns.
             if window // 2 <= pixel // 2 and window % 2 <= pixel % 2:
@@ -173,10 +175,11 @@ def norm_pool(
 def norm_pool_sums(activations: Tensor, gradients: Tensor, taps: Tensor, norm: Norm) -> Tensor:
     """The slopes ``[4, L]`` of :func:`norm_pool`, from the gradients of its output."""
     rows, lanes = taps[..., 0].numel(), activations.shape[1]
-    columns = triton.cdiv(lanes, _LANES.value)
+    tile_rows, tile_lanes = _tile(lanes)
+    columns = triton.cdiv(lanes, tile_lanes)
     programs = max(1, _PROGRAMS // columns)
-    steps = triton.cdiv(triton.cdiv(rows, programs), _ROWS.value)
-    blocks = triton.cdiv(rows, steps * _ROWS.value)
+    steps = triton.cdiv(triton.cdiv(rows, programs), tile_rows)
+    blocks = triton.cdiv(rows, steps * tile_rows)
     sums, shape = norm.vectors.new_empty(2, blocks, lanes), _shape(activations, norm)
     arguments = activations, gradients, taps, norm.vectors, sums, shape, blocks, loop_of(steps)
     _norm_pool_sums_kernel[(blocks * columns,)](*arguments, num_warps=_WARPS)
@@ -197,10 +200,17 @@ def _shape(activations: Tensor, norm: Norm) -> _Shape:
     images, lanes, height, width = activations.shape
     # Pooling takes 110 pixels to 55.
     sides = height, width, (height - 1) // 2 + 1, (width - 1) // 2 + 1
-    return _Shape(images, norm.vectors.shape[1], *map(constexpr, (*sides, lanes)))
+    return _Shape(images, norm.vectors.shape[1], *map(constexpr, (*sides, lanes, *_tile(lanes))))
+
+
+def _tile(lanes: int) -> tuple[int, int]:
+    """Rows and lanes of a tile: a few channels share it with more rows."""
+    at_once = min(triton.next_power_of_2(lanes), _MOST_LANES)
+    return _TILE // at_once, at_once
 
 
 def _grid(windows: Tensor) -> tuple[int]:
     """One program for each tile of a tensor ``[N, H', W', P]``."""
     rows, lanes = windows[..., 0].numel(), windows.shape[-1]
-    return (triton.cdiv(rows, _ROWS.value) * triton.cdiv(lanes, _LANES.value),)
+    tile_rows, tile_lanes = _tile(lanes)
+    return (triton.cdiv(rows, tile_rows) * triton.cdiv(lanes, tile_lanes),)
