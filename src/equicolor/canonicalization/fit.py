@@ -25,6 +25,7 @@ from equicolor.evaluation.hue_sweep import Batches
 from equicolor.evaluation.images import Preparation, load_batches
 from equicolor.models.selector import HueSelector, subsample
 from equicolor.models.tensor_files import CheckpointError, digest, read_pickle, write_pickle
+from equicolor.nn import capture
 from equicolor.reporting.progress import Progress
 
 __all__ = ["FEWEST", "Fit", "collect", "fit_selector", "load_for_selector", "load_unlabelled"]
@@ -156,17 +157,20 @@ def fit_selector(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         _draw(selector)
-    decay = torch.optim.AdamW(selector.parameters(), lr=learning_rate, weight_decay=_WEIGHT_DECAY)
-    cycle = torch.optim.lr_scheduler.OneCycleLR(
-        decay, max_lr=learning_rate, total_steps=epochs * per_epoch
+    optimizer = torch.optim.AdamW(
+        selector.parameters(), lr=learning_rate, weight_decay=_WEIGHT_DECAY
     )
-    parts: dict[str, Any] = {"selector": selector, "optimizer": decay, "schedule": cycle}
+    cycle = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=learning_rate, total_steps=epochs * per_epoch
+    )
+    parts: dict[str, Any] = {"selector": selector, "optimizer": optimizer, "schedule": cycle}
     settings = f"{epochs} {batch_size} {learning_rate} {seed} {selector.config}"
     run = digest(settings, {"images": images}) if checkpoint else ""
     done, loss = _resume(checkpoint, run, parts)
     saved = time.perf_counter()
     key = torch.tensor([seed], device=device)
     selector.train()
+    ask: Callable[[Tensor], Tensor] | None = None
     try:
         for epoch in range(done, epochs):
             order = permutation(key, 0, epoch, len(images))[0]
@@ -174,10 +178,13 @@ def fit_selector(
             for number in range(per_epoch):
                 step = epoch * per_epoch + number
                 chosen = order[number * batch_size : (number + 1) * batch_size]
-                error = _loss(selector, images[chosen], key, step)
-                decay.zero_grad()
+                views, targets = _examples(selector, images[chosen], key, step)
+                if ask is None:  # on a GPU, launching the kernels one by one would take longest
+                    ask = capture(selector, views, torch.bfloat16) if views.is_cuda else selector
+                error = F.cross_entropy(ask(views).float(), targets)
+                optimizer.zero_grad()
                 error.backward()
-                decay.step()
+                optimizer.step()
                 cycle.step()
                 total += error.detach()
                 if progress:
@@ -224,16 +231,15 @@ def _resume(checkpoint: Path | None, run: str, parts: dict[str, Any]) -> tuple[i
     return int(state["epoch"]), float(state["loss"])
 
 
-def _loss(selector: HueSelector, images: Tensor, key: Tensor, step: int) -> Tensor:
-    """Cross entropy between a selector's scores and the shifts that were drawn."""
+def _examples(
+    selector: HueSelector, images: Tensor, key: Tensor, step: int
+) -> tuple[Tensor, Tensor]:
+    """Views of images with shifts that were drawn, and the scores these should get, ``[B, n]``."""
     n, batch = selector.rotations, len(images)
     random = uniform(key, 1, step, 5 * batch)[0].view(5, batch)
     views = _random_views(images, random[:4], selector.size).float() / 255
     offsets = random[4] - 0.5  # in steps
-    shifted = shift_hue(views, offsets / n)
-    with torch.autocast(images.device.type, torch.bfloat16, enabled=images.is_cuda):
-        scores = selector(shifted)
-    return F.cross_entropy(scores.float(), _targets(offsets, n))
+    return shift_hue(views, offsets / n), _targets(offsets, n)
 
 
 def _targets(offsets: Tensor, rotations: int) -> Tensor:

@@ -255,5 +255,4 @@ EXPERIMENT = Experiment(
     show=show,
     data=("flowers102",),
     options=("datasets", "networks", "seeds", "epochs", "size"),
-    keeps=image_jobs.of_other_datasets,
 )
