@@ -476,6 +476,31 @@ def test_files_that_ask_for_nonsense(canonical, change, words, network, tmp_path
     assert "\n" not in str(caught.value)
 
 
+def test_a_selector_that_nobody_trained_is_not_asked(network, images):
+    model = equicolor.canonicalize(network.float(), N, preset="fast")
+    for ask in (model, model.angle):
+        with pytest.raises(ValueError, match=r"not trained: call fit\(images\) first"):
+            ask(images.float())
+    assert cost(model, 32).macs > cost(network, 32).macs
+    model.load_state_dict(model.state_dict())
+    assert model(images.float()).shape == (len(images), 5)
+
+
+def test_images_without_pixels(canonical, network):
+    with pytest.raises(ValueError, match=r"with pixels, got \[2, 3, 0, 8\]"):
+        canonical(network)(torch.rand(2, 3, 0, 8).double())
+
+
+def test_scoring_hues_leaves_batch_norms_alone(canonical, images):
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.LazyLinear(4))
+    network.double()(images)  # settles the shape of the last layer
+    network[1].reset_running_stats()
+    model = canonical(network, "entropy", normalization=None).train()
+    model(images)
+    assert network.training
+    assert int(network[1].num_batches_tracked) == 1
+
+
 def test_an_unknown_normalisation_is_asked_for():
     with pytest.raises(ConversionError, match="normalization="):
         equicolor.canonicalize(nn.Conv2d(3, 3, 1))

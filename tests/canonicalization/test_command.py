@@ -202,6 +202,19 @@ def test_an_interrupted_fit_is_continued(place, tmp_path):
     assert isinstance(load_model(tmp_path / "model.safetensors"), Canonicalized)
 
 
+@pytest.mark.slow
+def test_force_begins_an_interrupted_fit_again(run, tmp_path):
+    state = tmp_path / "out" / "fit.ckpt"
+    state.parent.mkdir()
+    state.write_bytes(b"of other settings")
+    words = f"net.safetensors --data images {FAST}"
+    refused = run(words)
+    assert refused.exit_code == 2
+    assert "fit.ckpt" in refused.output + str(refused.exception)
+    assert run(f"{words} --force").exit_code == 0
+    assert not state.exists()
+
+
 # Saves the state after every epoch, however quick it is. Processes in the background of a shell
 # ignore interrupts, and so would this one.
 _SAVING = """

@@ -16,6 +16,7 @@ from equicolor.canonicalization.fit import Fit, collect, fit_selector, load_unla
 from equicolor.color import shift_hue
 from equicolor.conversion.network import compute_same
 from equicolor.data.images import ImageSet
+from equicolor.evaluation.asker import evaluating
 from equicolor.light import balance_light
 from equicolor.models.layers import Normalize
 from equicolor.models.registry import Network
@@ -144,6 +145,8 @@ class Canonicalized(Network):
             self.score = select
         elif options.select == "learned":
             self.selector = hue_selector(**{key: getattr(options, key) for key in OF_SELECTOR})
+        # A selector that is given, or loaded from a file, was trained by somebody.
+        self._untrained = self.selector is not None and select is None
         self.fitted: Fit | None = None
         self.normalize: nn.Module = nn.Identity()
         if options.mean is not None and options.std is not None:
@@ -151,6 +154,10 @@ class Canonicalized(Network):
         self.image_size, self.resize = options.image_size, options.resize
         self._check = RangeCheck(_NOT_IMAGES)
         self.train(network.training)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self._untrained = False
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of the network; the selector is in eval mode, except while it is fitted."""
@@ -220,6 +227,8 @@ class Canonicalized(Network):
     def _balanced(self, images: Tensor) -> Tensor:
         """Images in the light that the network is to see them in, which are checked first."""
         _checks.image_batch(_NAME, images)
+        if 0 in images.shape[2:]:
+            raise ValueError(f"{_NAME} expects images with pixels, got {list(images.shape)}")
         self._check(images)
         light = self.options.light
         return images if light is None else balance_light(images, LIGHTS[light])
@@ -227,6 +236,11 @@ class Canonicalized(Network):
     def scores(self, images: Tensor) -> Tensor:
         """How natural balanced images ``[B, 3, H, W]`` look with k/n turns less: ``[B, n]``."""
         if self.selector is not None:
+            if self._untrained and not images.is_meta:  # its cost can be counted
+                raise ValueError(
+                    f"the selector of {_NAME} is not trained: call fit(images) first, or give "
+                    "select= one that is"
+                )
             weight = next(self.selector.parameters())
             scores: Tensor = self.selector(images.to(weight.dtype))
         else:
@@ -244,7 +258,9 @@ class Canonicalized(Network):
                     f"select must give one score an image, [{len(images)}], got {_shape(scores)}"
                 )
             return scores
-        logits = self.network(self.normalize(images))
+        # In eval mode: what is asked here is not what a network in training should learn from.
+        with evaluating(self.network) if self.network.training else contextlib.nullcontext():
+            logits = self.network(self.normalize(images))
         if not isinstance(logits, Tensor) or logits.ndim != 2:
             raise ValueError(
                 f"select={self.options.select!r} asks how sure the network is of a class, which "
@@ -349,6 +365,7 @@ class Canonicalized(Network):
             checkpoint=None if checkpoint is None else Path(checkpoint),
             progress=progress,
         )
+        self._untrained = False
         return self
 
     @property

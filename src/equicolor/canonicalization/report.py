@@ -54,9 +54,14 @@ class Outcome(NamedTuple):
 
 
 def refuse_existing(output: Path, overwrite: bool) -> None:
-    """Refuse a folder that is a file or holds an earlier result, before any work."""
+    """Refuse a folder that is a file or holds an earlier result, before any work.
+
+    With ``overwrite``, an interrupted fit is begun again, perhaps with other settings.
+    """
     refuse_files(output)
     refuse_to_replace([output / name for name in (WEIGHTS, SELECTOR, RESULTS, FIGURE)], overwrite)
+    if overwrite:
+        (output / _STATE).unlink(missing_ok=True)
 
 
 def canonicalize_named(
