@@ -110,18 +110,20 @@ def find_modes(scores: Tensor, modes: int = 1) -> tuple[Tensor, Tensor]:
     most = torch.finfo(scores.dtype).max / 8  # infinite scores would have no parabola
     scores = scores.clamp(-most, most)
     places = torch.arange(n, device=scores.device)
+    near = torch.minimum(places, n - places) < _BINS_OF_MODE  # the place 0
     share, left = scores.softmax(1), scores  # of places that no mode has taken yet
+    start: int | Tensor = 0
     angles, probabilities = [], []
     for _ in range(modes):
         best = left.argmax(1, keepdim=True)
-        before, top, after = (scores.gather(1, (best + step) % n) for step in (-1, 0, 1))
+        order = torch.remainder(best + places, n)  # from now on, the best is at place 0
+        scores, share, left = (each.gather(1, order) for each in (scores, share, left))
+        start = start + best
+        before, top, after = scores[:, -1:], scores[:, :1], scores[:, 1:2]
         bend = before - 2 * top + after
-        flat = bend >= 0  # no top in between: all equal, or beside another mode
-        offset = (before - after) / (2 * torch.where(flat, -torch.ones_like(bend), bend))
-        offset = torch.where(flat, torch.zeros_like(offset), offset.clamp(-0.5, 0.5))
-        angles.append((best + offset) / n)
-        away = torch.remainder(places - best + n // 2, n) - n // 2
-        near = away.abs() < _BINS_OF_MODE
+        curved = bend < 0  # or there is no top in between: all equal, or beside another mode
+        offset = (before - after) / (2 * torch.where(curved, bend, -1.0))
+        angles.append((start + offset.clamp(-0.5, 0.5) * curved) / n)
         probabilities.append((share * near).sum(1, keepdim=True))
         share, left = share.masked_fill(near, 0), left.masked_fill(near, -torch.inf)
     turns = torch.cat(angles, 1)
