@@ -2,9 +2,9 @@
 
 Commands and builders are walked, so that a new option needs a value here. Each is given that
 value beside a base call, and something must change, or the value must be refused: for layers and
-networks the weights or what is computed from them, for ``evaluate`` the evaluation. Of the other
-commands only what they print and hand to the functions in ``WORK`` is compared: what those
-functions do with it is for their own tests.
+networks the weights or what is computed from them, for ``evaluate`` and ``predict`` what they find.
+Of the other commands only what they print and hand to the functions in ``WORK`` is compared: what
+those functions do with it is for their own tests.
 """
 
 import importlib
@@ -89,6 +89,7 @@ GO_ON: dict[str, Any] = {
 BASE: dict[str, str] = {
     "train": "{folder}/images --model ce_resnet18 --width 4 --size 32 --device cpu",
     "evaluate": "{folder}/network.safetensors --data {folder}/images --shifts 3",
+    "predict": "{folder}/mine.py:Net {folder}/photo.png --json",
     "inspect": "{folder}/network.safetensors",
     "convert": "{folder}/network.safetensors -o {folder}/new.safetensors",
     "canonicalize": "{folder}/network.safetensors --data {folder}/other",
@@ -108,6 +109,7 @@ WITH: dict[tuple[str, str], str] = {
     ("evaluate", "classes_by_index"): "--data {folder}/other",
     ("evaluate", "force"): "-o {folder}/evaluation",
     ("evaluate", "skip_corrupt"): "--data {folder}/corrupt",
+    ("predict", "skip_corrupt"): "{folder}/corrupt",
     ("inspect", "force"): "-o {folder}/page.html",
     ("convert", "force"): "-o {folder}/network.safetensors",
     ("canonicalize", "force"): "-o {folder}/canonicalization",
@@ -118,6 +120,7 @@ WITH: dict[tuple[str, str], str] = {
 INSTEAD: dict[tuple[str, str], str] = {
     ("train", "recipe"): "{folder}/images",
     ("train", "finetune"): "{folder}/images",
+    ("predict", "as_json"): "{folder}/mine.py:Net {folder}/photo.png",
     ("reproduce", "quick"): "",
     ("reproduce", "sources"): "",
     ("reproduce", "figures"): "--from {folder}/rows.json",
@@ -136,23 +139,27 @@ VALUES: dict[str | tuple[str, str], str] = {
     "device": "cpu" if torch.cuda.is_available() else "cuda", ("train", "device"): "cuda",
 
     "devices": "2", "epochs": "7", "finetune": "{folder}/network.safetensors",
-    "form": "dense", "gate": "0.5", "grey": "opponent", "init": "random", "input_size": "56",
+    "form": "dense", "gate": "0.5", "grey": "opponent", "hue": "120",
+    "images": "{folder}/images/a/5.png", "init": "random", "input_size": "56",
     "js": "", "jitter": "0.25", "launcher": "slurm",
     "launcher_option": "timeout_min=3", "layers": "a", "lifting": "hsv",
     ("convert", "lifting"): "rgb", "limit_images": "3", "lr": "0.5",
     "model": "ce_resnet34", ("cost", "model"): "resnet44", ("export", "model"): "z2cnn",
     "models": "z2cnn", "modes": "2", "name": "cifar10", "network": "timm:resnet18",
-    ("evaluate", "network"): "{folder}/second.safetensors", "networks": "baseline",
+    ("evaluate", "network"): "{folder}/second.safetensors",
+    ("predict", "network"): "{folder}/second.safetensors", "networks": "baseline",
     "num_nodes": "2", "only": "equivariance", "optimizer": "sgd", "output": "{folder}/elsewhere",
     ("inspect", "output"): "{folder}/elsewhere.html",
     "figures": "{folder}/drawn", "pictures": "{folder}/drawn",
     "precision": "bfloat16", "preset": "fast", "recipe": "hsv-12",
-    "resize": "99", "rotations": "6", ("convert", "rotations"): "4",
+    "resize": "99", ("predict", "resize"): "299",
+    "rotations": "6", ("convert", "rotations"): "4",
     "seed": "3", "seeds": "2", "select": "energy", "shard": "0/2", "sheets": "a", "shifts": "7",
     "sigmas": "12",
     "size": "48", "source": "timm:resnet18", "sources": "{folder}/rows.json", "split": "train",
     "split_seed": "3", "strategy": "ddp", "to": "torchscript",
-    "top": "3", "units": "2", "unlabelled": "{folder}/images", "until": "blocks.2",
+    "top": "3", ("predict", "top"): "1",
+    "units": "2", "unlabelled": "{folder}/images", "until": "blocks.2",
     "validate_every": "2",
     "width": "8", "workers": "2",
 }  # fmt: skip
@@ -199,6 +206,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         network = cecnn(2, width=4, coset_pool="max")
         network.class_names = ("a", "b")
         save_model(network, place / f"{name}.safetensors")
+    (place / "mine.py").write_text(
+        "import torch\n\n"
+        "class Net(torch.nn.Module):\n"
+        "    def forward(self, images):\n"
+        "        return images[..., ::3, 1::4].square().mean((2, 3))\n"
+    )
+    gradients = (Image.linear_gradient("L"), Image.radial_gradient("L"), Image.new("L", (256, 256)))
+    Image.merge("RGB", gradients).save(place / "photo.png")
     (place / "rows.json").write_text("{}")
     (place / "page.html").write_text("")
     (place / "run").mkdir()
@@ -267,7 +282,10 @@ def test_every_option_of_a_command_has_an_effect(
             before[base] = outcome(name, base.split())
         more, words = arguments(name, parameter.name), base.split()
         if parameter.param_type_name == "argument":  # in the place of that of the base
-            changed = [*more, *(words if base.startswith("-") else words[1:])]
+            places = [p.name for p in COMMANDS[name].params if p.param_type_name == "argument"]
+            place = places.index(parameter.name)
+            rest = words[place:] if base.startswith("-") else words[place + 1 :]
+            changed = [*words[:place], *more, *rest]
         else:
             changed = [*words, *more]
         if outcome(name, changed) == before[base]:

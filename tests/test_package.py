@@ -104,6 +104,7 @@ SURFACE = {
         "create_model": "(name, *, gray=False, **options)",
         "list_models": "()",
         "load_model": "(path, *, device='cpu')",
+        "load_network": "(spec, *, pretrained=True, device='cpu')",
         "load_reference": "(model, checkpoint)",
         "matched_widths": "(depth, rotations, ce_stages, separable=True)",
         "save_model": "(model, path)",

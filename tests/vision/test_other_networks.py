@@ -13,10 +13,11 @@ from torch import nn
 import equicolor
 from equicolor.color import shift_hue
 from equicolor.conversion import ConversionError, ConvertedNetwork, Source, adapt, convert
+from equicolor.evaluation import predict
 from equicolor.evaluation.images import choose_preparation
 from equicolor.models import CheckpointError, load_model, save_model
 from equicolor.models.facts import network_facts
-from equicolor.models.foreign import ForeignNetwork
+from equicolor.models.foreign import ForeignNetwork, load_foreign
 from equicolor.models.loading import load_network
 from equicolor.models.registry import with_classes
 from equicolor.nn import fold
@@ -383,3 +384,23 @@ def test_training_can_be_imported_first_in_a_process():
     # In this process the operators of torchvision are declared, or loaded, already.
     code = "import equicolor.training.fit, torchvision, timm"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_pretrained_networks_know_the_names_of_their_classes(tmp_path, monkeypatch):
+    # Random weights where the libraries look for downloaded ones.
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    weights = torchvision.models.ResNet18_Weights.DEFAULT
+    file = tmp_path / "hub" / "checkpoints" / Path(weights.url).name
+    file.parent.mkdir(parents=True)
+    torch.save(torchvision.models.resnet18().state_dict(), file)
+    named = load_network("torchvision:resnet18")
+    overlay = {"file": str(tmp_path / "timm.pt")}
+    torch.save(timm.create_model("resnet18").state_dict(), overlay["file"])
+    also_named = load_foreign("timm:resnet18", pretrained_cfg_overlay=overlay)
+    assert named.class_names[:2] == ("tench", "goldfish")
+    assert also_named.class_names[1] == "goldfish, Carassius auratus"
+    assert len(named.class_names) == len(also_named.class_names) == 1000
+    (found,) = predict(named, torch.rand(1, 3, 64, 64))
+    assert {answer.name for answer in found.answers} <= set(named.class_names)
+    for library in ("timm", "torchvision"):  # outputs of random weights mean nothing
+        assert load_network(f"{library}:resnet18", pretrained=False).class_names == ()

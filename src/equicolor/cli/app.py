@@ -28,6 +28,7 @@ from equicolor.cli.evaluate import evaluate
 from equicolor.cli.export import export
 from equicolor.cli.inspect import inspect
 from equicolor.cli.models import cost, models
+from equicolor.cli.predict import predict
 from equicolor.cli.reproduce import reproduce
 from equicolor.cli.train import train
 
@@ -90,7 +91,9 @@ app = typer.Typer(
 
 app.add_typer(reproduce, name="reproduce")
 app.add_typer(datasets, name="datasets")
-for command in (train, evaluate, convert, canonicalize, inspect, demo, models, cost, export):
+for command in (
+    train, evaluate, predict, convert, canonicalize, inspect, demo, models, cost, export,
+):  # fmt: skip
     app.command()(command)
 
 

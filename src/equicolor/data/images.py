@@ -32,12 +32,14 @@ __all__ = [
     "find_corrupt",
     "in_threads",
     "list_images",
+    "to_rgb",
 ]
 
 SPLITS = ("train", "test")
 LONGEST = 100_000  # files whose sizes are read and whose names a listing holds
 WHOLE = -1  # the size of an image that is a whole file
 _SIXTEEN_BITS = 0xFFFF
+_FRACTIONS = "its pixels are fractions; save it with 8 or 16 bits a channel"
 _SHOWN = 3  # names in a message
 
 T = TypeVar("T")
@@ -78,7 +80,7 @@ class ImageFile(NamedTuple):
         with self._any_error_is_corrupt():
             image = Image.open(io.BytesIO(contents))
         if image.mode == "F":
-            raise self._corrupt("its pixels are fractions; save it with 8 or 16 bits a channel")
+            raise self._corrupt(_FRACTIONS)
         return image
 
     def decode(self) -> "Image":
@@ -89,9 +91,7 @@ class ImageFile(NamedTuple):
         """
         image = self.open()
         with self._any_error_is_corrupt():
-            if image.mode == "I" or image.mode.startswith("I;16"):
-                image = self._upper_bits(image)
-            return image.convert("RGB")
+            return to_rgb(image)
 
     def verify(self) -> None:
         """Raise as :meth:`decode` if the image is not whole; faster than decoding it."""
@@ -115,16 +115,6 @@ class ImageFile(NamedTuple):
             name = f"{self.size} bytes at {self.offset}"
         return f"{self.path} ({name})"
 
-    def _upper_bits(self, image: "Image") -> "Image":
-        """A grey image of 16 bits in 8; Pillow would clip all values above 255."""
-        from PIL import Image
-
-        values = np.asarray(image).astype(np.int64)
-        low, high = int(values.min()), int(values.max())
-        if low < 0 or high > _SIXTEEN_BITS:
-            raise self._corrupt(f"its grey values, {low} to {high}, do not fit into 16 bits")
-        return Image.fromarray((values >> 8).astype(np.uint8))
-
     @contextmanager
     def _any_error_is_corrupt(self) -> Iterator[None]:
         """Pillow's readers raise errors of any type."""
@@ -141,6 +131,25 @@ class ImageFile(NamedTuple):
 
     def _corrupt(self, reason: object) -> CorruptImageError:
         return CorruptImageError(f"{self.describe()} cannot be decoded: {reason}")
+
+
+def to_rgb(image: "Image") -> "Image":
+    """An image of Pillow in RGB of 8 bits: the upper eight of 16, which Pillow would clip.
+
+    Raises:
+        ValueError: if its pixels have no known range.
+    """
+    from PIL import Image
+
+    if image.mode == "F":
+        raise ValueError(_FRACTIONS)
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        values = np.asarray(image).astype(np.int64)
+        low, high = int(values.min()), int(values.max())
+        if low < 0 or high > _SIXTEEN_BITS:
+            raise ValueError(f"its grey values, {low} to {high}, do not fit into 16 bits")
+        image = Image.fromarray((values >> 8).astype(np.uint8))
+    return image.convert("RGB")
 
 
 class ImageFiles(Sequence[ImageFile]):

@@ -30,7 +30,7 @@ from equicolor.reporting.progress import Progress
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Decoder", "Plan", "buffer_size", "decode_image", "final_size"]
+__all__ = ["Decoder", "Plan", "buffer_size", "decode_image", "final_size", "shrink"]
 
 SHARD = 64  # images
 _FORMAT = 4  # of the files of the cache and their contents
@@ -299,6 +299,13 @@ def decode_image(images: ImageSet, index: int, short_side: int | None) -> "Image
         image = images.files[index].decode()
     else:
         image = Image.fromarray(images.pixels[index].movedim(0, 2).contiguous().numpy())
+    return shrink(image, short_side)
+
+
+def shrink(image: "Image", short_side: int | None) -> "Image":
+    """An image resized to a short side if it is larger."""
+    from PIL import Image
+
     height, width = _resized(image.height, image.width, short_side)
     if (width, height) == image.size:
         return image

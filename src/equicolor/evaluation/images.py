@@ -2,17 +2,20 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from equicolor import _checks
 from equicolor._text import enumerated
 from equicolor.data.augment import Augmentation
+from equicolor.data.crops import centre_boxes, resample
 from equicolor.data.decoding import decode
-from equicolor.data.images import ImageSet
+from equicolor.data.images import ImageFile, ImageSet, to_rgb
 from equicolor.data.loaders import ResidentLoader, StreamingLoader, choose_data_path
+from equicolor.data.packing import shrink
 from equicolor.evaluation.asker import Asker
 from equicolor.evaluation.hue_sweep import Batches
 from equicolor.models import Network
@@ -21,6 +24,9 @@ from equicolor.models.foreign import ForeignNetwork
 from equicolor.models.registry import Origin, usual_resize
 from equicolor.reporting.progress import Progress
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 __all__ = [
     "OtherClassesError",
     "Preparation",
@@ -28,6 +34,7 @@ __all__ = [
     "count_outputs",
     "load_batches",
     "match_classes",
+    "prepare_image",
     "some_images",
     "subset",
     "try_images",
@@ -68,6 +75,51 @@ def choose_preparation(
         resize = size if kind == "small" else usual_resize(size)
     _checks.positive_int("size", size)
     return Preparation(size, _checks.positive_int("resize", resize))
+
+
+def prepare_image(
+    image: "str | Path | Image",
+    network: nn.Module | None = None,
+    *,
+    size: int | None = None,
+    resize: int | None = None,
+) -> Tensor:
+    """From a file, or an image of Pillow, to the tensor that a network takes.
+
+    The short side is resized and the centre cropped, as ``equicolor evaluate`` does it. There is
+    no normalisation here: networks of this package, and those of
+    :func:`equicolor.models.load_network`, normalise images themselves.
+
+    Args:
+        image: a path, or an image of Pillow in any mode but fractions.
+        network: decides the sizes: those it was trained with, else those it was made for; without
+            one, 224 of 256.
+        size: height and width of the result.
+        resize: the short side before the crop, at least ``size``.
+
+    Returns:
+        RGB in [0, 1], float32 :math:`[3, s, s]` on the CPU.
+
+    Raises:
+        CorruptImageError: if the file is not a whole image.
+        OSError: if there is no such file.
+
+    Example:
+        >>> from PIL import Image
+        >>> from equicolor.models import cecnn
+        >>> red = prepare_image(Image.new("RGB", (40, 30), "red"), cecnn())
+        >>> red.shape, red.amax((1, 2)).tolist()
+        (torch.Size([3, 28, 28]), [1.0, 0.0, 0.0])
+    """
+    size, resize = choose_preparation(
+        nn.Identity() if network is None else network, size=size, resize=resize
+    )
+    if resize < size:
+        raise ValueError(f"resize must be at least size={size}, got {resize}")
+    decoded = ImageFile(Path(image)).decode() if isinstance(image, (str, Path)) else to_rgb(image)
+    pixels = torch.from_numpy(np.array(shrink(decoded, resize))).movedim(2, 0)[None]
+    sizes = torch.tensor([pixels.shape[2:]])
+    return resample(pixels, sizes, centre_boxes(sizes, size, resize), size)[0]
 
 
 def try_images(network: nn.Module, size: int, batch: int = 2) -> object:

@@ -3,6 +3,7 @@
 from equicolor.models.checkpoints import load_model, save_model
 from equicolor.models.ciconv import ciconv_resnet18, ciconv_resnet44
 from equicolor.models.cost import Cost, cost
+from equicolor.models.loading import load_network
 from equicolor.models.reference import load_reference
 from equicolor.models.registry import Network, create_model, list_models
 from equicolor.models.resnet import (
@@ -40,6 +41,7 @@ __all__ = [
     "create_model",
     "list_models",
     "load_model",
+    "load_network",
     "load_reference",
     "matched_widths",
     "resnet18",

@@ -22,6 +22,7 @@ class ForeignNetwork(nn.Module):
         mean, std: of the normalisation, per channel.
         image_size: height and width it was trained for.
         resize: the short side of an image before its centre is cropped; None for what is usual.
+        class_names: what the outputs mean; empty if unknown.
     """
 
     mean: Tensor
@@ -36,10 +37,12 @@ class ForeignNetwork(nn.Module):
         std: Sequence[float] = (1.0, 1.0, 1.0),
         image_size: int = 224,
         resize: int | None = None,
+        class_names: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.network, self.name, self.image_size = network, name, image_size
         self.resize = usual_resize(image_size) if resize is None else resize
+        self.class_names = tuple(class_names)
         self.plain = tuple(mean) == (0.0, 0.0, 0.0) and tuple(std) == (1.0, 1.0, 1.0)
         for key, values in (("mean", mean), ("std", std)):
             self.register_buffer(key, torch.tensor(values).view(3, 1, 1), persistent=False)
@@ -97,6 +100,7 @@ def _from_torchvision(name: str, pretrained: bool, options: dict[str, Any]) -> F
         std=preset.std,
         image_size=getattr(preset, "crop_size", preset.resize_size)[0],
         resize=preset.resize_size[0],
+        class_names=weights.meta.get("categories", ()) if pretrained else (),
     )
 
 
@@ -115,7 +119,11 @@ def _from_timm(name: str, pretrained: bool, options: dict[str, Any]) -> ForeignN
     if not timm.is_model(name.partition(".")[0]):
         raise _unknown("timm", name, timm.list_models())
     network = timm.create_model(name, pretrained=pretrained, **options)
-    config = import_vision("timm.data").resolve_model_data_config(network)
+    data = import_vision("timm.data")
+    config = data.resolve_model_data_config(network)
+    # Of random weights, no output means anything.
+    subset = data.infer_imagenet_subset(network) if pretrained else None
+    classes = data.ImageNetInfo(subset) if subset else None
     size = config["input_size"][-1]
     return ForeignNetwork(
         network,
@@ -124,6 +132,7 @@ def _from_timm(name: str, pretrained: bool, options: dict[str, Any]) -> ForeignN
         std=config["std"],
         image_size=size,
         resize=round(size / config["crop_pct"]),
+        class_names=classes.label_descriptions() if classes else (),
     )
 
 

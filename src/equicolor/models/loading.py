@@ -33,7 +33,8 @@ def load_network(
             * ``timm:NAME`` or ``torchvision:NAME``, which get the normalisation of their
               weights;
             * ``path/to/file.py:function``, where the function takes no arguments and returns
-              a network that normalises images itself. The file is executed.
+              a network that normalises images itself. It may have an ``image_size`` and
+              ``class_names``. The file is executed.
         pretrained: load the weights that timm or torchvision offer.
         device: where to put it.
 
@@ -41,9 +42,8 @@ def load_network(
         The network; one that is not ours is wrapped in a ``ForeignNetwork``.
     """
     text = str(spec)
-    kind, colon, _ = text.partition(":")
     file, _, function = (text, "", "") if text.endswith(".py") else text.rpartition(":")
-    if colon and kind in LIBRARIES:
+    if is_foreign(text):
         network: nn.Module = load_foreign(text, pretrained=pretrained)
     elif not pretrained:
         raise ValueError(
@@ -55,6 +55,17 @@ def load_network(
     else:
         network = load_model(_checkpoint(Path(text)))
     return network.to(device).eval()
+
+
+def is_foreign(spec: str | Path) -> bool:
+    """Whether a network is named as one of timm's or torchvision's.
+
+    Example:
+        >>> is_foreign("timm:resnet18"), is_foreign("runs/first"), is_foreign("timm")
+        (True, False, False)
+    """
+    library, colon, _ = str(spec).partition(":")
+    return bool(colon) and library in LIBRARIES
 
 
 def find_model(name_or_path: str) -> tuple[Network, bool]:
@@ -119,7 +130,8 @@ def _from_file(path: Path, function: str) -> nn.Module:
         return network
     size = getattr(network, "image_size", 224)
     _checks.positive_int(f"image_size of the network of {path.name}:{function}", size)
-    return ForeignNetwork(network, f"{path.name}:{function}", image_size=size)
+    names = tuple(map(str, getattr(network, "class_names", ())))
+    return ForeignNetwork(network, f"{path.name}:{function}", image_size=size, class_names=names)
 
 
 def _unusable(path: Path, error: BaseException) -> Exception:

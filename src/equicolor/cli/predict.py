@@ -1,0 +1,92 @@
+"""The command ``equicolor predict``."""
+
+import json
+import math
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from equicolor.cli.options import SUBJECT, names, settle_threads, told_to_skip, with_options
+
+__all__ = ["predict"]
+
+_TAKEN = ("network", "size", "resize", "gray", "pretrained", "device", "skip_corrupt")
+
+
+@with_options([option for option in SUBJECT if option.name in _TAKEN])
+def predict(
+    images: Annotated[
+        list[str],
+        typer.Argument(
+            help="Images, folders of images, or - for such paths on stdin, one a line.",
+            metavar="IMAGE...",
+        ),
+    ],
+    hue: Annotated[
+        str | None,
+        typer.Option(
+            help="Also try hue shifts by so many degrees, separated by commas.",
+            show_default="none",
+            metavar="A,B",
+        ),
+    ] = None,
+    top: Annotated[int, typer.Option(help="How many classes to name.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    **subject: Any,
+) -> None:
+    """Classify images: the most probable classes, as they are and with shifted hues.
+
+    Images are cut as by 'equicolor evaluate'. Classes have the names that the network knows, or
+    numbers.
+
+    `equicolor predict runs/first photo.jpg --hue 60,120,180`
+
+    `find . -name "*.jpg" | equicolor predict runs/first - --json`
+    """
+    from equicolor._text import counted
+    from equicolor.devices import choose_device
+    from equicolor.evaluation.predict import find_images, prediction_table
+    from equicolor.evaluation.predict import predict as classify
+    from equicolor.models.loading import load_network
+    from equicolor.models.registry import GrayInput
+    from equicolor.reporting.progress import counting
+
+    turns = dict.fromkeys([0.0, *(degrees / 360 for degrees in _parse_hues(hue))])
+    files = find_images(images)
+    device = choose_device(subject["device"])
+    settle_threads(device.type)
+    network = load_network(subject["network"], pretrained=subject["pretrained"], device=device)
+    if subject["gray"] and not isinstance(network, GrayInput):
+        network = GrayInput(network)
+    skip = subject["skip_corrupt"]
+    with told_to_skip(skip), counting(Console(stderr=True), "classifying") as progress:
+        predictions = classify(
+            network,
+            files,
+            top=top,
+            turns=[*turns],
+            size=subject["size"],
+            resize=subject["resize"],
+            on_corrupt="skip" if skip else "error",
+            progress=progress,
+        )
+    if as_json:
+        lines = [json.dumps(each.row()) for each in predictions]
+        typer.echo("[\n " + ",\n ".join(lines) + "\n]")
+    else:
+        Console().print(prediction_table(predictions).rich())
+    skipped = len(files) - len(predictions) // len(turns)
+    if skipped:
+        typer.echo(f"left out {counted(skipped, 'corrupt image')} of {len(files):,}", err=True)
+
+
+def _parse_hues(text: str | None) -> list[float]:
+    """Degrees from the command line."""
+    try:
+        degrees = [float(part) for part in names(text) or ()]
+    except ValueError:
+        degrees = [math.nan]
+    if not all(map(math.isfinite, degrees)):
+        raise ValueError(f"--hue takes degrees separated by commas, such as 60,120; got {text!r}")
+    return degrees

@@ -1,0 +1,259 @@
+"""What a network says of single images: classes with probabilities, also with shifted hues."""
+
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from equicolor import _checks
+from equicolor.color import shift_hue
+from equicolor.data.folder_datasets import images_below
+from equicolor.data.images import CorruptImageError, in_threads
+from equicolor.devices import cores
+from equicolor.evaluation.asker import Asker, evaluating
+from equicolor.evaluation.images import choose_preparation, count_outputs, prepare_image
+from equicolor.models.registry import GrayInput
+from equicolor.reporting.progress import Progress
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from equicolor.reporting.tables import Table
+
+__all__ = ["Answer", "Prediction", "find_images", "predict", "prediction_table"]
+
+_BATCH = 64  # images decoded and classified at once
+STDIN = "-"
+
+
+class Answer(NamedTuple):
+    """A class and its probability.
+
+    Attributes:
+        name: of the class; its number, if the network does not know names.
+        number: of the output.
+        probability: in [0, 1]; those of all classes add up to 1.
+    """
+
+    name: str
+    number: int
+    probability: float
+
+
+class Prediction(NamedTuple):
+    """What a network says of one image in one hue.
+
+    Attributes:
+        image: the path, or the number of an image without one.
+        turns: by which the hue was shifted; 0 is the image as it is.
+        answers: the most probable classes, the first one first.
+    """
+
+    image: str
+    turns: float
+    answers: tuple[Answer, ...]
+
+    def row(self) -> dict[str, Any]:
+        """The prediction for JSON; the hue in degrees."""
+        answers = [
+            {"class": name, "number": number, "probability": round(probability, 6)}
+            for name, number, probability in self.answers
+        ]
+        return {"image": self.image, "hue": _degrees(self.turns), "answers": answers}
+
+
+def predict(
+    network: nn.Module,
+    images: "Tensor | Sequence[str | Path | Image]",
+    *,
+    top: int = 5,
+    turns: Sequence[float] = (0.0,),
+    size: int | None = None,
+    resize: int | None = None,
+    on_corrupt: str = "error",
+    progress: Progress | None = None,
+) -> list[Prediction]:
+    """Classify images, as they are or with shifted hues.
+
+    Args:
+        network: maps images :math:`[B, 3, H, W]` in [0, 1] to logits :math:`[B, C]`. If it has
+            ``class_names``, answers are called by them.
+        images: paths or images of Pillow, cut by :func:`prepare_image`; or a tensor
+            :math:`[B, 3, H, W]` in [0, 1], taken as it is.
+        top: how many classes to name.
+        turns: hue shifts to try, each by :func:`equicolor.color.shift_hue`.
+        size, resize: how files are cut, see :func:`prepare_image`.
+        on_corrupt: ``"error"`` to raise CorruptImageError for a file that is not a whole image, or
+            ``"skip"`` to leave it out.
+        progress: called with (images done, images in all).
+
+    Returns:
+        A prediction for every image and hue shift, image by image.
+
+    Example:
+        >>> from equicolor.models import cecnn
+        >>> network = cecnn(2, coset_pool="max")
+        >>> network.class_names = ("apple", "banana")
+        >>> (found,) = predict(network, torch.rand(1, 3, 28, 28))
+        >>> sorted(answer.name for answer in found.answers)
+        ['apple', 'banana']
+        >>> round(sum(answer.probability for answer in found.answers), 5)
+        1.0
+    """
+    _checks.positive_int("top", top)
+    _checks.one_of("on_corrupt", on_corrupt, ("error", "skip"))
+    if not turns or not all(math.isfinite(each) for each in turns):
+        raise ValueError(f"turns must be finite numbers, one or more; got {list(turns)}")
+    found: list[Prediction] = []
+    with evaluating(network), torch.no_grad():
+        if isinstance(images, Tensor):
+            _checks.image_batch("predict", images)
+            batches = _split(images)
+        else:
+            sizes = choose_preparation(network, size=size, resize=resize)
+            count_outputs(network, sizes.size)  # a size it cannot take is known at once
+            batches = _decoded(images, *sizes, skip=on_corrupt == "skip")
+        ask = Asker(network, None)
+        for done, names, batch in batches:
+            shifted = (shift_hue(batch, each) if each else batch for each in turns)
+            answers = [_answers(network, ask, each, names, top) for each in shifted]
+            for name, *each in zip(names, *answers, strict=True):
+                found += [Prediction(name, *one) for one in zip(turns, each, strict=True)]
+            if progress:
+                progress(done, len(images))
+    if not found:
+        raise ValueError("all images are corrupt" if len(images) else "there are no images")
+    return found
+
+
+_Batch = tuple[int, list[str], Tensor]  # images done with it, names, images
+
+
+def _split(images: Tensor) -> Iterator[_Batch]:
+    for start in range(0, len(images), _BATCH):
+        batch = images[start : start + _BATCH]
+        stop = start + len(batch)
+        yield stop, [str(number) for number in range(start, stop)], batch
+
+
+def _decoded(
+    images: "Sequence[str | Path | Image]", size: int, resize: int, *, skip: bool
+) -> Iterator[_Batch]:
+    """Images batch by batch, so that a folder of any size fits into memory."""
+
+    def prepare(index: int) -> Tensor | None:
+        try:
+            return prepare_image(images[index], size=size, resize=resize)
+        except CorruptImageError:
+            if not skip:
+                raise
+            return None
+
+    for start in range(0, len(images), _BATCH):
+        numbers = range(start, min(start + _BATCH, len(images)))
+        prepared = zip(numbers, in_threads(prepare, numbers, min(cores(), 32)), strict=True)
+        whole = {index: image for index, image in prepared if image is not None}
+        if whole:
+            names = [
+                str(images[index] if isinstance(images[index], (str, Path)) else index)
+                for index in whole
+            ]
+            yield numbers.stop, names, torch.stack([*whole.values()])
+
+
+def _answers(
+    network: nn.Module, ask: Asker, images: Tensor, files: Sequence[str], top: int
+) -> list[tuple[Answer, ...]]:
+    """The most probable classes of every image of a batch."""
+    logits = ask.run(images)
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(images):
+        came = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+        raise ValueError(
+            f"the network must give logits [{len(images)}, classes] for images "
+            f"{list(images.shape)}, got {came}"
+        )
+    classes = logits.shape[1]
+    names = _class_names(network) or tuple(map(str, range(classes)))
+    if len(names) != classes:
+        raise ValueError(
+            f"the network has {classes} outputs, but names {len(names)} classes in class_names"
+        )
+    undefined = logits.isnan().any(1).nonzero().flatten().tolist()
+    if undefined:
+        raise ValueError(f"the network's logits are NaN for image {files[undefined[0]]}")
+    highest = logits.double().softmax(1).topk(min(top, classes), 1)
+    return [
+        tuple(Answer(names[number], number, value) for number, value in zip(*each, strict=True))
+        for each in zip(highest.indices.tolist(), highest.values.tolist(), strict=True)
+    ]
+
+
+def _class_names(network: nn.Module) -> tuple[str, ...]:
+    """What the outputs of a network mean; empty if unknown."""
+    names = tuple(getattr(network, "class_names", ()))
+    if not names and isinstance(network, GrayInput):
+        return _class_names(network.network)
+    return names
+
+
+def find_images(paths: Iterable[str | Path]) -> list[Path]:
+    """The image files that some paths mean.
+
+    Args:
+        paths: files; folders, whose images are taken in order, with those of the folders below;
+            or ``-`` for paths from stdin, one a line.
+
+    Raises:
+        FileNotFoundError: for a path where there is nothing.
+        ValueError: for a folder without images, and for a stdin without paths.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if str(path) == STDIN:
+            lines = [line.rstrip("\r\n") for line in sys.stdin]
+            named = [line for line in lines if line.strip() and line != STDIN]
+            if not named:
+                raise ValueError("no path came on stdin: expected images or folders, one a line")
+            found += find_images(named)
+        elif Path(path).is_dir():
+            found += [file.path for file in images_below(Path(path)).files]
+        elif Path(path).exists():
+            found.append(Path(path))
+        else:
+            raise FileNotFoundError(f"no image at {path}; expected a file, a folder of images or -")
+    return found
+
+
+def prediction_table(predictions: Sequence[Prediction]) -> "Table":
+    """Predictions for the terminal, a line for each image and hue shift."""
+    from equicolor.reporting.tables import Table
+
+    lines = [
+        (
+            each.image,
+            f"{_degrees(each.turns):g}°",
+            each.answers[0].name,
+            f"{100 * each.answers[0].probability:.1f}",
+            ", ".join(f"{name} {100 * value:.1f}" for name, _, value in each.answers[1:]),
+        )
+        for each in predictions
+    ]
+    columns = ("image", "hue", "class", "%", "then")
+    shown = [0, 1, 2, 3, 4]
+    if all(each.turns == 0 for each in predictions):
+        shown.remove(1)
+    if not any(line[4] for line in lines):
+        shown.remove(4)
+    return Table(
+        [columns[place] for place in shown],
+        [[line[place] for place in shown] for line in lines],
+        text_columns=len(shown),
+    )
+
+
+def _degrees(turns: float) -> float:
+    return round(360 * turns, 6)
