@@ -143,3 +143,28 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     lines = [line for line in result.stdout.splitlines() if "refused" in line or "written" in line]
     assert len(lines) == 6
     assert [line for line in lines if not line.endswith("refused 1 0")] == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no /usr")
+def test_a_folder_where_nothing_may_be_written_is_refused_before_any_work() -> None:
+    script = """
+import os
+from pathlib import Path
+from equicolor._files import refuse_files
+if os.geteuid() == 0:
+    os.setuid(65534)  # nobody: root may write anywhere
+refuse_files(Path("/usr/new/results"))
+"""
+    path = os.pathsep.join(
+        (str(Path(_files.__file__).parents[1]), os.environ.get("PYTHONPATH", ""))
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == (
+        "PermissionError: results go to /usr/new/results, but /usr may not be written to"
+    )

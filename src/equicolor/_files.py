@@ -107,10 +107,13 @@ def refuse_to_replace(paths: Iterable[Path], overwrite: bool) -> None:
 
 
 def refuse_files(path: Path) -> None:
-    """Raise NotADirectoryError if a folder for results, or a parent of it, is a file."""
+    """Refuse a folder for results that is a file, or below one, or where nothing may be written."""
     for place in (path, *path.parents):
         if place.exists() and not place.is_dir():
             raise NotADirectoryError(f"results go to a folder, but {place} is a file")
+    nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not os.access(nearest, os.W_OK):
+        raise PermissionError(f"results go to {path}, but {nearest} may not be written to")
 
 
 def user_cache() -> Path:
