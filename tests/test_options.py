@@ -2,7 +2,7 @@
 
 Commands and builders are walked, so that a new option needs a value here. Each is given that
 value beside a base call, and something must change, or the value must be refused: for layers and
-networks the weights or what is computed from them, for ``evaluate`` and ``predict`` what they find.
+networks the weights or what is computed from them, for ``evaluate`` and the like what is found.
 Of the other commands only what they print and hand to the functions in ``WORK`` is compared: what
 those functions do with it is for their own tests.
 """
@@ -10,6 +10,7 @@ those functions do with it is for their own tests.
 import importlib
 import inspect
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,10 @@ WORK: dict[str, tuple[str, ...]] = {
         "equicolor.evaluation.report.refuse_existing",
         "equicolor.evaluation.report.write",  # the work is done: it takes a moment
     ),
+    "compare": (
+        "equicolor.evaluation.compare.refuse_existing",
+        "equicolor.evaluation.compare.write",  # the work is done: it takes a moment
+    ),
     "inspect": (
         "equicolor.analysis.inspection.page.refuse_existing",
         "equicolor.evaluation.diagnose.load_subject",
@@ -79,6 +84,7 @@ WORK: dict[str, tuple[str, ...]] = {
 }
 GO_ON: dict[str, Any] = {
     "equicolor.evaluation.report.write": [],
+    "equicolor.evaluation.compare.write": [],
     "equicolor.evaluation.diagnose.load_subject": None,
     "equicolor.conversion.report.convert_source": [],
     "equicolor.paper.engine.state": "new",
@@ -89,6 +95,8 @@ GO_ON: dict[str, Any] = {
 BASE: dict[str, str] = {
     "train": "{folder}/images --model ce_resnet18 --width 4 --size 32 --device cpu",
     "evaluate": "{folder}/network.safetensors --data {folder}/images --shifts 3",
+    "compare": "{folder}/network.safetensors {folder}/second.safetensors --data {folder}/images "
+    "--shifts 3",
     "predict": "{folder}/mine.py:Net {folder}/photo.png --json",
     "inspect": "{folder}/network.safetensors",
     "convert": "{folder}/network.safetensors -o {folder}/new.safetensors",
@@ -109,6 +117,9 @@ WITH: dict[tuple[str, str], str] = {
     ("evaluate", "classes_by_index"): "--data {folder}/other",
     ("evaluate", "force"): "-o {folder}/evaluation",
     ("evaluate", "skip_corrupt"): "--data {folder}/corrupt",
+    ("compare", "classes_by_index"): "--data {folder}/other",
+    ("compare", "force"): "-o {folder}/evaluation",
+    ("compare", "skip_corrupt"): "--data {folder}/corrupt",
     ("predict", "skip_corrupt"): "{folder}/corrupt",
     ("inspect", "force"): "-o {folder}/page.html",
     ("convert", "force"): "-o {folder}/network.safetensors",
@@ -130,11 +141,13 @@ INSTEAD: dict[tuple[str, str], str] = {
 VALUES: dict[str | tuple[str, str], str] = {
     "actions": "hsv,rgb", ("evaluate", "actions"): "hsv",
     "batch_size": "7",
-    ("evaluate", "batch_size"): "0",  # refused; another one changes no result
+    # Refused; another one changes no result.
+    ("evaluate", "batch_size"): "0", ("compare", "batch_size"): "0",
     "cache": "{folder}/kept",
     "ce_stages": "2", ("cost", "ce_stages"): "2", "checkpoint_every": "7", "classes": "7",
     "coset_pool": "avg", "data": "{folder}/images",
-    ("evaluate", "data"): "{folder}/other", "data_path": "streaming",
+    ("evaluate", "data"): "{folder}/other", ("compare", "data"): "{folder}/other",
+    "data_path": "streaming",
     "dataset": "{folder}/other", "datasets": "{folder}/images",
     "device": "cpu" if torch.cuda.is_available() else "cuda", ("train", "device"): "cuda",
 
@@ -148,6 +161,7 @@ VALUES: dict[str | tuple[str, str], str] = {
     "models": "z2cnn", "modes": "2", "name": "cifar10", "network": "timm:resnet18",
     ("evaluate", "network"): "{folder}/second.safetensors",
     ("predict", "network"): "{folder}/second.safetensors", "networks": "baseline",
+    ("compare", "networks"): "{folder}/third.safetensors",
     "num_nodes": "2", "only": "equivariance", "optimizer": "sgd", "output": "{folder}/elsewhere",
     ("inspect", "output"): "{folder}/elsewhere.html",
     "figures": "{folder}/drawn", "pictures": "{folder}/drawn",
@@ -202,7 +216,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 Image.new("RGB", (40, 40), (40 * index, 0, 0)).save(file)
                 if data == "corrupt":
                     file.write_bytes(file.read_bytes()[: 60 if index % 2 else None])
-    for name in ("network", "second"):
+    for name in ("network", "second", "third"):
         network = cecnn(2, width=4, coset_pool="max")
         network.class_names = ("a", "b")
         save_model(network, place / f"{name}.safetensors")
@@ -222,6 +236,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "canonicalization" / "canonicalization.json").write_text("{}")
     (place / "evaluation").mkdir()
     (place / "evaluation" / "evaluation.json").write_text("{}")
+    (place / "evaluation" / "comparison.json").write_text("{}")
     return place
 
 
@@ -259,7 +274,9 @@ def outcome(
         error = result.exception
         assert isinstance(error, Stop | SystemExit | None), (given, repr(error))
         printed = [re.sub(r"\S+ s\b", "", text) for text in (result.stdout, result.stderr)]
-        return result.exit_code, printed, handed, (folder / "kept").exists()
+        kept = (folder / "kept").exists()
+        shutil.rmtree(folder / "kept", ignore_errors=True)
+        return result.exit_code, printed, handed, kept
 
     return run
 

@@ -21,6 +21,7 @@ except ModuleNotFoundError as missing:
 
 from equicolor import __version__
 from equicolor.cli.canonicalize import canonicalize
+from equicolor.cli.compare import compare
 from equicolor.cli.convert import convert
 from equicolor.cli.datasets import datasets
 from equicolor.cli.demo import demo
@@ -92,7 +93,7 @@ app = typer.Typer(
 app.add_typer(reproduce, name="reproduce")
 app.add_typer(datasets, name="datasets")
 for command in (
-    train, evaluate, predict, convert, canonicalize, inspect, demo, models, cost, export,
+    train, evaluate, compare, predict, convert, canonicalize, inspect, demo, models, cost, export,
 ):  # fmt: skip
     app.command()(command)
 

@@ -6,12 +6,20 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from equicolor.cli.options import SUBJECT, names, settle_threads, slug, told_to_skip, with_options
+from equicolor.cli.options import (
+    JUDGING,
+    SUBJECT,
+    names,
+    settle_threads,
+    slug,
+    told_to_skip,
+    with_options,
+)
 
 __all__ = ["evaluate"]
 
 
-@with_options(SUBJECT)
+@with_options([*SUBJECT, *JUDGING])
 def evaluate(
     actions: Annotated[
         str,
@@ -21,24 +29,6 @@ def evaluate(
             metavar="A,B",
         ),
     ] = "hsv,rgb,rgb-clip",
-    shifts: Annotated[int, typer.Option(help="How many values, over the range of each.")] = 37,
-    batch_size: Annotated[int, typer.Option(help="Images in a batch.")] = 256,
-    precision: Annotated[
-        str, typer.Option(help="float32, bfloat16, or auto: bfloat16 on a GPU.")
-    ] = "auto",
-    classes_by_index: Annotated[
-        bool,
-        typer.Option(
-            "--classes-by-index",
-            help="The classes are the network's, in its order, whatever their names.",
-        ),
-    ] = False,
-    cache: Annotated[
-        Path | None,
-        typer.Option(
-            help="Keeps decoded images.", show_default="equicolor/decoded in the user's cache"
-        ),
-    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="The folder.", show_default="runs/evaluate/NETWORK"),
@@ -61,15 +51,7 @@ def evaluate(
     subject["device"] = choose_device(subject["device"])
     settle_threads(subject["device"].type)
     with told_to_skip(subject["skip_corrupt"]):
-        evaluation = diagnose(
-            **subject,
-            actions=names(actions) or [],
-            shifts=shifts,
-            batch_size=batch_size,
-            precision=precision,
-            classes_by_index=classes_by_index,
-            cache=cache,
-        )
+        evaluation = diagnose(**subject, actions=names(actions) or [])
     report.show(evaluation, Console())
     written = report.write(evaluation, output, device=subject["device"])
     typer.echo(f"wrote {', '.join(map(str, written))} in {evaluation.seconds:.1f} s")

@@ -15,8 +15,8 @@ from equicolor._files import short_name
 from equicolor.training.fields import settings
 
 __all__ = [
-    "SUBJECT", "Device", "Pretrained", "Size", "field_options", "field_values", "names", "option",
-    "settle_threads", "slug", "told_to_skip", "with_options",
+    "JUDGING", "NETWORK", "SUBJECT", "Device", "Pretrained", "Size", "field_options",
+    "field_values", "names", "option", "settle_threads", "slug", "told_to_skip", "with_options",
 ]  # fmt: skip
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -27,19 +27,17 @@ def option(help: str, default: str | bool = True, *names: str, panel: str | None
     return typer.Option(*names, help=help, show_default=default, rich_help_panel=panel)
 
 
+NETWORK = (
+    "a checkpoint, the folder of a training run, timm:NAME, torchvision:NAME, or "
+    "path/to/file.py:function."
+)
 Size = Annotated[int | None, option("Height and width of the images.", "the network's")]
 Pretrained = Annotated[bool, option("Load the weights that timm or torchvision offer.")]
 Device = Annotated[str, option("auto, cpu or cuda.")]
 
 
 def _subject(
-    network: Annotated[
-        str,
-        typer.Argument(
-            help="A checkpoint, the folder of a training run, timm:NAME, torchvision:NAME, or "
-            "path/to/file.py:function."
-        ),
-    ],
+    network: Annotated[str, typer.Argument(help=f"{NETWORK[0].upper()}{NETWORK[1:]}")],
     data: Annotated[
         str | None,
         option(
@@ -68,7 +66,27 @@ def _subject(
     """Options of a network and images, as equicolor.evaluation.diagnose.load_subject takes them."""
 
 
+def _judging(
+    shifts: Annotated[int, option("How many values, over the range of each.")] = 37,
+    batch_size: Annotated[int, option("Images in a batch.")] = 256,
+    precision: Annotated[str, option("float32, bfloat16, or auto: bfloat16 on a GPU.")] = "auto",
+    classes_by_index: Annotated[
+        bool,
+        option(
+            "The classes are the network's, in its order, whatever their names.",
+            True,
+            "--classes-by-index",
+        ),
+    ] = False,
+    cache: Annotated[
+        Path | None, option("Keeps decoded images.", "equicolor/decoded in the user's cache")
+    ] = None,
+) -> None:
+    """Options of judging networks, as equicolor.evaluation.diagnose.diagnose takes them."""
+
+
 SUBJECT = tuple(inspect.signature(_subject).parameters.values())
+JUDGING = tuple(inspect.signature(_judging).parameters.values())
 
 _PANELS = (None, "Network", "Images", "Training", "Running")  # as the help shows them
 

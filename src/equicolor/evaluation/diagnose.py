@@ -20,6 +20,7 @@ from equicolor.evaluation.evaluate import Evaluation, evaluate
 from equicolor.evaluation.hue_sweep import Batches
 from equicolor.evaluation.images import (
     OtherClassesError,
+    Preparation,
     choose_preparation,
     load_batches,
     match_classes,
@@ -31,7 +32,7 @@ from equicolor.reporting.progress import counting, say
 from equicolor.training.run_folder import recipe_of_run
 from equicolor.training.seen import find_seen, seed_of_training
 
-__all__ = ["Subject", "diagnose", "judge", "load_subject"]
+__all__ = ["OpenSubject", "Subject", "diagnose", "judge", "load_subject", "open_subject"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,7 +47,56 @@ class Subject:
     unjudged: str = ""  # why the outputs are not the classes of the images, if they are not
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class OpenSubject:
+    """A network and images that fit together, before images are decoded."""
+
+    network: nn.Module
+    images: ImageSet
+    preparation: Preparation
+    facts: dict[str, Any]
+    data: str | Path  # the dataset by name or folder
+    split_seed: int | None  # that was given, or that of the training; None if neither is known
+    device: torch.device
+    autocast: torch.dtype | None
+    unjudged: str
+    cache: Path | None
+
+    def decode(
+        self, *, batch_size: int = 256, skip_corrupt: bool = False, console: Console | None = None
+    ) -> Subject:
+        """Decode the images, or get ready to, if they do not fit into memory."""
+        with counting(console, f"decoding {self.images.name}") as decoding:
+            batches = load_batches(
+                self.images,
+                self.preparation,
+                batch_size=batch_size,
+                device=self.device,
+                skip_corrupt=skip_corrupt,
+                cache=self.cache,
+                progress=decoding,
+            )
+        parts = self.network, self.images, batches, self.facts, self.autocast, self.unjudged
+        return Subject(*parts)
+
+
 def load_subject(
+    network: str | Path,
+    data: str | Path | None = None,
+    *,
+    batch_size: int = 256,
+    skip_corrupt: bool = False,
+    console: Console | None = None,
+    **options: Any,
+) -> Subject:
+    """Load a network and images by their names; see :func:`open_subject` for the ``options``."""
+    _checks.positive_int("batch_size", batch_size)
+    console = Console(stderr=True) if console is None else console
+    subject = open_subject(network, data, console=console, **options)
+    return subject.decode(batch_size=batch_size, skip_corrupt=skip_corrupt, console=console)
+
+
+def open_subject(
     network: str | Path,
     data: str | Path | None = None,
     *,
@@ -57,18 +107,14 @@ def load_subject(
     resize: int | None = None,
     gray: bool = False,
     pretrained: bool = True,
-    batch_size: int = 256,
     device: torch.device | str = "cpu",
     precision: str = "auto",
-    skip_corrupt: bool = False,
     any_classes: bool = False,
     classes_by_index: bool = False,
     cache: Path | None = None,
     console: Console | None = None,
-) -> Subject:
-    """Load a network and images by their names.
-
-    Wrong names, sizes and classes are refused before images are decoded.
+) -> OpenSubject:
+    """Load a network and list the images by their names, and see that they fit together.
 
     Args:
         network, pretrained: see :func:`equicolor.models.loading.load_network`.
@@ -83,14 +129,12 @@ def load_subject(
         any_classes: also take a network whose outputs are not the classes of the images.
         classes_by_index: see :func:`equicolor.evaluation.images.match_classes`.
         cache: where decoded images are kept (default: :func:`equicolor.data.default_cache`).
-        console: shows progress (default: stderr).
+        console: shows remarks (default: none).
     """
-    _checks.positive_int("batch_size", batch_size)
     if limit is not None:
         _checks.positive_int("limit", limit)
     device = torch.device(device)
     precision = choose_precision(precision, cuda=device.type == "cuda")
-    console = Console(stderr=True) if console is None else console
 
     recipe = recipe_of_run(network)
     facts: dict[str, Any] = {}
@@ -132,20 +176,20 @@ def load_subject(
         if not any_classes:
             raise
         unjudged = error.reason
-    with counting(console, f"decoding {info.name}") as decoding:
-        batches = load_batches(
-            images,
-            preparation,
-            batch_size=batch_size,
-            device=device,
-            skip_corrupt=skip_corrupt,
-            cache=folder,
-            progress=decoding,
-        )
     facts |= {"dataset": info.name, "split": split, "split_seed": split_seed or 0}
     facts |= {**preparation._asdict(), "precision": precision}
-    autocast = torch.bfloat16 if precision == "bfloat16" else None
-    return Subject(model, images, batches, facts, autocast, unjudged)
+    return OpenSubject(
+        network=model,
+        images=images,
+        preparation=preparation,
+        facts=facts,
+        data=data,
+        split_seed=split_seed,
+        device=device,
+        autocast=torch.bfloat16 if precision == "bfloat16" else None,
+        unjudged=unjudged,
+        cache=folder,
+    )
 
 
 def _data_of(network: str | Path, origin: Origin) -> str:

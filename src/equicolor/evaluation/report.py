@@ -17,7 +17,10 @@ from equicolor.reporting.figures import png
 from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import write_results
 
-__all__ = ["FIGURE", "RESULTS", "class_table", "headline", "show", "summary_table", "write"]
+__all__ = [
+    "FIGURE", "RESULTS", "class_table", "details", "headline", "refuse_existing", "show",
+    "summary_table", "write",
+]  # fmt: skip
 
 RESULTS, FIGURE = "evaluation.json", "hue-curve.png"
 
@@ -103,7 +106,7 @@ def write(
         the reliability; and ``hue-curve.png``, the curves of all actions, if there were any.
     """
     folder = output_folder(output)
-    row = evaluation.rows()[0] | _details(evaluation)
+    row = evaluation.rows()[0] | details(evaluation)
     written = [write_results(folder / RESULTS, [row], device=device)]
     if evaluation.sweeps:
         written.append(write_whole(folder / FIGURE, png(evaluation_figure(evaluation))))
@@ -116,8 +119,8 @@ def refuse_existing(output: Path | str, overwrite: bool) -> None:
     refuse_to_replace((Path(output) / RESULTS, Path(output) / FIGURE), overwrite)
 
 
-def _details(evaluation: Evaluation) -> dict[str, Any]:
-    """Numbers of every class, and the bins of the reliability."""
+def details(evaluation: Evaluation) -> dict[str, Any]:
+    """Numbers of every class, and the bins of the reliability, for a row."""
     bins = evaluation.reliability
     details: dict[str, Any] = {
         "class_names": evaluation.class_names,

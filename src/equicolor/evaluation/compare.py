@@ -1,0 +1,285 @@
+"""Several networks judged on the same images, beside each other: tables, a figure and a page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from rich.console import Console
+from torch import Tensor
+
+from equicolor import _checks
+from equicolor._files import output_folder, refuse_files, refuse_to_replace, write_whole
+from equicolor._text import counted, enumerated
+from equicolor.evaluation.actions import action_named, action_values
+from equicolor.evaluation.diagnose import OpenSubject, judge, open_subject
+from equicolor.evaluation.evaluate import Evaluation
+from equicolor.evaluation.figures import Curve, action_panels, curve_style
+from equicolor.evaluation.hue_sweep import HueSweep
+from equicolor.evaluation.images import OtherClassesError
+from equicolor.evaluation.report import details
+from equicolor.models.cost import Cost, cost
+from equicolor.models.facts import network_title
+from equicolor.models.loading import is_foreign
+from equicolor.models.tensor_files import WEIGHTS
+from equicolor.reporting.figures import png
+from equicolor.reporting.html import Section, write_report
+from equicolor.reporting.tables import MISSING, Table
+from equicolor.results import provenance, write_results
+
+__all__ = [
+    "FIGURE", "PAGE", "RESULTS", "Compared", "class_table", "compare", "comparison_figure",
+    "comparison_table", "headline", "refuse_existing", "write",
+]  # fmt: skip
+
+RESULTS, FIGURE, PAGE = "comparison.json", "curves.png", "comparison.html"
+_LONGEST = 36  # characters of a name in a figure
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """One of several networks, judged on images that all of them have seen."""
+
+    network: str  # as it was named
+    name: str  # a short one, which no other has
+    cost: Cost | None  # for one image; None if it cannot be counted
+    evaluation: Evaluation
+
+    @property
+    def main(self) -> HueSweep:
+        """The sweep of the action that was named first."""
+        return next(iter(self.evaluation.sweeps.values()))
+
+
+def compare(
+    networks: Sequence[str | Path],
+    data: str | Path | None = None,
+    *,
+    actions: Sequence[str] = ("hsv",),
+    shifts: int | Sequence[float] | Tensor = 37,
+    pretrained: bool = True,
+    split_seed: int | None = None,
+    batch_size: int = 256,
+    skip_corrupt: bool = False,
+    console: Console | None = None,
+    **options: Any,
+) -> list[Compared]:
+    """Judge several networks on the same images.
+
+    All networks are loaded, and their classes compared with those of the images, before the first
+    one is judged. Each gets images of its own size.
+
+    Args:
+        networks: two or more, each as :func:`equicolor.models.load_network` takes it.
+        data: a dataset by name or folder; by default what the first network was trained on.
+        actions, shifts: see :func:`equicolor.evaluation.evaluate`; there must be an action.
+        pretrained: load the weights that timm and torchvision offer.
+        split_seed: of datasets without a split of their own; by default that of the networks that
+            were trained on them, which must have one in common.
+        batch_size, skip_corrupt, console: see :func:`equicolor.evaluation.diagnose.load_subject`.
+        options: others of :func:`equicolor.evaluation.diagnose.open_subject`, for all networks.
+    """
+    specs = [str(network) for network in networks]
+    if len(specs) < 2:
+        raise ValueError(f"compare needs two networks or more, got {len(specs)}: {specs}")
+    twice = [spec for spec in dict.fromkeys(specs) if specs.count(spec) > 1]
+    if twice:
+        raise ValueError(f"every network is compared once, got twice: {enumerated(twice)}")
+    if not action_values(actions, shifts):
+        raise ValueError("compare needs an action, such as hsv; got none")
+    _checks.positive_int("batch_size", batch_size)
+    console = Console(stderr=True) if console is None else console
+    if not pretrained and not any(map(is_foreign, specs)):
+        raise ValueError(
+            "pretrained chooses the weights of timm's and torchvision's networks, and none is "
+            "among these: leave --no-pretrained out"
+        )
+
+    def opened(spec: str, data: str | Path | None, seed: int | None) -> OpenSubject:
+        weights = pretrained or not is_foreign(spec)
+        try:
+            return open_subject(
+                spec, data, pretrained=weights, split_seed=seed, console=console, **options
+            )
+        except OtherClassesError as error:
+            raise ValueError(f"{spec}: {error}") from None
+
+    subjects = [opened(specs[0], data, split_seed)]
+    subjects += [opened(spec, subjects[0].data, split_seed) for spec in specs[1:]]
+    seed = _common_seed(specs, subjects)
+    subjects = [
+        subject if (subject.split_seed or 0) == seed else opened(spec, subjects[0].data, seed)
+        for spec, subject in zip(specs, subjects, strict=True)
+    ]
+    compared = []
+    for spec, name in zip(specs, short_names(specs), strict=True):
+        subject = subjects.pop(0).decode(
+            batch_size=batch_size, skip_corrupt=skip_corrupt, console=console
+        )
+        evaluation = judge(subject, actions=actions, shifts=shifts, console=console)
+        try:
+            counts = cost(subject.network, evaluation.facts["size"])
+        except (RuntimeError, ValueError):  # not every network runs without numbers
+            counts = None
+        compared.append(Compared(spec, name, counts, evaluation))
+    return compared
+
+
+def _common_seed(specs: Sequence[str], subjects: Sequence[OpenSubject]) -> int:
+    """The seed of the split that the networks were trained on, as far as they know one."""
+    seeds = {
+        spec: subject.split_seed
+        for spec, subject in zip(specs, subjects, strict=True)
+        if subject.split_seed is not None
+    }
+    if len(set(seeds.values())) > 1:
+        pairs = enumerated([f"{seed} of {spec}" for spec, seed in seeds.items()])
+        raise ValueError(
+            f"the networks were trained on different splits of {subjects[0].images.name} (seeds: "
+            f"{pairs}), so test images of one are training images of another; --split-seed "
+            "chooses one nevertheless"
+        )
+    return next(iter(seeds.values()), 0)
+
+
+def short_names(specs: Sequence[str]) -> list[str]:
+    """The last parts of paths and names; whole ones where two would be the same.
+
+    Example:
+        >>> short_names(["runs/first/model.safetensors", "runs/second/", "timm:resnet18"])
+        ['first', 'second', 'timm:resnet18']
+        >>> short_names(["a/run", "b/run"])
+        ['a/run', 'b/run']
+    """
+    paths = [Path(spec) for spec in specs]
+    names = [path.parent.name if path.name == WEIGHTS else path.name for path in paths]
+    return [
+        spec if not name or names.count(name) > 1 else name
+        for spec, name in zip(specs, names, strict=True)
+    ]
+
+
+def comparison_table(compared: Sequence[Compared]) -> Table:
+    """Cost and accuracy, a line for each network."""
+    first, *others = (action_named(action) for action in compared[0].evaluation.sweeps)
+    columns = ["network", "architecture", "parameters", "GMACs", "original", first.label]
+    columns += ["lowest", "lowest at", "answers changed"]
+    for other in others:
+        columns += [other.label, "lowest"]
+    lines = []
+    for each in compared:
+        evaluation, sweep = each.evaluation, each.main
+        worst = int(sweep.accuracy.argmin())
+        changed = 100 * sweep.changed.sum(1).double() / sweep.counts.sum()
+        title = network_title(evaluation.facts | {"run": "", "dataset": ""})
+        line = [
+            each.name,
+            MISSING if title == each.name else title,
+            MISSING if each.cost is None else f"{each.cost.parameters:,}",
+            MISSING if each.cost is None else f"{each.cost.macs / 1e9:.3g}",
+            f"{evaluation.original:.2f}",
+            f"{sweep.mean:.2f}",
+            f"{float(sweep.accuracy[worst]):.2f}",
+            first.show(float(sweep.shifts[worst])),
+            f"{float(changed[sweep.distinct].mean()):.2f}",
+        ]
+        for another in list(evaluation.sweeps.values())[1:]:
+            line += [f"{another.mean:.2f}", f"{float(another.accuracy.min()):.2f}"]
+        lines.append(line)
+    images = " or ".join(dict.fromkeys(f"{each.evaluation.images:,}" for each in compared))
+    title = f"{compared[0].evaluation.facts['dataset']}, {images} images; accuracy in percent"
+    return Table(columns, lines, title, text_columns=2).without_empty(["architecture"])
+
+
+def class_table(compared: Sequence[Compared], *, most: int = 10) -> Table:
+    """The classes whose mean accuracy under the first action differs most between networks."""
+    accuracy = [
+        {change.name: change.shifted for change in each.evaluation.class_changes(each.main.action)}
+        for each in compared
+    ]
+    names = [name for name in accuracy[0] if all(name in each for each in accuracy)]
+
+    def difference(name: str) -> float:
+        values = [each[name] for each in accuracy]
+        return max(values) - min(values)
+
+    names.sort(key=difference, reverse=True)
+    lines = [(name, *(f"{each[name]:.1f}" for each in accuracy)) for name in names[:most]]
+    which = f"The {most} of {len(names)} classes" if len(names) > most else "Classes"
+    label = action_named(compared[0].main.action).label
+    title = f"{which} that differ most; accuracy in percent, mean over {label}"
+    return Table(("class", *(each.name for each in compared)), lines, title)
+
+
+def comparison_figure(compared: Sequence[Compared]) -> Figure:
+    """A panel for each action, with the curves of all networks."""
+    panels: dict[str, list[Curve]] = {action: [] for action in compared[0].evaluation.sweeps}
+    for place, each in enumerate(compared):
+        name = each.name if len(each.name) <= _LONGEST else f"{each.name[: _LONGEST - 1]}…"
+        for action, sweep in each.evaluation.sweeps.items():
+            order = sweep.shifts.argsort(stable=True)
+            values, accuracy = sweep.shifts[order].tolist(), sweep.accuracy[order].tolist()
+            label = f"{name}, mean {sweep.mean:.1f}"
+            panels[action].append(Curve(label, values, accuracy, style=curve_style(place)))
+    return action_panels(panels, width=7.4)
+
+
+def headline(compared: Sequence[Compared]) -> str:
+    """One sentence: the network that withstands the first action best."""
+    best = max(compared, key=lambda each: each.main.mean)
+    original = max(compared, key=lambda each: each.evaluation.original)
+    label = action_named(best.main.action).label
+    return (
+        f"Highest mean over {label}: {best.name} with {best.main.mean:.1f} %; on the original "
+        f"images: {original.name} with {original.evaluation.original:.1f} %."
+    )
+
+
+def write(
+    compared: Sequence[Compared], output: Path | str, *, device: torch.device | str = "cpu"
+) -> list[Path]:
+    """Write a page, the figure and all numbers into a folder; earlier files are replaced.
+
+    Returns:
+        The files: ``comparison.html``, with everything inside; ``curves.png``; and
+        ``comparison.json``, which has a row for each network with the keys of
+        :func:`equicolor.evaluation.report.write` and ``network``, ``name``, ``parameters`` and
+        ``macs``.
+    """
+    folder = output_folder(output)
+    rows = []
+    for each in compared:
+        parameters, macs = each.cost or (None, None)
+        row = {"network": each.network, "name": each.name, "parameters": parameters, "macs": macs}
+        rows.append(row | each.evaluation.rows()[0] | details(each.evaluation))
+    figure = png(comparison_figure(compared))
+    label = action_named(compared[0].main.action).label
+    sections = [
+        Section(
+            "Accuracy and cost",
+            "GMACs are billions of multiply-accumulates that are executed for one image. Answers "
+            "changed: images that get another answer than untouched, on average.",
+            comparison_table(compared),
+            figure,
+            "Accuracy of every network over what is done to the test images.",
+        ),
+        Section("Classes", table=class_table(compared)),
+    ]
+    page = write_report(
+        folder / PAGE,
+        f"{counted(len(compared), 'network')} on {compared[0].evaluation.facts['dataset']}",
+        sections,
+        lead=headline(compared),
+        numbers={f"{each.name}, {label}": f"{each.main.mean:.1f} %" for each in compared[:4]},
+        provenance=provenance(device),
+    )
+    results = write_results(folder / RESULTS, rows, device=device)
+    return [page, write_whole(folder / FIGURE, figure), results]
+
+
+def refuse_existing(output: Path | str, overwrite: bool) -> None:
+    """Refuse a folder that is a file or holds an earlier comparison, before any work."""
+    refuse_files(Path(output))
+    refuse_to_replace((Path(output) / name for name in (PAGE, FIGURE, RESULTS)), overwrite)
