@@ -1,11 +1,14 @@
-"""Every script in examples/ runs and prints what it promises."""
+"""Every script and notebook in examples/ runs and does what it promises."""
 
+import json
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,9 +43,50 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     return run
 
 
+def notebook_cells(name: str) -> list[dict[str, Any]]:
+    return json.loads((EXAMPLES / name).read_text())["cells"]
+
+
+@pytest.fixture
+def run_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The variables of a notebook after its cells were executed in an empty folder.
+
+    Its cells are Python, or one command of ours after an exclamation mark. A Jupyter kernel would
+    add dozens of packages, and nothing that is tested here.
+    """
+    from equicolor.cli.app import app
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("MPLBACKEND", "agg")
+
+    def run(name: str) -> dict[str, Any]:
+        variables: dict[str, Any] = {"__name__": "__main__"}
+        for number, cell in enumerate(notebook_cells(name)):
+            source = "".join(cell["source"])
+            if cell["cell_type"] == "code" and source.startswith("!"):
+                command, *arguments = shlex.split(source[1:].replace("\\\n", " "))
+                assert command == "equicolor"
+                app(arguments, standalone_mode=False)
+            elif cell["cell_type"] == "code":
+                exec(compile(source, f"{name}, cell {number}", "exec"), variables)
+        variables["plt"].close("all")
+        return variables
+
+    return run
+
+
 def test_every_example_is_tested() -> None:
-    names = {path.name for path in EXAMPLES.glob("*.py")}
-    assert names == {"train.py", "swap_layers.py", "export_onnx.py"}
+    names = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
+    notebooks = {"folder_to_onnx.ipynb", "frozen_network.ipynb"}
+    assert names == {"train.py", "swap_layers.py", "export_onnx.py"} | notebooks
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.name)
+def test_notebooks_are_committed_without_outputs(path: Path) -> None:
+    code = [cell for cell in notebook_cells(path.name) if cell["cell_type"] == "code"]
+    assert len(code) >= 4
+    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code)
 
 
 @pytest.mark.slow
@@ -73,3 +117,26 @@ def test_export_onnx(tmp_path: Path, run) -> None:
     assert output.splitlines()[-1] == "onnxruntime: (5, 3, 32, 32) -> (5, 10)"
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"ce_resnet44.safetensors", "ce_resnet44.onnx"}
+
+
+@pytest.mark.slow
+def test_folder_to_onnx(run_notebook, tmp_path: Path) -> None:
+    pytest.importorskip("mlxtend")
+    pytest.importorskip("onnxruntime")
+    results = run_notebook("folder_to_onnx.ipynb")["results"]
+    plain, equivariant = (results[name]["hue_curve"] for name in ("plain", "equivariant"))
+    assert results["plain"]["original"] > 90
+    assert min(plain) < 30
+    assert min(equivariant) > 50
+    assert max(equivariant) - min(equivariant) < 15
+    assert {"page.html", "digits.onnx", "hue-curves.png"} <= {x.name for x in tmp_path.iterdir()}
+
+
+@pytest.mark.slow
+def test_frozen_network(run_notebook) -> None:
+    pytest.importorskip("mlxtend")
+    variables = run_notebook("frozen_network.ipynb")
+    before, after = variables["before"], variables["after"]
+    assert before.original > 80
+    assert before.accuracy.min() < 40
+    assert after.accuracy.min() > before.accuracy.min() + 30
