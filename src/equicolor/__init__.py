@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from equicolor.canonicalization import canonicalize
     from equicolor.conversion import adapt, convert
 
+#: The version of the package.
 __version__ = "0.1.0"
 
 __all__ = [

@@ -25,6 +25,7 @@ from equicolor.nn.folding.trace import refuse_custom_modules
 __all__ = ["FORMATS", "ExportError", "ExportReport", "export"]
 
 _SUFFIXES = {".onnx": "onnx", ".pt": "torchscript", ".pt2": "exported-program"}
+#: The formats that :func:`export` writes.
 FORMATS = tuple(_SUFFIXES.values())
 _EXAMPLE_BATCH, _VERIFIED_BATCHES = 2, (1, 7)
 ONNX_LIMIT = 1.8 * 2**30  # bytes, a little under the format's limit; larger weights go beside

@@ -240,8 +240,8 @@ class CEConv2d(_CEConvNd):
     rolling the group dimension.
 
     Args:
-        in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
-            padding_mode: as in :class:`torch.nn.Conv2d`.
+        in_channels, out_channels, kernel_size, stride, padding: as in :class:`torch.nn.Conv2d`.
+        dilation, groups, bias, padding_mode: as in :class:`torch.nn.Conv2d`.
         rotations: the number :math:`n` of hues.
         separable: filters are the product of a spatial part ``weight``
             :math:`[O, I, 1, k_h, k_w]` and a group part ``pointwise_weight``
