@@ -9,7 +9,7 @@ VISION ?= .venv-vision
 SEEING := $(VISION)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick lint types pytest vision format bench docs clean
+.PHONY: help setup demo test quick lint types pytest vision format bench docs site clean
 
 help:            ## show this list
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*## /\t/' | expand -t 12
@@ -19,7 +19,7 @@ setup: $(READY)  ## create .venv with everything but the [vision] extra
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
-	  -e '.[train,export,hub,dev]'
+	  -e '.[train,export,hub,site,dev]'
 	@# pip would compile on one core, the tests of all packages too. Some files need a newer Python.
 	$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true
 	@touch $@
@@ -69,5 +69,11 @@ bench: $(READY)  ## speed, as ratios; writes results/bench-*.json
 docs: $(READY)   ## redraw the figures in docs/ that results/ hold
 	$(BIN)/equicolor reproduce all --from results --figures docs
 
-clean:           ## remove the environment and reports
-	rm -rf $(VENV) $(VISION) demo-report
+# The source folder is the repository: links between its files lead to the same places.
+site: $(READY)   ## the documentation as a site; leaves it in build/site/
+	rm -rf build/site docs/api
+	$(BIN)/python -m sphinx -q -W --keep-going -E -c docs -d build/doctrees . build/site
+	@echo "build/site/index.html: $$(find build/site -name '*.html' | wc -l) pages"
+
+clean:           ## remove the environment, reports and the site
+	rm -rf $(VENV) $(VISION) demo-report build/site build/doctrees docs/api
