@@ -346,6 +346,17 @@ def test_unknown_operations_are_said_and_see_everything():
     assert field.box(0, 0) == (0, 0, 8, 8)
 
 
+def test_elements_that_the_image_chooses_may_be_any():
+    class Brightest(nn.Module):
+        def forward(self, features):
+            columns = features.amax((1, 2)).argmax(1)
+            return features.gather(3, columns.view(-1, 1, 1, 1).expand(*features.shape[:3], 1))
+
+    network = nn.Sequential(nn.Conv2d(3, 2, 3), Brightest())
+    field = receptive_fields(network, 6, ["1"])["1"]
+    assert field.box(0, 0) == (0, 0, 6, 6)
+
+
 def test_looking_changes_nothing():
     network = nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.Dropout(0.5)).train()
     before = {key: value.clone() for key, value in network.state_dict().items()}

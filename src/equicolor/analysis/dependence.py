@@ -209,6 +209,9 @@ def _move(call: _Operation) -> list[Planes]:
     if call.name in ("view", "_unsafe_view"):
         # Planes may lie otherwise in memory.
         return [tuple(plane.reshape(call.outputs[0].shape) for plane in call.first)]
+    tensors = [x for x in tree_leaves((call.args[1:], call.kwargs)) if isinstance(x, Tensor)]
+    if any(not x.is_floating_point() and call.seen.planes(x) is not None for x in tensors):
+        return _look_at_everything(call)  # which elements are moved depends on the image
     moved = []
     for index in range(len(call.inputs[0])):
 
