@@ -1,6 +1,6 @@
-"""Reports: one HTML file with everything inside, to open, mail or archive.
+"""Pages: one HTML file with everything inside, to open, mail or archive.
 
-No scripts, no links, no other files: styles are inline and figures are PNGs in base64.
+No links, no other files: styles are inline and figures are PNGs in base64. Reports have no scripts.
 """
 
 import base64
@@ -17,14 +17,15 @@ from equicolor._text import printable
 from equicolor.reporting.figures import png
 from equicolor.reporting.tables import Table
 
-__all__ = ["Section", "write_report"]
+__all__ = ["Section", "html_page", "provenance_list", "write_report"]
 
 _MANY_COLUMNS = 7  # from here on smaller type, so that eight fit into the page
 _STYLE = """
-:root { --ink: #1c1e21; --soft: #5b6168; --line: #d9dce0; --accent: #0072b2; }
+:root { --ink: #1c1e21; --soft: #5b6168; --line: #d9dce0; --accent: #0072b2; --paper: #fff; }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 62rem; padding: 2.5rem 1.5rem 4rem; color: var(--ink);
-  background: #fff; font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+  background: var(--paper);
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
 h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .6rem; }
 h2 { font-size: 1.3rem; margin: 2.6rem 0 .6rem; padding-top: 1.2rem;
   border-top: 1px solid var(--line); }
@@ -102,15 +103,28 @@ def write_report(
         parts.append(f'<div class="tiles">{"".join(tiles)}</div>')
     parts += map(_section, sections)
     if provenance:
-        parts.append(_provenance(provenance))
+        parts.append(provenance_list(provenance))
+    return write_whole(path, html_page(title, parts))
+
+
+def html_page(title: str, parts: Sequence[str], *, style: str = "", policy: str = "") -> str:
+    """A page in the style of reports.
+
+    Args:
+        title: what browsers call it; escaped here.
+        parts: HTML of the body, in which everything that comes from outside is escaped.
+        style: CSS that comes after that of reports.
+        policy: what the page may load, as a Content-Security-Policy; none by default.
+    """
     body = "\n".join(parts)
-    page = (
+    allowed = f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">\n'
+    return printable(
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f"{allowed if policy else ''}"
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
+        f"<title>{html.escape(title)}</title>\n<style>{_STYLE}{style}</style>\n</head>\n"
         f"<body>\n{body}\n</body>\n</html>\n"
     )
-    return write_whole(path, printable(page))
 
 
 def _paragraphs(text: str) -> list[str]:
@@ -135,8 +149,8 @@ def _section(section: Section) -> str:
     return "\n".join(parts)
 
 
-def _provenance(facts: Mapping[str, Any]) -> str:
-    """Command, versions and device as a list of names and values."""
+def provenance_list(facts: Mapping[str, Any]) -> str:
+    """Command, versions and device as a list of names and values, in HTML."""
     items = []
     for name, value in facts.items():
         if isinstance(value, Mapping):
