@@ -45,6 +45,7 @@ class Subject:
     facts: dict[str, Any]  # dataset, split and, of a training run, how it was trained
     autocast: torch.dtype | None  # the dtype to compute in, if not that of the network
     unjudged: str = ""  # why the outputs are not the classes of the images, if they are not
+    data: str | Path | None = None  # the dataset, by name or folder; None of images made otherwise
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,8 +77,15 @@ class OpenSubject:
                 cache=self.cache,
                 progress=decoding,
             )
-        parts = self.network, self.images, batches, self.facts, self.autocast, self.unjudged
-        return Subject(*parts)
+        return Subject(
+            network=self.network,
+            images=self.images,
+            batches=batches,
+            facts=self.facts,
+            autocast=self.autocast,
+            unjudged=self.unjudged,
+            data=self.data,
+        )
 
 
 def load_subject(

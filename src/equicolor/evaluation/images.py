@@ -36,6 +36,7 @@ __all__ = [
     "match_classes",
     "prepare_image",
     "some_images",
+    "spread_over_classes",
     "subset",
     "try_images",
 ]
@@ -190,9 +191,19 @@ def some_images(images: ImageSet, count: int) -> ImageSet:
         >>> some_images(toy, 3).labels.tolist()
         [0, 0, 1]
     """
-    by_class = images.labels.argsort(stable=True)
-    places = (torch.arange(count) * len(images) + len(images) // 2) // count
-    return subset(images, by_class[places].sort().values)
+    return subset(images, spread_over_classes(images.labels, count))
+
+
+def spread_over_classes(labels: Tensor, count: int) -> Tensor:
+    """The positions of so many images, evenly from every class, in their order: int64 ``[count]``.
+
+    Example:
+        >>> spread_over_classes(torch.tensor([1, 0, 0, 1]), 2).tolist()
+        [2, 3]
+    """
+    by_class = labels.argsort(stable=True)
+    places = (torch.arange(count) * len(labels) + len(labels) // 2) // count
+    return by_class[places].sort().values
 
 
 def subset(images: ImageSet, numbers: Tensor) -> ImageSet:
