@@ -13,6 +13,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,6 +63,7 @@ WORK: dict[str, tuple[str, ...]] = {
         "equicolor.analysis.inspection.page.refuse_existing",
         "equicolor.evaluation.diagnose.load_subject",
         "equicolor.analysis.inspection.inspect.inspect",
+        "equicolor.analysis.inspection.interactive.turn",
     ),
     "convert": (
         "equicolor.conversion.report.convert_source",
@@ -85,7 +87,10 @@ WORK: dict[str, tuple[str, ...]] = {
 GO_ON: dict[str, Any] = {
     "equicolor.evaluation.report.write": [],
     "equicolor.evaluation.compare.write": [],
-    "equicolor.evaluation.diagnose.load_subject": None,
+    "equicolor.evaluation.diagnose.load_subject": SimpleNamespace(
+        data="images", facts={"split_seed": 0}
+    ),
+    "equicolor.analysis.inspection.inspect.inspect": None,
     "equicolor.conversion.report.convert_source": [],
     "equicolor.paper.engine.state": "new",
     "equicolor.paper.report.read": None,
@@ -145,13 +150,13 @@ VALUES: dict[str | tuple[str, str], str] = {
     ("evaluate", "batch_size"): "0", ("compare", "batch_size"): "0",
     "cache": "{folder}/kept",
     "ce_stages": "2", ("cost", "ce_stages"): "2", "checkpoint_every": "7", "classes": "7",
-    "coset_pool": "avg", "data": "{folder}/images",
+    "compare": "{folder}/second.safetensors", "coset_pool": "avg", "data": "{folder}/images",
     ("evaluate", "data"): "{folder}/other", ("compare", "data"): "{folder}/other",
     "data_path": "streaming",
     "dataset": "{folder}/other", "datasets": "{folder}/images",
     "device": "cpu" if torch.cuda.is_available() else "cuda", ("train", "device"): "cuda",
 
-    "devices": "2", "epochs": "7", "finetune": "{folder}/network.safetensors",
+    "devices": "2", "epochs": "7", "examples": "3", "finetune": "{folder}/network.safetensors",
     "form": "dense", "gate": "0.5", "grey": "opponent", "hue": "120",
     "images": "{folder}/images/a/5.png", "init": "random", "input_size": "56",
     "js": "", "jitter": "0.25", "launcher": "slurm",

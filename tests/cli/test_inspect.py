@@ -4,6 +4,7 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -41,6 +42,12 @@ def place(fruit: Path) -> Path:
     return fruit
 
 
+def interactive_data(path: Path) -> dict[str, Any]:
+    found = re.search(r'id="data">(.*?)</script>', path.read_text())
+    assert found is not None
+    return dict(json.loads(found[1]))
+
+
 def images_of(page: str) -> int:
     assert not re.search(r'(src|href)="(?!data:)', page), "the page needs other files"
     return page.count('src="data:image/png;base64,')
@@ -50,7 +57,7 @@ def images_of(page: str) -> int:
 def test_a_page_of_an_equivariant_network(place: Path) -> None:
     result = invoke("net.safetensors", "--data", "fruit", "-o", "page.html", *QUICK)
     assert result.exit_code == 0, result.stderr
-    assert "wrote page.html and page.json" in result.stdout
+    assert "wrote page.html, page-interactive.html and page.json" in result.stdout
     assert "colour selectivity" in result.stdout.splitlines()[-1]
     page = (place / "page.html").read_text()
     for title in SECTIONS:
@@ -78,6 +85,57 @@ def test_a_page_of_an_equivariant_network(place: Path) -> None:
     result = invoke("net.safetensors", "--data", "fruit", "-o", "page.html", *QUICK)
     assert result.exit_code == 1
     assert "page.html exists; --force replaces it" in result.stderr
+    assert "Turn hues by hand in page-interactive.html, beside this page." in page
+    shown = interactive_data(place / "page-interactive.html")
+    assert [len(shown["examples"]), len(shown["networks"])] == [6, 1]
+    (network,) = shown["networks"]
+    assert len(network["curve"]) == 4
+    sheets = re.findall(r"<h2>Neuron features: (.*?)</h2>", page)
+    assert [layer["name"] for layer in network["layers"]] == sheets
+    # Nor is an interactive page replaced.
+    (place / "page.html").unlink()
+    (place / "page.json").unlink()
+    result = invoke("net.safetensors", "--data", "fruit", "-o", "page.html", *QUICK)
+    assert "page-interactive.html exists; --force replaces it" in result.stderr
+
+
+OWN = """
+from torch import nn
+
+def build():
+    convolutions = nn.Conv2d(3, 4, 5, 2, 2), nn.ReLU()
+    return nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+"""
+
+
+@pytest.mark.slow
+def test_another_network_beside_the_first(place: Path) -> None:
+    """Of another kind, with other outputs; on the same examples."""
+    (place / "mine.py").write_text(OWN)
+    sheets = ("--sheets", "blocks.0.2,blocks.1.2", "--examples", "3", "-o", "page.html")
+    options = ("--data", "fruit", *sheets, *QUICK)
+    result = invoke("net.safetensors", "--compare", "mine.py:build", *options)
+    assert result.exit_code == 0, result.stderr
+    shown = interactive_data(place / "page-interactive.html")
+    assert len(shown["examples"]) == 3
+    first, second = shown["networks"]
+    assert [layer["name"] for layer in first["layers"]] == ["blocks.0.2", "blocks.1.2"]
+    assert [layer["name"] for layer in second["layers"]] == ["network.1"]
+    assert (first["judged"], second["judged"], second["curve"]) == (True, False, None)
+    names = {answer["name"] for answer in second["examples"][0]["answers"]}
+    assert names == {f"output {number}" for number in range(5)}
+    # A twin of the first shows the same as the first.
+    result = invoke("net.safetensors", "--compare", "net.safetensors", *options, "--force")
+    assert result.exit_code == 0, result.stderr
+    first, second = interactive_data(place / "page-interactive.html")["networks"]
+    assert first == second
+
+
+def test_what_to_compare_with_is_looked_for_before_any_work(place: Path) -> None:
+    result = invoke("net.safetensors", "--compare", "no.safetensors", "--data", "fruit", *QUICK)
+    assert result.exit_code == 1
+    assert "no network at no.safetensors" in result.stderr
+    assert not (place / "runs").exists()
 
 
 def test_a_user_s_network_with_other_classes(place: Path) -> None:
@@ -125,6 +183,10 @@ def test_any_name_of_a_folder_can_be_drawn(place: Path) -> None:
     page = (place / "page.html").read_text(encoding="utf-8")
     assert r"US$ \frac{ and C$" in page
     assert "b?[2J?" in page
+    labels = [
+        each["label"] for each in interactive_data(place / "page-interactive.html")["examples"]
+    ]
+    assert set(labels) == {r"US$ \frac{ and C$", "b?[2J?"}
     options = ("--data", r"fruit$\frac{$", "--shifts", "4", "--size", "28", "--device", "cpu")
     arguments = ["evaluate", "net.safetensors", *options]
     result = CliRunner().invoke(app, arguments, prog_name="equicolor")
@@ -162,6 +224,7 @@ def test_classes_go_by_their_names(place: Path) -> None:
         (("net.safetensors", "--data", "fruit", "--layers", "block.0"), "has no layer 'block.0'"),
         (("net.safetensors", "--data", "fruit", "--grey", "mean"), "grey must be one of"),
         (("net.safetensors", "--data", "fruit", "--limit-images", "0"), "must be at least 1"),
+        (("net.safetensors", "--data", "fruit", "--examples", "0"), "examples must be at least 1"),
     ],
 )
 def test_mistakes_are_one_line(place: Path, arguments: tuple[str, ...], message: str) -> None:

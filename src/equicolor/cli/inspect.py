@@ -1,5 +1,6 @@
 """The command ``equicolor inspect``."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,6 +44,14 @@ def inspect(
         str, typer.Option(help="What grey is: luma, or opponent (first principal component).")
     ] = "luma",
     shifts: Annotated[int, typer.Option(help="Hue shifts over the whole circle.")] = 37,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            help="Another network, to put beside this one on the interactive page.",
+            show_default="none",
+        ),
+    ] = None,
+    examples: Annotated[int, typer.Option(help="Images of the interactive page.")] = 6,
     batch_size: Annotated[int, typer.Option(help="Images in a batch.")] = 64,
     precision: Annotated[str, typer.Option(help="float32, bfloat16 or auto.")] = "float32",
     output: Annotated[
@@ -56,9 +65,11 @@ def inspect(
 
     Writes one page to open in a browser, with the hue curve, the colour sensitivity of every
     class, the colour selectivity of every layer, neuron features, the first filters and the
-    equivariance error of every layer; and the numbers as JSON beside it.
+    equivariance error of every layer; the numbers as JSON beside it; and an interactive page,
+    on which a slider turns the hue of an image, and features and answers follow.
     """
-    from equicolor.analysis.inspection import page
+    from equicolor import _checks
+    from equicolor.analysis.inspection import interactive, page
     from equicolor.analysis.inspection.inspect import inspect as look
     from equicolor.devices import choose_device
     from equicolor.evaluation.diagnose import load_subject
@@ -68,20 +79,26 @@ def inspect(
         output = Path("runs") / "inspect" / f"{name}.html"
     if output.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"--output must be an HTML file, such as page.html; got {output}")
+    _checks.positive_int("examples", examples)
     page.refuse_existing(output, force)
     subject["device"] = choose_device(subject["device"])
     settle_threads(subject["device"].type)
     console = Console(stderr=True)
+    load = partial(
+        load_subject,
+        limit=limit_images,
+        batch_size=batch_size,
+        precision=precision,
+        any_classes=True,
+        console=console,
+    )
     with told_to_skip(subject["skip_corrupt"]):
+        first, second = load(**subject), None
+        if compare is not None:
+            same = {"data": first.data, "split_seed": first.facts["split_seed"]}
+            second = load(**subject | {"network": compare} | same)
         inspection = look(
-            load_subject(
-                **subject,
-                limit=limit_images,
-                batch_size=batch_size,
-                precision=precision,
-                any_classes=True,
-                console=console,
-            ),
+            first,
             layers=names(layers),
             sheet_layers=names(sheets),
             top=top,
@@ -90,7 +107,12 @@ def inspect(
             shifts=shifts,
             console=console,
         )
-    written = page.write(inspection, output, device=subject["device"])
+        turned = interactive.turn(
+            first, inspection, second, shifts=shifts, examples=examples, console=console
+        )
+    written = page.write(inspection, output, turned=turned, device=subject["device"])
     Console().print(page.layer_table(inspection, page.BRIEF).rich())
-    typer.echo(f"wrote {' and '.join(map(str, written))} in {inspection.seconds:.1f} s")
+    typer.echo(
+        f"wrote {', '.join(map(str, written[:-1]))} and {written[-1]} in {inspection.seconds:.1f} s"
+    )
     typer.echo(page.headline(inspection))

@@ -37,9 +37,9 @@ from equicolor.evaluation.evaluate import Evaluation
 from equicolor.models.facts import network_facts
 from equicolor.reporting.progress import counting
 
-__all__ = ["Inspection", "Sheet", "inspect"]
+__all__ = ["SHEETS", "Inspection", "Sheet", "inspect"]
 
-_SHEETS = 4  # layers whose units are drawn
+SHEETS = 4  # layers whose units are drawn
 _COMPARED = 8  # images to measure equivariance on
 _PLAIN_ROTATIONS = 3  # thirds of a turn for networks without a group
 
@@ -173,7 +173,7 @@ def inspect(
     _checks.positive_int("measured_units", measured_units)
     size = subject.facts["size"]
     layers_seen = find_layers(network, size, layers)
-    drawn = stage_ends(layers_seen)[-_SHEETS:] if sheet_layers is None else list(sheet_layers)
+    drawn = stage_ends(layers_seen)[-SHEETS:] if sheet_layers is None else list(sheet_layers)
     names = list(layers_seen | find_layers(network, size, drawn))
     evaluation = None
     if not subject.unjudged:

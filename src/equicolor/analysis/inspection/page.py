@@ -1,4 +1,4 @@
-"""The page about a network: one HTML file, and its numbers as JSON beside it."""
+"""The page about a network: one HTML file, with its numbers and an interactive page beside it."""
 
 import math
 from collections.abc import Sequence
@@ -8,8 +8,9 @@ import torch
 
 from equicolor._files import refuse_to_replace
 from equicolor.analysis.hue_rows import SELECTIVE
-from equicolor.analysis.inspection import figures
+from equicolor.analysis.inspection import figures, interactive
 from equicolor.analysis.inspection.inspect import Inspection, Sheet
+from equicolor.analysis.inspection.turning import TurnedHues
 from equicolor.evaluation.figures import evaluation_figure
 from equicolor.evaluation.report import class_table, summary_table
 from equicolor.models.facts import network_title
@@ -232,14 +233,28 @@ def _has_rotations(inspection: Inspection) -> bool:
 
 
 def refuse_existing(page: Path, force: bool) -> None:
-    """Raise FileExistsError if an earlier page or its numbers would be lost."""
-    refuse_to_replace((page, page.with_suffix(".json")), force)
+    """Raise FileExistsError if an earlier page, or what lies beside it, would be lost."""
+    files = page, page.with_suffix(".json"), interactive.page_beside(page)
+    refuse_to_replace(files, force)
 
 
-def write(inspection: Inspection, page: Path, *, device: torch.device | str = "cpu") -> list[Path]:
+def write(
+    inspection: Inspection,
+    page: Path,
+    *,
+    turned: Sequence[TurnedHues] = (),
+    device: torch.device | str = "cpu",
+) -> list[Path]:
     """Write the page, and beside it its numbers: a row a layer, and those of the network.
 
     Earlier files are replaced; see :func:`refuse_existing`.
+
+    Args:
+        inspection: what is shown.
+        page: where it goes.
+        turned: of :func:`equicolor.analysis.inspection.interactive.turn`, for an interactive page
+            beside it; none without.
+        device: on which it was measured.
     """
     numbers, judged, facts = {}, inspection.evaluation, inspection.facts
     if judged is not None:
@@ -253,6 +268,12 @@ def write(inspection: Inspection, page: Path, *, device: torch.device | str = "c
         f"Measured on {inspection.images} images of the {facts['split']} split.",
         *(f"{remark}." for remark in facts.get("warnings", ())),
     ]
+    made = provenance(device)
+    written = [page]
+    if turned:
+        beside = interactive.page_beside(page)
+        remarks.append(f"Turn hues by hand in {beside.name}, beside this page.")
+        written.append(interactive.write(beside, turned, provenance=made))
     lead = " ".join(f"{remark[0].upper()}{remark[1:]}" for remark in remarks)
     write_report(
         page,
@@ -260,9 +281,9 @@ def write(inspection: Inspection, page: Path, *, device: torch.device | str = "c
         sections(inspection),
         lead=lead,
         numbers=numbers,
-        provenance=provenance(device),
+        provenance=made,
     )
     data = write_results(
         page.with_suffix(".json"), inspection.rows(), device=device, network=inspection.summary()
     )
-    return [page, data]
+    return [*written, data]
