@@ -7,9 +7,12 @@ READY  := $(VENV)/.ready
 # an environment of its own, on top of the first.
 VISION ?= .venv-vision
 SEEING := $(VISION)/.ready
+# So does the browser, of 200 MB.
+BROWSER  ?= .venv-browser
+BROWSING := $(BROWSER)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick lint types pytest vision format bench docs site clean
+.PHONY: help setup demo test quick lint types pytest vision browser format bench docs site clean
 
 help:            ## show this list
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*## /\t/' | expand -t 12
@@ -40,22 +43,33 @@ types: $(READY)  ## mypy, strict
 	$(BIN)/mypy
 
 # One thread per worker: two workers beat two threads on small tensors.
-quick pytest vision: export OMP_NUM_THREADS ?= 1
+quick pytest vision browser: export OMP_NUM_THREADS ?= 1
 
 pytest: $(READY) ## tests and the examples in docstrings
 	$(BIN)/pytest -n auto --dist worksteal -q
 
-$(SEEING): $(READY) constraints.txt
-	$(PYTHON) -m venv --without-pip $(VISION)
-	packages=$$($(VISION)/bin/python -c 'import site; print(site.getsitepackages()[0])') && \
+# An environment on top of the first, with more packages: folder, packages, options of pip.
+define on_top
+	$(PYTHON) -m venv --without-pip $(1)
+	packages=$$($(1)/bin/python -c 'import site; print(site.getsitepackages()[0])') && \
 	  base=$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])') && \
 	  echo "import site; site.addsitedir('$$base')" > $$packages/base.pth && \
-	  $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade -c constraints.txt \
-	    --target $$packages torchvision timm
-	@touch $@
+	  $(BIN)/pip install --quiet --disable-pip-version-check $(3) --upgrade -c constraints.txt \
+	    --target $$packages $(2)
+	@touch $(1)/.ready
+endef
+
+$(SEEING): $(READY) constraints.txt
+	$(call on_top,$(VISION),torchvision timm,--no-deps)
 
 vision: $(SEEING) ## tests with torchvision and timm
 	$(VISION)/bin/python -m pytest -n auto --dist worksteal -q tests/vision
+
+$(BROWSING): $(READY) constraints.txt
+	$(call on_top,$(BROWSER),PyQt6-WebEngine)
+
+browser: $(BROWSING) ## tests of interactive pages in Chromium
+	$(BROWSER)/bin/python -m pytest -q tests/browser
 
 format: $(READY) ## let ruff rewrite
 	$(BIN)/ruff check --fix .
@@ -75,5 +89,5 @@ site: $(READY)   ## the documentation as a site; leaves it in build/site/
 	$(BIN)/python -m sphinx -q -W --keep-going -E -c docs -d build/doctrees . build/site
 	@echo "build/site/index.html: $$(find build/site -name '*.html' | wc -l) pages"
 
-clean:           ## remove the environment, reports and the site
-	rm -rf $(VENV) $(VISION) demo-report build/site build/doctrees docs/api
+clean:           ## remove the environments, reports and the site
+	rm -rf $(VENV) $(VISION) $(BROWSER) demo-report build/site build/doctrees docs/api
