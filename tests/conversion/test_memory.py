@@ -50,7 +50,6 @@ def mixing_as_on_gpus(request, monkeypatch):
     if request.param == "kernels":
         pytest.importorskip("triton")
         monkeypatch.setattr(mixing, "DEVICES", ("cpu",))
-        monkeypatch.setattr(mixing, "runs_triton", lambda device: True)
 
 
 @pytest.mark.slow
