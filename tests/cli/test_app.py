@@ -13,8 +13,9 @@ import equicolor
 from equicolor._packages import how_to_install
 from equicolor.cli.app import app
 from equicolor.data import load_mnist, longtailed_colormnist
-from equicolor.models import cecnn, facts, list_models, save_model
+from equicolor.models import cecnn, cost, facts, list_models, save_model
 from equicolor.models.export import ExportError
+from equicolor.nn import set_algorithm
 from equicolor.paper import configurations, demo
 
 
@@ -167,6 +168,37 @@ def test_cost_of_one_network(tmp_path: Path) -> None:
     assert first == f"parameters: {row['parameters']:,}"
     assert second.startswith("multiply-accumulates executed for one 16×16 image, hsv lifting: ")
     assert last == f"wrote {file}"
+
+
+def test_cost_of_any_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    network = cecnn(10, width=4, coset_pool="max")
+    network.origin = network.origin._replace(image_size=29, dataset="digits")
+    save_model(network, tmp_path / "run" / "model.safetensors")
+    Path("mine.py").write_text(
+        "import torch\n\ndef layer():\n    return torch.nn.Conv2d(3, 5, 1, bias=False)\n"
+    )
+    result = invoke("cost", "run", "--output", "cost.json")
+    assert result.exit_code == 0, result.stderr
+    (row,) = json.loads(Path("cost.json").read_text())["rows"]
+    dense, cyclic = (cost(set_algorithm(network, name), 29) for name in ("dense", "cyclic"))
+    assert (row["model"], row["rotations"], row["lifting"]) == ("cecnn", 3, "rgb")
+    assert (row["parameters"], row["macs_dense"], row["macs_cyclic"]) == (*dense, cyclic.macs)
+    assert "for one 29×29 image, rgb lifting: " in result.stdout
+    result = invoke("cost", "mine.py:layer", "--input-size", "100")
+    assert result.stdout.splitlines() == [
+        "parameters: 15",
+        "multiply-accumulates executed for one 100×100 image: 0.00015 G",
+    ]
+    for arguments, message in {
+        "run --rotations 3": "rotations can be chosen for a name of 'equicolor models'; run is bui",
+        "absent.safetensors": "no network at absent.safetensors; expected a checkpoint",
+        "mine.py:nothing": "mine.py has no function 'nothing'",
+    }.items():
+        result = invoke("cost", *arguments.split())
+        assert result.exit_code in (1, 2)
+        assert result.stderr.startswith(f"equicolor: {message}")
+        assert result.stderr.count("\n") == 1
 
 
 def test_cost_of_a_hybrid() -> None:

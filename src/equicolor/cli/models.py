@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from equicolor.cli.options import NETWORK
 from equicolor.cli.train import parse_width
 
 __all__ = ["cost", "models"]
@@ -33,7 +34,11 @@ def models(
 
 def cost(
     model: Annotated[
-        str | None, typer.Argument(help="A name of 'equicolor models'; none: the paper's Table 4.")
+        str | None,
+        typer.Argument(
+            help=f"A name of 'equicolor models', {NETWORK} None: the paper's Table 4.",
+            metavar="[NETWORK]",
+        ),
     ] = None,
     rotations: Annotated[int | None, typer.Option(help="Hues of the equivariant layers.")] = None,
     ce_stages: Annotated[
@@ -55,7 +60,8 @@ def cost(
 ) -> None:
     """Count parameters and executed multiply-accumulates, dense and cyclic.
 
-    Of one network, or of the paper's Table 4 beside its own columns.
+    Of one network, or of the paper's Table 4 beside its own columns. Options of the architecture
+    are for names; weights of timm and torchvision are not downloaded.
     """
     from equicolor.paper import configurations
     from equicolor.results import write_results

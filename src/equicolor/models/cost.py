@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from equicolor import _checks
+from equicolor.models.foreign import ForeignNetwork
 
 
 class Cost(NamedTuple):
@@ -47,11 +48,11 @@ def cost(model: nn.Module, input_size: int | Sequence[int] = 224) -> Cost:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         try:
             ghost(torch.empty(shape, device="meta", dtype=dtype))
-        except RuntimeError as error:  # torch's way to say that shapes do not fit
-            reason = str(error).partition("\n")[0]
-            raise ValueError(
-                f"{type(model).__name__} does not take input {list(shape)}: {reason}"
-            ) from error
+        # With these, torch and other libraries refuse a shape.
+        except (RuntimeError, ValueError, AssertionError) as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            name = model.name if isinstance(model, ForeignNetwork) else type(model).__name__
+            raise ValueError(f"{name} does not take input {list(shape)}: {reason}") from error
     # One multiply-accumulate is two floating-point operations.
     return Cost(parameters, counter.get_total_flops() // 2)
 

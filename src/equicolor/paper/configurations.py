@@ -8,6 +8,7 @@ counts as if it had no spatial extent (:func:`paper_macs` reproduces every numbe
 import copy
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,9 @@ from matplotlib.figure import Figure
 from rich.table import Table as RichTable
 from torch import Tensor, nn
 
-from equicolor.models import cost, create_model
+from equicolor.models import cost, create_model, list_models, load_network
+from equicolor.models.facts import network_facts
+from equicolor.models.loading import is_foreign
 from equicolor.nn import set_algorithm
 from equicolor.paper.experiment import Context, Experiment, Job
 from equicolor.paper.rows import Findings
@@ -60,29 +63,41 @@ BEYOND = (
 )
 
 
-def measure(model: str, *, input_size: int | None = None, **options: Any) -> Row:
+def measure(network: str, *, input_size: int | None = None, **options: Any) -> Row:
     """Parameters and executed multiply-accumulates of a network, dense and cyclic, as a row.
 
-    The size of the image is by default the one the network is for; ``width`` is that of the
-    first stage.
+    The network is a name of :func:`equicolor.models.list_models`, built with the ``options``, or
+    anything that :func:`equicolor.models.load_network` takes; no weights are downloaded. The size
+    of the image is by default the one the network is for; ``width`` is that of the first stage.
     """
-    with torch.device("meta"):  # shapes are all that is needed
-        network = create_model(model, **options)
-    size = network.image_size if input_size is None else input_size
-    dense, cyclic = (cost(set_algorithm(network, name), size) for name in ("dense", "cyclic"))
-    config, width = network.config, network.config["width"]
-    rotations = config.get("rotations", 1)
+    model = _build(network, options)
+    size = getattr(model, "image_size", 224) if input_size is None else input_size
+    dense, cyclic = (cost(set_algorithm(model, name), size) for name in ("dense", "cyclic"))
+    facts = network_facts(model)
     return {
-        "model": model,
-        "ce_stages": config.get("ce_stages"),
-        "rotations": rotations,
-        "lifting": config["lifting"] if rotations > 1 else None,
-        "width": width if isinstance(width, int) else width[0],
+        "model": facts["model"],
+        "ce_stages": facts["ce_stages"],
+        "rotations": facts["rotations"] or 1,
+        "lifting": facts["lifting"],
+        "width": facts["width"],
         "input_size": size,
         "parameters": dense.parameters,
         "macs_dense": dense.macs,
         "macs_cyclic": cyclic.macs,
     }
+
+
+def _build(network: str, options: dict[str, Any]) -> nn.Module:
+    path = Path(network)
+    if network in list_models() or not (path.exists() or path.suffix or ":" in network):
+        with torch.device("meta"):  # shapes are all that is needed
+            return create_model(network, **options)  # or says what there is
+    if options:
+        raise ValueError(
+            f"{', '.join(options)} can be chosen for a name of 'equicolor models'; {network} is "
+            "built already"
+        )
+    return load_network(network, pretrained=not is_foreign(network))
 
 
 def paper_macs(network: nn.Module, input_size: int) -> int:
@@ -227,8 +242,8 @@ def summary(row: Row) -> str:
     """A row of :func:`measure` in words."""
     size, dense, cyclic = row["input_size"], row["macs_dense"], row["macs_cyclic"]
     macs = f"{dense / 1e9:.3g} G"
-    lifted = f", {row['lifting']} lifting" if row["rotations"] > 1 else ""
-    if row["rotations"] > 1:
+    lifted = f", {row['lifting']} lifting" if row["lifting"] else ""
+    if dense != cyclic:
         macs = f"{macs} dense, {cyclic / 1e9:.3g} G cyclic ({dense / cyclic:.1f} times fewer)"
     return (
         f"parameters: {row['parameters']:,}\n"
