@@ -1,5 +1,7 @@
 """Exported files are run by their own runtimes and compared with the network."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -118,10 +120,10 @@ def test_existing_files_are_kept_unless_told(network, tmp_path):
 def test_wrong_exports_are_caught_and_leave_no_file(to, existing, network, tmp_path, monkeypatch):
     real = export._EXPORTERS[to]
 
-    def corrupting(folded, example, path):
+    def corrupting(folded, example, path, about):
         with torch.no_grad():
             next(folded.parameters()).mul_(1.5)
-        return real(folded, example, path)
+        return real(folded, example, path, about)
 
     monkeypatch.setitem(export._EXPORTERS, to, corrupting)
     path = tmp_path / f"network{SUFFIXES[to]}"
@@ -133,7 +135,7 @@ def test_wrong_exports_are_caught_and_leave_no_file(to, existing, network, tmp_p
 
 
 def test_exports_that_are_not_numbers_are_caught(network, tmp_path, monkeypatch):
-    def broken(folded, example, path):
+    def broken(folded, example, path, about):
         path.touch()
         return lambda images: torch.full((len(images), 5), torch.nan), 1
 
@@ -144,7 +146,7 @@ def test_exports_that_are_not_numbers_are_caught(network, tmp_path, monkeypatch)
 
 
 def test_failing_exporters_leave_no_file(network, tmp_path, monkeypatch):
-    def failing(folded, example, path):
+    def failing(folded, example, path, about):
         path.write_text("half")
         raise KeyboardInterrupt
 
@@ -199,3 +201,32 @@ def test_a_name_and_a_format_that_contradict_each_other(network, tmp_path):
     with pytest.raises(ValueError, match=message):
         export.export(network, tmp_path / "a.pt2", "onnx", input_size=28)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "to", [pytest.param(to, marks=[pytest.mark.slow] * (to == "onnx")) for to in FORMATS]
+)
+def test_files_say_what_they_take_and_give(to, network, tmp_path):
+    network.class_names = ("apple", "banana", "cherry", "dattel", "élan")
+    network.resize = 31
+    path = tmp_path / f"network{SUFFIXES[to]}"
+    export.export(network, path, input_size=28)
+    keys = "input", "image_size", "resize", "class_names"
+    found = dict.fromkeys(keys, "")
+    if to == "onnx":
+        onnxruntime = pytest.importorskip("onnxruntime")
+        found = onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map
+    elif to == "torchscript":
+        torch.jit.load(path, _extra_files=found)
+    else:
+        torch.export.load(path, extra_files=found)
+    about = {key: json.loads(found[key]) for key in keys}
+    assert about["class_names"] == [*network.class_names]
+    assert (about["image_size"], about["resize"]) == ([28, 28], 31)
+    assert about["input"].startswith("RGB in [0, 1]")
+
+
+def test_what_is_unknown_is_not_said():
+    assert "class_names" not in export.describe(resnet44(), (32, 32))
+    assert json.loads(export.describe(resnet44(), (56, 56))["resize"]) == 64  # as usual
+    assert "resize" not in export.describe(resnet44(), (32, 48))

@@ -7,18 +7,20 @@ the one it was exported with, before success is reported.
 
 import copy
 import io
+import json
 import logging
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from equicolor import _checks
+from equicolor.models.registry import usual_resize
 from equicolor.nn.folding.fold import PLAIN_FORMS, fold
 from equicolor.nn.folding.trace import refuse_custom_modules
 
@@ -55,6 +57,10 @@ def export(
     overwrite: bool = False,
 ) -> ExportReport:
     """Fold a network, export it with a dynamic batch size, and verify the file.
+
+    The file says what it takes and gives: ``image_size``, ``resize``, ``class_names`` if the
+    network has them, and ``input``, each as JSON, in the metadata of ONNX and in the extra files of
+    the others.
 
     Args:
         model: a network of images; it is not changed.
@@ -104,6 +110,7 @@ def export(
     refuse_custom_modules(model)  # before the copy, which fails for weights that hooks compute
     original = copy.deepcopy(model).cpu().float().eval()
     folded = fold(original, form)
+    about = describe(model, size)
     example = _images(_EXAMPLE_BATCH, size)
     try:
         outputs: object = folded(example)
@@ -120,7 +127,7 @@ def export(
     # Written aside under its own name, since large ONNX files refer to the weights beside them.
     with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as aside:
         with _quiet():
-            run, operations = _EXPORTERS[to](folded, example, Path(aside) / path.name)
+            run, operations = _EXPORTERS[to](folded, example, Path(aside) / path.name, about)
             error = _worst_error(original, run, size)
         if not error <= tolerance:
             raise ExportError(
@@ -174,7 +181,32 @@ def _worst_error(original: nn.Module, run: Run, size: tuple[int, int]) -> float:
     return max(errors)
 
 
-def _to_onnx(folded: nn.Module, example: Tensor, path: Path) -> tuple[Run, int]:
+def describe(model: nn.Module, size: tuple[int, int]) -> dict[str, str]:
+    """What a file says of its network, each as JSON.
+
+    ``image_size``, height and width; ``resize``, the short side before the centre is cropped, of
+    square images; ``class_names``, if the network knows them; and ``input``, in words.
+
+    Example:
+        >>> from equicolor.models import cecnn
+        >>> describe(cecnn(), (28, 28))["image_size"]
+        '[28, 28]'
+    """
+    facts: dict[str, Any] = {"input": "RGB in [0, 1], float32 [batch, 3, height, width]"}
+    facts["image_size"] = size
+    height, width = size
+    if height == width:
+        own = height == getattr(model, "image_size", None) and getattr(model, "resize", None)
+        facts["resize"] = own or usual_resize(height)
+    names = getattr(model, "class_names", ())
+    if names:
+        facts["class_names"] = [*names]
+    return {key: json.dumps(value) for key, value in facts.items()}
+
+
+def _to_onnx(
+    folded: nn.Module, example: Tensor, path: Path, about: dict[str, str]
+) -> tuple[Run, int]:
     import onnxruntime
 
     size = sum(t.numel() * t.element_size() for t in folded.state_dict().values())
@@ -188,6 +220,7 @@ def _to_onnx(folded: nn.Module, example: Tensor, path: Path) -> tuple[Run, int]:
         verbose=False,
     )
     assert program is not None
+    program.model.metadata_props.update(about)
     program.save(path, external_data=size > ONNX_LIMIT)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
@@ -198,23 +231,28 @@ def _to_onnx(folded: nn.Module, example: Tensor, path: Path) -> tuple[Run, int]:
     return run, len(program.model.graph)
 
 
-def _to_torchscript(folded: nn.Module, example: Tensor, path: Path) -> tuple[Run, int]:
+def _to_torchscript(
+    folded: nn.Module, example: Tensor, path: Path, about: dict[str, str]
+) -> tuple[Run, int]:
     with torch.no_grad():
         scripted = torch.jit.freeze(torch.jit.trace(folded, example))
-    path.write_bytes(scripted.save_to_buffer())  # torch's own file ends the process on a full disk
+    # Torch's own file ends the process on a full disk.
+    path.write_bytes(scripted.save_to_buffer(_extra_files=about))
     return torch.jit.load(path), len(list(scripted.graph.nodes()))
 
 
-def _to_exported_program(folded: nn.Module, example: Tensor, path: Path) -> tuple[Run, int]:
+def _to_exported_program(
+    folded: nn.Module, example: Tensor, path: Path, about: dict[str, str]
+) -> tuple[Run, int]:
     dynamic = ({0: torch.export.Dim("batch")},)
     program = torch.export.export(folded, (example,), dynamic_shapes=dynamic)
     buffer = io.BytesIO()
-    torch.export.save(program, buffer)
+    torch.export.save(program, buffer, extra_files=about)
     path.write_bytes(buffer.getvalue())
     return torch.export.load(path).module(), len(program.graph.nodes)
 
 
-_EXPORTERS: dict[str, Callable[[nn.Module, Tensor, Path], tuple[Run, int]]] = {
+_EXPORTERS: dict[str, Callable[[nn.Module, Tensor, Path, dict[str, str]], tuple[Run, int]]] = {
     "onnx": _to_onnx,
     "torchscript": _to_torchscript,
     "exported-program": _to_exported_program,
