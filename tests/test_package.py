@@ -174,6 +174,23 @@ def test_public_names_exist_and_are_documented(module):
         assert inspect.getdoc(getattr(module, name)), name
 
 
+def test_dir_shows_what_is_public():
+    import equicolor.data  # which is not
+
+    assert dir(equicolor) == sorted(equicolor.__all__)
+    assert "data" not in dir(equicolor)
+    page = (ROOT / "docs/architecture.md").read_text()
+    (line,) = re.findall(r"^\| `equicolor` \| (.+) \|$", page, re.MULTILINE)
+    assert {*re.findall(r"`(\w+)`", line)} == set(equicolor.__all__) - {"__version__"}
+
+
+@pytest.mark.slow
+def test_public_packages_need_no_import_of_their_own():
+    script = "import equicolor as e; print(*map(type, (e.models, e.evaluation, e.analysis)))"
+    assert run(script).count("<class 'module'>") == 3
+    assert "has no attribute 'modles'" in fails("import equicolor; equicolor.modles")
+
+
 def test_the_group_has_its_documented_attributes():
     assert equicolor.HueGroup(4).order == 4
     assert equicolor.HueGroup(4).matrices.shape == (4, 3, 3)

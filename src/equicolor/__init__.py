@@ -14,6 +14,7 @@ from equicolor import _packages, color, groups, light, nn, testing  # noqa: F401
 from equicolor.groups import HueGroup
 
 if TYPE_CHECKING:
+    from equicolor import analysis, evaluation, models
     from equicolor.canonicalization import canonicalize
     from equicolor.conversion import adapt, convert
 
@@ -24,19 +25,29 @@ __all__ = [
     "HueGroup",
     "__version__",
     "adapt",
+    "analysis",
     "canonicalize",
     "color",
     "convert",
+    "evaluation",
     "groups",
     "light",
+    "models",
     "nn",
     "testing",
 ]
 # On demand: these build on the networks, which few scripts need.
 _ELSEWHERE = {"adapt": "conversion", "canonicalize": "canonicalization", "convert": "conversion"}
+_PACKAGES = ("analysis", "evaluation", "models")
 
 
 def __getattr__(name: str) -> Any:
     if name in _ELSEWHERE:
         return getattr(importlib.import_module(f"equicolor.{_ELSEWHERE[name]}"), name)
+    if name in _PACKAGES:
+        return importlib.import_module(f"equicolor.{name}")
     raise AttributeError(f"module 'equicolor' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
