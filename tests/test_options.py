@@ -7,6 +7,7 @@ Of the other commands only what they print and hand to the functions in ``WORK``
 those functions do with it is for their own tests.
 """
 
+import dataclasses
 import importlib
 import inspect
 import re
@@ -245,6 +246,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+def whole(value: Any) -> str:
+    """A value with all that it holds, as far as it does not depend on the clock."""
+    if dataclasses.is_dataclass(value):
+        value = {name: each for name, each in vars(value).items() if name != "seconds"}
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {whole(each)}' for key, each in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(whole, value))}]"
+    return repr(value)
+
+
 @pytest.fixture
 def outcome(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -260,7 +272,7 @@ def outcome(
 
         def spy(work: str, real: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
-                handed.append(re.sub(r"seconds=[^,)]+", "", f"{work}{args}{kwargs}"))
+                handed.append(f"{work}{whole(args)}{whole(kwargs)}")
                 if work.endswith("refuse_existing"):
                     return real(*args, **kwargs)
                 if work in GO_ON:

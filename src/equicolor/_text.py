@@ -2,10 +2,13 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 # Commands to a terminal, and the bytes of file names that are not UTF-8.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+_FEW = 4  # items of a list that are shown
 
 
 def counted(count: int, thing: str) -> str:
@@ -62,3 +65,33 @@ def explain(error: Exception) -> str:
     if isinstance(error, (OSError, ValueError)) and str(error):
         return str(error)
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def brief(value: object) -> str:
+    """A value in short: of a tensor its dtype and shape, of long lists the length.
+
+    Example:
+        >>> import torch
+        >>> brief([torch.zeros(3, 4), "a"]), brief(range(1000)), brief({"a": 1})
+        ("[float32 [3, 4], 'a']", '1,000 items', "{'a': 1}")
+    """
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if isinstance(value, (Mapping, Sequence)) and not isinstance(value, str) and len(value) > _FEW:
+        return f"{len(value):,} items"
+    if type(value) is dict:
+        return f"{{{', '.join(f'{key!r}: {brief(each)}' for key, each in value.items())}}}"
+    if type(value) in (list, tuple):
+        left, right = "[]" if type(value) is list else "()"
+        return f"{left}{', '.join(map(brief, value))}{right}"  # type: ignore[call-overload]
+    return repr(value)
+
+
+def brief_repr(record: Any) -> str:
+    """The repr of a dataclass or a named tuple with its fields in short: ``__repr__ = brief_repr``.
+
+    Tensors would fill the screen of a notebook.
+    """
+    names = [*getattr(record, "_fields", getattr(record, "__dataclass_fields__", ()))]
+    fields = ", ".join(f"{name}={brief(getattr(record, name))}" for name in names)
+    return f"{type(record).__name__}({fields})"

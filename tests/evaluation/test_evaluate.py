@@ -12,6 +12,7 @@ from matplotlib.text import Text
 from rich.console import Console
 from torch import Tensor, nn
 
+from equicolor.data import ImageSet, decode, load_mnist
 from equicolor.evaluation import ACTIONS, Evaluation, evaluate, hue_sweep, report
 from equicolor.evaluation.figures import Curve, evaluation_figure, hue_panels, spread
 from equicolor.models import resnet44
@@ -58,6 +59,23 @@ def test_numbers_fit_together(found: Evaluation, batches) -> None:
     assert 0 < found.reliability.expected_error < 20
     assert found.nll > 0
     assert found.seconds > 0
+
+
+def test_results_are_short_in_a_notebook(found: Evaluation) -> None:
+    assert repr(found).startswith(
+        "Evaluation(Colours on toy, 20 images of 4 classes: original 90.0"
+    )
+    assert "RGB rotation, clipped " in repr(found)
+    assert repr(found.reliability).startswith("Reliability(edges=float64 [16], counts=int64 [15]")
+    pixels, names = torch.zeros(9, 3, 8, 8, dtype=torch.uint8), tuple("abcdefghi")
+    images = ImageSet("toy", "train", torch.arange(9), names, pixels=pixels)
+    assert repr(images) == (
+        "ImageSet(name='toy', split='train', labels=int64 [9], class_names=9 items, "
+        "files=ImageFiles(0 files), pixels=uint8 [9, 3, 8, 8], root=None)"
+    )
+    for result in (found, found.reliability, images, decode(images), load_mnist(embedded=True)):
+        assert "\n" not in repr(result)
+        assert len(repr(result)) < 300
 
 
 def test_changes_are_sorted_by_loss(found: Evaluation) -> None:

@@ -442,3 +442,53 @@ def test_default_shifts_are_the_papers() -> None:
     torch.testing.assert_close(hue_shifts(), expected)
     assert hue_shifts()[18] == 0
     assert hue_shifts(torch.tensor([0.25, 0.5])).tolist() == [0.25, 0.5]
+
+
+def red_sweep(action: str = "hsv", shifts=(0.5, 0.0, -0.25)) -> HueSweep:
+    """Half of four images are recognised as they are, and none or one under two shifts."""
+    counts = torch.tensor([2, 2])
+    correct = torch.tensor([[0, 0], [1, 1], [1, 0]])
+    values = torch.tensor(shifts, dtype=torch.float64)
+    return HueSweep(action, values, counts, torch.tensor([1, 1]), correct, torch.zeros(3, 2))
+
+
+def test_a_sweep_is_short_in_a_notebook() -> None:
+    assert repr(red_sweep()) == (
+        "HueSweep('hsv', 3 turns, 4 images: original 50.0 %, mean 25.0 %, lowest 0.0 % at 180°)"
+    )
+    assert repr(red_sweep("gamma", (0.5, 1, 2))) == (
+        "HueSweep('gamma', 3 gammas, 4 images: original 50.0 %, mean 25.0 %, lowest 0.0 % at 0.50)"
+    )
+
+
+@pytest.fixture
+def pyplot(monkeypatch: pytest.MonkeyPatch):
+    """Matplotlib's pyplot without windows, its figures closed afterwards."""
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("agg")
+    yield pyplot
+    pyplot.close("all")
+
+
+def test_sweeps_are_drawn_into_one_figure(pyplot) -> None:
+    axes = red_sweep().plot()
+    assert axes.figure.number in pyplot.get_fignums()  # so that a notebook shows it
+    curve, original = axes.get_lines()
+    assert curve.get_xdata().tolist() == [-90, 0, 180]  # in order, in degrees
+    assert list(curve.get_ydata()) == [25, 50, 0]
+    assert list(original.get_ydata()) == [50, 50]
+    assert red_sweep().plot(axes, label="US$ and C$") is axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["HSV shift, mean 25.0", r"US\$ and C\$, mean 25.0"]
+    styles = [(line.get_color(), line.get_marker()) for line in axes.get_lines()]
+    assert len({color for color, _ in styles}) == 2
+    axes.figure.canvas.draw()
+
+
+def test_other_actions_have_axes_of_their_own(pyplot) -> None:
+    axes = red_sweep("gamma", (0.5, 1, 2)).plot()
+    assert axes.get_lines()[0].get_xdata().tolist() == [-1, 0, 1]  # in equal ratios
+    assert axes.get_xlabel() == "gamma of the test images"
+    with pytest.raises(ValueError, match="these axes show 'gamma of the test images', but the swe"):
+        red_sweep().plot(axes)

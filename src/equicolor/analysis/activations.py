@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from equicolor import _checks
 from equicolor._random import uniform
+from equicolor._text import brief_repr
 from equicolor.analysis.layers import Layer, find_layers
 from equicolor.analysis.taps import run_tapped
 from equicolor.color import shift_hue
@@ -54,6 +55,8 @@ class TopActivations:
     values: Tensor
     images: Tensor
     positions: Tensor
+
+    __repr__ = brief_repr
 
     @property
     def alive(self) -> Tensor:

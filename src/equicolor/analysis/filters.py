@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from equicolor._text import brief_repr
 from equicolor.color import shift_hue
 from equicolor.groups import HueGroup
 from equicolor.nn import CELiftConv2d
@@ -31,6 +32,8 @@ class FirstFilters:
     images: Tensor
     lifting: str | None
     strength: Tensor
+
+    __repr__ = brief_repr
 
 
 def first_filters(network: nn.Module) -> FirstFilters | None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from equicolor._text import brief_repr
 from equicolor.analysis.activations import Batches, TopActivations
 from equicolor.analysis.neuron_features import NeuronFeatures, neuron_features
 from equicolor.reporting.progress import Progress
@@ -65,6 +66,8 @@ class HueRows:
     chroma: Tensor
     differences: Tensor
     deviations: Tensor
+
+    __repr__ = brief_repr
 
     def median_deviation(self, chosen: Tensor | None = None) -> float:
         """The median of the absolute deviations of rows 1 to n - 1, in degrees.

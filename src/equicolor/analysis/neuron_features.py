@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equicolor import _checks
+from equicolor._text import brief_repr
 from equicolor.analysis.activations import Batches, TopActivations, select_images, top_activations
 from equicolor.reporting.progress import Progress
 from equicolor.testing import ACTIONS
@@ -41,6 +42,8 @@ class NeuronFeatures:
     features: Tensor
     crops: Tensor
     values: Tensor
+
+    __repr__ = brief_repr
 
     def only(self, channels: Sequence[int]) -> "NeuronFeatures":
         """Those of some of the channels."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from equicolor._text import brief_repr
 from equicolor.analysis.planes import NOMINAL, Planes
 
 __all__ = ["SINGLE", "Box", "ReceptiveField", "field_from_planes"]
@@ -47,6 +48,8 @@ class ReceptiveField:
     frame_rows: Tensor
     frame_columns: Tensor
     unknown: frozenset[str] = frozenset()
+
+    __repr__ = brief_repr
 
     def box(self, channel: int, position: int) -> Box:
         """The field of a unit.

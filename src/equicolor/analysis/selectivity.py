@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from equicolor import _checks
+from equicolor._text import brief_repr
 from equicolor.analysis.activations import (
     Batches,
     TopActivations,
@@ -107,6 +108,8 @@ class Selectivity:
     layers: dict[str, Tensor]
     top: dict[str, TopActivations]
     grey: dict[str, Tensor]
+
+    __repr__ = brief_repr
 
     @property
     def mean(self) -> float:

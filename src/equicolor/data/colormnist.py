@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from equicolor import _checks
+from equicolor._text import brief_repr
 from equicolor.color import hsv_to_rgb
 from equicolor.data.mnist import Digits, load_mnist
 
@@ -33,6 +34,9 @@ class Split(NamedTuple):
     images: Tensor
     labels: Tensor
 
+    def __repr__(self) -> str:
+        return brief_repr(self)
+
 
 @dataclass(frozen=True)
 class ColorMNIST:
@@ -45,6 +49,8 @@ class ColorMNIST:
     source: str  # of the digits
     seed: int  # of digits, hues and noise
     sigma: float | None = None  # deviation of the hues in degrees; None for the long-tailed set
+
+    __repr__ = brief_repr
 
     @property
     def num_classes(self) -> int:

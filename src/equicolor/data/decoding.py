@@ -11,6 +11,7 @@ from torch import Tensor
 
 from equicolor import _checks
 from equicolor._files import user_cache
+from equicolor._text import brief_repr
 from equicolor.data.crops import resample
 from equicolor.data.images import CorruptImageError, ImageSet
 from equicolor.data.packing import Decoder, Plan, final_size
@@ -48,6 +49,8 @@ class Decoded:
     skipped: tuple[str, ...] = ()  # the corrupt images that were left out
     height: int = 0  # the largest one
     width: int = 0
+
+    __repr__ = brief_repr
 
     def __post_init__(self) -> None:
         # Computed once on the host, so that batch() never waits for the device.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from equicolor import _checks
-from equicolor._text import counted, enumerated
+from equicolor._text import brief_repr, counted, enumerated
 from equicolor.reporting.progress import Progress
 
 if TYPE_CHECKING:
@@ -176,6 +176,9 @@ class ImageFiles(Sequence[ImageFile]):
     def __len__(self) -> int:
         return len(self._folder)
 
+    def __repr__(self) -> str:
+        return f"ImageFiles({counted(len(self), 'file')})"
+
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return ImageFiles(self[place] for place in range(len(self))[index])
@@ -202,6 +205,8 @@ class ImageSet:
     files: Sequence[ImageFile] = ()  # stored as ImageFiles; empty if there are pixels
     pixels: Tensor | None = None  # uint8 [N, 3, H, W]; None if there are files
     root: Path | None = None  # the folder that names of files are relative to
+
+    __repr__ = brief_repr
 
     def __post_init__(self) -> None:
         _checks.one_of("split", self.split, SPLITS)

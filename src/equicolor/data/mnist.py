@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from equicolor._text import brief_repr
 from equicolor.data.datasets import MissingDataError, data_root
 
 __all__ = ["Digits", "load_mnist", "missing_files"]
@@ -55,6 +56,8 @@ class Digits:
     test_images: Tensor
     test_labels: Tensor
     source: str  # where they came from, for reports
+
+    __repr__ = brief_repr
 
     def __post_init__(self) -> None:
         for part in ("train", "test"):

@@ -16,7 +16,7 @@ from equicolor._text import counted, enumerated
 from equicolor.evaluation.actions import action_named, action_values
 from equicolor.evaluation.diagnose import OpenSubject, judge, open_subject
 from equicolor.evaluation.evaluate import Evaluation
-from equicolor.evaluation.figures import Curve, action_panels, curve_style
+from equicolor.evaluation.figures import Curve, action_panels, curve_style, sweep_curve
 from equicolor.evaluation.hue_sweep import HueSweep
 from equicolor.evaluation.images import OtherClassesError
 from equicolor.evaluation.report import details
@@ -219,10 +219,7 @@ def comparison_figure(compared: Sequence[Compared]) -> Figure:
     for place, each in enumerate(compared):
         name = each.name if len(each.name) <= _LONGEST else f"{each.name[: _LONGEST - 1]}…"
         for action, sweep in each.evaluation.sweeps.items():
-            order = sweep.shifts.argsort(stable=True)
-            values, accuracy = sweep.shifts[order].tolist(), sweep.accuracy[order].tolist()
-            label = f"{name}, mean {sweep.mean:.1f}"
-            panels[action].append(Curve(label, values, accuracy, style=curve_style(place)))
+            panels[action].append(sweep_curve(sweep, name, curve_style(place)))
     return action_panels(panels, width=7.4)
 
 

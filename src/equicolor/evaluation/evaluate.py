@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from equicolor._text import counted
 from equicolor.evaluation import metrics
 from equicolor.evaluation.actions import ACTIONS, HUE_ACTIONS, action_named
 from equicolor.evaluation.hue_sweep import Batches, HueSweep, hue_shifts, sweep_actions
-from equicolor.models.facts import network_facts
+from equicolor.models.facts import network_facts, network_title
 from equicolor.reporting.progress import Progress
 
 __all__ = ["ClassChange", "Evaluation", "evaluate"]
@@ -68,6 +69,18 @@ class Evaluation:
     sweeps: dict[str, HueSweep]
     images: int
     seconds: float
+
+    def __repr__(self) -> str:
+        swept = [
+            f"{action_named(action).label} {sweep.mean:.1f} %"
+            for action, sweep in self.sweeps.items()
+        ]
+        found = [f"original {self.original:.1f} %", *swept]
+        return (
+            f"Evaluation({network_title(self.facts)}, {counted(self.images, 'image')} of "
+            f"{len(self.class_names)} classes: {', '.join(found)}, calibration error "
+            f"{self.reliability.expected_error:.1f})"
+        )
 
     def class_changes(self, action: str = "hsv") -> list[ClassChange]:
         """What every class that has images loses under an action, the largest loss first.

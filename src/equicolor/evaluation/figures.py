@@ -16,12 +16,13 @@ from matplotlib.figure import Figure
 
 from equicolor.evaluation.actions import ACTIONS, HUE_ACTIONS, action_named
 from equicolor.evaluation.evaluate import Evaluation
+from equicolor.evaluation.hue_sweep import HueSweep
 from equicolor.models.facts import network_title
 from equicolor.reporting.figures import as_it_is
 
 __all__ = [
     "ACTION_NAMES", "Curve", "action_panels", "curve_style", "evaluation_figure", "hue_panels",
-    "spread",
+    "plot_sweep", "spread", "sweep_curve",
 ]  # fmt: skip
 
 ACTION_NAMES = {name: action_named(name).label for name in ACTIONS}
@@ -154,6 +155,37 @@ def curve_style(index: int) -> dict[str, Any]:
     }
 
 
+def sweep_curve(sweep: HueSweep, name: str, style: Mapping[str, Any]) -> Curve:
+    """The curve of a sweep, with its mean in the label."""
+    order = sweep.shifts.argsort(stable=True)
+    values, accuracy = sweep.shifts[order].tolist(), sweep.accuracy[order].tolist()
+    return Curve(f"{name}, mean {sweep.mean:.1f}", values, accuracy, style=style)
+
+
+def plot_sweep(sweep: HueSweep, axes: Axes | None = None, *, label: str | None = None) -> Axes:
+    """Draw the curve of a sweep; see :meth:`equicolor.evaluation.HueSweep.plot`."""
+    axis = _AXES[sweep.action]
+    about = axis.label.partition(";")[0]
+    if axes is None:
+        from matplotlib import pyplot  # not above: it chooses how windows are made
+
+        _, axes = pyplot.subplots(figsize=(6.6, 4.1), layout="constrained")
+    elif axes.get_xlabel() not in ("", about):
+        raise ValueError(f"these axes show {axes.get_xlabel()!r}, but the sweep is over {about!r}")
+    name = ACTION_NAMES[sweep.action] if label is None else label
+    style = curve_style(len(axes.get_lines()) // 2)
+    curve = sweep_curve(sweep, name, style)
+    ends, ticks = axis.place(axis.range_of([curve])), axis.place(axis.ticks)
+    places, text = axis.place(curve.values), as_it_is(curve.label)
+    axes.plot(places, curve.accuracy, label=text, markersize=3.5, **style)
+    axes.axhline(sweep.original, color=style["color"], linestyle=":", linewidth=1)
+    axes.set(xlim=ends, ylim=(0, 103), xlabel=about, ylabel="accuracy, %")
+    axes.set_xticks(ticks, [axis.show(tick) for tick in ticks])
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize=_FONT)
+    return axes
+
+
 def _draw(panels: Sequence[_Panel], width: float) -> Figure:
     columns = min(2, len(panels))
     lines = math.ceil(len(panels) / columns)
@@ -251,17 +283,9 @@ def _panel(evaluation: Evaluation, actions: Sequence[str]) -> _Panel:
     label = f"original images: {evaluation.original:.1f}"
     curves = []
     for place, action in enumerate(actions):
-        sweep = evaluation.sweeps[action]
-        order = sweep.shifts.argsort(stable=True)
-        curves.append(
-            Curve(
-                f"{ACTION_NAMES[action]}, mean {sweep.mean:.1f}",
-                sweep.shifts[order].tolist(),
-                sweep.accuracy[order].tolist(),
-                # Curves may lie on each other: every one has markers of its own.
-                style=_ACTION_STYLES.get(action, _OTHER_STYLE) | {"markevery": (place, 3)},
-            )
-        )
+        # Curves may lie on each other: every one has markers of its own.
+        own = _ACTION_STYLES.get(action, _OTHER_STYLE) | {"markevery": (place, 3)}
+        curves.append(sweep_curve(evaluation.sweeps[action], ACTION_NAMES[action], own))
     axis = _AXES[actions[0]]
     original = Curve(label, axis.range_of(curves), [evaluation.original] * 2, style=style)
     title = "hue shifts" if axis is _HUE_AXIS else ACTION_NAMES[actions[0]]

@@ -7,13 +7,18 @@ The counts stay on the device until the end, so that a GPU never waits.
 
 from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from equicolor._text import counted
 from equicolor.evaluation.actions import HUE_ACTIONS, action_named, action_values
 from equicolor.evaluation.asker import Asker, evaluating
 from equicolor.reporting.progress import Progress
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["HueSweep", "hue_shifts", "hue_sweep", "sweep_actions"]
 
@@ -54,6 +59,40 @@ class HueSweep:
     correct_original: Tensor
     correct: Tensor
     changed: Tensor
+
+    def __repr__(self) -> str:
+        worst, action = int(self.accuracy.argmin()), action_named(self.action)
+        return (
+            f"HueSweep({self.action!r}, {len(self.shifts)} {action.unit}, "
+            f"{counted(int(self.counts.sum()), 'image')}: original {self.original:.1f} %, mean "
+            f"{self.mean:.1f} %, lowest {float(self.accuracy[worst]):.1f} % at "
+            f"{action.show(float(self.shifts[worst]))})"
+        )
+
+    def plot(self, axes: "Axes | None" = None, *, label: str | None = None) -> "Axes":
+        """Draw the accuracy over the hue shift in degrees, or over the values of the action.
+
+        A dotted line is the accuracy on the untouched images. Needs matplotlib.
+
+        Args:
+            axes: matplotlib's, to draw the curves of several networks into one figure; by default
+                those of a new figure, which a notebook shows.
+            label: what the legend calls the curve; by default the action.
+
+        Returns:
+            The axes, with :attr:`~matplotlib.axes.Axes.figure` to save.
+
+        Example:
+            >>> from equicolor.models import z2cnn
+            >>> batches = [(torch.rand(4, 3, 28, 28), torch.arange(4))]
+            >>> axes = hue_sweep(z2cnn(), batches, 3).plot(label="plain")
+            >>> axes = hue_sweep(z2cnn(), batches, 3).plot(axes, label="another")
+            >>> [text.get_text().partition(",")[0] for text in axes.get_legend().get_texts()]
+            ['plain', 'another']
+        """
+        from equicolor.evaluation.figures import plot_sweep  # which imports matplotlib
+
+        return plot_sweep(self, axes, label=label)
 
     @property
     def original(self) -> float:

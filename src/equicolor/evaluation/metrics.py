@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equicolor import _checks
+from equicolor._text import brief_repr
 
 __all__ = [
     "Reliability",
@@ -38,6 +39,8 @@ class Reliability:
     counts: Tensor
     confidence: Tensor
     accuracy: Tensor
+
+    __repr__ = brief_repr
 
     @property
     def expected_error(self) -> float:
