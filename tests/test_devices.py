@@ -1,14 +1,19 @@
 """Devices by name."""
 
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
+from typer.testing import CliRunner
 
 from equicolor import devices
 from equicolor.cli import train
+from equicolor.cli.app import app
 from equicolor.cli.options import settle_threads
 from equicolor.devices import choose_device
+from equicolor.models import cecnn, save_model
 from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.run_options import RunOptions
 
@@ -39,6 +44,7 @@ def test_threads_on_a_busy_machine(
 ) -> None:
     given: list[int] = []
     monkeypatch.setattr(devices, "_others_running", lambda: others)
+    monkeypatch.setattr(devices, "_faster_than_one", lambda threads: True)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
     monkeypatch.setattr(torch, "set_num_threads", given.append)
     monkeypatch.setattr("os.cpu_count", lambda: 4)
@@ -51,6 +57,57 @@ def test_threads_on_a_busy_machine(
     assert given == ([threads] if others else [])
     said = capsys.readouterr().err
     assert (f"torch uses {threads} of 6 threads" in said) == bool(others)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_several_threads_have_to_be_faster_than_one(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where threads wait for each other, though no other process runs."""
+    counts = [2]
+
+    def conv2d(*_: object) -> None:
+        time.sleep(0.003 if (counts[-1] == 2) == waits else 0.001)
+
+    monkeypatch.setattr(devices, "_others_running", lambda: 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(torch, "set_num_threads", counts.append)
+    monkeypatch.setattr(torch, "conv2d", conv2d)
+    assert devices.usable_threads() == (1 if waits else 2)
+    assert counts[-1] == 2  # as before
+
+
+@pytest.mark.parametrize(
+    ("command", "work"),
+    [
+        ("convert x.safetensors -o y.safetensors", "equicolor.conversion.report.convert_source"),
+        ("evaluate x.safetensors", "equicolor.evaluation.diagnose.diagnose"),
+        ("canonicalize x.safetensors", "equicolor.canonicalization.report.canonicalize_named"),
+        ("reproduce equivariance --quick", "equicolor.paper.engine.reproduce"),
+        ("train images --size 32", "equicolor.training.fit.fit"),
+    ],
+)
+def test_commands_settle_the_threads_before_they_work(
+    command: str, work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for label in "ab":
+        (tmp_path / "images" / label).mkdir(parents=True)
+        Image.new("RGB", (40, 40)).save(tmp_path / "images" / label / "0.png")
+    save_model(cecnn(2, width=4), tmp_path / "x.safetensors")
+    given: list[int] = []
+    monkeypatch.setattr(devices, "_others_running", lambda: 90)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def begin(*_: object, **__: object) -> None:
+        raise ValueError(f"begun after {given}")
+
+    monkeypatch.setattr(work, begin)
+    result = CliRunner().invoke(app, command.split())
+    assert "begun after [1]" in result.output
 
 
 def test_a_checkpoint_fixes_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,12 +99,34 @@ def usable_threads() -> int:
     """How many CPU threads torch should use: fewer while other processes compute.
 
     The threads of an operation wait for the slowest one. With more threads than free cores, two
-    can be forty times slower than one.
+    can be forty times slower than one. Where the number of running processes does not tell, as in
+    a container that gets a part of its cores, a measurement does: it is one if several threads
+    take no less time for a convolution.
     """
     most = torch.get_num_threads()
     others = _others_running()
     # Linux counts the threads on all cores, also on those that this process may not use.
-    return max(1, min(most, (os.cpu_count() or 1) - others)) if others else most
+    threads = max(1, min(most, (os.cpu_count() or 1) - others)) if others else most
+    return threads if threads == 1 or _faster_than_one(threads) else 1
+
+
+def _faster_than_one(threads: int) -> bool:
+    """Whether several threads take less time for a convolution than one does."""
+    before = torch.get_num_threads()
+    images, filters = torch.zeros(8, 32, 32, 32), torch.zeros(32, 32, 3, 3)
+    seconds = {1: 0.0, threads: 0.0}
+    try:
+        for attempt in range(6):  # in turns: other processes come and go
+            for count in seconds:
+                torch.set_num_threads(count)
+                start = time.perf_counter()
+                for _ in range(3):
+                    torch.conv2d(images, filters)
+                if attempt:  # the first starts the threads
+                    seconds[count] += time.perf_counter() - start
+    finally:
+        torch.set_num_threads(before)
+    return seconds[threads] < seconds[1]
 
 
 def _others_running() -> int:

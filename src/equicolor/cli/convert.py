@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from equicolor._files import refuse_to_replace
-from equicolor.cli.options import Device, Pretrained, Size
+from equicolor.cli.options import Device, Pretrained, Size, settle_threads
 
 __all__ = ["convert"]
 
@@ -69,6 +69,7 @@ def convert(
     refuse_to_replace([output], force)
     check_names(source, output, data)
     where = choose_device(device)
+    settle_threads(where.type)
     rows = convert_source(
         source,
         output,

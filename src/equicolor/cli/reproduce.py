@@ -15,7 +15,7 @@ from equicolor import _checks
 from equicolor._files import output_folder, write_whole
 from equicolor._text import counted
 from equicolor.cli.options import names as split_names
-from equicolor.cli.options import with_options
+from equicolor.cli.options import settle_threads, with_options
 
 if TYPE_CHECKING:
     from equicolor.paper.experiment import Experiment
@@ -301,6 +301,8 @@ def _reproduce(ids: list[str] | None, values: dict[str, Any]) -> None:
         typer.echo("no GPU: the full protocol takes weeks; --quick takes minutes", err=True)
     output = output or Path("runs") / ("reproduce-quick" if quick else "reproduce")
     scope = Scope(output, quick=quick, cuda=cuda, **given)
+    if not cuda and how.launcher == "processes":
+        settle_threads("cpu")
     run = engine.reproduce(scope, ids, how, console=Console(stderr=True))
     typer.echo(f"{run.finished} of {run.jobs} jobs are finished")
     for name, reason in run.incomplete.items():

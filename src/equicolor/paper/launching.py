@@ -218,7 +218,8 @@ def _with_submitit(
     )
     timeout = _YEAR if local else 24 * 60
     executor.update_parameters(name="equicolor", **{"timeout_min": timeout, **how.options})
-    threads = max(1, (os.cpu_count() or 1) // len(places))
+    # Of the threads that torch has here: the command takes fewer on a busy machine.
+    threads = max(1, torch.get_num_threads() // len(places))
     parent = os.getpid() if local else None
     tasks: list[Any] = []
 
