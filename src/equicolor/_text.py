@@ -32,6 +32,19 @@ def enumerated(names: Sequence[str], limit: int = 4) -> str:
     return ", ".join(names[:limit]) + (f" and {more:,} more" if more > 0 else "")
 
 
+def roughly(seconds: float) -> str:
+    """A time to wait for, in the unit that people plan in.
+
+    Example:
+        >>> roughly(42), roughly(200), roughly(5000), roughly(3e5)
+        ('42 s', '3 min', '1.4 h', '3.5 days')
+    """
+    for length, unit in ((86400, "days"), (3600, "h")):
+        if seconds >= 1.3 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{round(seconds / 60)} min" if seconds >= 90 else f"{max(1, round(seconds))} s"
+
+
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "") -> str:
     """The names nearest to an unknown one, as a question; without any, ``otherwise``.
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from filelock import FileLock
 from PIL import Image
+from rich.console import Console
 
 from equicolor.data import ColorMNIST, Digits, longtailed_colormnist
 from equicolor.training.recipes import TrainingRecipe
@@ -110,12 +111,13 @@ def same() -> Callable[[Path, Path], bool]:
 @pytest.fixture(scope="session")
 def goes_on(
     finished: "Fit", finished_recipe: TrainingRecipe, same: Callable[[Path, Path], bool]
-) -> Callable[[Path], "Fit"]:
+) -> Callable[..., "Fit"]:
     """Train the same recipe to the end in a folder: the weights are those of that run."""
     from equicolor.training.fit import RunOptions, fit
 
-    def train(folder: Path) -> "Fit":
-        found = fit(finished_recipe, folder, RunOptions(device="cpu", checkpoint_every=0))
+    def train(folder: Path, console: Console | None = None) -> "Fit":
+        options = RunOptions(device="cpu", checkpoint_every=0)
+        found = fit(finished_recipe, folder, options, console=console)
         assert found is not None
         assert same(folder, finished.folder.path)
         return found

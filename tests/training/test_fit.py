@@ -6,21 +6,26 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 from rich.console import Console
+from torch import Tensor
 
 from equicolor.models import CheckpointError, load_model
 from equicolor.models.loading import find_model
 from equicolor.models.registry import GrayInput
+from equicolor.reporting import progress
 from equicolor.training import fit as fitting
+from equicolor.training import monitor
 from equicolor.training import task as tasks
 from equicolor.training.finetuning import finetune_recipe
 from equicolor.training.fit import Fit, RunOptions, fit
 from equicolor.training.recipes import TrainingRecipe, find_recipe
 from equicolor.training.run_folder import RunFolder
+from equicolor.training.task import ClassificationTask
 
 CPU = RunOptions(device="cpu", checkpoint_every=0)
 
@@ -265,12 +270,47 @@ def test_nothing_is_said_that_nobody_can_mend(
 
 @pytest.mark.slow
 def test_progress_without_a_terminal_is_a_line(toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
+    options = dataclasses.replace(CPU, cache=tmp_path / "kept")
+
+    def lines(*folder: str) -> list[str]:
+        with (tmp_path / "log").open("w") as file:
+            fit(toy_recipe, tmp_path.joinpath(*folder), options, console=Console(file=file))
+        return (tmp_path / "log").read_text().splitlines()
+
+    kept, done = lines("run")
+    size = sum(path.stat().st_size for path in options.cache.rglob("*") if path.is_file())
+    assert kept.startswith(f"decoded images are kept in {options.cache}, {size / 1e6:,.1f} MB by")
+    assert done.startswith("epoch 3/3: loss ")
+    assert done.endswith("images/s")
+    assert len(lines("second")) == 1  # nothing new is kept
+
+
+@pytest.mark.slow
+def test_long_runs_tell_how_long_they_take(
+    toy_recipe: TrainingRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every step takes half an hour, by a clock that a step moves."""
+    recipe = dataclasses.replace(toy_recipe, options={**toy_recipe.options, "rotations": 3})
+    now, step = [0.0], ClassificationTask.training_step
+
+    def slow_step(*arguments: Any) -> Tensor:
+        now[0] += 1800
+        return step(*arguments)
+
+    monkeypatch.setattr(ClassificationTask, "training_step", slow_step)
+    for module in (monitor, progress):
+        monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     with (tmp_path / "log").open("w") as file:
-        fit(toy_recipe, tmp_path / "run", CPU, console=Console(file=file, width=200))
-    lines = (tmp_path / "log").read_text().splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("epoch 3/3: loss ")
-    assert "images/s" in lines[0]
+        fit(recipe, tmp_path / "run", CPU, console=Console(file=file))
+    text = (tmp_path / "log").read_text()
+    assert "epoch 1/3: step 2 of 9, about 3.5 h left\n" in text
+    assert (
+        "warning: at the pace of the first steps, this run takes about 2.5 h on this CPU. It is "
+        "shorter with a smaller --size than 16, fewer --epochs than 3, fewer --rotations than 3, "
+        "or on a GPU; 'equicolor train DATASET --advise' measures what fits\n"
+    ) in text
+    assert text.count("warning") == 1
+    assert "images/s, about 1.5 h left\n" in text
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

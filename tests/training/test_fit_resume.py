@@ -153,7 +153,7 @@ class TestResume:
         finished_recipe: TrainingRecipe,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
-        goes_on: Callable[[Path], Fit],
+        goes_on: Callable[..., Fit],
     ) -> None:
         console = Console(file=(tmp_path / "out").open("w"), width=200)
         step = tasks.ClassificationTask.training_step
@@ -171,7 +171,15 @@ class TestResume:
         assert signal.getsignal(signal.SIGINT) == handler
         console.file.close()
         assert "The same command continues the run in" in (tmp_path / "out").read_text()
-        assert goes_on(tmp_path / "run").continued == 1
+        with (tmp_path / "out").open("w") as file:
+            assert goes_on(tmp_path / "run", Console(file=file)).continued == 1
+        assert (
+            (tmp_path / "out")
+            .read_text()
+            .startswith(
+                f"continuing from epoch 1 of 3, as {tmp_path / 'run' / 'last.ckpt'} left it\n"
+            )
+        )
 
     def test_seldom_checkpoints_change_nothing(
         self,

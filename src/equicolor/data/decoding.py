@@ -2,8 +2,10 @@
 
 import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,9 +18,12 @@ from equicolor.data.crops import resample
 from equicolor.data.images import CorruptImageError, ImageSet
 from equicolor.data.packing import Decoder, Plan, final_size
 from equicolor.devices import cores, runs_triton
-from equicolor.reporting.progress import Progress
+from equicolor.reporting.progress import Progress, say
 
-__all__ = ["Decoded", "decode", "default_cache", "estimated_bytes"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Decoded", "decode", "default_cache", "estimated_bytes", "telling_cache"]
 
 # On a CPU, larger images than this many pixels are cut one by one: faster than padding all to the
 # largest height and width, and one high and one wide image do not fill the memory.
@@ -124,6 +129,29 @@ class Decoded:
 def default_cache() -> Path:
     """The default folder of decoded images, in the user's cache folder."""
     return user_cache() / "decoded"
+
+
+@contextlib.contextmanager
+def telling_cache(cache: Path | None, console: "Console | None") -> Iterator[None]:
+    """Say where decoded images are kept, and how large all of them are, if the block adds some."""
+    before = _bytes_below(cache)
+    yield
+    after = _bytes_below(cache)
+    if after > before:
+        say(
+            console,
+            f"decoded images are kept in {cache}, {after / 1e6:,.1f} MB by now; what is deleted "
+            "there is decoded again",
+        )
+
+
+def _bytes_below(folder: Path | None) -> int:
+    """The size of all files below a folder; other processes may be writing and deleting there."""
+    total = 0
+    for path in [] if folder is None else folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total
 
 
 def decode(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from equicolor import _checks
 from equicolor._text import counted
 from equicolor.data.datasets import DATASETS, find_dataset, load_dataset
-from equicolor.data.decoding import default_cache
+from equicolor.data.decoding import default_cache, telling_cache
 from equicolor.data.images import ImageSet
 from equicolor.devices import choose_precision
 from equicolor.evaluation.actions import HUE_ACTIONS, action_values
@@ -67,7 +67,10 @@ class OpenSubject:
         self, *, batch_size: int = 256, skip_corrupt: bool = False, console: Console | None = None
     ) -> Subject:
         """Decode the images, or get ready to, if they do not fit into memory."""
-        with counting(console, f"decoding {self.images.name}") as decoding:
+        with (
+            telling_cache(self.cache, console),
+            counting(console, f"decoding {self.images.name}") as decoding,
+        ):
             batches = load_batches(
                 self.images,
                 self.preparation,

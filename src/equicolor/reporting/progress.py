@@ -5,16 +5,19 @@ a command to the terminal.
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from equicolor._text import printable
+from equicolor._text import printable, roughly
 
 if TYPE_CHECKING:  # the alias is used where rich must not be imported
     from rich.console import Console
     from rich.progress import Progress as Bars
 
-__all__ = ["Progress", "counting", "progress_bars", "say", "tracked"]
+__all__ = ["PRINT_EVERY", "Pace", "Progress", "counting", "progress_bars", "say", "tracked"]
+
+PRINT_EVERY = 30.0  # seconds between two lines where there is no terminal
 
 T = TypeVar("T")
 
@@ -28,6 +31,27 @@ def say(console: "Console | None", line: str, style: str = "") -> None:
 
     if console is not None:
         console.print(Text(printable(line), style), soft_wrap=True)
+
+
+class Pace:
+    """How long a job will take, by how long it took so far.
+
+    Args:
+        done: what was done before the clock started, by an interrupted call.
+
+    Example:
+        >>> pace = Pace(done=5)
+        >>> pace.left(5, 10) is None, pace.left(10, 10)
+        (True, 0.0)
+    """
+
+    def __init__(self, done: int = 0) -> None:
+        self._before, self._start = done, time.monotonic()
+
+    def left(self, done: int, total: int) -> float | None:
+        """Seconds until all is done; None while nothing tells."""
+        new = done - self._before
+        return (time.monotonic() - self._start) / new * (total - done) if new > 0 else None
 
 
 def progress_bars(console: "Console | None", *, transient: bool = True) -> "Bars":
@@ -61,10 +85,27 @@ def progress_bars(console: "Console | None", *, transient: bool = True) -> "Bars
 
 @contextlib.contextmanager
 def counting(console: "Console | None", title: str) -> Iterator[Progress]:
-    """A bar moved by calls with (done, total); none if the console is None."""
+    """A bar moved by calls with (done, total); none if the console is None.
+
+    Without a terminal, a line every half minute says how much is done and how long it will take.
+    """
+    pace: Pace | None = None
+    printed = time.monotonic()
+
+    def show(done: int, total: int | None) -> None:
+        nonlocal pace, printed
+        bars.update(task, completed=done, total=total)
+        pace = Pace(done) if pace is None else pace
+        if console is None or console.is_terminal or time.monotonic() - printed < PRINT_EVERY:
+            return
+        printed = time.monotonic()
+        left = None if total is None else pace.left(done, total)
+        amount = f"{done:,}" if total is None else f"{done:,} of {total:,}"
+        say(console, f"{title}: {amount}{'' if left is None else f', about {roughly(left)} left'}")
+
     with progress_bars(console) as bars:
         task = bars.add_task(printable(title), total=None, note="")
-        yield lambda done, total: bars.update(task, completed=done, total=total)
+        yield show
 
 
 def tracked(items: Sequence[T], title: str) -> Iterator[T]:

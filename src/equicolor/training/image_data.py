@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -13,7 +14,7 @@ from rich.console import Console
 from equicolor._text import counted
 from equicolor.data.augment import Augmentation
 from equicolor.data.datasets import load_dataset
-from equicolor.data.decoding import Decoded, decode, default_cache
+from equicolor.data.decoding import Decoded, decode, default_cache, telling_cache
 from equicolor.data.images import ImageSet, find_corrupt
 from equicolor.data.loaders import (
     Loader,
@@ -61,11 +62,12 @@ class ImageData(pl.LightningDataModule):
         Test images that will be streamed are read, too: a corrupt one must not be found after all
         the training. A corrupt training image is found in the first epoch.
         """
-        for images in (self.train, self.test):
-            if self.path(images, self._device) == "resident":
-                self._decode(images)
-            elif images is self.test:
-                self._verify(images)
+        with telling_cache(self._cache, self.console):
+            for images in (self.train, self.test):
+                if self.path(images, self._device) == "resident":
+                    self._decode(images)
+                elif images is self.test:
+                    self._verify(images)
 
     def skipped(self, split: str) -> tuple[str, ...]:
         """What is wrong with the corrupt images that were left out, as far as they were met."""
@@ -106,6 +108,10 @@ class ImageData(pl.LightningDataModule):
         """All test images in colour; a grey network turns them grey itself."""
         augmentation = dataclasses.replace(self.recipe.augmentation.evaluation(), gray=False)
         return self._loader(self.test, augmentation, device)
+
+    @property
+    def _cache(self) -> Path:
+        return self.options.cache or default_cache()
 
     @property
     def _device(self) -> torch.device:
@@ -160,7 +166,7 @@ class ImageData(pl.LightningDataModule):
                 decoded = decode(
                     images,
                     short_side=self.recipe.short_side(images.split),
-                    cache=self.options.cache or default_cache(),
+                    cache=self._cache,
                     progress=progress,
                     on_corrupt=self._on_corrupt,
                 )

@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.progress import Progress as Bars
 from torch import Tensor
 
-from equicolor.reporting.progress import progress_bars, say
+from equicolor._text import roughly
+from equicolor.reporting.progress import PRINT_EVERY, Pace, progress_bars, say
 from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.run_folder import RunFolder
 from equicolor.training.run_options import RunOptions
@@ -29,7 +30,8 @@ __all__ = ["DivergedError", "Monitor"]
 
 _ASK_EVERY = 2.0  # seconds between two questions to the device
 _DRAW_EVERY = 0.25  # seconds between two updates of the progress bar
-_PRINT_EVERY = 30.0  # seconds between two lines where there is no terminal
+_MEASURED = 3  # steps that tell how long a run will take, after one that warms up
+_LONG = 3600.0  # seconds that nobody should wait for on a CPU without having been told
 
 
 class DivergedError(ValueError):
@@ -48,34 +50,79 @@ class Monitor(Checkpoint):
         self._loggers: Sequence[Logger] = ()
         self._progress: Bars | None = None  # in the first process alone
         self._asked = self._drawn = self._printed = self._saved = 0.0
+        self._pace, self._first_step, self._steps = Pace(), 0, 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Forget the rows after the checkpoint, and begin to measure."""
         self.epochs_before = trainer.current_epoch
         self._asked = self._drawn = self._printed = self._saved = time.monotonic()
+        self._pace, self._first_step = Pace(trainer.global_step), trainer.global_step
+        self._steps = int(trainer.estimated_stepping_batches)
         if not trainer.is_global_zero:
             return
+        if self.epochs_before:
+            say(
+                self.console,
+                f"continuing from epoch {self.epochs_before} of {trainer.max_epochs}, as "
+                f"{self.folder.checkpoint} left it",
+            )
         self.folder.cut_metrics(trainer.current_epoch)
         recipe = _task(trainer).recipe
         self._loggers = _loggers(self.folder, recipe, self.options, trainer.global_step)
         # Without a terminal, lines are printed instead.
         terminal = self.console if self.console and self.console.is_terminal else None
         self._progress = progress_bars(terminal, transient=False)
-        total = int(trainer.estimated_stepping_batches)
         self._bar = self._progress.add_task(
-            "training", total=total, completed=trainer.global_step, note=""
+            "training", total=self._steps, completed=trainer.global_step, note=""
         )
         self._progress.start()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object
     ) -> None:
-        """Move the progress bar, now and then."""
+        """Move the progress bar, now and then; or print a line, where epochs take long."""
         self.trained = True
-        now = time.monotonic()
-        if self._progress is not None and now - self._drawn >= _DRAW_EVERY:
+        if self._progress is None:
+            return
+        now, step = time.monotonic(), trainer.global_step
+        if now - self._drawn >= _DRAW_EVERY:
             self._drawn = now
-            self._progress.update(self._bar, completed=trainer.global_step)
+            self._progress.update(self._bar, completed=step)
+        if step == self._first_step + 1:
+            self._pace = Pace(step)  # what is prepared once is no measure of the rest
+        elif step == self._first_step + 1 + _MEASURED:
+            self._warn_of_hours(trainer)
+        # At the end of an epoch, its loss and accuracy are told as well.
+        due = now - self._printed >= PRINT_EVERY and not trainer.is_last_batch
+        if self._is_piped and due:
+            self._printed = now
+            epoch = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
+            say(self.console, f"{epoch}: step {step:,} of {self._steps:,}{self._left(step)}")
+
+    @property
+    def _is_piped(self) -> bool:
+        return self.console is not None and not self.console.is_terminal
+
+    def _left(self, step: int) -> str:
+        seconds = self._pace.left(step, self._steps)
+        return f", about {roughly(seconds)} left" if seconds else ""
+
+    def _warn_of_hours(self, trainer: pl.Trainer) -> None:
+        """Say what to change if the first steps tell of hours on a CPU."""
+        seconds = self._pace.left(trainer.global_step, self._steps)
+        if self.options.accelerator != "cpu" or seconds is None or seconds < _LONG:
+            return
+        recipe = _task(trainer).recipe
+        changes = [f"a smaller --size than {recipe.size}", f"fewer --epochs than {recipe.epochs}"]
+        rotations = recipe.options.get("rotations", 1)
+        if rotations > 1:
+            changes.append(f"fewer --rotations than {rotations}")
+        say(
+            self.console,
+            f"warning: at the pace of the first steps, this run takes about {roughly(seconds)} on "
+            f"this CPU. It is shorter with {', '.join(changes)}, or on a GPU; 'equicolor train "
+            "DATASET --advise' measures what fits",
+        )
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Put the counts of the epoch aside; ask for those of several epochs, and save, at once."""
@@ -157,12 +204,12 @@ class Monitor(Checkpoint):
         text += f", {last['images_per_second']:,.0f} images/s"
         label = f"epoch {last['epoch']}/{trainer.max_epochs}"
         progress.update(self._bar, completed=last["step"], description=label, note=text)
-        if self.console is None or self.console.is_terminal:
+        if not self._is_piped:
             return
         now, done = time.monotonic(), last["epoch"] == trainer.max_epochs
-        if done or now - self._printed >= _PRINT_EVERY:
+        if done or now - self._printed >= PRINT_EVERY:
             self._printed = now
-            say(self.console, f"{label}: {text}")
+            say(self.console, f"{label}: {text}{self._left(last['step'])}")
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Put the progress bar and the loggers away."""
