@@ -62,7 +62,11 @@ def test_demo_says_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         model: demo.Trained({"original": accuracy, "per_class": [accuracy] * 30}, [], 1)
         for model, accuracy in (("z2cnn", 60.0), ("cecnn", 75.0))
     }
-    found = demo.Demo(longtailed_colormnist(load_mnist(embedded=True)), networks, 1.0)
+    shifted = {
+        model: demo.Trained({"original": 85.0}, curve, 1)
+        for model, curve in (("z2cnn-shifted", [85.0, 5.0]), ("cecnn-shifted", [85.0, 84.0]))
+    }
+    found = demo.Demo(longtailed_colormnist(load_mnist(embedded=True)), networks, shifted, 1.0)
     monkeypatch.setattr(demo, "run", lambda output: found)
     result = invoke("demo", "--output", str(tmp_path / "report"))
     assert result.exit_code == 0
@@ -70,8 +74,10 @@ def test_demo_says_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     report, summary = tmp_path / "report" / "report.html", tmp_path / "report" / "summary.json"
     # A long path is not broken over lines: it is printed, not laid out.
     assert f"wrote {report} and {summary}" in result.stdout
-    last = result.stdout.splitlines()[-1]
-    assert last == "CECNN reads 75.0 % of the coloured digits, Z2CNN 60.0 %: +15.0 points."
+    assert result.stdout.splitlines()[-2:] == [
+        "CECNN reads 75.0 % of the coloured digits, Z2CNN 60.0 %: +15.0 points.",
+        "At the worst hue shift, the pooled CECNN reads 84.0 % and Z2CNN 5.0 %: +79.0 points.",
+    ]
 
 
 def test_demo_refuses_a_file_in_one_line(tmp_path: Path) -> None:

