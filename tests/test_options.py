@@ -51,7 +51,7 @@ COMMANDS = dict(commands())
 
 # What a command hands its options to: the work, which is not begun, and what comes before it.
 WORK: dict[str, tuple[str, ...]] = {
-    "train": ("equicolor.training.fit.fit",),
+    "train": ("equicolor.training.fit.fit", "equicolor.training.advice.advise"),
     "evaluate": (
         "equicolor.evaluation.report.refuse_existing",
         "equicolor.evaluation.report.write",  # the work is done: it takes a moment
@@ -136,6 +136,7 @@ WITH: dict[tuple[str, str], str] = {
 # Another call than that of BASE.
 INSTEAD: dict[tuple[str, str], str] = {
     ("train", "recipe"): "{folder}/images",
+    ("train", "advise"): "{folder}/images --device cpu",
     ("train", "finetune"): "{folder}/images",
     ("predict", "as_json"): "{folder}/mine.py:Net {folder}/photo.png",
     ("reproduce", "quick"): "",
