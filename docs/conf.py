@@ -24,7 +24,13 @@ from equicolor.cli.app import app as cli
 CONTENTS = {
     "Start": ["docs/install", "docs/examples", "docs/commands", "examples/*"],
     "Measure": ["docs/real-images", "docs/analysis"],
-    "Fix": ["docs/layers", "docs/networks", "docs/convert", "docs/canonicalize"],
+    "Fix": [
+        "docs/which-network",
+        "docs/layers",
+        "docs/networks",
+        "docs/convert",
+        "docs/canonicalize",
+    ],
     "Ship": ["docs/ship"],
     "Results": ["docs/colormnist", "docs/experiments", "docs/experiments/*", "docs/speed"],
     "Reference": ["docs/api", "docs/math", "docs/architecture", "benchmarks/README"],

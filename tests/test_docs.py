@@ -191,6 +191,103 @@ def test_the_tables_of_classification_are_those_of_the_rows(
     assert len(lines) == len(expected)
 
 
+def rows_of_options(file: str, dataset: str, options: str) -> list[Row]:
+    """The rows of what ``equicolor train DATASET OPTIONS`` trains, in 200 epochs."""
+    given = {match[1].replace("-", "_"): match[2] or "" for match in OPTION.finditer(options)}
+    model = given.pop("model", "resnet18")
+    expected: dict[str, object] = {
+        "dataset": dataset,
+        "model": model + "-gray" * (given.pop("gray", None) is not None),
+        "size": int(given.pop("size", 224)),
+        "augmentation": "augmix" * (given.pop("augmix", None) is not None)
+        or (f"jitter {given.pop('jitter')}" if "jitter" in given else "none"),
+        "epochs": 200,
+    }
+    if model.startswith("ce_"):
+        expected["rotations"] = int(given.pop("rotations", 3))
+        expected |= {"lifting": given.pop("lifting", "rgb"), "ce_stages": 4}
+        expected["coset_pool"] = given.pop("coset_pool", "max")
+    assert not given, given
+    rows = read_results(ROOT / f"results/{file}.json")["rows"]
+    return [row for row in rows if all(row[key] == value for key, value in expected.items())]
+
+
+OPTION = re.compile(r"--([a-z-]+)(?: ([^-\s]\S*))?")
+
+
+@pytest.mark.parametrize(
+    ("heading", "file", "dataset"),
+    [
+        ("Photographs", "classification", "flowers102"),
+        ("Where colour tells little", "classification-caltech101", "caltech101"),
+        ("Small shifts", "ablation-jitter", "flowers102"),
+    ],
+)
+def test_the_numbers_of_which_network_are_those_of_the_rows(
+    heading: str, file: str, dataset: str
+) -> None:
+    page = (ROOT / "docs/which-network.md").read_text()
+    part = page.partition(f"\n## {heading}\n")[2].partition("---:|\n")[2].partition("\n\n")[0]
+    lines = [line.strip("| ").split(" | ") for line in part.splitlines()]
+    assert len(lines) >= 5
+    for options, *numbers in lines:
+        rows = rows_of_options(file, dataset, options.strip("`").replace("none", ""))
+        near = [statistics.fmean(row["hue_curve"][16:21]) for row in rows]  # -20° to 20°
+        means = [
+            statistics.fmean(values)
+            for values in (
+                [row["original"] for row in rows], near, [row["hue_mean"] for row in rows],
+            )
+        ]  # fmt: skip
+        seconds = statistics.fmean(row["train_seconds"] for row in rows)
+        assert numbers == [
+            *(f"{mean:.1f}" for mean in means), f"{seconds:.0f}", str(len(rows)),
+        ], options  # fmt: skip
+
+
+def test_what_which_network_says_besides_is_in_the_rows() -> None:
+    page = " ".join((ROOT / "docs/which-network.md").read_text().split())
+    rows = read_results(ROOT / "results/colormnist-longtailed.json")["rows"]
+    cells = {line[0]: line[1] for line in longtailed_table(rows).rows}
+    for name in ("Z2CNN", "CECNN", "CECNN, coset pooling", "Z2CNN + jitter", "CECNN + jitter"):
+        assert f"| {name} | {cells[name]} |" in page
+    (flat,) = rows_of_options(
+        "ablation-cosetpool", "flowers102", "--model ce_resnet18 --size 64 --coset-pool none"
+    )
+    assert f"{flat['original']:.1f} % on the originals and {flat['hue_mean']:.1f} % over" in page
+    stages = {row["stage"]: row for row in read_results(ROOT / "results/conversion.json")["rows"]}
+    before, tuned = (
+        stages["before conversion"],
+        stages["converted and fine-tuned for 20 epochs, max"],
+    )
+    assert (
+        f"reaches {tuned['hue_mean']:.1f} % over all shifts after 20 epochs, from "
+        f"{before['hue_mean']:.1f} %, and {tuned['original']:.1f} % on the originals, from "
+        f"{before['original']:.1f} %"
+    ) in page
+    costs = read_results(ROOT / "results/configurations.json")["rows"]
+    billions = {
+        row["rotations"]: row["macs_cyclic"] / 1e9
+        for row in costs
+        if row["model"] == "resnet18" and row["ce_stages"] in (0, 4)
+    }
+    assert (
+        f"{billions[1]:.2f} plain, {billions[3]:.2f} with three hues, {billions[12]:.2f} with "
+        "twelve."
+    ) in page
+
+
+def test_the_command_tells_what_is_stronger_by_the_rows() -> None:
+    usual, stronger = (
+        statistics.fmean(
+            row["hue_mean"] for row in rows_of_options("classification", "flowers102", options)
+        )
+        for options in ("--model ce_resnet18", "--model ce_resnet18 --rotations 12 --lifting hsv")
+    )
+    source = (ROOT / "src/equicolor/cli/train.py").read_text()
+    assert f"(Flowers-102: {stronger:.1f} % instead of {usual:.1f} %)" in source
+
+
 def test_the_fastest_plain_network_of_the_speed_page_is_that_of_the_rows() -> None:
     _, part = (ROOT / "docs/speed.md").read_text().split("× fastest plain |\n|---|---:|---:|\n")
     lines = [line.strip("| ").split(" | ")[1:] for line in part.partition("\n\n")[0].splitlines()]
