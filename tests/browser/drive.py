@@ -102,6 +102,8 @@ class Browser:
 
         self.page.runJavaScript(f"JSON.stringify({code})", keep)
         loop.exec()
+        if answers[0] is None:
+            raise RuntimeError(f"{code} has no value; the console says {self.page.console}")
         return json.loads(answers[0])
 
     def state(self) -> dict[str, Any]:
@@ -169,7 +171,7 @@ def main() -> None:
     scheme = {"dark": 0, "light": 1}[theme]
     flags = f"--no-sandbox --blink-settings=preferredColorScheme={scheme}"
     os.environ["QTWEBENGINE_CHROMIUM_FLAGS"] = flags
-    app = QApplication(sys.argv[:1])  # has to live as long as its windows
+    app = QApplication(sys.argv[:1])
     start = time.perf_counter()
     browser = Browser(Path(page), int(width))
     if screenshot:

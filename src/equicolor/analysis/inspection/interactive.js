@@ -187,8 +187,8 @@ function plotOf(networks, width) {
   for (const { curve, index } of networks) {
     const points = curve.map(([shift, value]) => `${x(shift)},${y(value)}`).join(" ");
     svg.append(make("polyline", { points, class: className(index) }));
-    const dot = { cx: x(here), cy: y(accuracyAt(curve, here)), r: 6, class: className(index) };
-    svg.append(make("circle", dot));
+    const [cx, cy] = [x(here), y(accuracyAt(curve, here))];
+    svg.append(make("circle", { cx, cy, r: 7 - 2 * index, class: className(index) }));
   }
   return svg;
 }
@@ -217,6 +217,10 @@ function buildAnswers(network, section) {
   const table = element("table", { class: "answers" });
   table.append(element("thead", {}, element("tr", {}, ...head)), body);
   section.append(answer, table);
+  if (!network.judged) {
+    const why = "Its outputs are not the classes of these images: no answer is right or wrong.";
+    section.append(element("p", { class: "note" }, why));
+  }
   follow(() => {
     const { answers, best } = network.examples[state.example];
     const number = frame();
@@ -249,7 +253,7 @@ function answerRow({ name, right, logits, probabilities }, number, isBest) {
 function buildNatural(network, section) {
   const canvas = element("canvas", { role: "img", "aria-label": "The image, turned back" });
   const note = element("p", { class: "note" });
-  note.append("What the network sees: its selector turns the hue back first.");
+  note.append("What the network sees: the image, put back into its natural hue or light.");
   section.append(element("div", { class: "seen" }, canvas, note));
   follow(() => {
     const { natural } = network.examples[state.example];
@@ -262,11 +266,11 @@ function buildLayer(network, layer, number) {
   const rows = element("div", { class: "rows", role: "img" });
   rows.setAttribute("aria-label", `Features of ${name} at the current hue`);
   const lines = rotations > 1 ? channels.length : 1;
+  const count = rotations > 1 ? rotations : channels.length;
+  rows.style.setProperty("--tiles", count);
   const tiles = [];
   for (let line = 0; line < lines; line += 1) {
     const row = element("div", { class: "row" });
-    const count = rotations > 1 ? rotations : channels.length;
-    row.style.setProperty("--tiles", count);
     for (let tile = 0; tile < count; tile += 1) {
       const channel = channels[rotations > 1 ? line : tile];
       const angle = rotations > 1 ? `, rotation ${degrees((tile * data.steps) / rotations)}` : "";
