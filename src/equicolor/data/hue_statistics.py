@@ -92,8 +92,8 @@ def _histograms(image: Tensor) -> tuple[Tensor, Tensor]:
 
 def _cross_validated(features: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Which images ``[N, F]`` are told right by a classifier of the others; float64 ``[N]``."""
-    features = features - features.mean(0)
-    features = features / features.std(0).clamp(min=1e-4)  # below is rounding
+    features = features.round(decimals=6)  # what differs by rounding alone must not decide
+    features = (features - features.mean(0)) / features.std(0).clamp(min=1e-4)
     shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     by_class = shuffled[labels[shuffled].argsort(stable=True)]
     ranks = torch.cat([torch.arange(count) for count in labels.bincount().tolist()])
