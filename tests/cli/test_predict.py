@@ -117,4 +117,4 @@ def test_errors_are_one_line(place: Path, arguments: str, status: int, line: str
 def test_images_are_needed(place: Path) -> None:
     result = invoke("net.safetensors")
     assert result.exit_code == 2
-    assert "Missing argument 'IMAGE...'" in result.stderr
+    assert "Missing argument 'IMAGE" in result.stderr

@@ -1,6 +1,7 @@
 """Segmentation, detection, hybrids, transformers, and networks by name, of torchvision and timm."""
 
 import copy
+import json
 import re
 import subprocess
 import sys
@@ -8,9 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
+from typer.testing import CliRunner
 
 import equicolor
+from equicolor.cli.app import app
 from equicolor.color import shift_hue
 from equicolor.conversion import ConversionError, ConvertedNetwork, Source, adapt, convert
 from equicolor.evaluation import predict
@@ -404,3 +408,34 @@ def test_pretrained_networks_know_the_names_of_their_classes(tmp_path, monkeypat
     assert {answer.name for answer in found.answers} <= set(named.class_names)
     for library in ("timm", "torchvision"):  # outputs of random weights mean nothing
         assert load_network(f"{library}:resnet18", pretrained=False).class_names == ()
+
+
+def test_networks_by_name_on_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("train/apple", "train/pear", "test/apple", "test/pear"):
+        (tmp_path / "fruit" / name).mkdir(parents=True)
+        Image.new("RGB", (50, 40), "red").save(tmp_path / "fruit" / name / "0.png")
+    Path("mine.py").write_text(
+        "import timm\n\ndef net():\n    return timm.create_model('resnet18', num_classes=2)\n"
+    )
+
+    def invoke(*arguments):
+        return CliRunner().invoke(app, [*arguments], prog_name="equicolor")
+
+    options = ("--no-pretrained", "--size", "40")
+    result = invoke("predict", "timm:resnet18", "fruit/test", "--json", "--hue", "90", *options)
+    assert result.exit_code == 0, result.stderr
+    rows = json.loads(result.stdout)
+    assert [(row["image"], row["hue"]) for row in rows] == [
+        (f"fruit/test/{name}/0.png", hue) for name in ("apple", "pear") for hue in (0, 90)
+    ]
+    assert all(answer["class"] == str(answer["number"]) for answer in rows[0]["answers"])
+    result = invoke("compare", "mine.py:net", "timm:resnet18", "--data", "fruit", *options)
+    assert result.exit_code == 2
+    assert "timm:resnet18: the network has 1000 outputs, but fruit has 2 classes" in result.stderr
+    result = invoke("cost", "torchvision:resnet18")
+    assert result.stdout.splitlines()[0] == "parameters: 11,689,512"
+    result = invoke("cost", "timm:vit_tiny_patch16_224", "--input-size", "100")
+    assert result.exit_code == 2
+    assert "timm:vit_tiny_patch16_224 does not take input [1, 3, 100, 100]: " in result.stderr

@@ -23,7 +23,7 @@ __all__ = ["compare"]
 @with_options([*(option for option in SUBJECT if option.name not in ("network", "data")), *JUDGING])
 def compare(
     networks: Annotated[
-        list[str], typer.Argument(help=f"Two or more, each {NETWORK}", metavar="NETWORK NETWORK...")
+        list[str], typer.Argument(help=f"Two or more, each {NETWORK}", metavar="NETWORK")
     ],
     data: Annotated[
         str | None,

@@ -37,7 +37,7 @@ def cost(
         str | None,
         typer.Argument(
             help=f"A name of 'equicolor models', {NETWORK} None: the paper's Table 4.",
-            metavar="[NETWORK]",
+            metavar="NETWORK",
         ),
     ] = None,
     rotations: Annotated[int | None, typer.Option(help="Hues of the equivariant layers.")] = None,

@@ -20,7 +20,7 @@ def predict(
         list[str],
         typer.Argument(
             help="Images, folders of images, or - for such paths on stdin, one a line.",
-            metavar="IMAGE...",
+            metavar="IMAGE",
         ),
     ],
     hue: Annotated[
