@@ -4,7 +4,6 @@ import json
 import os
 import re
 import runpy
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -49,31 +48,18 @@ def notebook_cells(name: str) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def run_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The variables of a notebook after its cells were executed in an empty folder.
-
-    Its cells are Python, or one command of ours after an exclamation mark. A Jupyter kernel would
-    add dozens of packages, and nothing that is tested here.
-    """
-    from equicolor.cli.app import app
-
+    """The variables of a notebook after its cells were executed in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("MPLBACKEND", "agg")
+    run = runpy.run_path(str(EXAMPLES.parent / "docs/run_notebook.py"))["run"]
 
-    def run(name: str) -> dict[str, Any]:
-        variables: dict[str, Any] = {"__name__": "__main__"}
-        for number, cell in enumerate(notebook_cells(name)):
-            source = "".join(cell["source"])
-            if cell["cell_type"] == "code" and source.startswith("!"):
-                command, *arguments = shlex.split(source[1:].replace("\\\n", " "))
-                assert command == "equicolor"
-                app(arguments, standalone_mode=False)
-            elif cell["cell_type"] == "code":
-                exec(compile(source, f"{name}, cell {number}", "exec"), variables)
+    def run_and_close(name: str) -> dict[str, Any]:
+        variables = run(EXAMPLES / name)
         variables["plt"].close("all")
         return variables
 
-    return run
+    return run_and_close
 
 
 def test_every_example_is_tested() -> None:
