@@ -83,11 +83,16 @@ bench: $(READY)  ## speed, as ratios; writes results/bench-*.json
 docs: $(READY)   ## redraw the figures in docs/ that results/ hold
 	$(BIN)/equicolor reproduce all --from results --figures docs
 
+# The site shows the pages that this notebook makes. It need not run again for a change of prose.
+build/notebook/page.html: examples/folder_to_onnx.ipynb | $(READY)
+	rm -rf build/notebook && mkdir -p build/notebook
+	cd build/notebook && MPLBACKEND=agg $(abspath $(BIN))/python ../../docs/run_notebook.py ../../$<
+
 # The source folder is the repository: links between its files lead to the same places.
-site: $(READY)   ## the documentation as a site; leaves it in build/site/
+site: $(READY) build/notebook/page.html  ## the documentation as a site; leaves it in build/site/
 	rm -rf build/site docs/api
 	$(BIN)/python -m sphinx -q -W --keep-going -E -c docs -d build/doctrees . build/site
 	@echo "build/site/index.html: $$(find build/site -name '*.html' | wc -l) pages"
 
 clean:           ## remove the environments, reports and the site
-	rm -rf $(VENV) $(VISION) $(BROWSER) demo-report build/site build/doctrees docs/api
+	rm -rf $(VENV) $(VISION) $(BROWSER) demo-report build docs/api

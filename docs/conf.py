@@ -6,6 +6,8 @@ place on the site as in a checkout. Nothing is fetched, neither to build a page 
 
 import functools
 import json
+import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,9 @@ from typer.main import get_command
 
 import equicolor
 from equicolor.cli.app import app as cli
+
+# Self-contained pages that `make site` makes with a notebook; whatever is there gets shown.
+PAGES = Path(__file__).parents[1] / "build" / "notebook"
 
 # What a reader wants, in the order in which it is wanted: the list beside every page.
 CONTENTS = {
@@ -68,9 +73,11 @@ extensions = [
 ]
 
 myst_heading_anchors = 4
-smartquotes = False  # options begin with two hyphens
+smartquotes_action = "D"  # dashes alone
 # Colours and sizes come from the theme: a page also has to be read in the dark.
 html_theme = "furo"
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
 html_title = "equicolor"
 html_copy_source = False
 html_math_renderer = "mathml"
@@ -149,13 +156,28 @@ def describe_command(command: Any, name: str) -> Iterator[str]:
     if name != "equicolor":
         records = [param.get_help_record(context) for param in command.get_params(context)]
         options = [record for record in records if record and record[0] != "--help"]
-        yield f"\n## {name}\n\n{command.help}\n\n"
+        yield f"\n## {name}\n\n{as_code(command.help)}\n\n"
         if options:
             yield "| option | what it does |\n|---|---|\n"
         for option, text in options:
-            yield f"| `{option}` | {text.replace('|', '/')} |\n"
+            yield f"| `{option}` | {as_code(text.replace('|', '/'))} |\n"
     for child, subcommand in getattr(command, "commands", {}).items():
         yield from describe_command(subcommand, f"{name} {child}")
+
+
+def as_code(text: str) -> str:
+    """Mark options in a text as code, where they are not: two hyphens would become a dash."""
+    parts = text.split("`")
+    parts[::2] = [re.sub(r"(--[a-z-]+)", r"`\1`", part) for part in parts[::2]]
+    return "`".join(parts)
+
+
+def add_pages(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Show the interactive pages on the page of the examples."""
+    for page in PAGES.glob("*-interactive.html") if docname == "docs/examples" else ():
+        frame = f'<iframe src="../pages/{page.name}" title="{page.stem}" class="page"></iframe>'
+        link = f'<p><a href="../pages/{page.name}">The same page by itself</a></p>'
+        source[0] += f"\n```{{raw}} html\n{frame}\n{link}\n```\n"
 
 
 def add_left_out(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -189,11 +211,14 @@ def visit_math(self: Any, node: nodes.Node) -> None:
     raise nodes.SkipNode
 
 
-def index_page(app: Sphinx, exception: Exception | None) -> None:
-    """Let the folder of the site open on its first page."""
+def finish(app: Sphinx, exception: Exception | None) -> None:
+    """Let the folder of the site open on its first page, and put interactive pages in it."""
     if exception is None and app.builder.format == "html":
         out = Path(app.outdir)
         (out / "index.html").write_text((out / f"{root_doc}.html").read_text())
+        (out / "pages").mkdir(exist_ok=True)
+        for page in PAGES.glob("*.html"):
+            shutil.copy(page, out / "pages")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -201,10 +226,11 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("source-read", add_contents)
     app.connect("source-read", add_options)
     app.connect("source-read", add_left_out)
+    app.connect("source-read", add_pages)
     app.connect("missing-reference", known_elsewhere)
     app.connect("autodoc-process-docstring", keep_colon, priority=400)  # napoleon has 500
     app.connect("autodoc-skip-member", skip_second)
-    app.connect("build-finished", index_page)
+    app.connect("build-finished", finish)
     app.add_source_suffix(".ipynb", "notebook")
     app.add_source_parser(NotebookParser)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))

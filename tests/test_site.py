@@ -94,6 +94,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)
     (source / "src").symlink_to(ROOT / "src")
+    (source / "build/notebook").mkdir(parents=True)
+    (source / "build/notebook/digits-interactive.html").write_text("<title>Turn it</title>")
     built = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs"]
     done = subprocess.run(
@@ -147,3 +149,9 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
     assert {link for link in loaded if re.match(r"(https?:)?//", link)} == set()
     styles = "".join(path.read_text() for path in site.rglob("*.css"))
     assert not re.search(r"(@import|url\()\s*['\"]?(https?:)?//", styles)
+
+
+@pytest.mark.slow
+def test_interactive_pages_are_embedded(site: Path) -> None:
+    assert "../pages/digits-interactive.html" in Page(site / "docs/examples.html").loaded
+    assert (site / "pages/digits-interactive.html").is_file()
