@@ -115,7 +115,8 @@ def test_folder_to_onnx(run_notebook, tmp_path: Path) -> None:
     assert min(plain) < 30
     assert min(equivariant) > 50
     assert max(equivariant) - min(equivariant) < 15
-    assert {"page.html", "digits.onnx", "hue-curves.png"} <= {x.name for x in tmp_path.iterdir()}
+    written = {"page.html", "page-interactive.html", "digits.onnx", "hue-curves.png"}
+    assert written <= {path.name for path in tmp_path.iterdir()}
 
 
 @pytest.mark.slow
