@@ -305,7 +305,7 @@ def test_long_runs_tell_how_long_they_take(
     text = (tmp_path / "log").read_text()
     assert "epoch 1/3: step 2 of 9, about 3.5 h left\n" in text
     assert (
-        "warning: at the pace of the first steps, this run takes about 2.5 h on this CPU. It is "
+        "warning: at the pace of the first steps, this run takes about 3.5 h on this CPU. It is "
         "shorter with a smaller --size than 16, fewer --epochs than 3, fewer --rotations than 3, "
         "or on a GPU; 'equicolor train DATASET --advise' measures what fits\n"
     ) in text

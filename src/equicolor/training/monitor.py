@@ -30,7 +30,8 @@ __all__ = ["DivergedError", "Monitor"]
 
 _ASK_EVERY = 2.0  # seconds between two questions to the device
 _DRAW_EVERY = 0.25  # seconds between two updates of the progress bar
-_MEASURED = 3  # steps that tell how long a run will take, after one that warms up
+# What tells how long a run will take, after a step that warms up: steps, or seconds of a step.
+_MEASURED_STEPS, _MEASURED_SECONDS = 3, 5.0
 _LONG = 3600.0  # seconds that nobody should wait for on a CPU without having been told
 
 
@@ -51,6 +52,7 @@ class Monitor(Checkpoint):
         self._progress: Bars | None = None  # in the first process alone
         self._asked = self._drawn = self._printed = self._saved = 0.0
         self._pace, self._first_step, self._steps = Pace(), 0, 0
+        self._warmed, self._judged = 0.0, False  # when steps were first measured; whether enough
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Forget the rows after the checkpoint, and begin to measure."""
@@ -88,9 +90,14 @@ class Monitor(Checkpoint):
         if now - self._drawn >= _DRAW_EVERY:
             self._drawn = now
             self._progress.update(self._bar, completed=step)
-        if step == self._first_step + 1:
+        measured = step - self._first_step - 1
+        if measured == 0:
             self._pace = Pace(step)  # what is prepared once is no measure of the rest
-        elif step == self._first_step + 1 + _MEASURED:
+            self._warmed = now
+        elif not self._judged and (
+            measured >= _MEASURED_STEPS or now - self._warmed >= _MEASURED_SECONDS
+        ):
+            self._judged = True
             self._warn_of_hours(trainer)
         # At the end of an epoch, its loss and accuracy are told as well.
         due = now - self._printed >= PRINT_EVERY and not trainer.is_last_batch
