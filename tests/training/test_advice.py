@@ -125,6 +125,10 @@ def test_a_cpu_gets_what_it_can_do_in_time(seconds: float, monkeypatch: pytest.M
     assert (cpu.size, cpu.epochs) == expected
     image = measure(cpu)
     assert taken == pytest.approx(image * 2000 * cpu.epochs + image * 100 * 37 / 3)
+    proposal = advice.Proposal("", "", cpu, taken, shortened=cpu != PLAIN)
+    assert proposal.remedy == (" Faster is a GPU." if seconds == 10 else "")
+    exact = proposal._replace(recipe=dataclasses.replace(cpu, model="ce_resnet18", options=EXACT))
+    assert ("Fewer --rotations" in exact.remedy) == (seconds == 10)
     gpu, _ = advice._affordable(PLAIN, decoded, torch.device("cuda"), 2000, 100)
     assert gpu == PLAIN
 

@@ -55,6 +55,14 @@ class Proposal(NamedTuple):
     seconds: float
     shortened: bool = False
 
+    @property
+    def remedy(self) -> str:
+        """What else makes it faster, if it takes hours even though it was shortened."""
+        if not self.shortened or self.seconds <= 3600 * _CPU_HOURS:
+            return ""
+        fewer = "Fewer --rotations are faster, and so is" * ("rotations" in self.recipe.options)
+        return f" {fewer or 'Faster is'} a GPU."
+
 
 class Advice(NamedTuple):
     """What was measured, and what follows from it; the first proposal is for shifted hues.
@@ -96,7 +104,7 @@ class Advice(NamedTuple):
             yield f"{proposal.when}:"
             yield f"  {command(proposal.recipe)}"
             yield f"  {proposal.why}"
-            yield f"  Training and judging take about {roughly(proposal.seconds)}."
+            yield f"  Training and judging take about {roughly(proposal.seconds)}.{proposal.remedy}"
         yield ""
         if any(proposal.shortened for proposal in self.proposals):
             yield (
