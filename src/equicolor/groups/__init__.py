@@ -1,4 +1,4 @@
-"""The symmetry: the group of hue rotations and the algorithms that correlate over it."""
+"""The symmetries: hue rotations, the algorithms that correlate over them, and turns of images."""
 
 from equicolor.groups.cyclic import (
     CyclicAlgorithm,
@@ -7,5 +7,13 @@ from equicolor.groups.cyclic import (
     dense_algorithm,
 )
 from equicolor.groups.hue import HueGroup
+from equicolor.groups.space import SpatialGroup
 
-__all__ = ["CyclicAlgorithm", "HueGroup", "cyclic_algorithm", "cyclic_products", "dense_algorithm"]
+__all__ = [
+    "CyclicAlgorithm",
+    "HueGroup",
+    "SpatialGroup",
+    "cyclic_algorithm",
+    "cyclic_products",
+    "dense_algorithm",
+]
