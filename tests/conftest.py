@@ -235,8 +235,8 @@ def settle():
 
     def settle(network, images, *, sees=0.01):
         def take_statistics(norm, inputs):
-            dims = [dim for dim in range(inputs[0].ndim) if dim != 1]
-            var, mean = torch.var_mean(inputs[0], dims)
+            by_channel = inputs[0].transpose(0, 1).reshape(norm.num_features, -1)
+            var, mean = torch.var_mean(by_channel, 1)
             norm.running_mean.copy_(mean)
             norm.running_var.copy_(var.clamp(min=0.1 * var.mean()))  # dead channels stay dead
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equicolor import _checks
-from equicolor.groups import CyclicAlgorithm, HueGroup, cyclic_algorithm
+from equicolor.groups import CyclicAlgorithm, HueGroup, SpatialGroup, cyclic_algorithm
 from equicolor.nn import functional
 from equicolor.nn.algorithm import ALGORITHMS
 from equicolor.nn.constants import DerivedConstants
@@ -38,8 +38,10 @@ class _CEConvNd(DerivedConstants):
         groups: int,
         padding_mode: PaddingMode,
         rotations: int,
+        spatial: str,
     ) -> None:
         super().__init__()
+        self.spatial, self._elements = spatial, SpatialGroup(spatial).order
         self.in_channels = _checks.positive_int("in_channels", in_channels)
         self.out_channels = _checks.positive_int("out_channels", out_channels)
         self.kernel_size = _checks.int_pair("kernel_size", kernel_size, minimum=1)
@@ -60,6 +62,23 @@ class _CEConvNd(DerivedConstants):
         for name, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
             if channels % groups:
                 raise ValueError(f"{name} must be divisible by groups, got {channels} and {groups}")
+        if self._elements > 1:
+            self._check_symmetric()
+
+    def _check_symmetric(self) -> None:
+        """Refuse options that tell height from width, or one side from the other."""
+        for name in ("kernel_size", "stride", "padding", "dilation"):
+            value = getattr(self, name)
+            if isinstance(value, tuple) and value[0] != value[1]:
+                raise ValueError(
+                    f"spatial={self.spatial!r} exchanges height and width: {name} must be the "
+                    f"same for both, got {value}"
+                )
+        if self.padding == "same" and self.dilation[0] * (self.kernel_size[0] - 1) % 2:
+            raise ValueError(
+                f"spatial={self.spatial!r} needs as much padding on either side: with "
+                f"padding='same' kernel_size must be odd, got {self.kernel_size[0]}"
+            )
 
     def _create_parameters(
         self,
@@ -121,6 +140,7 @@ class _CEConvNd(DerivedConstants):
         parts = [f"{self.in_channels}, {self.out_channels}", f"kernel_size={self.kernel_size}"]
         parts += [f"rotations={self.rotations}", f"stride={self.stride}"]
         optional = {"padding": (0, 0), "dilation": (1, 1), "groups": 1, "padding_mode": "zeros"}
+        optional["spatial"] = "p1"
         for name, default in optional.items():
             if getattr(self, name) != default:
                 parts.append(f"{name}={getattr(self, name)!r}")
@@ -146,6 +166,9 @@ class CELiftConv2d(_CEConvNd):
             :func:`equicolor.color.shift_hue`, exactly, for every ``n``.
         learnable: with ``"rgb"``, make the generator of the group, a 3x3 matrix that
             starts as the hue rotation, a parameter ``transformation_matrix``.
+        spatial: ``"p4"`` applies every filter in four quarter turns, ``"p4m"`` also in their
+            mirror images, ``"p1"`` as it is. The features are :math:`[B, C_{out} m, n, H', W']`,
+            see :class:`equicolor.groups.SpatialGroup`.
         device, dtype: of the parameters.
 
     Example:
@@ -171,11 +194,12 @@ class CELiftConv2d(_CEConvNd):
         rotations: int = 3,
         lifting: str = "rgb",
         learnable: bool = False,
+        spatial: str = "p1",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         options = stride, padding, dilation, 1, padding_mode
-        super().__init__(in_channels, out_channels, kernel_size, *options, rotations)
+        super().__init__(in_channels, out_channels, kernel_size, *options, rotations, spatial)
         if in_channels != 3:
             raise ValueError(f"CELiftConv2d lifts RGB images: in_channels is 3, got {in_channels}")
         self.lifting = _checks.one_of("lifting", lifting, LIFTINGS)
@@ -225,6 +249,7 @@ class CELiftConv2d(_CEConvNd):
             rotations=self.rotations,
             lifting=self.lifting,
             matrices=self._transformations(),
+            spatial=self.spatial,
         )
 
     def extra_repr(self) -> str:
@@ -248,6 +273,9 @@ class CEConv2d(_CEConvNd):
             :math:`[O, I, n, 1, 1]`; otherwise one full ``weight`` :math:`[O, I, n, k_h, k_w]`.
         algorithm: ``"auto"``, ``"dense"`` or ``"cyclic"``; see
             :func:`equicolor.nn.functional.ce_conv2d`.
+        spatial: ``"p1"``, ``"p4"`` or ``"p4m"``, as in the layers before. The layer maps
+            :math:`[B, C_{in} m, n, H, W]` to :math:`[B, C_{out} m, n, H', W']`, and its filters
+            have :math:`I m` input channels.
         device, dtype: of the parameters.
 
     Example:
@@ -276,14 +304,15 @@ class CEConv2d(_CEConvNd):
         rotations: int = 3,
         separable: bool = True,
         algorithm: str = "auto",
+        spatial: str = "p1",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         options = stride, padding, dilation, groups, padding_mode
-        super().__init__(in_channels, out_channels, kernel_size, *options, rotations)
+        super().__init__(in_channels, out_channels, kernel_size, *options, rotations, spatial)
         self.separable = separable
         self.algorithm = _checks.one_of("algorithm", algorithm, ALGORITHMS)
-        channels = out_channels, in_channels // groups
+        channels = out_channels, in_channels // groups * self._elements
         shapes = {
             "weight": (*channels, 1 if separable else rotations, *self.kernel_size),
             "pointwise_weight": (*channels, rotations, 1, 1) if separable else None,
@@ -292,7 +321,7 @@ class CEConv2d(_CEConvNd):
         self._create_parameters(shapes, device, dtype)
 
     def _fan_in(self) -> int:
-        return self.rotations * super()._fan_in()
+        return self._elements * self.rotations * super()._fan_in()
 
     def _constants(self) -> dict[str, Tensor]:
         return cyclic_algorithm(self.rotations)._asdict()
@@ -305,14 +334,21 @@ class CEConv2d(_CEConvNd):
     def forward(self, x: Tensor) -> Tensor:
         """Features ``[B, C_in, n, H, W]`` to features ``[B, C_out, n, H', W']``."""
         name = f"CEConv2d(rotations={self.rotations})"
-        _checks.features(name, x, channels=self.in_channels, rotations=self.rotations)
+        channels = self.in_channels * self._elements
+        _checks.features(name, x, channels=channels, rotations=self.rotations)
         _checks.same_dtype(name, x, self.weight)
         if self.padding_mode != "zeros":
             x = per_rotation(x, self._pad)
         weight, group_weight = self.weight, self.pointwise_weight
         options = self.bias, self.stride, self._zero_padding, self.dilation, self.groups
         return functional.ce_conv2d(
-            x, weight, group_weight, *options, algorithm=self.algorithm, tables=self.tables
+            x,
+            weight,
+            group_weight,
+            *options,
+            algorithm=self.algorithm,
+            tables=self.tables,
+            spatial=self.spatial,
         )
 
     def extra_repr(self) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equicolor import _checks
 from equicolor.color import shift_hue_orbit
-from equicolor.groups import CyclicAlgorithm, HueGroup, cyclic_algorithm
+from equicolor.groups import CyclicAlgorithm, HueGroup, SpatialGroup, cyclic_algorithm
 from equicolor.nn.algorithm import ALGORITHMS, choose_algorithm
 from equicolor.nn.layout import channels_last, from_pixels
 from equicolor.nn.mixing import exact_matmul, mix_apart, mix_together
@@ -22,6 +22,7 @@ __all__ = [
     "coset_flatten",
     "coset_max_pool",
     "hue_orbit",
+    "spatial_bank",
 ]
 
 Padding = str | int | tuple[int, int]
@@ -83,6 +84,7 @@ def ce_lift_conv2d(
     rotations: int = 3,
     lifting: str = "rgb",
     matrices: Tensor | None = None,
+    spatial: str = "p1",
 ) -> Tensor:
     r"""Lift images to features: :math:`y_k = x \star (H(k)\,\psi) = (H(-k)\,x) \star \psi`.
 
@@ -95,9 +97,10 @@ def ce_lift_conv2d(
         bias: :math:`[O]`, shared by the rotations.
         stride, padding, dilation: as in :func:`torch.nn.functional.conv2d`.
         rotations, lifting, matrices: as in :func:`hue_orbit`.
+        spatial: the turns and mirror images of the filters, see :func:`spatial_bank`.
 
     Returns:
-        Features :math:`[B, O, n, H', W']`.
+        Features :math:`[B, O m, n, H', W']`.
 
     Example:
         >>> ce_lift_conv2d(torch.rand(2, 3, 8, 8), torch.rand(4, 3, 1, 3, 3), rotations=6).shape
@@ -109,7 +112,8 @@ def ce_lift_conv2d(
         )
     orbit = hue_orbit(images, rotations, lifting, matrices=matrices).flatten(0, 1)
     options: _Options = (stride, padding, dilation, 1)
-    y = _conv2d(channels_last(orbit), weight.squeeze(2), bias, options)
+    bank = spatial_bank(weight, spatial, of_images=True).squeeze(2)
+    y = _conv2d(channels_last(orbit), bank, _spatial_bias(bias, spatial), options)
     return from_pixels(y, rotations)
 
 
@@ -125,15 +129,16 @@ def ce_conv2d(
     *,
     algorithm: str = "auto",
     tables: CyclicAlgorithm | None = None,
+    spatial: str = "p1",
 ) -> Tensor:
     r"""Correlate features with filters over space and hue:
     :math:`y_{o,k} = \sum_c \sum_r x_{c,r} \star F_{o,c,(r-k) \bmod n}`.
 
     Args:
-        x: features :math:`[B, C, n, H, W]`.
-        weight: full filters :math:`[O, C/g, n, k_h, k_w]`, or the spatial part
-            :math:`[O, C/g, 1, k_h, k_w]` of separable ones.
-        pointwise_weight: the group part :math:`[O, C/g, n, 1, 1]` of separable filters.
+        x: features :math:`[B, C m, n, H, W]`; :math:`m` is 1 unless ``spatial`` is given.
+        weight: full filters :math:`[O, C m/g, n, k_h, k_w]`, or the spatial part
+            :math:`[O, C m/g, 1, k_h, k_w]` of separable ones.
+        pointwise_weight: the group part :math:`[O, C m/g, n, 1, 1]` of separable filters.
         bias: :math:`[O]`, shared by the rotations.
         stride, padding, dilation, groups: as in :func:`torch.nn.functional.conv2d`.
         algorithm: ``"dense"`` is one convolution of :math:`n C` channels (the paper's
@@ -142,9 +147,10 @@ def ce_conv2d(
             float16 the dense one, since sums over the rotations may leave its range.
             They agree to rounding.
         tables: the cyclic algorithm to use, for callers that keep it.
+        spatial: the turns and mirror images of the filters, see :func:`spatial_bank`.
 
     Returns:
-        Features :math:`[B, O, n, H', W']`.
+        Features :math:`[B, O m, n, H', W']`.
 
     Example:
         >>> x = torch.rand(2, 5, 3, 8, 8)
@@ -156,6 +162,9 @@ def ce_conv2d(
     _checks.one_of("algorithm", algorithm, ALGORITHMS)
     n = int(x.shape[2])  # a tensor under torch.jit.trace
     _check_filters(x, weight, pointwise_weight, groups, tables)
+    weight, bias = spatial_bank(weight, spatial), _spatial_bias(bias, spatial)
+    if pointwise_weight is not None:
+        pointwise_weight = spatial_bank(pointwise_weight, spatial)
     if algorithm == "auto":
         shape = [*map(int, weight.shape)]
         in_range = compute_dtype(x) != torch.float16
@@ -170,26 +179,93 @@ def ce_conv2d(
     return y if bias is None else y + bias.to(y.dtype).view(-1, 1, 1, 1)
 
 
-def coset_max_pool(x: Tensor) -> Tensor:
+def spatial_bank(weight: Tensor, spatial: str, *, of_images: bool = False) -> Tensor:
+    r"""Filters in every quarter turn and mirror image:
+    :math:`W_{(o,s),(c,t)} = \rho_s F_{o,c,s^{-1}t}`.
+
+    With these as filters, a hue layer is equivariant to the elements of the spatial group, too.
+
+    Args:
+        weight: filters :math:`[O, C m, n, k, k]`; channel ``c * m + t`` belongs to element ``t``.
+        spatial: ``"p1"``, ``"p4"`` or ``"p4m"``, see :class:`equicolor.groups.SpatialGroup`.
+        of_images: the filters see images, :math:`[O, 3, 1, k, k]`, which have no elements.
+
+    Returns:
+        Filters :math:`[O m, C m, n, k, k]`, or :math:`[O m, 3, 1, k, k]`; row ``o * m + s`` is
+        filter ``o`` under element ``s``.
+
+    Example:
+        >>> spatial_bank(torch.rand(2, 5 * 4, 3, 3, 3), "p4").shape
+        torch.Size([8, 20, 3, 3, 3])
+    """
+    group = SpatialGroup(spatial)
+    if group.order == 1:
+        return weight
+    if weight.shape[-2] != weight.shape[-1]:
+        raise ValueError(
+            f"spatial={spatial!r} turns filters, which must be square; got {list(weight.shape)}"
+        )
+    if not of_images and weight.shape[1] % group.order:
+        raise ValueError(
+            f"spatial={spatial!r} expects filters [O, C * {group.order}, n, k, k], got "
+            f"{list(weight.shape)}"
+        )
+    elements = weight.unsqueeze(2) if of_images else weight.unflatten(1, (-1, group.order))
+    rows = [
+        group.transform(elements if of_images else group.permute(elements, s, 2), s)
+        for s in range(group.order)
+    ]
+    return torch.stack(rows, 1).flatten(0, 1).flatten(1, 2)
+
+
+def _spatial_bias(bias: Tensor | None, spatial: str) -> Tensor | None:
+    """A bias ``[O]`` for the rows of :func:`spatial_bank`, ``[O * m]``."""
+    order = SpatialGroup(spatial).order
+    return bias if bias is None or order == 1 else bias[:, None].expand(-1, order).flatten()
+
+
+def coset_max_pool(x: Tensor, spatial: str = "p1") -> Tensor:
     """Maximum over the rotations, ``[B, C, n, H, W]`` to ``[B, C, H, W]``: hue-invariant.
+
+    With ``spatial``, also over the elements of that group, from ``[B, C * m, n, H, W]``. A turn of
+    the image then turns the result.
 
     Example:
         >>> coset_max_pool(torch.rand(2, 4, 3, 8, 8)).shape
         torch.Size([2, 4, 8, 8])
+        >>> coset_max_pool(torch.rand(2, 4 * 8, 3, 8, 8), "p4m").shape
+        torch.Size([2, 4, 8, 8])
     """
     _checks.features("coset_max_pool", x)
-    return x.amax(2)
+    pooled = x.amax(2)
+    return pooled if spatial == "p1" else by_element("coset_max_pool", pooled, spatial).amax(2)
 
 
-def coset_avg_pool(x: Tensor) -> Tensor:
+def coset_avg_pool(x: Tensor, spatial: str = "p1") -> Tensor:
     """Mean over the rotations, ``[B, C, n, H, W]`` to ``[B, C, H, W]``: hue-invariant.
+
+    With ``spatial``, also over the elements of that group, from ``[B, C * m, n, H, W]``. A turn of
+    the image then turns the result.
 
     Example:
         >>> coset_avg_pool(torch.rand(2, 4, 3, 8, 8)).shape
         torch.Size([2, 4, 8, 8])
     """
     _checks.features("coset_avg_pool", x)
-    return x.mean(2)
+    pooled = x.mean(2)
+    return pooled if spatial == "p1" else by_element("coset_avg_pool", pooled, spatial).mean(2)
+
+
+def by_element(name: str, x: Tensor, spatial: str) -> Tensor:
+    """Channels ``[B, C * m, ...]`` as ``[B, C, m, ...]``: the elements of a spatial group apart."""
+    order = SpatialGroup(spatial).order
+    if x.shape[1] % order:
+        raise ValueError(
+            f"{name}(spatial={spatial!r}) expects channels in groups of {order}, got {x.shape[1]}: "
+            f"{list(x.shape)}"
+        )
+    apart: Tensor = x.unflatten(1, (-1, order))
+    return apart
 
 
 def coset_flatten(x: Tensor) -> Tensor:

@@ -47,3 +47,18 @@ def channels_last(images: Tensor) -> Tensor:
 def per_rotation(x: Tensor, operation: Callable[[Tensor], Tensor]) -> Tensor:
     """Apply an operation on images ``[N, C, H, W]`` to each rotation of features alike."""
     return from_pixels(operation(to_pixels(x)), x.shape[2])
+
+
+def elements_as_rotations(x: Tensor, elements: int) -> Tensor:
+    """Features ``[B, C * m, n, H, W]`` with the m elements of a spatial group as rotations.
+
+    The result is ``[B, C, m * n, H, W]``, for operations that treat all of them alike.
+    """
+    apart: Tensor = x.permute(2, 0, 3, 4, 1).unflatten(4, (-1, elements))  # [n, B, H, W, C, m]
+    return apart.permute(5, 0, 1, 2, 3, 4).flatten(0, 1).permute(1, 4, 0, 2, 3)
+
+
+def rotations_as_elements(x: Tensor, elements: int) -> Tensor:
+    """The inverse of :func:`elements_as_rotations`."""
+    apart: Tensor = x.permute(2, 0, 3, 4, 1).unflatten(0, (elements, -1))  # [m, n, B, H, W, C]
+    return apart.permute(1, 2, 3, 4, 5, 0).flatten(4, 5).permute(1, 4, 0, 2, 3)

@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from equicolor import _checks
+from equicolor.groups import SpatialGroup
 from equicolor.nn import functional
 from equicolor.nn.layout import per_rotation
 
@@ -53,8 +54,23 @@ class CEAdaptiveAvgPool2d(_OverSpace, nn.AdaptiveAvgPool2d):
     """
 
 
-class CosetMaxPool(nn.Module):
+class _CosetPool(nn.Module):
+    """Base of the two poolings over a group."""
+
+    def __init__(self, *, spatial: str = "p1") -> None:
+        super().__init__()
+        self.spatial = SpatialGroup(spatial).name
+
+    def extra_repr(self) -> str:
+        """The spatial group, if there is one."""
+        return "" if self.spatial == "p1" else f"spatial={self.spatial!r}"
+
+
+class CosetMaxPool(_CosetPool):
     """Module form of :func:`equicolor.nn.functional.coset_max_pool`: hue-invariant.
+
+    Args:
+        spatial: ``"p4"`` or ``"p4m"`` pools over the elements of that group, too.
 
     Example:
         >>> import torch
@@ -63,12 +79,15 @@ class CosetMaxPool(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features ``[B, C, n, H, W]`` to ``[B, C, H, W]``."""
-        return functional.coset_max_pool(x)
+        """Features ``[B, C * m, n, H, W]`` to ``[B, C, H, W]``."""
+        return functional.coset_max_pool(x, self.spatial)
 
 
-class CosetAvgPool(nn.Module):
+class CosetAvgPool(_CosetPool):
     """Module form of :func:`equicolor.nn.functional.coset_avg_pool`: hue-invariant.
+
+    Args:
+        spatial: ``"p4"`` or ``"p4m"`` pools over the elements of that group, too.
 
     Example:
         >>> import torch
@@ -77,8 +96,8 @@ class CosetAvgPool(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features ``[B, C, n, H, W]`` to ``[B, C, H, W]``."""
-        return functional.coset_avg_pool(x)
+        """Features ``[B, C * m, n, H, W]`` to ``[B, C, H, W]``."""
+        return functional.coset_avg_pool(x, self.spatial)
 
 
 class CosetFlatten(nn.Module):

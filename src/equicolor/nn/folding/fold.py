@@ -30,6 +30,7 @@ from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.folding.forms import CyclicRewriter, DenseRewriter
 from equicolor.nn.folding.fused import find_stages, fuse, is_where_fused, left_over
 from equicolor.nn.folding.rewriter import Rewriter
+from equicolor.nn.folding.space import expand_spatial
 from equicolor.nn.folding.trace import (
     allow_any_memory,
     fold_batch_norms,
@@ -91,6 +92,7 @@ def fold(model: nn.Module, form: str = "auto") -> nn.Module:
 
 def _fold_graph(model: nn.Module, form: str) -> fx.GraphModule:
     """Fold a network that torch.fx can trace; the network is changed."""
+    expand_spatial(model)
     traced = trace(model)
     allow_any_memory(traced.graph)
     may_fuse = form == "fused" or (form == "auto" and is_where_fused(traced))

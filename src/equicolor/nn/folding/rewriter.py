@@ -13,12 +13,14 @@ from torch import Tensor, fx, nn
 from torch.fx.proxy import GraphAppendingTracer
 
 from equicolor.color import orbit
+from equicolor.groups import SpatialGroup
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.folding.batched import BATCHED, fold_layer
 from equicolor.nn.folding.plain import batch_norm, conv2d
 from equicolor.nn.folding.trace import COSETS, LAYERS, POOLS, layer_input
 from equicolor.nn.functional import cyclic_filters
 from equicolor.nn.norm import CEBatchNorm2d, CEDropout2d
+from equicolor.nn.pooling import CosetMaxPool
 
 # What is allowed between equivariant layers: operations that do not depend on the dimensions.
 _ELEMENTWISE_MODULES = (
@@ -141,7 +143,7 @@ class Rewriter:
         if isinstance(module, CEDropout2d):
             return x
         if isinstance(module, COSETS):
-            return self.coset(module, x, n)
+            return _over_elements(module, self.coset(module, x, n))
         plain = next(plain for kind, plain in POOLS.items() if isinstance(module, kind))
         pool = plain.__new__(plain)
         pool.__dict__ = module.__dict__  # the same options in the class without rotations
@@ -200,6 +202,15 @@ class Rewriter:
         """Write a convolution with the spatial part of the filters alone."""
         conv = conv2d(module, module.weight.squeeze(2), module.bias, module.groups)
         return self.call(node, "conv", conv, x)
+
+
+def _over_elements(module: nn.Module, pooled: Any) -> Any:
+    """Pool over the elements of a spatial group what was pooled over the rotations."""
+    order = SpatialGroup(getattr(module, "spatial", "p1")).order
+    if order == 1:
+        return pooled
+    elements = pooled.unflatten(1, (-1, order))
+    return elements.amax(2) if isinstance(module, CosetMaxPool) else elements.mean(2)
 
 
 def _is_number(traced: fx.GraphModule, node: fx.Node) -> bool:
