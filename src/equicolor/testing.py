@@ -3,7 +3,8 @@
 A module is equivariant if transforming its input and then applying it gives the same result as
 applying it and then transforming the output. Images are transformed by a hue action, features
 ``[B, C, n, H, W]`` by rolling their rotations. Everything else (pooled maps, logits) must not
-change, which is invariance.
+change, which is invariance. With a spatial group, images are also turned and mirrored: features
+and maps ``[B, C, H, W]`` must turn along, and logits must not change.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,10 +16,12 @@ from torch import Tensor, nn
 
 from equicolor import _checks
 from equicolor.color import rotate_hue, shift_hue
+from equicolor.groups import SpatialGroup
 
 __all__ = ["assert_equivariant", "equivariance_error"]
 
 Action = Callable[[Tensor, float], Tensor]
+Element = tuple[int, int]  # of the product of the hue group with a spatial group
 ACTIONS: dict[str, Action] = {"rgb": rotate_hue, "hsv": shift_hue}
 
 
@@ -29,8 +32,9 @@ def equivariance_error(
     action: str | Action = "rgb",
     *,
     output: str = "auto",
+    spatial: str = "p1",
 ) -> float:
-    r"""The worst relative equivariance error of a module over the hue group.
+    r"""The worst relative equivariance error of a module over the group.
 
     .. math:: \max_m \frac{\lVert f(T_m x) - T'_m f(x) \rVert}{\lVert f(x) \rVert}
 
@@ -47,9 +51,13 @@ def equivariance_error(
             Features are rolled for any action.
         output: ``"features"`` expects the output to roll, ``"invariant"`` to stay the same;
             ``"auto"`` takes an output of five dimensions for features.
+        spatial: ``"p4"`` also turns the images by quarters, in every hue, and ``"p4m"`` mirrors
+            them, too. Features are then :math:`[B, C m, n, H, W]`, see
+            :class:`equicolor.groups.SpatialGroup`. Outputs of four dimensions are maps, which turn
+            with the images.
 
     Returns:
-        The error; 0 for a single rotation.
+        The error; 0 for a group of one element.
 
     Example:
         >>> from equicolor.nn import CELiftConv2d
@@ -62,21 +70,40 @@ def equivariance_error(
     """
     _checks.positive_int("rotations", rotations)
     _checks.one_of("output", output, ("auto", "features", "invariant"))
-    transform = _input_action(images, rotations, action)
+    group = SpatialGroup(spatial)
+    transform = _input_action(images, rotations, action, group)
     with torch.no_grad(), _unchanged(module):
         reference = _seeded(module, images)
         _check_output(reference)
         rolls = reference.ndim == 5 if output == "auto" else output == "features"
-        if rolls and (reference.ndim != 5 or reference.shape[2] != rotations):
+        shape = list(reference.shape)
+        if rolls and (len(shape) != 5 or shape[2] != rotations or shape[1] % group.order):
+            channels = "C" if group.order == 1 else f"C * {group.order}"
             raise ValueError(
-                f"expected features [B, C, {rotations}, H, W] from the module, got "
-                f"{list(reference.shape)}; is rotations right? output='invariant' takes any shape"
+                f"expected features [B, {channels}, {rotations}, H, W] from the module, got "
+                f"{shape}; is rotations right? output='invariant' takes any shape"
             )
         worst = 0.0
-        for m in range(1, rotations):
-            expected = reference.roll(m, 2) if rolls else reference
-            worst = max(worst, relative_deviation(_seeded(module, transform(images, m)), expected))
+        for element in _elements(rotations, group):
+            expected = _as_features(reference, element, group) if rolls else reference
+            if not rolls and reference.ndim == 4:
+                expected = group.transform(reference, element[1])
+            actual = _seeded(module, transform(images, element))
+            if actual.shape != expected.shape:
+                return torch.inf
+            worst = max(worst, relative_deviation(actual, expected))
     return worst
+
+
+def _elements(rotations: int, group: SpatialGroup) -> list[Element]:
+    """All elements of the product of hue rotations with a spatial group, but the identity."""
+    return [(m, s) for s in range(group.order) for m in range(rotations)][1:]
+
+
+def _as_features(x: Tensor, element: Element, group: SpatialGroup) -> Tensor:
+    """What an element of the product does to features ``[B, C * m, n, H, W]``."""
+    m, s = element
+    return group.transform_features(x.roll(m, 2), s)
 
 
 def relative_deviation(actual: Tensor, expected: Tensor) -> float:
@@ -96,6 +123,7 @@ def assert_equivariant(
     *,
     output: str = "auto",
     tolerance: float = 1e-5,
+    spatial: str = "p1",
 ) -> None:
     """Raise an ``AssertionError`` unless :func:`equivariance_error` is at most ``tolerance``.
 
@@ -104,21 +132,22 @@ def assert_equivariant(
     the cause is a normalisation of images that treats the three channels differently.
 
     Args:
-        module, images, rotations, action, output: as in :func:`equivariance_error`.
+        module, images, rotations, action, output, spatial: as in :func:`equivariance_error`.
         tolerance: the largest relative error allowed; 1e-5 suits float32.
 
     Example:
         >>> from equicolor.nn import CELiftConv2d
         >>> assert_equivariant(CELiftConv2d(3, 4, 3, rotations=3), torch.rand(2, 3, 8, 8))
     """
-    error = equivariance_error(module, images, rotations, action, output=output)
+    error = equivariance_error(module, images, rotations, action, output=output, spatial=spatial)
     if not error <= tolerance:
         name = type(module).__name__ if isinstance(module, nn.Module) else repr(module)
         label = action if isinstance(action, str) else getattr(action, "__name__", repr(action))
+        times = "" if spatial == "p1" else f" times {spatial}"
         raise AssertionError(
-            f"{name} is not equivariant to {rotations} hue rotations (action {label!r}): "
+            f"{name} is not equivariant to {rotations} hue rotations{times} (action {label!r}): "
             f"relative error {error:.2e}, allowed {tolerance:.2e}"
-            + _cause(module, images, rotations, action, output, tolerance)
+            + _cause(module, images, rotations, action, output, tolerance, spatial)
         )
 
 
@@ -129,20 +158,34 @@ def _cause(
     action: str | Action,
     output: str,
     tolerance: float,
+    spatial: str,
 ) -> str:
     """Why a module is not equivariant, as far as can be found out."""
     if not images.isfinite().all():
         return ". The images are not finite"
+
     # The module may raise errors here, which must not hide that it is not equivariant.
+    def holds(**others: Any) -> bool:
+        options = {"action": action, "output": output, "spatial": spatial} | others
+        return equivariance_error(module, images, rotations, **options) <= tolerance
+
     for other in ACTIONS if isinstance(action, str) and images.ndim == 4 else ():
         with suppress(Exception):
-            if equivariance_error(module, images, rotations, other, output=output) <= tolerance:
+            if holds(action=other):
                 return f". It is equivariant to the action {other!r}: pass action={other!r}"
+    hint = ""
+    if spatial != "p1":
+        with suppress(Exception):
+            if holds(spatial="p1"):
+                hint = (
+                    ". It is equivariant to hue shifts alone. Layers with a stride need images of "
+                    "a size at which they sample both ends alike"
+                )
     if isinstance(module, nn.Module):
         with suppress(Exception):
-            place = _first_break(module, images, rotations, action, tolerance)
-            return "" if place is None else _describe(place, module, images, tolerance)
-    return ""
+            place = _first_break(module, images, rotations, action, tolerance, spatial)
+            return hint if place is None else hint + _describe(place, module, images, tolerance)
+    return hint
 
 
 class _Break(NamedTuple):
@@ -178,21 +221,31 @@ def _describe(place: _Break, module: nn.Module, images: Tensor, tolerance: float
 
 
 def _first_break(
-    module: nn.Module, images: Tensor, rotations: int, action: str | Action, tolerance: float
+    module: nn.Module,
+    images: Tensor,
+    rotations: int,
+    action: str | Action,
+    tolerance: float,
+    spatial: str,
 ) -> _Break | None:
     """The first tensor between modules that is not transformed in an allowed way."""
-    transform = _input_action(images, rotations, action)
+    group = SpatialGroup(spatial)
+    transform = _input_action(images, rotations, action, group)
     with torch.no_grad(), _unchanged(module):
         reference = _listen(module, images)
         first = len(reference)
-        for m in range(1, rotations):
-            shifted = _listen(module, transform(images, m))
+        for element in _elements(rotations, group):
+            shifted = _listen(module, transform(images, element))
             for index, (was, now) in enumerate(zip(reference[:first], shifted, strict=False)):
-                ways = _transformed(was.value, rotations, m, transform)
-                if not any(relative_deviation(now.value, way) <= tolerance for way in ways):
+                ways = _transformed(was.value, rotations, element, transform, group)
+                if not any(_agree(now.value, way, tolerance) for way in ways):
                     first = index
                     break
     return reference[first] if first < len(reference) else None
+
+
+def _agree(actual: Tensor, expected: Tensor, tolerance: float) -> bool:
+    return actual.shape == expected.shape and relative_deviation(actual, expected) <= tolerance
 
 
 def _listen(module: nn.Module, images: Tensor) -> list[_Break]:
@@ -225,20 +278,32 @@ def _listen(module: nn.Module, images: Tensor) -> list[_Break]:
 
 
 def _transformed(
-    x: Tensor, rotations: int, m: int, transform: Callable[[Tensor, int], Tensor]
+    x: Tensor,
+    rotations: int,
+    element: Element,
+    transform: Callable[[Tensor, Element], Tensor],
+    group: SpatialGroup,
 ) -> Iterator[Tensor]:
     """The allowed transformations of a tensor inside a network: none, a hue shift, or a roll.
 
     Rotations may be any dimension, or the outer or inner part of one, such as of flattened
-    channels or of a batch.
+    channels or of a batch. Where there is a spatial group, maps turn, and the elements of the
+    group in their channels may be permuted.
     """
-    yield x
+    m, s = element
     if x.ndim == 4 and x.shape[1] == 3:
-        yield transform(x, m)
-    for dim, size in enumerate(x.shape):
-        if size and size % rotations == 0:
-            yield x.unflatten(dim, (rotations, -1)).roll(m, dim).flatten(dim, dim + 1)
-            yield x.unflatten(dim, (-1, rotations)).roll(m, dim + 1).flatten(dim, dim + 1)
+        yield transform(x, element)
+    turned = [x]
+    if s and x.ndim >= 4:
+        turned = [group.transform(x, s)]
+        if x.shape[1] % group.order == 0:
+            turned.append(group.transform_features(x, s))
+    for y in turned:
+        yield y
+        for dim, size in enumerate(y.shape):
+            if size and size % rotations == 0:
+                yield y.unflatten(dim, (rotations, -1)).roll(m, dim).flatten(dim, dim + 1)
+                yield y.unflatten(dim, (-1, rotations)).roll(m, dim + 1).flatten(dim, dim + 1)
 
 
 def _normalization(
@@ -258,8 +323,8 @@ def _normalization(
 
 
 def _input_action(
-    images: Tensor, rotations: int, action: str | Action
-) -> Callable[[Tensor, int], Tensor]:
+    images: Tensor, rotations: int, action: str | Action, group: SpatialGroup
+) -> Callable[[Tensor, Element], Tensor]:
     if isinstance(action, str):
         _checks.one_of("action", action, tuple(ACTIONS))
         action = ACTIONS[action]
@@ -268,9 +333,14 @@ def _input_action(
     shift = action
     if isinstance(images, Tensor) and images.ndim == 5:
         _checks.features(f"equivariance_error(rotations={rotations})", images, rotations=rotations)
-        return lambda x, m: x.roll(m, 2)
+        if images.shape[1] % group.order:
+            raise ValueError(
+                f"equivariance_error(spatial={group.name!r}) expects channels in groups of "
+                f"{group.order}, got {images.shape[1]}: {list(images.shape)}"
+            )
+        return lambda x, element: _as_features(x, element, group)
     _checks.image_batch("equivariance_error", images)
-    return lambda x, m: shift(x, m / rotations)
+    return lambda x, element: group.transform(shift(x, element[0] / rotations), element[1])
 
 
 def _check_output(y: object) -> None:
