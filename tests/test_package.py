@@ -52,6 +52,7 @@ SURFACE = {
     },
     equicolor.groups: {
         "HueGroup": "(order)",
+        "SpatialGroup": "(name='p1')",
         "CyclicAlgorithm": "(analysis, filters, synthesis)",
         "cyclic_algorithm": "(n, *, dtype=torch.float64)",
         "cyclic_products": "(n)",
@@ -70,32 +71,37 @@ SURFACE = {
     equicolor.nn: {
         "CELiftConv2d": "(in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1, "
         "bias=True, padding_mode='zeros', *, rotations=3, lifting='rgb', learnable=False, "
-        "device=None, dtype=None)",
+        "spatial='p1', device=None, dtype=None)",
         "CEConv2d": "(in_channels, out_channels, kernel_size, stride=1, padding=0, dilation=1, "
         "groups=1, bias=True, padding_mode='zeros', *, rotations=3, separable=True, "
-        "algorithm='auto', device=None, dtype=None)",
-        "CEDropout2d": "(p=0.5, inplace=False)",
+        "algorithm='auto', spatial='p1', device=None, dtype=None)",
+        "CEBatchNorm2d": "(num_features, eps=1e-05, momentum=0.1, affine=True, "
+        "track_running_stats=True, device=None, dtype=None, *, spatial='p1')",
+        "CEDropout2d": "(p=0.5, inplace=False, *, spatial='p1')",
+        "CosetMaxPool": "(*, spatial='p1')",
+        "CosetAvgPool": "(*, spatial='p1')",
         "fold": "(model, form='auto')",
         "set_algorithm": "(model, algorithm)",
     },
     equicolor.nn.functional: {
         "hue_orbit": "(images, rotations, lifting='rgb', *, matrices=None)",
         "ce_lift_conv2d": "(images, weight, bias=None, stride=1, padding=0, dilation=1, *, "
-        "rotations=3, lifting='rgb', matrices=None)",
+        "rotations=3, lifting='rgb', matrices=None, spatial='p1')",
         "ce_conv2d": "(x, weight, pointwise_weight=None, bias=None, stride=1, padding=0, "
-        "dilation=1, groups=1, *, algorithm='auto', tables=None)",
-        "coset_max_pool": "(x)",
-        "coset_avg_pool": "(x)",
+        "dilation=1, groups=1, *, algorithm='auto', tables=None, spatial='p1')",
+        "spatial_bank": "(weight, spatial, *, of_images=False)",
+        "coset_max_pool": "(x, spatial='p1')",
+        "coset_avg_pool": "(x, spatial='p1')",
         "coset_flatten": "(x)",
     },
     equicolor.models: {
         "z2cnn": "(num_classes=10, *, width=20, dropout=0.3)",
         "cecnn": "(num_classes=10, *, width=17, rotations=3, ce_layers=7, coset_pool=None, "
-        "lifting='rgb', dropout=0.3)",
+        "lifting='rgb', dropout=0.3, spatial='p1')",
         **{
             f"{kind}resnet{depth}": f"(num_classes={10 if depth == 44 else 1000}, *, "
             f"rotations={rotations}, ce_stages=None, separable=True, coset_pool='max', "
-            "width=None, lifting='rgb', normalize=True)"
+            "width=None, lifting='rgb', normalize=True, spatial='p1')"
             for kind, rotations in (("", 1), ("ce_", 3))
             for depth in (18, 34, 44, 50, 101, 152)
         },
@@ -106,7 +112,7 @@ SURFACE = {
         "load_model": "(path, *, device='cpu')",
         "load_network": "(spec, *, pretrained=True, device='cpu')",
         "load_reference": "(model, checkpoint)",
-        "matched_widths": "(depth, rotations, ce_stages, separable=True)",
+        "matched_widths": "(depth, rotations, ce_stages, separable=True, *, spatial='p1')",
         "save_model": "(model, path)",
     },
     equicolor.models.export: {
@@ -114,19 +120,17 @@ SURFACE = {
         "overwrite=False)",
     },
     equicolor.testing: {
-        "equivariance_error": "(module, images, rotations=3, action='rgb', *, output='auto')",
+        "equivariance_error": "(module, images, rotations=3, action='rgb', *, output='auto', "
+        "spatial='p1')",
         "assert_equivariant": "(module, images, rotations=3, action='rgb', *, output='auto', "
-        "tolerance=1e-05)",
+        "tolerance=1e-05, spatial='p1')",
     },
 }
 # These take what their torch base takes, so the signature is torch's to change.
 INHERITED = {
-    "CEBatchNorm2d": "BatchNorm2d",
     "CEMaxPool2d": "MaxPool2d",
     "CEAvgPool2d": "AvgPool2d",
     "CEAdaptiveAvgPool2d": "AdaptiveAvgPool2d",
-    "CosetMaxPool": "Module",
-    "CosetAvgPool": "Module",
     "CosetFlatten": "Module",
 }
 

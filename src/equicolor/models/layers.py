@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from equicolor import _checks
+from equicolor.groups import SpatialGroup
 from equicolor.nn import (
     CEBatchNorm2d,
     CEConv2d,
@@ -18,8 +19,7 @@ from equicolor.nn import (
 )
 from equicolor.nn.constants import DerivedConstants
 
-# The end of the equivariant part: a pool over the rotations, or flattening them.
-COSET_POOLS = {"max": CosetMaxPool, "avg": CosetAvgPool, None: CosetFlatten}
+COSET_POOLS = {"max": CosetMaxPool, "avg": CosetAvgPool}
 # ImageNet statistics. Equivariant networks must treat the channels alike, so they use one
 # number for all three, as the paper's code does.
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -28,38 +28,56 @@ SCALAR = (0.485,), (0.229,)
 
 
 class Layers(NamedTuple):
-    """Makes the layers of a part of a network: plain ones for one rotation, else equivariant."""
+    """Makes the layers of a part of a network: plain ones for a group of one, else equivariant."""
 
     rotations: int = 1
     lifting: str = "rgb"
     separable: bool = True
+    spatial: str = "p1"
+
+    @property
+    def plain(self) -> bool:
+        """Whether there is nothing to be equivariant to."""
+        return self.rotations == 1 and self.spatial == "p1"
 
     def lift(self, in_channels: int, channels: int, kernel_size: int, **options: Any) -> nn.Module:
         """The first convolution."""
-        if self.rotations == 1:
+        if self.plain:
             return nn.Conv2d(in_channels, channels, kernel_size, **options)
-        options |= {"rotations": self.rotations, "lifting": self.lifting}
+        options |= {"rotations": self.rotations, "spatial": self.spatial, "lifting": self.lifting}
         return CELiftConv2d(in_channels, channels, kernel_size, **options)
 
     def conv(self, in_channels: int, channels: int, kernel_size: int, **options: Any) -> nn.Module:
         """A hidden convolution."""
-        if self.rotations == 1:
+        if self.plain:
             return nn.Conv2d(in_channels, channels, kernel_size, **options)
-        options |= {"rotations": self.rotations, "separable": self.separable}
+        # The group part of a separable filter would be one number for a single rotation.
+        separable = self.separable and self.rotations > 1
+        options |= {"rotations": self.rotations, "spatial": self.spatial, "separable": separable}
         return CEConv2d(in_channels, channels, kernel_size, **options)
 
     def norm(self, channels: int) -> nn.Module:
         """Batch normalisation."""
-        return nn.BatchNorm2d(channels) if self.rotations == 1 else CEBatchNorm2d(channels)
+        return (
+            nn.BatchNorm2d(channels)
+            if self.plain
+            else CEBatchNorm2d(channels, spatial=self.spatial)
+        )
 
     def max_pool(self, kernel_size: int, stride: int, padding: int = 0) -> nn.Module:
         """Spatial max pooling."""
-        pool = nn.MaxPool2d if self.rotations == 1 else CEMaxPool2d
+        pool = nn.MaxPool2d if self.plain else CEMaxPool2d
         return pool(kernel_size, stride, padding)
 
     def dropout(self, p: float) -> nn.Module:
         """Dropout of whole channels."""
-        return nn.Dropout2d(p) if self.rotations == 1 else CEDropout2d(p)
+        return nn.Dropout2d(p) if self.plain else CEDropout2d(p, spatial=self.spatial)
+
+    def coset_pool(self, kind: str | None) -> nn.Module:
+        """The end of the equivariant part: ``"max"``, ``"avg"``, or None to flatten."""
+        if self.plain:
+            return nn.Identity()
+        return CosetFlatten() if kind is None else COSET_POOLS[kind](spatial=self.spatial)
 
 
 class Normalize(DerivedConstants):
@@ -94,25 +112,41 @@ class Normalize(DerivedConstants):
         return ", ".join(f"{name}={list(values)}" for name, values in self.numbers.items())
 
 
-def check_group(rotations: int, lifting: str, coset_pool: str | None) -> None:
+def check_group(rotations: int, lifting: str, coset_pool: str | None, spatial: str) -> None:
     """Refuse bad options of equivariant layers before anything is built."""
     _checks.positive_int("rotations", rotations)
     _checks.one_of("lifting", lifting, ("rgb", "hsv"))
-    if coset_pool not in COSET_POOLS:
+    SpatialGroup(spatial)
+    if coset_pool not in (*COSET_POOLS, None):
         raise ValueError(f"coset_pool must be 'max', 'avg' or None (flatten); got {coset_pool!r}")
+    if coset_pool is None and spatial != "p1":
+        raise ValueError(
+            f"spatial={spatial!r} needs coset_pool='max' or 'avg', got None: a classifier that "
+            "sees turned features apart is not invariant to turns. Where colour is the label, "
+            "take rotations=1, which keeps colours and pools over turns"
+        )
 
 
-def check_hybrid(option: str, count: int, total: int, coset_pool: str | None) -> None:
-    """Refuse a network that turns plain after ``count`` parts without pooling over its hues."""
-    if coset_pool is None and 0 < count < total:
+def check_hybrid(
+    option: str, count: int, total: int, coset_pool: str | None, spatial: str = "p1"
+) -> None:
+    """Refuse a network that turns plain after ``count`` parts but needs its symmetry there."""
+    if not 0 < count < total:
+        return
+    if coset_pool is None:
         raise ValueError(
             f"a hybrid network ({option}={count} of {total}) pools over its hues: "
             "coset_pool must be 'max' or 'avg', got None"
         )
+    if spatial != "p1":
+        raise ValueError(
+            f"spatial={spatial!r} needs {option}={total}, all of them, got {count}: the plain "
+            "layers of a hybrid network tell directions apart"
+        )
 
 
 def check_plain(**options: tuple[Any, ...]) -> None:
-    """Refuse options that a network without equivariant layers would ignore.
+    """Refuse options that a network with a single rotation would ignore.
 
     An option is its value, and the values that ask for nothing: ``lifting=("hsv", "rgb")``.
     """

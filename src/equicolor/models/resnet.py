@@ -1,6 +1,7 @@
 """ResNets, plain, colour-equivariant and hybrid, from one implementation (paper, section 4.2)."""
 
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -74,7 +75,7 @@ def stem(images: Tensor, conv: Any, norm: Any, relu: nn.Module, pool: nn.Module)
 
 
 class ResNet(Network):
-    """A ResNet whose first ``ce_stages`` stages are colour-equivariant; plain for one rotation.
+    """A ResNet whose first ``ce_stages`` stages are equivariant; plain for a group of one.
 
     Takes images in [0, 1] and normalises them itself: per channel if plain, with one mean
     and standard deviation for all channels if equivariant, which commutes with both hue
@@ -96,26 +97,29 @@ class ResNet(Network):
         width: Width = None,
         lifting: str = "rgb",
         normalize: bool = True,
+        spatial: str = "p1",
     ) -> None:
         super().__init__()
         _checks.positive_int("num_classes", num_classes)
-        layers.check_group(rotations, lifting, coset_pool)
+        layers.check_group(rotations, lifting, coset_pool, spatial)
+        equivariant, plain = Layers(rotations, lifting, separable, spatial), Layers()
         stages = len(architecture.blocks)
-        self.ce_stages = _equivariant_stages(architecture, rotations, ce_stages)
+        self.ce_stages = _equivariant_stages(architecture, equivariant, ce_stages)
         if rotations == 1:
+            harmless = "max" if equivariant.plain else coset_pool
             layers.check_plain(
-                ce_stages=(ce_stages, None, 0),
+                ce_stages=(ce_stages, None, self.ce_stages),
                 separable=(separable, True),
-                coset_pool=(coset_pool, "max"),
+                coset_pool=(coset_pool, harmless),
                 lifting=(lifting, "rgb"),
             )
-        layers.check_hybrid("ce_stages", self.ce_stages, stages, coset_pool)
-        widths = resolve_widths(architecture, width, rotations, self.ce_stages, separable)
+        layers.check_hybrid("ce_stages", self.ce_stages, stages, coset_pool, spatial)
+        group = rotations, self.ce_stages, separable, spatial
+        widths = resolve_widths(architecture, width, *group)
         self.resolved = {"ce_stages": self.ce_stages, "width": widths}
-        self.image_size = 32 if architecture.small_images else 224
+        self.image_size = _image_size(architecture, spatial)
         mean, std = layers.IMAGENET if rotations == 1 else layers.SCALAR
         self.normalize: nn.Module = Normalize(mean, std) if normalize else nn.Identity()
-        equivariant, plain = Layers(rotations, lifting, separable), Layers()
         channels = widths[0]
         # Padding 1 for the 7×7 stem is what the released checkpoints were trained with.
         kernel, stride = (3, 1) if architecture.small_images else (7, 2)
@@ -140,7 +144,7 @@ class ResNet(Network):
                 blocks.append(block)
                 channels = block.out_channels
             self.layers.append(blocks)
-        self.coset_pool = layers.COSET_POOLS[coset_pool]() if self.ce_stages else nn.Identity()
+        self.coset_pool = equivariant.coset_pool(coset_pool)
         self.avg_pool = nn.AdaptiveAvgPool2d(1)
         self.linear = nn.Linear(channels * (rotations if coset_pool is None else 1), num_classes)
 
@@ -160,9 +164,24 @@ class ResNet(Network):
         return logits
 
 
-def _equivariant_stages(architecture: Architecture, rotations: int, ce_stages: int | None) -> int:
-    """How many stages are equivariant: all by default, none for one rotation."""
-    stages = len(architecture.blocks)
+def _image_size(architecture: Architecture, spatial: str) -> int:
+    """The size of the images that a network is designed for.
+
+    Where turns and mirror images matter, it is the next size at which every layer with a stride
+    sees both borders alike. Such a layer makes h pixels of 2h - 1, the stem, whose 7×7 filters
+    have a padding of 1, of 2h + 3.
+    """
+    small = architecture.small_images
+    usual, halvings = (32, 2) if small else (224, 4)
+    if spatial == "p1":
+        return usual
+    sizes = ((last << halvings) + 1 for last in itertools.count())
+    return next(size for size in (h if small else 2 * h + 3 for h in sizes) if size >= usual)
+
+
+def _equivariant_stages(architecture: Architecture, layers: Layers, ce_stages: int | None) -> int:
+    """How many stages are equivariant: all by default, none for a group of one."""
+    stages, rotations = len(architecture.blocks), layers.rotations
     if isinstance(ce_stages, bool) or not isinstance(ce_stages, int | None):
         raise TypeError(f"ce_stages must be None or an int, got {ce_stages!r}")
     if rotations > 1 and ce_stages == 0:
@@ -170,7 +189,7 @@ def _equivariant_stages(architecture: Architecture, rotations: int, ce_stages: i
             f"ce_stages=0 leaves no stage for rotations={rotations}: take 1 to {stages} "
             f"stages, or the plain network, {architecture.name} without rotations"
         )
-    if rotations == 1:
+    if layers.plain:
         return 0
     return stages if ce_stages is None else ce_stages
 
@@ -225,6 +244,9 @@ _DOCUMENTATION = """ResNet-{depth}: plain for one rotation, colour-equivariant f
             stage, doubled from stage to stage; a sequence gives every stage.
         lifting: ``"rgb"`` (the paper) or ``"hsv"`` (exact for HSV hue shifts).
         normalize: take images in [0, 1] and normalise them inside.
+        spatial: ``"p4"`` makes the network invariant to quarter turns, ``"p4m"`` also to mirror
+            images, with any number of rotations; all stages are equivariant then. It is exact for
+            images of its ``image_size``, see docs/space.md.
 
     Returns:
         A network from images ``[B, 3, H, W]`` to logits ``[B, num_classes]``.

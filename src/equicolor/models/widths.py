@@ -3,7 +3,8 @@
 A separable filter of an equivariant layer has k² + n parameters where a plain one has k²,
 a full one n·k². The paper's rule keeps the count by scaling every width with the square
 root of that ratio at k = 3. It holds where 3×3 equivariant convolutions dominate. For the
-rest (hybrids and bottlenecks) the width follows from counting.
+rest (hybrids and bottlenecks) the width follows from counting. A spatial group of m elements
+multiplies the parameters of hidden filters by m.
 """
 
 import bisect
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from equicolor import _checks
+from equicolor.groups import SpatialGroup
 
 Width = int | str | Sequence[int] | None  # the builders' argument
 
@@ -51,7 +53,7 @@ def block_convolutions(
 
 
 def matched_widths(
-    depth: int, rotations: int, ce_stages: int, separable: bool = True
+    depth: int, rotations: int, ce_stages: int, separable: bool = True, *, spatial: str = "p1"
 ) -> tuple[int, ...]:
     """Stage widths at which an equivariant ResNet has about the plain one's parameters.
 
@@ -63,22 +65,31 @@ def matched_widths(
         rotations: the order n of the group.
         ce_stages: equivariant stages.
         separable: whether the filters are.
+        spatial: ``"p1"``, ``"p4"`` or ``"p4m"``.
 
     Example:
         >>> matched_widths(18, 3, 4), matched_widths(18, 3, 2)
         ((55, 110, 221, 443), (63, 126, 252, 504))
+        >>> matched_widths(18, 3, 4, spatial="p4")
+        (27, 55, 110, 221)
     """
     if depth not in ARCHITECTURES:
         depths = ", ".join(map(str, ARCHITECTURES))
         raise ValueError(f"depth must be one of {depths}; got {depth!r}")
-    return tuple(resolve_widths(ARCHITECTURES[depth], None, rotations, ce_stages, separable))
+    group = rotations, ce_stages, separable, spatial
+    return tuple(resolve_widths(ARCHITECTURES[depth], None, *group))
 
 
 def resolve_widths(
-    architecture: Architecture, width: Width, rotations: int, ce_stages: int, separable: bool
+    architecture: Architecture,
+    width: Width,
+    rotations: int,
+    ce_stages: int,
+    separable: bool,
+    spatial: str = "p1",
 ) -> list[int]:
     """The ``width`` argument of the builders as one width a stage."""
-    stages, how = len(architecture.blocks), (rotations, ce_stages, separable)
+    stages, how = len(architecture.blocks), (rotations, ce_stages, separable, spatial)
     if not 0 <= ce_stages <= stages:
         raise ValueError(
             f"ce_stages of {architecture.name} lies between 0 and {stages}, got {ce_stages}"
@@ -87,7 +98,8 @@ def resolve_widths(
         return _matched(architecture, *how)
     if width == "fast":
         matched = _matched(architecture, *how)
-        return _friendly(matched, lambda widths: count(architecture, widths, *how))
+        order = SpatialGroup(spatial).order
+        return _friendly(matched, order, lambda widths: count(architecture, widths, *how))
     if isinstance(width, str):
         raise ValueError(f"width must be None, 'fast', an int or one int a stage; got {width!r}")
     if not isinstance(width, Sequence):
@@ -98,24 +110,26 @@ def resolve_widths(
 
 
 def _matched(
-    architecture: Architecture, rotations: int, ce_stages: int, separable: bool
+    architecture: Architecture, rotations: int, ce_stages: int, separable: bool, spatial: str
 ) -> list[int]:
     """The widths of :func:`matched_widths`."""
     base, stages = architecture.base_width, len(architecture.blocks)
     plain = doubled(base, stages)
-    if ce_stages == 0 or rotations == 1:
+    if ce_stages == 0 or (rotations == 1 and spatial == "p1"):
         return plain
     if ce_stages == stages and not architecture.bottleneck:
-        return scaled(plain, rotations, separable=separable)
+        return scaled(plain, rotations, separable=separable, spatial=spatial)
     target = count(architecture, plain, 1, 0, separable)
 
     def excess(widths: list[int]) -> int:
-        return count(architecture, widths, rotations, ce_stages, separable) - target
+        return count(architecture, widths, rotations, ce_stages, separable, spatial) - target
 
     candidates = [doubled(width, stages) for width in range(1, base + 1)]
     if ce_stages < stages:  # the widest hybrid that does not exceed the plain network
         return candidates[max(0, bisect.bisect_right(candidates, 0, key=excess) - 1)]
-    by_rule = [scaled(widths, rotations, separable=separable) for widths in candidates]
+    by_rule = [
+        scaled(widths, rotations, separable=separable, spatial=spatial) for widths in candidates
+    ]
     return min(reversed(by_rule), key=lambda widths: abs(excess(widths)))
 
 
@@ -125,19 +139,23 @@ def count(
     rotations: int,
     ce_stages: int,
     separable: bool,
+    spatial: str = "p1",
 ) -> int:
-    """Parameters of a network that pools over its hues, with the reference head."""
+    """Parameters of a network that pools over its group, with the reference head."""
     blocks, bottleneck, _, small_images, classes = architecture
     channels = widths[0]
     total = _conv_parameters(3, channels, 3 if small_images else 7)
     for stage, (number, width) in enumerate(zip(blocks, widths, strict=True)):
-        n = rotations if stage < ce_stages else 1
+        n, elements = (rotations, SpatialGroup(spatial).order) if stage < ce_stages else (1, 1)
         for block in range(number):
             convolutions = block_convolutions(channels, width, bottleneck)
             out = convolutions[-1][1]
             if block == 0 and (stage or channels != out):  # the shortcut
-                total += _conv_parameters(channels, out, 1, n, separable=False)
-            total += sum(_conv_parameters(*conv, n, separable) for conv in convolutions)
+                total += _conv_parameters(elements * channels, out, 1, n, separable=False)
+            total += sum(
+                _conv_parameters(elements * inputs, outputs, kernel, n, separable)
+                for inputs, outputs, kernel in convolutions
+            )
             channels = out
     return total + channels * classes + classes
 
@@ -157,21 +175,30 @@ def doubled(width: int, stages: int) -> list[int]:
     return [width << stage for stage in range(stages)]
 
 
-def scaled(widths: Sequence[int], rotations: int, *, separable: bool) -> list[int]:
-    """The paper's rule: every width times sqrt(9 / (9 + n)), or 1 / sqrt(n) for full filters."""
-    ratio = 9 / (9 + rotations) if separable else 1 / rotations
+def scaled(
+    widths: Sequence[int], rotations: int, *, separable: bool, spatial: str = "p1"
+) -> list[int]:
+    """The paper's rule: every width times sqrt(9 / (9 + n)), or 1 / sqrt(n) for full filters.
+
+    A spatial group of m elements divides by sqrt(m), too.
+    """
+    ratio = 9 / (9 + rotations) if separable and rotations > 1 else 1 / rotations
+    ratio /= SpatialGroup(spatial).order
     return [max(1, math.floor(math.sqrt(ratio * width**2))) for width in widths]
 
 
-def _friendly(widths: Sequence[int], count: Callable[[Sequence[int]], int]) -> list[int]:
+def _friendly(
+    widths: Sequence[int], elements: int, count: Callable[[Sequence[int]], int]
+) -> list[int]:
     """Widths that tensor cores like, with about the parameters of others.
 
     Convolutions of multiples of 16 channels are the fastest, and in the first stage, whose
     large features make memory the limit, those of multiples of 32. Stages are rounded to
-    them; the last, which has most of the parameters, takes what keeps their number.
+    them; the last, which has most of the parameters, takes what keeps their number. A channel
+    counts for each of the elements of a spatial group.
     """
-    multiples = [32] + [16] * (len(widths) - 1)
+    multiples = [32 // elements] + [16 // elements] * (len(widths) - 1)
     *fixed, last = [max(m, m * round(w / m)) for w, m in zip(widths, multiples, strict=True)]
-    target = count(widths)
-    candidates = [[*fixed, last + 16 * step] for step in range(-4, 5) if last + 16 * step > 0]
+    target, step = count(widths), multiples[-1]
+    candidates = [[*fixed, last + step * k] for k in range(-4, 5) if last + step * k > 0]
     return min(candidates, key=lambda candidate: abs(count(candidate) - target))

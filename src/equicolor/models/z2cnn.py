@@ -31,26 +31,29 @@ class Z2CNN(Network):
         ce_layers: int = 0,
         coset_pool: str | None = None,
         lifting: str = "rgb",
+        spatial: str = "p1",
     ) -> None:
         super().__init__()
         _checks.positive_int("num_classes", num_classes)
         _checks.positive_int("width", width)
-        layers.check_group(rotations, lifting, coset_pool)
+        layers.check_group(rotations, lifting, coset_pool, spatial)
+        equivariant = Layers(rotations, lifting, spatial=spatial)
         if not 0 <= ce_layers <= DEPTH:
             raise ValueError(f"ce_layers must lie between 0 and {DEPTH}, got {ce_layers}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be a probability below 1, got {dropout}")
-        self.ce_layers = ce_layers if rotations > 1 else 0
-        layers.check_hybrid("ce_layers", self.ce_layers, DEPTH, coset_pool)
+        self.ce_layers = 0 if equivariant.plain else ce_layers
+        layers.check_hybrid("ce_layers", self.ce_layers, DEPTH, coset_pool, spatial)
         if rotations == 1:
+            harmless = None if equivariant.plain else coset_pool
             layers.check_plain(
                 ce_layers=(ce_layers, 0, DEPTH),
-                coset_pool=(coset_pool, None),
+                coset_pool=(coset_pool, harmless),
                 lifting=(lifting, "rgb"),
             )
         self.blocks = nn.ModuleList()
         for index in range(DEPTH):
-            kind = Layers(rotations, lifting) if index < self.ce_layers else Layers()
+            kind = equivariant if index < self.ce_layers else Layers()
             kernel = 4 if index == DEPTH - 1 else 3
             conv = kind.conv(width, width, kernel) if index else kind.lift(3, width, kernel)
             block = nn.Sequential(conv, kind.norm(width), nn.ReLU())
@@ -59,7 +62,7 @@ class Z2CNN(Network):
             if index == 1:
                 block.append(kind.max_pool(2, 2))
             self.blocks.append(block)
-        self.coset_pool = layers.COSET_POOLS[coset_pool]() if self.ce_layers else nn.Identity()
+        self.coset_pool = equivariant.coset_pool(coset_pool) if self.ce_layers else nn.Identity()
         flat = self.ce_layers == DEPTH and coset_pool is None
         self.classifier = nn.Linear(width * (rotations if flat else 1), num_classes)
 
@@ -114,6 +117,7 @@ def cecnn(
     coset_pool: str | None = None,
     lifting: str = "rgb",
     dropout: float = 0.3,
+    spatial: str = "p1",
 ) -> Z2CNN:
     """The colour-equivariant seven-layer network, full or hybrid.
 
@@ -125,6 +129,8 @@ def cecnn(
         coset_pool: ``"max"``, ``"avg"``, or None to keep hue for the classifier.
         lifting: ``"rgb"`` or ``"hsv"``.
         dropout: probability to drop a channel.
+        spatial: ``"p4"`` makes the network invariant to quarter turns, ``"p4m"`` also to mirror
+            images; it needs a ``coset_pool``, and a smaller width for as many parameters.
 
     Example:
         >>> import torch
@@ -140,4 +146,5 @@ def cecnn(
         ce_layers=ce_layers,
         coset_pool=coset_pool,
         lifting=lifting,
+        spatial=spatial,
     )
