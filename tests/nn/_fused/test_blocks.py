@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from equicolor.groups import SpatialGroup
 from equicolor.models.layers import Layers
 from equicolor.models.resnet import Block, ResNet
 from equicolor.models.widths import Architecture
@@ -56,8 +57,10 @@ def settled(module):
     return module.to(DEVICE)
 
 
-def make_block(inputs=5, width=5, stride=1, *, bottleneck=False, rotations=3, separable=True):
-    layers = Layers(rotations, separable=separable)
+def make_block(
+    inputs=5, width=5, stride=1, *, bottleneck=False, rotations=3, separable=True, spatial="p1"
+):
+    layers = Layers(rotations, separable=separable, spatial=spatial)
     return settled(Block(inputs, width, stride, bottleneck=bottleneck, layers=layers))
 
 
@@ -112,13 +115,17 @@ BLOCKS = {
         "bottleneck": True,
         "separable": False,
     },
+    "three, quarter turns, stride": {"width": 3, "spatial": "p4", "stride": 2},
+    "two, mirror images": {"inputs": 2, "width": 2, "rotations": 2, "spatial": "p4m"},
+    "mirror images alone": {"inputs": 3, "width": 2, "rotations": 1, "spatial": "p4m"},
 }
 
 
 @pytest.fixture
 def equals_the_ordinary_one(relative_error, fused_step):
     def check(block, rotations):
-        x = torch.randn(2, block.conv1.in_channels, rotations, 5, 4, device=DEVICE)
+        channels = block.conv1.in_channels * SpatialGroup(block.conv1.spatial).order
+        x = torch.randn(2, channels, rotations, 5, 4, device=DEVICE)
         expected = step(copy.deepcopy(block).double(), x.double())
         actual = fused_step(block, x)
         for what, value in expected.items():
@@ -258,15 +265,21 @@ def test_second_derivatives_are_refused_with_advice():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("small_images", "lifting"), [(True, "rgb"), (False, "hsv")])
-def test_a_network_equals_the_ordinary_one(small_images, lifting, relative_error, fused_step):
+@pytest.mark.parametrize(
+    ("small_images", "lifting", "spatial"),
+    [(True, "rgb", "p1"), (False, "hsv", "p1"), (False, "hsv", "p4")],
+)
+def test_a_network_equals_the_ordinary_one(
+    small_images, lifting, spatial, relative_error, fused_step
+):
     network = ResNet(
         Architecture((1, 1), False, 8, small_images, 10),
         7,
-        width=(5, 7),
+        width=(5, 7) if spatial == "p1" else (3, 2),
         rotations=3,
         coset_pool="avg",
         lifting=lifting,
+        spatial=spatial,
     )
     network, x = (
         settled(network),

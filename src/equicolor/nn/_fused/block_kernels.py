@@ -101,28 +101,52 @@ def _store_vectors(out, lane, padded, vectors, FOLD: constexpr):
 
 
 @triton.jit
+def _over_elements(values, ELEMENTS: constexpr):
+    """Sums over neighbouring lanes, the elements of a spatial group, in each of these lanes."""
+    groups: constexpr = values.shape[0] // ELEMENTS
+    total = tl.sum(tl.reshape(values, (groups, ELEMENTS)), 1)
+    return tl.reshape(tl.broadcast_to(total[:, None], (groups, ELEMENTS)), values.shape)
+
+
+@triton.jit
 def finish_moments_kernel(
-    sums, pivots, weight, bias, vectors, channels, count, eps, FOLD: constexpr
+    sums, pivots, weight, bias, vectors, channels, count, eps, FOLD: constexpr, ELEMENTS: constexpr
 ):
-    """From sums about the pivots to the vectors of a batch norm."""
+    """From sums about the pivots to the vectors of a batch norm.
+
+    Of so many ELEMENTS next to each other, each has its own pivot; weight, bias and statistics are
+    shared. ``count`` is of one of them.
+    """
     lane, first, second = _totals(sums)
     first, second = first / count, second / count
     mean = first + tl.load(pivots + lane, lane < sums.padded, 0.0)
     var = tl.maximum(second - first * first, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    if ELEMENTS > 1:
+        common = _over_elements(mean, ELEMENTS) / ELEMENTS
+        var = _over_elements(var + (mean - common) * (mean - common), ELEMENTS) / ELEMENTS
+        mean = common
+        count *= ELEMENTS
     inverse = 1.0 / tl.sqrt_rn(var + eps)
-    scale = tl.load(weight + lane, lane < channels, 0.0).to(tl.float32) * inverse
-    shift = tl.load(bias + lane, lane < channels, 0.0).to(tl.float32)
+    channel = lane // ELEMENTS
+    scale = tl.load(weight + channel, channel < channels, 0.0).to(tl.float32) * inverse
+    shift = tl.load(bias + channel, channel < channels, 0.0).to(tl.float32)
     unbiased = var * (count / (count - 1))
     _store_vectors(vectors, lane, sums.padded, (mean, scale, shift, inverse, unbiased), FOLD)
 
 
 @triton.jit
-def finish_sums_kernel(sums, vectors, slopes, count, TRAINING: constexpr, FOLD: constexpr):
+def finish_sums_kernel(
+    sums, vectors, slopes, count, TRAINING: constexpr, FOLD: constexpr, ELEMENTS: constexpr
+):
     """From sums of the gradient g, and of g times the centred features, to the slopes.
 
     ``w rstd (g - mean(g) - xhat mean(g xhat))`` is ``scale g + slope centred + constant``.
     """
     lane, d_shift, d_centred = _totals(sums)
+    if ELEMENTS > 1:
+        d_shift = _over_elements(d_shift, ELEMENTS)
+        d_centred = _over_elements(d_centred, ELEMENTS)
+        count *= ELEMENTS
     padded = sums.padded
     scale = tl.load(vectors + FOLD * padded + lane, lane < padded, 0.0)
     inverse = tl.load(vectors + 3 * FOLD * padded + lane, lane < padded, 0.0)

@@ -14,7 +14,7 @@ from equicolor.nn._fused.functions import Convolutions
 from equicolor.nn._fused.layout import Planes, Products, pairs_pay
 from equicolor.nn._fused.norm import Norm, normalization
 from equicolor.nn.conv import CEConv2d
-from equicolor.nn.functional import compute_dtype, mix_filters
+from equicolor.nn.functional import compute_dtype, mix_filters, spatial_bank
 from equicolor.nn.norm import CEBatchNorm2d
 
 Layer = tuple[CEConv2d, CEBatchNorm2d]
@@ -30,12 +30,16 @@ class Filters(NamedTuple):
     def of(cls, conv: CEConv2d, dtype: torch.dtype) -> Self:
         """The filters of a layer; gradients flow back to its weights."""
         assert isinstance(conv.padding, tuple)
+        weight = spatial_bank(conv.weight, conv.spatial)
+        group_weight: Tensor | None = conv.pointwise_weight
+        if group_weight is not None:
+            group_weight = spatial_bank(group_weight, conv.spatial)
         # Decided by the inputs, which a shortcut shares with the first layer.
-        planes = Planes.of(conv.rotations, paired=pairs_pay(conv.in_channels))
+        planes = Planes.of(conv.rotations, paired=pairs_pay(weight.shape[1]))
         table = conv.tables.filters
         if planes.paired:
             table = _paired_table(conv.rotations, conv.weight.device)
-        mixed = mix_filters(conv.weight, conv.pointwise_weight, table)
+        mixed = mix_filters(weight, group_weight, table)
         options = conv.stride, conv.padding, conv.dilation
         packed = functions.apply(functions.Pack, mixed, dtype, planes)
         return cls(packed, Convolutions(options, planes))
@@ -123,7 +127,7 @@ def norm_add_relu(
     The residual is features, or products with a norm of their own.
     """
     batch, _, height, width = outputs[0].shape
-    shape = batch, len(norm.weight), n, height, width
+    shape = batch, norm.channels, n, height, width
     identity, norms, each = None, [norm], [outputs]
     if not isinstance(residual, Tensor):
         each.append(residual[0])

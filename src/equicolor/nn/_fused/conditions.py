@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from equicolor import _checks
 from equicolor._observed import is_recorded, is_untouched, is_watched
 from equicolor.devices import KERNEL_DTYPES, takes_kernels
+from equicolor.groups import SpatialGroup
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.norm import CEBatchNorm2d
 from equicolor.nn.pooling import CEMaxPool2d
@@ -25,9 +26,11 @@ def applies(block: nn.Module, x: Tensor) -> bool:
     if not _fits(x, 5):
         return False
     inner = [module for module in block.modules() if module is not block]
-    convolutions = (module for module in inner if isinstance(module, CEConv2d))
-    fits = all(_takes(module, x) for module in inner)
-    return fits and next(convolutions).in_channels == x.shape[1]
+    if not all(_takes(module, x) for module in inner):
+        return False
+    convolutions = [module for module in inner if isinstance(module, CEConv2d)]
+    first, groups = convolutions[0], {m.spatial for m in inner if hasattr(m, "spatial")}
+    return len(groups) == 1 and first.in_channels * SpatialGroup(first.spatial).order == x.shape[1]
 
 
 def stem_applies(
@@ -41,6 +44,7 @@ def stem_applies(
         and type(norm) is CEBatchNorm2d
         and type(relu) is nn.ReLU
         and all(_takes(module, images) for module in (conv, norm, relu))
+        and conv.spatial == norm.spatial
         and is_untouched(pool)
         and (type(pool) is nn.Identity or halves(pool))
     )
@@ -53,7 +57,7 @@ def can_fuse(tensor: Tensor) -> bool:
 
 def is_known(module: nn.Module) -> bool:
     """Whether the fused path computes what a layer computes, for any input."""
-    if not is_untouched(module) or getattr(module, "spatial", "p1") != "p1":
+    if not is_untouched(module):
         return False
     if type(module) is CEBatchNorm2d:
         return module.affine and module.track_running_stats and module.running_mean is not None
@@ -61,7 +65,8 @@ def is_known(module: nn.Module) -> bool:
         return False
     if type(module) is CEConv2d or type(module) is CELiftConv2d:
         zeros = module.padding_mode == "zeros" and isinstance(module.padding, tuple)
-        return module.rotations > 1 and zeros and module.bias is None
+        equivariant = module.rotations > 1 or module.spatial != "p1"
+        return equivariant and zeros and module.bias is None
     return type(module) is nn.ReLU
 
 

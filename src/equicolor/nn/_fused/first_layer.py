@@ -16,7 +16,7 @@ from equicolor.nn._fused.layout import (
 )
 from equicolor.nn._fused.norm import Norm, kernels, normalization
 from equicolor.nn.conv import CELiftConv2d
-from equicolor.nn.functional import ce_lift_conv2d, compute_dtype
+from equicolor.nn.functional import ce_lift_conv2d, compute_dtype, spatial_bank
 from equicolor.nn.layout import to_images
 from equicolor.nn.norm import CEBatchNorm2d
 
@@ -38,7 +38,7 @@ def lift(images: Tensor, conv: CELiftConv2d) -> Tensor:
     learnable = matrices is not None and matrices.requires_grad
     if not (images.requires_grad or learnable) and conv.dilation == (1, 1):
         return lift_columns(images, conv, packed_columns(conv, compute_dtype(images)), matrices)
-    weight, options = _padded(conv.weight, conv), (conv.stride, conv.padding, conv.dilation)
+    weight, options = _padded(_bank(conv)), (conv.stride, conv.padding, conv.dilation)
     group: dict[str, Any] = {
         "rotations": conv.rotations,
         "lifting": conv.lifting,
@@ -49,12 +49,17 @@ def lift(images: Tensor, conv: CELiftConv2d) -> Tensor:
 
 def packed_columns(conv: CELiftConv2d, dtype: torch.dtype) -> Tensor:
     """The filters of a lifting convolution for columns of pixels, with padded channels."""
-    columns = kernels("lift_kernels").column_filters(conv.weight.squeeze(2), conv.stride[0])
-    return _padded(columns, conv).to(dtype)
+    columns = kernels("lift_kernels").column_filters(_bank(conv).squeeze(2), conv.stride[0])
+    return _padded(columns).to(dtype)
 
 
-def _padded(filters: Tensor, conv: CELiftConv2d) -> Tensor:
-    spare = padded_channels(conv.out_channels) - conv.out_channels
+def _bank(conv: CELiftConv2d) -> Tensor:
+    return spatial_bank(conv.weight, conv.spatial, of_images=True)
+
+
+def _padded(filters: Tensor) -> Tensor:
+    """Filters ``[O, ...]`` with zeros for padded channels."""
+    spare = padded_channels(len(filters)) - len(filters)
     return F.pad(filters, (*[0] * (2 * filters.ndim - 1), spare))
 
 
@@ -127,7 +132,7 @@ class _NormReLU(torch.autograd.Function):
         else:
             out = kernels().norm_analyse((activations,), norm, n=1)[0]
         ctx.save_for_backward(activations, taps)
-        return Features.of_memory(out.unflatten(0, (n, -1)), len(norm.weight)).tensor
+        return Features.of_memory(out.unflatten(0, (n, -1)), norm.channels).tensor
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

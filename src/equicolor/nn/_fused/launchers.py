@@ -8,7 +8,7 @@ matrix of rows and L lanes. A row holds one or several pixels, so that lanes fil
 The vectors of a batch norm are float32 ``[5, L]``: mean, scale, shift, inverse standard deviation
 and unbiased variance of every channel, repeated for the pixels of a row. The slopes of its
 gradient are ``[4, L]``: the slope on centred features, the constant, and the gradients of weight
-and bias.
+and bias. The elements of a spatial group are neighbouring lanes that share these numbers.
 """
 
 import math
@@ -27,7 +27,7 @@ from equicolor.nn._fused.norm import Norm
 _LANES = 64  # of a tile: 128 bytes in half precision, one cache line
 _WARPS = 4
 _PROGRAMS = 2048  # of a reduction: several for each multiprocessor
-_PARTS, _CHANNELS = 512, 8  # tile of the partial sums
+_PARTS, _CHANNELS = 512, 8  # tile of the partial sums: no spatial group has more elements
 _NO_FEATURES: Any = Features(None, None, None)  # type: ignore[arg-type]
 
 
@@ -100,15 +100,17 @@ def analyse_backward(
     _elementwise(kernels.analyse_backward_kernel, size, *arguments)
 
 
-def moments(products: Products, weight: Tensor, bias: Tensor, *, n: int, eps: float) -> Tensor:
+def moments(
+    products: Products, weight: Tensor, bias: Tensor, *, n: int, eps: float, elements: int = 1
+) -> Tensor:
     """Vectors of a batch norm in training, from the features of some products, ``[5, L]``."""
     channels = len(weight)
-    size = _Size.of(_images(products), channels, n)
+    size = _Size.of(_images(products), channels * elements, n)
     pivots = torch.empty(size.padded, device=weight.device)
     vectors = torch.empty(5, size.lanes, device=weight.device)
     sums = _reduce(kernels.moments_kernel, size, products, pivots)
     arguments = pivots, weight, bias, vectors, channels, size.samples, eps, size.pixels_in_a_row
-    _finish(kernels.finish_moments_kernel, sums, *arguments)
+    _finish(kernels.finish_moments_kernel, sums, *arguments, elements)
     return vectors
 
 
@@ -118,13 +120,15 @@ def empty_planes(products: Products, planes: Planes) -> Tensor:
 
 
 def channel_vectors(
-    weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *, eps: float
+    weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *, eps: float, elements: int = 1
 ) -> Tensor:
     """Vectors of a batch norm with running statistics, for one pixel: ``[5, P]``."""
     mean, var, weight, bias = (one.detach().float() for one in (mean, var, weight, bias))
     inverse = torch.rsqrt(var + eps)
     vectors = torch.stack([mean, weight * inverse, bias, inverse, var])
-    return F.pad(vectors, (0, padded_channels(len(mean)) - len(mean)))
+    vectors = vectors.repeat_interleave(elements, 1) if elements > 1 else vectors
+    channels = vectors.shape[1]
+    return F.pad(vectors, (0, padded_channels(channels) - channels))
 
 
 def row_vectors(vectors: Tensor, products: Products) -> Tensor:
@@ -219,7 +223,7 @@ def slopes_of(sums: Tensor, norm: Norm, count: float) -> Tensor:
     """
     lanes = norm.vectors.shape[1]
     slopes, fold = norm.vectors.new_empty(4, lanes), lanes // sums.shape[2]
-    arguments = norm.vectors, slopes, count, norm.training, fold
+    arguments = norm.vectors, slopes, count, norm.training, fold, norm.elements
     _finish(kernels.finish_sums_kernel, sums, *arguments)
     return slopes
 

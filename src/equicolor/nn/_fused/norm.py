@@ -8,6 +8,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from equicolor.groups import SpatialGroup
 from equicolor.nn._fused.layout import Products
 from equicolor.nn.norm import CEBatchNorm2d
 
@@ -19,10 +20,16 @@ class Norm(NamedTuple):
     bias: Tensor
     vectors: Tensor  # mean, scale, ...; see equicolor.nn._fused.launchers
     training: bool  # whether the statistics come from the features themselves
+    elements: int = 1  # of the spatial group, which share weight, bias and statistics
+
+    @property
+    def channels(self) -> int:
+        """Channels of the features, ``C * m``."""
+        return len(self.weight) * self.elements
 
     def gradients(self, slopes: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of weight and bias."""
-        d_weight, d_bias = slopes[2:, : len(self.weight)]
+        d_weight, d_bias = slopes[2:, : self.channels : self.elements]
         return d_weight.to(self.weight.dtype), d_bias.to(self.bias.dtype)
 
     def for_rows(self, outputs: Products) -> Self:
@@ -33,9 +40,10 @@ class Norm(NamedTuple):
 @torch.no_grad()
 def running_norm(norm: CEBatchNorm2d) -> Norm:
     """The batch norm with running statistics, with vectors for one pixel."""
-    statistics = norm.running_mean, norm.running_var
-    vectors = kernels().channel_vectors(norm.weight, norm.bias, *statistics, eps=norm.eps)
-    return Norm(norm.weight, norm.bias, vectors, training=False)
+    statistics, elements = (norm.running_mean, norm.running_var), SpatialGroup(norm.spatial).order
+    options = {"eps": norm.eps, "elements": elements}
+    vectors = kernels().channel_vectors(norm.weight, norm.bias, *statistics, **options)
+    return Norm(norm.weight, norm.bias, vectors, training=False, elements=elements)
 
 
 @torch.no_grad()
@@ -47,12 +55,16 @@ def normalization(norm: CEBatchNorm2d, outputs: Products, n: int) -> Norm:
     assert mean is not None
     assert var is not None
     assert count is not None
-    vectors = kernels().moments(outputs, norm.weight, norm.bias, n=n, eps=norm.eps)
+    elements = SpatialGroup(norm.spatial).order
+    options = {"n": n, "eps": norm.eps, "elements": elements}
+    vectors = kernels().moments(outputs, norm.weight, norm.bias, **options)
     count.add_(1)
     share = 1 / count if norm.momentum is None else norm.momentum
+    result = Norm(norm.weight, norm.bias, vectors, training=True, elements=elements)
     for running, new in ((mean, vectors[0]), (var, vectors[4])):
-        running.copy_(torch.lerp(running.to(new.dtype), new[: len(running)], share))
-    return Norm(norm.weight, norm.bias, vectors, training=True)
+        of_channels = new[: result.channels : elements]
+        running.copy_(torch.lerp(running.to(new.dtype), of_channels, share))
+    return result
 
 
 @functools.cache
