@@ -144,14 +144,17 @@ def test_every_action_has_an_axis_of_its_own(batches) -> None:
     panels = [axes for axes in figure.axes if axes.get_title()]
     strips = [axes for axes in figure.axes if not axes.get_title()]
     titles = ["hue shifts", "light cast, 30 %", "gamma", "brightness", "saturation"]
+    titles.append("turns and mirror images")
     assert [axes.get_title() for axes in panels] == titles
     assert figure.get_suptitle() == "all of it"
     labels = [axes.get_xlabel() for axes in strips]
     for label, words in zip(
-        labels, ("hue shift", "hue of the light", "gamma", "stops", "saturation"), strict=True
+        labels,
+        ("hue shift", "hue of the light", "gamma", "stops", "saturation", "turn"),
+        strict=True,
     ):
         assert words in label
-    assert [len(axes.lines) for axes in panels] == [4, 2, 2, 2, 2]  # with the original images
+    assert [len(axes.lines) for axes in panels] == [4, 2, 2, 2, 2, 2]  # with the original images
     for axes, strip, action in zip(panels, strips, ("hsv", *ACTIONS[3:]), strict=True):
         line = axes.lines[1]
         assert line.get_ydata().tolist() == found.sweeps[action].accuracy.tolist()

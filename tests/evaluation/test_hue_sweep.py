@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from equicolor.color import rotate_hue, shift_hue
 from equicolor.evaluation import ACTIONS, HUE_ACTIONS, HueSweep, asker, hue_shifts, hue_sweep
+from equicolor.evaluation.actions import action_named
 from equicolor.evaluation.hue_sweep import sweep_actions
 from equicolor.light import (
     balance_light,
@@ -28,6 +29,7 @@ SHIFT = {
     "brightness": lambda image, stops: change_brightness(image, stops, clip=True),
     "saturation": lambda image, factor: change_saturation(image, factor, clip=True),
 }
+COLOURS = [action for action in ACTIONS if action != "turn"]  # what acts on single pixels
 # The values of a sweep, as the documentation gives them.
 RANGE = {action: [step / 36 - 0.5 for step in range(37)] for action in (*HUE_ACTIONS, "cast")} | {
     "gamma": [2 ** (step / 18 - 1) for step in range(37)],
@@ -79,7 +81,7 @@ def slow_counts(model: nn.Module, batches: list[tuple[Tensor, Tensor]], turns: l
     return counts, original, correct, changed
 
 
-@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("action", COLOURS)
 @pytest.mark.parametrize("shifts", [37, [0.1, 0.7, 2.25]])
 def test_counts_match_a_loop_over_images(batches, action: str, shifts) -> None:
     model = MeanColour().eval()
@@ -132,12 +134,30 @@ def test_original_images_reach_the_network_as_they_are(batches) -> None:
 def test_shifts_are_those_of_shift_hue_in_single_precision() -> None:
     images = torch.rand(4, 3, 8, 8)
     model = MeanColour(torch.float32)
-    for action in ACTIONS:
+    for action in COLOURS:
         model.seen.clear()
         values = (0.3, -0.5) if action in HUE_ACTIONS else (0.3, 1.5)
         hue_sweep(model, [(images, torch.zeros(4).long())], values, action)
         for seen, value in zip(model.seen[1:], values, strict=True):
             assert torch.equal(seen, SHIFT[action](images, value))
+
+
+def test_turns_are_all_quarters_and_their_mirror_images() -> None:
+    class Corner(nn.Module):
+        """The class is the brightest of four corners."""
+
+        def forward(self, images: Tensor) -> Tensor:
+            return images.mean(1)[:, [0, 0, -1, -1], [0, -1, -1, 0]]
+
+    images = torch.zeros(1, 3, 8, 8)
+    images[:, :, :4, :4] = 1
+    sweep = hue_sweep(Corner(), [(images, torch.tensor([0]))], 37, "turn")
+    assert sweep.shifts.tolist() == list(range(8)) == sweep.distinct
+    # Counter-clockwise from the upper left; mirrored, it begins at the upper right.
+    assert sweep.accuracy.tolist() == [100, 0, 0, 0, 0, 100, 0, 0]
+    show = action_named("turn").show
+    assert [show(element) for element in (1, 6)] == ["90°", "180°, mirrored"]
+    assert hue_sweep(Corner(), [(images, torch.tensor([3]))], [1], "turn").mean == 100
 
 
 def test_the_ends_of_the_circle_count_once_among_distinct_shifts(batches) -> None:
@@ -420,6 +440,8 @@ def test_bad_batches_and_networks(answer, batches, message: str) -> None:
         ([float("inf")], "brightness", "a list of finite stops"),
         ([], "saturation", "a list of finite factors"),
         ([-0.5], "saturation", "expects a factor of at least 0, got -0.5"),
+        ([0.5], "turn", "turn expects whole numbers from 0 to 7, got 0.5"),
+        ([8], "turn", "p4m has the elements 0 to 7, got element 8"),
     ],
 )
 def test_bad_shifts_and_actions(shifts, action: str, message: str) -> None:

@@ -25,7 +25,7 @@ def evaluate(
         str,
         typer.Option(
             help="What is done to the images, separated by commas: hsv, rgb and rgb-clip shift "
-            "hues; cast, gamma, brightness and saturation.",
+            "hues; cast, gamma, brightness, saturation; turn, by quarters and mirrored.",
             metavar="A,B",
         ),
     ] = "hsv,rgb,rgb-clip",

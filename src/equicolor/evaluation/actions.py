@@ -1,4 +1,4 @@
-"""What a sweep does to images: shifts of hue, and changes of light, tone and saturation."""
+"""What a sweep does to images: shifts of hue, changes of light and tone, turns and mirroring."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from equicolor import _checks
 from equicolor.color import compose, decompose, rotate_hue
+from equicolor.groups import SpatialGroup
 from equicolor.light import cast_light, change_brightness, change_gamma, change_saturation
 
 __all__ = ["ACTIONS", "HUE_ACTIONS", "Action", "action_named", "action_values"]
@@ -30,6 +31,7 @@ class Action:
         show: how a value is written.
         cyclic: the values lie on a circle, of which 1 is the whole.
         doubling: a sweep takes equal ratios, not differences, of its values.
+        whole: the values are whole numbers, and a sweep takes all of them.
     """
 
     label: str
@@ -40,9 +42,12 @@ class Action:
     show: Callable[[float], str]
     cyclic: bool = False
     doubling: bool = False
+    whole: bool = False
 
     def spaced(self, count: int) -> Tensor:
         """A number of values over the range, both ends included, float64."""
+        if self.whole:
+            return torch.arange(self.low, self.high + 1, dtype=torch.float64)
         steps = torch.arange(count, dtype=torch.float64) / (count - 1)
         if self.doubling:
             return self.low * (self.high / self.low) ** steps
@@ -52,6 +57,20 @@ class Action:
 def _shift_hsv(images: Tensor) -> Change:
     hue, chroma, low = decompose(images)  # shared by all shifts
     return lambda turns: compose(hue + turns, chroma, low)
+
+
+_PLANE = SpatialGroup("p4m")
+
+
+def _turn(images: Tensor) -> Change:
+    def change(element: float | Tensor) -> Tensor:
+        if float(element) % 1:
+            raise ValueError(
+                f"turn expects whole numbers from 0 to {_PLANE.order - 1}, got {float(element):g}"
+            )
+        return _PLANE.transform(images, int(element)).contiguous()
+
+    return change
 
 
 def _of_the_circle(label: str, change: Callable[[Tensor], Change]) -> Action:
@@ -70,7 +89,7 @@ _HUE: dict[str, Action] = {
         lambda images: lambda turns: rotate_hue(images, turns, clip=True),
     ),
 }
-# What a hue shift is not: see equicolor.light. All of them stay in [0, 1].
+# What a hue shift is not: see equicolor.light and equicolor.groups. All of them stay in [0, 1].
 _OTHER: dict[str, Action] = {
     "cast": _of_the_circle(
         f"light cast, {100 * CAST_STRENGTH:.0f} %",
@@ -91,6 +110,12 @@ _OTHER: dict[str, Action] = {
         "saturation", "factors", 0.0, 2.0,
         lambda images: lambda factor: change_saturation(images, factor, clip=True),
         lambda factor: f"× {factor:.2f}",
+    ),
+    "turn": Action(
+        "turns and mirror images", "quarter turns, mirrored from 4 on", 0.0, _PLANE.order - 1.0,
+        _turn,
+        lambda element: f"{90 * (element % 4):.0f}°{', mirrored' * (element >= 4)}",
+        whole=True,
     ),
 }  # fmt: skip
 _ALL = _HUE | _OTHER

@@ -57,7 +57,7 @@ class _Axis:
 
     action: str  # of its range and its strip
     label: str
-    color: tuple[float, float, float]  # the strip shows what becomes of it
+    color: tuple[float, float, float] | None  # the strip shows what becomes of it
     ticks: Sequence[float]  # as values
     place: Callable[[Any], Any] = np.asarray  # from values to where they are drawn
     show: Callable[[float], str] = "{:g}".format  # from where a tick is drawn to its text
@@ -71,12 +71,15 @@ class _Axis:
         return min(ends), max(ends)
 
     def draw_strip(self, axes: Axes, low: float, high: float) -> None:
+        axes.set_yticks([])
+        if self.color is None:
+            axes.spines[:].set_visible(False)
+            return
         action = replace(action_named(self.action), low=low, high=high)
         change = action.change(torch.tensor(self.color).float().view(1, 3, 1, 1))
         colors = torch.stack([change(value).flatten() for value in action.spaced(180).float()])
         left, right = self.place((low, high)).tolist()
         axes.imshow(colors[None].numpy(), extent=(left, right, 0, 1), aspect="auto")
-        axes.set_yticks([])
 
 
 def _degrees(turns: Any) -> Any:
@@ -119,6 +122,13 @@ _OTHER_AXES = (
         "factor of the test images' saturation; the strip shows what becomes of a red",
         (0.7, 0.35, 0.35),
         (0, 0.5, 1, 1.5, 2),
+    ),
+    _Axis(
+        "turn",
+        "turn of the test images, and of their mirror images",
+        None,
+        range(8),
+        show=lambda element: f"{90 * (element % 4):g}°" + "\nmirrored" * int(element >= 4),
     ),
 )
 _AXES = dict.fromkeys(HUE_ACTIONS, _HUE_AXIS) | {axis.action: axis for axis in _OTHER_AXES}

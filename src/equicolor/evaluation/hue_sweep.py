@@ -198,7 +198,8 @@ def hue_sweep(
             ``"cast"`` (:func:`equicolor.light.cast_light` of strength 0.3, light of all hues in
             turns), ``"gamma"`` (from 0.5 to 2, in equal ratios), ``"brightness"`` (from -2 to 2
             stops) or ``"saturation"`` (factors from 0 to 2), all of :mod:`equicolor.light`
-            and clipped to [0, 1].
+            and clipped to [0, 1]; ``"turn"``, the elements 0 to 7 of
+            :class:`equicolor.groups.SpatialGroup` ``"p4m"``, whatever their number.
         autocast: compute with torch's autocast to this dtype; hues are shifted outside it.
         progress: called with (passes through the network done, passes in all if known).
 
@@ -239,7 +240,7 @@ def sweep_actions(
     ask = Asker(model, autocast)
     counts: Tensor | None = None
     problems: list[Tensor] = []  # a batch each
-    placed: dict[str, tuple[Tensor, ...]] = {}  # values on the device, one by one
+    placed: dict[str, Sequence[float | Tensor]] = {}  # values, one by one
     classes = done = 0
 
     def count_pass() -> None:
@@ -264,7 +265,7 @@ def sweep_actions(
                 _refuse(problems, classes)  # early: a sweep may take minutes
                 shape = 3, passes, classes
                 counts = torch.zeros(shape, dtype=torch.int64, device=logits.device)
-                placed = {action: each.to(exact).unbind() for action, each in values.items()}
+                placed = {action: _placed(action, each, exact) for action, each in values.items()}
             answers = [logits.argmax(1)]
             for action in actions:
                 change = action_named(action).change(exact)
@@ -283,6 +284,12 @@ def sweep_actions(
         action: HueSweep(action, values[action], of_class, original, correct, changed)
         for action, (_, correct, changed) in zip(actions, swept, strict=True)
     }
+
+
+def _placed(action: str, values: Tensor, images: Tensor) -> Sequence[float | Tensor]:
+    """Values one by one, on the device of the images unless Python has to look at them."""
+    numbers: list[float] = values.tolist()
+    return numbers if action_named(action).whole else values.to(images).unbind()
 
 
 def _problems(images: Tensor, labels: Tensor, logits: Tensor) -> Tensor:
