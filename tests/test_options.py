@@ -152,7 +152,8 @@ VALUES: dict[str | tuple[str, str], str] = {
     ("evaluate", "batch_size"): "0", ("compare", "batch_size"): "0",
     "cache": "{folder}/kept",
     "ce_stages": "2", ("cost", "ce_stages"): "2", "checkpoint_every": "7", "classes": "7",
-    "compare": "{folder}/second.safetensors", "coset_pool": "avg", "data": "{folder}/images",
+    "compare": "{folder}/second.safetensors", "coset_pool": "avg", "spatial": "p4",
+    "data": "{folder}/images",
     ("evaluate", "data"): "{folder}/other", ("compare", "data"): "{folder}/other",
     "data_path": "streaming",
     "dataset": "{folder}/other", "datasets": "{folder}/images",
@@ -332,7 +333,7 @@ def test_every_option_of_a_command_has_an_effect(
 KEYWORDS: dict[str, Any] = {
     "num_classes": 7, "width": 6, "dropout": 0.5, "rotations": 6, "ce_layers": 3, "ce_stages": 1,
     "separable": False, "coset_pool": "avg", "lifting": "hsv", "normalize": False,
-    "invariant": "H",
+    "invariant": "H", "spatial": "p4",
 }  # fmt: skip
 
 
@@ -392,7 +393,7 @@ ARGUMENTS: dict[str, Any] = {
     "learnable": True, "separable": False, "eps": 0.5, "momentum": 0.5,
     "affine": False, "track_running_stats": False, "p": 0.25, "inplace": True, "ceil_mode": True,
     "algorithm": "none",  # refused; another one changes how it computes, not what
-    "return_indices": True, "count_include_pad": False, "divisor_override": 3,
+    "return_indices": True, "count_include_pad": False, "divisor_override": 3, "spatial": "p4",
 }  # fmt: skip
 
 

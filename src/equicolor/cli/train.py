@@ -72,6 +72,9 @@ def train(
     coset_pool: Annotated[
         str | None, _network("What ends the equivariant part: max, avg or none.", "max")
     ] = None,
+    spatial: Annotated[
+        str | None, _network("p4: quarter turns do not matter; p4m: nor mirror images.", "p1")
+    ] = None,
     output: Annotated[
         Path | None, _running("The folder of the run.", "runs/DATASET-NETWORK-…", "--output", "-o")
     ] = None,
@@ -114,6 +117,7 @@ def train(
     options = RunOptions(**field_values(RunOptions, settings))
     network: dict[str, Any] = {"rotations": rotations, "lifting": lifting, "ce_stages": ce_stages}
     network |= {"width": None if width is None else parse_width(width), "coset_pool": coset_pool}
+    network["spatial"] = spatial
     network = {name: value for name, value in network.items() if value is not None}
     if coset_pool == "none":
         network["coset_pool"] = None
@@ -213,13 +217,15 @@ def _choose(
         full_recipe = default_recipe(dataset, model)
     else:
         raise ValueError("a dataset is needed: a name, a folder, or --recipe DATASET/NETWORK")
-    if "size" in changes and full_recipe.crop == "resized":
-        changes["resize"] = usual_resize(changes["size"])
-    full_recipe = dataclasses.replace(full_recipe, options=full_recipe.options | network, **changes)
+    full_recipe = dataclasses.replace(full_recipe, options=full_recipe.options | network)
     if finetune is None:
         with torch.device("meta"):  # bad options are told before anything else
-            full_recipe.build(2)
-    return full_recipe
+            built = full_recipe.build(2)
+        if "spatial" in network and full_recipe.crop == "resized":
+            changes = {"size": built.image_size} | changes  # at which turns are exact
+    if "size" in changes and full_recipe.crop == "resized":
+        changes["resize"] = usual_resize(changes["size"])
+    return dataclasses.replace(full_recipe, **changes)
 
 
 def _run(recipe: TrainingRecipe, folder: Path, options: RunOptions, force: bool) -> None:

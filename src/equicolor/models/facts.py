@@ -19,6 +19,7 @@ def network_facts(network: nn.Module) -> dict[str, Any]:
     Returns:
         ``model``, ``rotations``, ``lifting``, ``ce_stages``, ``width`` (of the first stage) and
         ``coset_pool``; None where it has none, and ``"none"`` where hues are not pooled over.
+        ``spatial`` if turns or mirror images do not matter to it.
     """
     if isinstance(network, GrayInput):
         inner = network_facts(network.network)
@@ -36,9 +37,12 @@ def network_facts(network: nn.Module) -> dict[str, Any]:
     facts["rotations"] = facts["rotations"] or 1
     if isinstance(facts["width"], (list, tuple)):
         facts["width"] = facts["width"][0]
+    if config.get("spatial", "p1") != "p1":
+        facts["spatial"] = config["spatial"]
     if facts["rotations"] > 1:
         return facts | {"coset_pool": facts["coset_pool"] or "none"}
-    return facts | {"lifting": None, "coset_pool": None}
+    pool = facts["coset_pool"] if "spatial" in facts else None
+    return facts | {"lifting": None, "coset_pool": pool}
 
 
 def network_title(facts: Mapping[str, Any]) -> str:
@@ -48,12 +52,14 @@ def network_title(facts: Mapping[str, Any]) -> str:
         >>> facts = {"model": "ce_resnet18", "rotations": 12, "lifting": "hsv"}
         >>> network_title(facts | {"run": "my-run", "dataset": "flowers102"})
         'ce_resnet18, n = 12, hsv lifting (my-run) on flowers102'
-        >>> network_title({"model": "z2cnn", "rotations": 1})
-        'z2cnn'
+        >>> network_title({"model": "resnet18", "rotations": 1, "spatial": "p4m"})
+        'resnet18, p4m'
     """
     parts = [facts["model"]]
     if (facts.get("rotations") or 1) > 1:
         parts += [f"n = {facts['rotations']}", f"{facts['lifting']} lifting"]
+    if facts.get("spatial"):
+        parts.append(facts["spatial"])
     run = f" ({facts['run']})" if facts.get("run") else ""
     where = f" on {facts['dataset']}" if facts.get("dataset") else ""
     return f"{', '.join(parts)}{run}{where}"

@@ -32,13 +32,13 @@ __all__ = [
 # A new key that tells rows of an experiment apart belongs here: rows that agree in all are one.
 SUBJECT = (
     "dataset", "model", "network", "rotations", "lifting", "ce_stages", "ce_layers", "width",
-    "coset_pool", "input_size", "weighted", "sigma", "digits", "data_seed", "layer", "stage",
-    "state", "finetune_epochs",
+    "coset_pool", "spatial", "input_size", "weighted", "sigma", "digits", "data_seed", "layer",
+    "stage", "state", "finetune_epochs",
 )  # fmt: skip
 # The values that tables and figures compute with; those of the recipe's fields are as its defaults.
 _TEXT = {
-    "dataset", "model", "network", "lifting", "coset_pool", "augmentation", "finetuned", "layer",
-    "stage", "digits",
+    "dataset", "model", "network", "lifting", "coset_pool", "spatial", "augmentation",
+    "finetuned", "layer", "stage", "digits",
 }  # fmt: skip
 _NUMBERS = {"rotations", "ce_stages", "width", "sigma", "parameters", "original", "hue_mean"}
 # Experiments whose rows are networks trained on images, which they share.

@@ -301,6 +301,7 @@ class TrainingRecipe:
 # How options of networks are told in folder names; others are told as NAME and VALUE.
 _OPTION_NAMES = {
     "rotations": "n{}", "lifting": "{}", "ce_stages": "{}stages", "coset_pool": "pool-{}",
+    "spatial": "{}",
 }  # fmt: skip
 
 
