@@ -35,7 +35,7 @@ SURFACE = {
         "HueGroup": "(order)",
         "convert": "(model, rotations=3, lifting='hsv', until=None, init='pretrained', "
         "coset_pool='max', *, normalization='auto', takes='images', image_size=None, "
-        "match_parameters=False, source=None, check_range=True, verify=True)",
+        "match_parameters=False, source=None, check_range=True, verify=True, spatial='p1')",
         "adapt": "(model, stem='auto', rotations=6, lifting='hsv', coset_pool='max', *, "
         "normalization='auto', image_size=None, check_range=True)",
         "canonicalize": "(model, rotations=12, select='learned', modes=1, gate=None, *, "

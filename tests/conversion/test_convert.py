@@ -549,3 +549,11 @@ def test_the_package_offers_it():
     assert equicolor.adapt is equicolor.conversion.adapt
     with pytest.raises(AttributeError, match="has no attribute 'covnert'"):
         equicolor.covnert  # noqa: B018
+
+
+def test_turns_are_refused_with_the_reason():
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    with pytest.raises(ValueError, match=r"spatial='p4' exact: .* have not learnt .*resnet18\("):
+        equicolor.convert(network, normalization=None, spatial="p4")
+    with pytest.raises(ValueError, match="spatial must be one of"):
+        equicolor.convert(network, normalization=None, spatial="p5")

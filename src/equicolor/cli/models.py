@@ -49,6 +49,9 @@ def cost(
         str | None,
         typer.Option(help="A number, one per stage (27,55,110), or 'fast'; matched by default."),
     ] = None,
+    spatial: Annotated[
+        str | None, typer.Option(help="p4: quarter turns; p4m: mirror images, too.")
+    ] = None,
     classes: Annotated[int | None, typer.Option(help="Outputs.")] = None,
     input_size: Annotated[
         int | None, typer.Option(help="Height and width of the image; the network's by default.")
@@ -71,6 +74,7 @@ def cost(
         "rotations": rotations,
         "ce_stages": ce_stages,
         "lifting": lifting,
+        "spatial": spatial,
         "width": None if width is None else parse_width(width),
         "input_size": input_size,
     }

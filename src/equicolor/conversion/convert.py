@@ -30,6 +30,7 @@ from equicolor.conversion.supported import (
 )
 from equicolor.conversion.verify import check_numbers, check_shapes
 from equicolor.conversion.widths import match_widths, scale_channels
+from equicolor.groups import SpatialGroup
 from equicolor.models.foreign import ForeignNetwork
 from equicolor.models.registry import Network
 from equicolor.nn.batched import COSET_POOLS, TAKES
@@ -51,6 +52,7 @@ def convert(
     source: str | Source | None = None,
     check_range: bool = True,
     verify: bool = True,
+    spatial: str = "p1",
 ) -> nn.Module:
     r"""A colour-equivariant copy of a convolutional network, its weights included.
 
@@ -95,6 +97,7 @@ def convert(
         check_range: refuse images far outside [0, 1]; see :class:`equicolor.nn.batched.HueLift`.
         verify: try the result with numbers, as said above; False tries the shapes alone, for
             networks too large to be computed a dozen times over.
+        spatial: ``"p1"`` alone: turns and mirror images need a network that is trained with them.
 
     Returns:
         A :class:`ConvertedNetwork`, or for a detector the detector.
@@ -125,6 +128,12 @@ def convert(
         raise ValueError(
             "a hybrid (until=...) pools its hues before its plain part: coset_pool must be 'max' "
             f"or 'avg', got {coset_pool!r}"
+        )
+    if SpatialGroup(spatial).order > 1:
+        raise ValueError(
+            f"convert cannot make spatial={spatial!r} exact: the layers behind a pretrained filter "
+            "have not learnt to read it turned, and strides of pretrained networks tell one border "
+            f"from the other. Train one anew, such as models.resnet18(spatial={spatial!r})"
         )
     if match_parameters and init != "random":
         raise ValueError("match_parameters changes every layer: it needs init='random'")
