@@ -56,7 +56,7 @@ def run_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     def run_and_close(name: str) -> dict[str, Any]:
         variables = run(EXAMPLES / name)
-        variables["plt"].close("all")
+        sys.modules["matplotlib.pyplot"].close("all")
         return variables
 
     return run_and_close
