@@ -414,7 +414,7 @@ GOOD = torch.rand(2, 3, 4, 4), torch.tensor([0, 1])
         (torch.eye(2), [GOOD, (GOOD[0], GOOD[1] + 5)], "has 2 outputs, but 2 labels lie outside"),
         (torch.eye(2)[:1], [GOOD], r"logits \[2, classes\] .*got \[1, 2\]"),
         (torch.zeros(2), [GOOD], r"logits \[2, classes\] .*got \[2\]"),
-        ({"logits": torch.eye(2)}, [GOOD], "logits .*got dict"),
+        ({"logits": torch.eye(2)}, [GOOD], "logits .*got a dict"),
         (torch.full((2, 2), torch.nan), [GOOD], "logits are NaN for 2 images"),
     ],
 )

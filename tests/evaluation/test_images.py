@@ -198,6 +198,25 @@ def test_classes_are_matched_by_their_names(folder: Path) -> None:
         match_classes(network, images, 32)
 
 
+def test_names_of_own_networks_count(folder: Path) -> None:
+    images = load_dataset(str(folder), "test")
+
+    def named(*names: str, library: str = "mine.py") -> ForeignNetwork:
+        return ForeignNetwork(
+            resnet44(3, width=4), f"{library}:net", image_size=32, class_names=names
+        )
+
+    for network in (named("cedar", "ash", "birch"), GrayInput(named("cedar", "ash", "birch"))):
+        matched = match_classes(network, images, 32)
+        assert matched.class_names == ("cedar", "ash", "birch")
+    with pytest.raises(ValueError, match="other classes than those of trees"):
+        match_classes(named("ash", "beech", "cedar"), images, 32)
+    # What libraries call the classes of ImageNet is not what its folders are called.
+    imagenet = named("tench", "goldfish", "shark", library="timm")
+    for network in (imagenet, GrayInput(imagenet)):
+        assert match_classes(network, images, 32) is images
+
+
 def test_recipe_of_a_run(run_folder: Path, tmp_path: Path) -> None:
     for path in (run_folder, run_folder / "model.safetensors", str(run_folder)):
         recipe = recipe_of_run(path)

@@ -11,7 +11,7 @@ from equicolor import _checks
 from equicolor.models import Network
 from equicolor.nn import CEConv2d, capture, fold
 
-__all__ = ["Asker", "evaluating"]
+__all__ = ["Asker", "check_logits", "evaluating"]
 
 
 class Asker:
@@ -52,14 +52,7 @@ class Asker:
             images = images.contiguous(memory_format=torch.channels_last)
         if self._call is None:
             self._call = self._recorded(images)
-        logits = self._call(images)
-        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(images):
-            came = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise ValueError(
-                f"hue_sweep expects a network that gives logits [{len(images)}, classes] for "
-                f"images {list(images.shape)}, got {came}"
-            )
-        return logits
+        return check_logits(self._call(images), images)
 
     def run(self, images: Tensor) -> object:
         """Whatever the network gives for images of any device and dtype, without a recording."""
@@ -76,6 +69,17 @@ class Asker:
             except (RuntimeError, TypeError) as error:
                 warnings.warn(f"evaluates without CUDA graphs: {error}", stacklevel=2)
         return self.run
+
+
+def check_logits(output: object, images: Tensor) -> Tensor:
+    """What a network gave for images ``[B, 3, H, W]``; it must be logits ``[B, C]``."""
+    if isinstance(output, Tensor) and output.ndim == 2 and len(output) == len(images):
+        return output
+    came = list(output.shape) if isinstance(output, Tensor) else f"a {type(output).__name__}"
+    raise ValueError(
+        f"the network must give logits [{len(images)}, classes] for images {list(images.shape)}, "
+        f"got {came}"
+    )
 
 
 def _folded(model: nn.Module) -> nn.Module:

@@ -16,12 +16,13 @@ from equicolor.data.decoding import decode
 from equicolor.data.images import ImageFile, ImageSet, to_rgb
 from equicolor.data.loaders import ResidentLoader, StreamingLoader, choose_data_path
 from equicolor.data.packing import shrink
-from equicolor.evaluation.asker import Asker
+from equicolor.evaluation.asker import Asker, check_logits
 from equicolor.evaluation.hue_sweep import Batches
 from equicolor.models import Network
 from equicolor.models.facts import network_facts
 from equicolor.models.foreign import ForeignNetwork
-from equicolor.models.registry import Origin, usual_resize
+from equicolor.models.loading import is_foreign
+from equicolor.models.registry import GrayInput, Origin, usual_resize
 from equicolor.reporting.progress import Progress
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
     "OtherClassesError",
     "Preparation",
     "choose_preparation",
+    "class_names_of",
     "count_outputs",
     "load_batches",
     "match_classes",
@@ -140,13 +142,16 @@ def try_images(network: nn.Module, size: int, batch: int = 2) -> object:
 
 def count_outputs(network: nn.Module, size: int) -> int:
     """The number of classes a network in eval mode gives logits for."""
-    logits = try_images(network, size)
-    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != 2:
-        came = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
-        raise ValueError(
-            f"the network must give logits [2, classes] for images {[2, 3, size, size]}, got {came}"
-        )
-    return logits.shape[1]
+    batch = torch.empty(2, 3, size, size, device="meta")
+    return check_logits(try_images(network, size), batch).shape[1]
+
+
+def class_names_of(network: nn.Module) -> tuple[str, ...]:
+    """What the outputs of a network mean; empty if unknown."""
+    names = tuple(getattr(network, "class_names", ()))
+    if not names and isinstance(network, GrayInput):
+        return class_names_of(network.network)
+    return names
 
 
 def match_classes(
@@ -154,8 +159,9 @@ def match_classes(
 ) -> ImageSet:
     """Images whose labels number the classes as the outputs of a network in eval mode do.
 
-    If the network does not know the names of its classes, or with ``by_index``, the order is taken
-    on trust. ``size`` is that of images to try the network with.
+    If the network does not know the names of its classes, is one of timm's or torchvision's, or
+    with ``by_index``, the order is taken on trust. ``size`` is that of images to try the network
+    with.
 
     Raises:
         OtherClassesError: if the number of outputs or the names differ.
@@ -166,7 +172,10 @@ def match_classes(
             f"the network has {outputs} outputs, but {images.name} has {len(theirs)} classes",
             ": it was trained on something else",
         )
-    names = network.class_names if isinstance(network, Network) else ()
+    names = class_names_of(network)
+    inner = network.network if isinstance(network, GrayInput) else network
+    # Libraries call the classes of ImageNet by words, its folders by codes.
+    by_index = by_index or (isinstance(inner, ForeignNetwork) and is_foreign(inner.name))
     if by_index or not names or names == theirs:
         return images
     if sorted(names) != sorted(theirs) or len(set(names)) != len(names):

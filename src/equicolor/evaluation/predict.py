@@ -14,9 +14,13 @@ from equicolor.color import shift_hue
 from equicolor.data.folder_datasets import images_below
 from equicolor.data.images import CorruptImageError, in_threads
 from equicolor.devices import cores
-from equicolor.evaluation.asker import Asker, evaluating
-from equicolor.evaluation.images import choose_preparation, count_outputs, prepare_image
-from equicolor.models.registry import GrayInput
+from equicolor.evaluation.asker import Asker, check_logits, evaluating
+from equicolor.evaluation.images import (
+    choose_preparation,
+    class_names_of,
+    count_outputs,
+    prepare_image,
+)
 from equicolor.reporting.progress import Progress
 
 if TYPE_CHECKING:
@@ -169,15 +173,9 @@ def _answers(
     network: nn.Module, ask: Asker, images: Tensor, files: Sequence[str], top: int
 ) -> list[tuple[Answer, ...]]:
     """The most probable classes of every image of a batch."""
-    logits = ask.run(images)
-    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(images):
-        came = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
-        raise ValueError(
-            f"the network must give logits [{len(images)}, classes] for images "
-            f"{list(images.shape)}, got {came}"
-        )
+    logits = check_logits(ask.run(images), images)
     classes = logits.shape[1]
-    names = _class_names(network) or tuple(map(str, range(classes)))
+    names = class_names_of(network) or tuple(map(str, range(classes)))
     if len(names) != classes:
         raise ValueError(
             f"the network has {classes} outputs, but names {len(names)} classes in class_names"
@@ -190,14 +188,6 @@ def _answers(
         tuple(Answer(names[number], number, value) for number, value in zip(*each, strict=True))
         for each in zip(highest.indices.tolist(), highest.values.tolist(), strict=True)
     ]
-
-
-def _class_names(network: nn.Module) -> tuple[str, ...]:
-    """What the outputs of a network mean; empty if unknown."""
-    names = tuple(getattr(network, "class_names", ()))
-    if not names and isinstance(network, GrayInput):
-        return _class_names(network.network)
-    return names
 
 
 def find_images(paths: Iterable[str | Path]) -> list[Path]:

@@ -23,6 +23,7 @@ from equicolor.data.images import ImageSet
 from equicolor.evaluation.diagnose import Subject
 from equicolor.evaluation.evaluate import evaluate
 from equicolor.models import cecnn
+from equicolor.models.foreign import ForeignNetwork
 
 NAMES = ("apple", "banana", "</script><script>injected = true</script>")
 
@@ -90,6 +91,15 @@ def test_rows_roll_and_pooled_answers_stay(images: Tensor) -> None:
     moved = found.layers[0].maps[:, 1].int() - found.layers[0].maps[:, 0].int()
     assert moved.abs().max() > 20
     torch.testing.assert_close(found.logits, found.logits.roll(4, 1), rtol=1e-4, atol=1e-5)
+
+
+def test_classes_have_the_names_that_the_network_knows(images: Tensor) -> None:
+    known = ("tench", "goldfish")
+    foreign = ForeignNetwork(cecnn(2, width=4), "timm:net", image_size=28, class_names=known)
+    subject = subject_of(foreign, images, unjudged="other classes")
+    assert turn_hues(subject, [], steps=2, examples=1).class_names == known
+    subject.network.class_names = ()
+    assert turn_hues(subject, [], steps=2, examples=1).class_names == ("output 0", "output 1")
 
 
 def test_answers_and_images_are_those_of_shifted_images(images: Tensor) -> None:

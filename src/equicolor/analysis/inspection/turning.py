@@ -15,12 +15,11 @@ from equicolor.analysis.layers import Layer
 from equicolor.analysis.taps import tapped
 from equicolor.canonicalization.network import Canonicalized
 from equicolor.color import shift_hue
-from equicolor.evaluation.asker import Asker, evaluating
+from equicolor.evaluation.asker import Asker, check_logits, evaluating
 from equicolor.evaluation.diagnose import Subject
 from equicolor.evaluation.evaluate import Evaluation
-from equicolor.evaluation.images import spread_over_classes
+from equicolor.evaluation.images import class_names_of, spread_over_classes
 from equicolor.models.facts import network_facts, network_title
-from equicolor.models.registry import Network
 from equicolor.reporting.progress import counting
 
 __all__ = ["FeatureRows", "TurnedHues", "count_steps", "shrunk", "turn_hues"]
@@ -226,11 +225,7 @@ def _run(
     ask = Asker(subject.network, subject.autocast)
     with evaluating(subject.network), tapped(subject.network, readers, receive):
         for batch in images.split(_BATCH):
-            answers = ask.run(batch)
-            if not isinstance(answers, Tensor) or answers.ndim != 2:
-                came = list(answers.shape) if isinstance(answers, Tensor) else type(answers)
-                raise ValueError(f"the network must give logits [B, classes], got {came}")
-            logits.append(answers.float().cpu())
+            logits.append(check_logits(ask.run(batch), batch).float().cpu())
     return torch.cat(logits), {name: torch.cat(parts) for name, parts in features.items()}
 
 
@@ -271,7 +266,7 @@ def _pixels(images: Tensor) -> Tensor:
 def _class_names(subject: Subject, outputs: int) -> tuple[str, ...]:
     if not subject.unjudged:
         return subject.images.class_names
-    names = subject.network.class_names if isinstance(subject.network, Network) else ()
+    names = class_names_of(subject.network)
     if len(names) == outputs:
         return names
     return tuple(f"output {number}" for number in range(outputs))
