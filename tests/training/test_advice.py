@@ -1,6 +1,7 @@
 """What is measured of images, what is proposed, and that the proposals are commands."""
 
 import dataclasses
+import re
 import shlex
 from pathlib import Path
 
@@ -76,11 +77,13 @@ EXACT = {"rotations": 12, "lifting": "hsv"}
     [
         (hues(30, 31), ["resnet18 jitter", "ce_resnet18 exact", "resnet18"]),
         (hues(30, 50), ["ce_resnet18 exact augmix", "ciconv_resnet18 jitter", "resnet18"]),
-        (hues(30, 50, error=9), ["resnet18 jitter", "ce_resnet18 exact", "resnet18"]),
+        (hues(30, 50, error=9), ["ce_resnet18 exact augmix", "ciconv_resnet18 jitter", "resnet18"]),
+        (hues(30, 50, error=11), ["resnet18 jitter", "ce_resnet18 exact", "resnet18"]),
+        (hues(0, 0, error=0), ["resnet18 jitter", "ce_resnet18 exact", "resnet18"]),
         (
             hues(30, 90),
-            ["ce_resnet18 exact flat", "ce_resnet18 exact augmix", "ciconv_resnet18 jitter",
-             "resnet18"],
+            ["resnet18", "ce_resnet18 exact flat", "ce_resnet18 exact augmix",
+             "ciconv_resnet18 jitter"],
         ),
     ],
 )  # fmt: skip
@@ -95,6 +98,20 @@ def test_proposals_follow_what_the_hues_tell(found: HueStatistics, expected: lis
         with torch.device("meta"):
             recipe.build(10)
     assert proposed == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (hues(30, 90), "nearly give the class away"),
+        (hues(30, 50), "help to tell the classes apart"),
+        (hues(30, 33, error=4), "no sign .* A gain of less than 8 points would not show"),
+        (hues(30, 90)._replace(images=49), "49 images of 10 classes are too few"),
+    ],
+)
+def test_the_finding_says_what_so_many_images_can_show(found: HueStatistics, said: str) -> None:
+    assert re.search(said, advice._finding(found))
+    assert advice._tell(found) == (found.images >= 50 and found.gain > 10)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +182,7 @@ def test_advice_from_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     assert said.stdout.count("Training and judging take about ") == 4
     commands = [shlex.split(line) for line in lines if line.startswith("  equicolor train ")]
     assert len(commands) == 4
-    assert "--coset-pool none" in " ".join(commands[0])
+    assert "--coset-pool none" in " ".join(commands[1])
     for words in commands:  # each is a command that would begin
         dry = invoke(*words[2:], "--device", "cpu", "--dry-run")
         assert dry.exit_code == 0, dry.stderr

@@ -34,7 +34,8 @@ _SMALL = 48  # pixels: up to here images are for the network of CIFAR
 _SHIFTS = 37  # at which a trained network is judged
 _EPOCHS = (200, 100, 50)  # that a proposal for a CPU may have
 _CPU_HOURS = 2.0  # that a proposal for a CPU should not exceed
-_CLEAR = 3.0  # standard errors from which on hues help
+_CLEAR = 2.0  # standard errors from which on hues help
+_FEWEST = 5  # images of a class, on average, below which nothing is measured
 _DECIDES = 0.5  # of the errors without hues that hues mend, from which on they are the label
 
 
@@ -65,7 +66,7 @@ class Proposal(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """What was measured, and what follows from it; the first proposal is for shifted hues.
+    """What was measured, and what follows from it.
 
     Attributes:
         facts: the images and the device, in words.
@@ -162,17 +163,22 @@ def _median_side(images: ImageSet) -> int:
 
 def _facts(images: ImageSet, side: int, device: torch.device) -> str:
     counts = images.labels.bincount(minlength=len(images.class_names))
+    sizes = dict.fromkeys(f"{int(count):,}" for count in counts.aminmax())
     threads = f", {counted(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else ""
     return (
-        f"{images.name}: {len(images):,} images for training, {len(counts)} classes of "
-        f"{int(counts.min()):,} to {int(counts.max()):,}, shorter sides of {side} pixels (median); "
+        f"{images.name}: {counted(len(images), 'image')} for training, {len(counts)} classes of "
+        f"{' to '.join(sizes)}, shorter sides of {side} pixels (median); "
         f"{device_name(device)}{threads}."
     )
 
 
+def _too_few(hues: HueStatistics) -> bool:
+    return hues.images < _FEWEST * hues.classes
+
+
 def _tell(hues: HueStatistics) -> bool:
     """Whether the hues tell something of the classes, beyond chance."""
-    return hues.gain > _CLEAR * hues.error and hues.gain > 1
+    return hues.gain > max(1, _CLEAR * hues.error) and not _too_few(hues)
 
 
 def _decide(hues: HueStatistics) -> bool:
@@ -185,7 +191,15 @@ def _finding(hues: HueStatistics) -> str:
         return "Here the hues nearly give the class away: they are the label, or stand for it."
     if _tell(hues):
         return "Here the hues help to tell the classes apart, beside other things."
-    return "Here histograms give no sign that the hues help to tell the classes apart."
+    if _too_few(hues):
+        return (
+            f"{counted(hues.images, 'image')} of {hues.classes} classes are too few to measure "
+            "that. The proposals are those for hues that tell little."
+        )
+    return (
+        "Here histograms give no sign that the hues help to tell the classes apart. A gain of less "
+        f"than {max(1, _CLEAR * hues.error):.0f} points would not show with so many images."
+    )
 
 
 def _plain_recipe(dataset: str, side: int) -> TrainingRecipe:
@@ -206,8 +220,13 @@ def _cases(plain: TrainingRecipe, hues: HueStatistics) -> Iterator[tuple[str, st
     if _decide(hues):
         yield (
             "If the hues are what you want to be told (ripe or not, red or green)",
-            "Twelve hues share their shapes, and --coset-pool none keeps them apart for the "
-            "classifier; without it, and with hue jitter, the network could not tell hues.",
+            "A plain network may use whatever the hues tell; with hue jitter it could not.",
+            plain,
+        )
+        yield (
+            "The same, if some colours are rare",
+            "Twelve hues share their shapes, so that rare colours are learnt from common ones; "
+            "--coset-pool none keeps the hues apart for the classifier.",
             dataclasses.replace(exact, options={**options, "coset_pool": None}),
         )
     if _tell(hues):
@@ -235,11 +254,12 @@ def _cases(plain: TrainingRecipe, hues: HueStatistics) -> Iterator[tuple[str, st
             "Twelve exact hues, pooled.",
             exact,
         )
-    yield (
-        "If hues will not shift",
-        "A plain network may use whatever the hues tell.",
-        plain,
-    )
+    if not _decide(hues):
+        yield (
+            "If hues will not shift",
+            "A plain network may use whatever the hues tell.",
+            plain,
+        )
 
 
 def command(recipe: TrainingRecipe) -> str:
