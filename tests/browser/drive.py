@@ -37,6 +37,9 @@ _STATE = """
   titles: [...document.querySelectorAll("#networks h2")].map((title) => title.textContent),
   columns: new Set([...document.querySelectorAll("#networks > section")].map(
     (section) => section.getBoundingClientRect().left)).size,
+  verdicts: [...document.querySelectorAll(".answer")].map((answer) => answer.textContent),
+  lefts: [...document.querySelectorAll(".rolling")].map((rows) => new Set(
+    [...rows.querySelectorAll("canvas")].map((tile) => tile.getBoundingClientRect().left)).size),
   labels: [...document.querySelectorAll("#examples label")].map((label) => label.title),
   focus: document.activeElement.id,
   injected: window.injected === true,
@@ -162,6 +165,8 @@ def drive(browser: Browser) -> dict[str, dict[str, Any]]:
     browser.wait(0.6)
     browser.click("#play")
     seen["play"] = browser.state()
+    browser.view.resize(browser.view.width() // 2 + 200, HEIGHT)  # as a phone is turned
+    seen["resized"] = browser.state()
     return seen
 
 

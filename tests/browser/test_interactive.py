@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -86,12 +86,15 @@ def test_everything_follows_the_slider(page: Path, width: int, theme: str) -> No
 
     angles = {action: int(state["angle"].removesuffix("°")) for action, state in seen.items()}
     assert 80 <= angles.pop("slider") <= 110  # the handle has a width
-    assert 0 < angles.pop("play") < 180
+    assert 0 < angles["play"] == angles.pop("resized") < 180
+    angles.pop("play")
     assert angles == {
         "start": 0, "keys": 30, "third": 120, "home": -180, "reset": 0, "photo": 180, "example": 0
     }  # fmt: skip
     assert all(state["spoken"] == state["angle"] for state in seen.values())
     assert seen["keys"]["focus"] == "hue"
+    check_verdicts(seen.values())
+    assert start["lefts"] == [3, 3]  # two layers, whose channels line up
     for action in ("keys", "home", "slider", "photo", "example"):
         for part in ("photo", "rows", "answers", "legend"):
             if (action, part) != ("example", "legend"):  # all examples have one curve
@@ -105,6 +108,17 @@ def test_everything_follows_the_slider(page: Path, width: int, theme: str) -> No
     # Both ends of the slider are one hue.
     assert seen["home"]["photo"] == seen["photo"]["photo"]
     assert seen["home"]["rows"] == seen["photo"]["rows"]
+
+
+def check_verdicts(states: Iterable[dict[str, Any]]) -> None:
+    """A right answer is called so; beside a wrong one stands what would be right."""
+    texts = [text for state in states for text in state["verdicts"]]
+    right = [name for name in NAMES for text in texts if text.endswith("%, right") and name in text]
+    wrong = [
+        text for text in texts if text.endswith(tuple(f"wrong: it is {each}" for each in NAMES))
+    ]
+    assert len(right) + len(wrong) == len(texts)
+    assert wrong
 
 
 def check_that_rows_roll(before: dict[str, Any], after: dict[str, Any]) -> None:

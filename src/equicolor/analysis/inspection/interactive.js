@@ -144,15 +144,17 @@ function buildCurve() {
   const legend = document.getElementById("legend");
   const values = judged.map(({ title, index }) => {
     const value = element("strong");
-    legend.append(element("li", { class: className(index) }, `${title}: `, value));
+    const name = data.networks.length > 1 ? `${title}: ` : "";
+    legend.append(element("li", { class: className(index) }, name, value));
     return value;
   });
   const draw = () => plot.replaceChildren(plotOf(judged, plot.clientWidth));
-  new ResizeObserver(draw).observe(plot); // texts keep their size at any width
+  // Texts keep their size at any width. In the next frame: drawing resizes what is observed.
+  new ResizeObserver(() => requestAnimationFrame(draw)).observe(plot);
   follow(() => {
     judged.forEach(({ curve }, index) => {
       const accuracy = accuracyAt(curve, state.step / data.steps);
-      values[index].textContent = `${accuracy.toFixed(1)} % at ${degrees(state.step)}`;
+      values[index].textContent = `${accuracy.toFixed(1)} % right at ${degrees(state.step)}`;
     });
     draw();
   });
@@ -225,7 +227,8 @@ function buildAnswers(network, section) {
     const { answers, best } = network.examples[state.example];
     const number = frame();
     const { name, probability, right } = best[number];
-    const verdict = !network.judged ? "" : right ? ", right" : ", wrong";
+    const { label } = data.examples[state.example];
+    const verdict = !network.judged ? "" : right ? ", right" : `, wrong: it is ${label}`;
     answer.className = network.judged && !right ? "answer wrong" : "answer";
     const said = ` with ${percent(probability)}${verdict}`;
     answer.replaceChildren("Answer: ", element("strong", {}, name), said);
@@ -263,11 +266,16 @@ function buildNatural(network, section) {
 
 function buildLayer(network, layer, number) {
   const { name, channels, rotations, width, height } = layer;
-  const rows = element("div", { class: "rows", role: "img" });
+  const rows = element("div", { class: rotations > 1 ? "rows rolling" : "rows", role: "img" });
   rows.setAttribute("aria-label", `Features of ${name} at the current hue`);
   const lines = rotations > 1 ? channels.length : 1;
   const count = rotations > 1 ? rotations : channels.length;
   rows.style.setProperty("--tiles", count);
+  if (rotations > 1) {
+    const angles = Array.from({ length: count }, (_, tile) =>
+      element("span", {}, degrees((tile * data.steps) / rotations)));
+    rows.append(element("div", { class: "row angles" }, ...angles));
+  }
   const tiles = [];
   for (let line = 0; line < lines; line += 1) {
     const row = element("div", { class: "row" });
@@ -302,8 +310,8 @@ function buildLayer(network, layer, number) {
 function layerNote({ channels, rotations }) {
   if (rotations === 1) return `The ${channels.length} channels that change most with the hue.`;
   return (
-    `${channels.length} channels in ${rotations} rotations: with every ` +
-    `${degrees(data.steps / rotations)} of hue, tiles move on by one.`
+    `${channels.length} channels (lines) in ${rotations} rotations (columns). With every ` +
+    `${degrees(data.steps / rotations)} of hue, all tiles move one column to the right.`
   );
 }
 
