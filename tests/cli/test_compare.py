@@ -37,6 +37,15 @@ def place(fruit: Path, settle: Any, smooth_images: Any) -> Path:
     return fruit
 
 
+def test_the_table_fits_a_terminal(place: Path) -> None:
+    options = ("--data", "fruit", "--shifts", "2", "--device", "cpu")
+    result = invoke("net.safetensors", "mine.py:Net", *options)
+    for words in ("architecture", "parameters", "original", "HSV shift", "lowest", "safetensors"):
+        assert words in result.stdout  # in one piece
+    page = Path("runs/compare/net.safetensors-mine.py_Net-fruit/comparison.html").read_text()
+    assert "answers changed" in page
+
+
 def test_comparison_from_start_to_files(place: Path) -> None:
     networks = "net.safetensors", "mine.py:Net"
     options = ("--data", "fruit", "--shifts", "4", "--device", "cpu")
@@ -55,7 +64,7 @@ def test_comparison_from_start_to_files(place: Path) -> None:
         assert row["size"] == size
     assert (rows[0]["parameters"], rows[0]["macs"]) == cost(load_model(networks[0]), 28)
     assert (rows[1]["parameters"], rows[1]["macs"]) == (0, 0)
-    for text in (f"{rows[0]['parameters']:,}", "cecnn, n = 3", "mine.py:Net", "gamma"):
+    for text in (f"{rows[0]['parameters']:,}", "cecnn", "mine.py:Net", "gamma"):
         assert text in result.stdout
     page = files[0].read_text()
     assert all(name in page for name in (*networks, "banana", "data:image/png;base64"))

@@ -65,7 +65,7 @@ def compare(
     settle_threads(options["device"].type)
     with told_to_skip(options["skip_corrupt"]):
         compared = comparison.compare(networks, data, actions=names(actions) or [], **options)
-    Console().print(comparison.comparison_table(compared).rich())
+    Console().print(comparison.comparison_table(compared, brief=True).rich())
     written = comparison.write(compared, output, device=options["device"])
     typer.echo(f"wrote {', '.join(map(str, written))}")
     typer.echo(comparison.headline(compared))

@@ -161,11 +161,11 @@ def short_names(specs: Sequence[str]) -> list[str]:
     ]
 
 
-def comparison_table(compared: Sequence[Compared]) -> Table:
-    """Cost and accuracy, a line for each network."""
+def comparison_table(compared: Sequence[Compared], *, brief: bool = False) -> Table:
+    """Cost and accuracy, a line for each network; ``brief`` leaves out what a terminal breaks."""
     first, *others = (action_named(action) for action in compared[0].evaluation.sweeps)
     columns = ["network", "architecture", "parameters", "GMACs", "original", first.label]
-    columns += ["lowest", "lowest at", "answers changed"]
+    columns += ["lowest", *([] if brief else ["lowest at", "answers changed"])]
     for other in others:
         columns += [other.label, "lowest"]
     lines = []
@@ -182,9 +182,10 @@ def comparison_table(compared: Sequence[Compared]) -> Table:
             f"{evaluation.original:.2f}",
             f"{sweep.mean:.2f}",
             f"{float(sweep.accuracy[worst]):.2f}",
-            first.show(float(sweep.shifts[worst])),
-            f"{float(changed[sweep.distinct].mean()):.2f}",
         ]
+        if not brief:
+            line.append(first.show(float(sweep.shifts[worst])))
+            line.append(f"{float(changed[sweep.distinct].mean()):.2f}")
         for another in list(evaluation.sweeps.values())[1:]:
             line += [f"{another.mean:.2f}", f"{float(another.accuracy.min()):.2f}"]
         lines.append(line)

@@ -251,7 +251,7 @@ def _epochs(model: str) -> int:
 
 def _name(model: str) -> str:
     if model in SHIFTED:
-        return f"{Variant('other', SHIFTED[model].model).name}, shifted hues"
+        return f"{Variant('other', model.removesuffix('-shifted')).name}, shifted hues"
     return Variant("other", model).name
 
 
