@@ -1,7 +1,7 @@
 """Several networks judged on the same images, beside each other: tables, a figure and a page."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +254,7 @@ def write(
         rows.append(row | each.evaluation.rows()[0] | details(each.evaluation))
     figure = png(comparison_figure(compared))
     label = action_named(compared[0].main.action).label
+    classes = class_table(compared)
     sections = [
         Section(
             "Accuracy and cost",
@@ -263,7 +264,7 @@ def write(
             figure,
             "Accuracy of every network over what is done to the test images.",
         ),
-        Section("Classes", table=class_table(compared)),
+        Section("Classes", f"{classes.title}.", replace(classes, title="")),
     ]
     page = write_report(
         folder / PAGE,
