@@ -6,7 +6,7 @@ each network is trained once.
 Networks go by the names of the recipes of the paper's tables, or by a network and what was
 changed, joined by plus signs: ``rgb-6`` and ``hsv-6`` are equivariant in all stages with six
 rotations, ``+jitter-0.2`` draws hues from ±0.2 turns, ``+flatten`` and ``+avg`` replace the
-maximum over the rotations.
+maximum over the rotations, ``+p4`` and ``+p4m`` are invariant to turns and mirror images, too.
 """
 
 import dataclasses
@@ -39,6 +39,7 @@ __all__ = [
 _GROUP = re.compile(r"(rgb|hsv)-([1-9]\d*)")
 _AUGMENTATION = re.compile(r"augmix|jitter(?:-(0(?:\.\d+)?|1(?:\.0+)?))?")
 _POOLS: dict[str, str | None] = {"flatten": None, "avg": "avg"}
+_SPATIAL = ("p4", "p4m")
 # Small networks on small images, with large steps: seconds to a minute each.
 _QUICK_RECIPE: dict[str, Any] = {
     "size": 28, "resize": 28, "crop": "padded", "flip": False, "epochs": 10, "batch_size": 50,
@@ -80,8 +81,9 @@ def of_other_datasets(old: Row, new: Sequence[Row]) -> bool:
 def named_recipe(name: str, dataset: str) -> tuple[str, TrainingRecipe]:
     """The canonical name of a network, which equal recipes share, and its recipe.
 
-    A changed network has its pooling before its augmentation in that name: ``+jitter``,
-    ``+jitter-0.1`` or ``+augmix``. A name without a recipe is refused, with the nearest ones.
+    A changed network has its spatial group and its pooling before its augmentation in that name:
+    ``+jitter``, ``+jitter-0.1`` or ``+augmix``. A name without a recipe is refused, with the
+    nearest ones.
 
     Example:
         >>> named_recipe("rgb-3", "flowers102")[0], named_recipe("hsv-1", "cifar10")[0]
@@ -93,12 +95,16 @@ def named_recipe(name: str, dataset: str) -> tuple[str, TrainingRecipe]:
         return name, find_recipe(name, dataset)
     network, *changes = name.split("+")
     canonical, recipe = _network(network, dataset)
+    spatial = [change for change in changes if change in _SPATIAL]
     pools = [change for change in changes if change in _POOLS]
     augmentations = [match for change in changes if (match := _AUGMENTATION.fullmatch(change))]
-    known = len(pools) + len(augmentations) == len(changes)
-    if len(pools) > 1 or len(augmentations) > 1 or not known:
+    counts = [len(each) for each in (spatial, pools, augmentations)]
+    if max(counts) > 1 or sum(counts) < len(changes):
         find_recipe(name, dataset)  # says what is wrong with the name
         raise AssertionError(name)
+    for group in spatial:
+        options = {**recipe.options, "spatial": group}
+        recipe, canonical = dataclasses.replace(recipe, options=options), f"{canonical}+{group}"
     for pool in pools:
         if recipe.options.get("rotations", 1) == 1:
             raise ValueError(f"{network} has no rotations to pool: +{pool} does not apply to it")
@@ -137,8 +143,8 @@ def narrow(recipe: TrainingRecipe, width: int) -> TrainingRecipe:
     """
     network = recipe.model.removeprefix("ce_").removeprefix("ciconv_")
     plain = widths.doubled(width, all_stages(network))
-    rotations = recipe.options.get("rotations", 1)
-    scaled = widths.scaled(plain, rotations, separable=True) if rotations > 1 else plain
+    group = recipe.options.get("rotations", 1), recipe.options.get("spatial", "p1")
+    scaled = widths.scaled(plain, group[0], separable=True, spatial=group[1])
     return dataclasses.replace(recipe, options={**recipe.options, "width": scaled})
 
 

@@ -14,6 +14,7 @@ from equicolor.paper import (
     equivariance,
     neuron_features,
     selectivity,
+    space,
 )
 from equicolor.paper.experiment import Experiment
 
@@ -35,6 +36,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         conversion.EXPERIMENT,
         canonicalization.EXPERIMENT,
         brightness.EXPERIMENT,
+        space.EXPERIMENT,
     )
 }
 

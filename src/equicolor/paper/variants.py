@@ -64,6 +64,7 @@ class Variant(NamedTuple):
         pool: how the rotations are pooled: ``"max"``, ``"avg"`` or ``"none"`` (flattened).
         gray: whether it sees the mean of the channels alone.
         redrawn: whether its ColorMNIST was drawn for every seed.
+        spatial: ``"p4"`` or ``"p4m"`` if turns or mirror images do not matter to it.
 
     Example:
         >>> Variant("ce", "resnet18", 12, "hsv", 4, "jitter 0.5").name
@@ -82,6 +83,7 @@ class Variant(NamedTuple):
     pool: str = "max"
     gray: bool = False
     redrawn: bool = False
+    spatial: str = "p1"
 
     @property
     def full(self) -> bool:
@@ -91,7 +93,7 @@ class Variant(NamedTuple):
     @property
     def in_paper(self) -> bool:
         """Whether the paper has networks of this kind."""
-        if self.gray:
+        if self.gray or self.spatial != "p1":
             return False
         if self.kind == "ce":
             return (self.rotations, self.lifting, self.pool) == (3, "rgb", "max")
@@ -111,7 +113,7 @@ class Variant(NamedTuple):
             if (self.rotations, self.lifting) != (3, "rgb"):
                 special = [self.lifting.upper(), f"n = {self.rotations}"]
             special += _POOL_NAMES[self.pool]
-        special += ["grey input"] * self.gray
+        special += [self.spatial] * (self.spatial != "p1") + ["grey input"] * self.gray
         return title + (f" ({', '.join(special)})" if special else "")
 
     @property
@@ -134,7 +136,7 @@ class Variant(NamedTuple):
         return (
             augmentation, self.augmentation, not self.in_paper, self.gray,
             _KINDS.index(self.kind), self.lifting, self.rotations, self.ce_stages, self.network,
-            self.pool != "max", self.pool, self.setting,
+            self.pool != "max", self.pool, self.spatial, self.setting,
         )  # fmt: skip
 
 
@@ -220,7 +222,9 @@ def _paper_width(variant: Variant) -> int | None:
     depth = re.fullmatch(r"resnet(\d+)", variant.network)
     if depth is None or int(depth[1]) not in ARCHITECTURES:
         return None
-    return matched_widths(int(depth[1]), variant.rotations, variant.ce_stages)[0]
+    stages = variant.ce_stages if variant.spatial == "p1" else all_stages(variant.network)
+    group = variant.rotations, stages
+    return matched_widths(int(depth[1]), *group, spatial=variant.spatial)[0]
 
 
 def variant_of(row: Row) -> Variant:
@@ -233,6 +237,7 @@ def variant_of(row: Row) -> Variant:
         network,
         augmentation=row.get("augmentation") or "none",
         gray=model.endswith("-gray"),
+        spatial=row.get("spatial") or "p1",
     )
     if rotations == 1:
         return variant

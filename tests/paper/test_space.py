@@ -1,0 +1,82 @@
+"""Hue times space: measured on a network whose answers are known, and shown."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from equicolor.paper import image_jobs, space
+from equicolor.paper.experiment import Context, Job, Outcome, Scope
+from equicolor.paper.rows import Findings, identity
+from equicolor.paper.variants import variant_of
+
+ROW = {"dataset": "flowers102", "model": "resnet18", "rotations": 1, "augmentation": "none"}
+
+
+class RedCorner(nn.Module):
+    """Class 1 for images that are red in the upper left corner."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        red, green, blue = images[:, :, 0, 0].unbind(1)
+        redness = red - 0.5 - (green + blue) / 2
+        return torch.stack((-redness, redness), 1)
+
+
+def test_every_turn_meets_every_hue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    images = torch.zeros(1, 3, 4, 4)
+    images[:, 0, :2, :2] = 1
+    batches = [(images, torch.tensor([1]))]
+    monkeypatch.setattr(image_jobs, "network_and_images", lambda *_: (RedCorner(), batches, None))
+    job = Job("a", "space", space.measure, {"hues": 12})
+    outcome = Outcome([ROW | {"seed": 0, "parameters": 7}], tmp_path)
+    (row,) = space.measure(job, Context(tmp_path, before=(outcome,)))
+    # A corner comes back to its place in two of eight elements, red is red in one of twelve hues.
+    assert row["turn_curve"] == [100, 0, 0, 0, 0, 100, 0, 0]
+    shares = {"original": 100, "hues_mean": 100 / 12, "turns_mean": 25, "both_mean": 25 / 12}
+    assert {key: row[key] for key in shares} == pytest.approx(shares, abs=1e-3)
+    assert row["parameters"] == 7
+
+
+def test_networks_go_by_names_and_rows_apart() -> None:
+    name, recipe = image_jobs.named_recipe("hsv-6+jitter+p4m", "flowers102")
+    assert name == "hsv-6+p4m+jitter"
+    assert recipe.options == {"rotations": 6, "lifting": "hsv", "spatial": "p4m"}
+    name, recipe = image_jobs.named_recipe("baseline+p4", "flowers102")
+    assert (recipe.model, recipe.options) == ("resnet18", {"spatial": "p4"})
+    with pytest.raises(ValueError, match="unknown recipe"):
+        image_jobs.named_recipe("baseline+p4+p4m", "flowers102")
+    rows = [ROW, ROW | {"spatial": "p4"}, ROW | {"spatial": "p4m"}]
+    assert len({identity(row) for row in rows}) == 3
+    assert [variant_of(row).name for row in rows] == [
+        "ResNet-18", "ResNet-18 (p4)", "ResNet-18 (p4m)",
+    ]  # fmt: skip
+
+
+def test_sizes_at_which_turns_are_exact(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sizes = []
+
+    def jobs(dataset: str, networks: tuple[str, ...], scope: Scope) -> list[Job]:
+        sizes.append(scope.size)
+        return []
+
+    monkeypatch.setattr(image_jobs, "training_jobs", jobs)
+    for size in (None, 64):
+        space.plan(Scope(tmp_path, size=size))
+    assert sizes == [69, 64]  # 69 = 32 * 2 + 5
+
+
+def test_shown_in_one_table_and_figure() -> None:
+    keys = ("original", "hues_mean", "turns_mean", "both_mean")
+    rows = [
+        {**ROW, **group, "seed": seed, **dict.fromkeys(keys, 50.0 + seed)}
+        for group in ({}, {"spatial": "p4m"})
+        for seed in (0, 2)
+    ]
+    (section,) = space.show(Findings({"space": rows}))
+    assert section.table is not None
+    assert [row[:2] for row in section.table.rows] == [
+        ("ResNet-18", "51.00 ± 1.41"),
+        ("ResNet-18 (p4m)", "51.00 ± 1.41"),
+    ]
+    assert list(space.show(Findings({}))) == []
