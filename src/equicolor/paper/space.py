@@ -28,7 +28,7 @@ from equicolor.results import Row
 __all__ = ["EXPERIMENT", "measure", "plan", "show"]
 
 _NETWORKS = ("baseline", "hsv-6", "baseline+p4m", "hsv-6+p4m")
-_SIZE = 69  # a size at which ResNets with a spatial group are exact: 32 k + 5
+_SIZE = 69  # at which ResNets with a spatial group are exact: 32 k + 5
 _PLANE = SpatialGroup("p4m")
 _HUES = 12
 # What is done to the test images, by the keys of the rows.
@@ -43,7 +43,7 @@ _CONDITIONS = {
 def plan(scope: Scope) -> list[Job]:
     """Train the networks at equal parameters, and measure each."""
     networks = scope.networks or _NETWORKS
-    if scope.size is None and not scope.quick:
+    if scope.size is None and not scope.quick:  # whose digits are too small for such a size
         scope = dataclasses.replace(scope, size=_SIZE)
     return [
         image_jobs.follow(training, "space", measure, {"hues": _HUES})
