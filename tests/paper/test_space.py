@@ -38,6 +38,21 @@ def test_every_turn_meets_every_hue(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert row["parameters"] == 7
 
 
+@pytest.mark.slow
+def test_turns_are_exact_at_odd_sizes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    monkeypatch.setattr(space, "_SIZES", {"resnet44": (13, 12)})
+    (job,) = space.plan_turns(Scope(tmp_path))
+    rows = space.exactness(job, Context(tmp_path))
+    assert [row["input_size"] for row in rows] == [13, 12]
+    assert rows[0]["change"] < 1e-10 < 1e-4 < rows[1]["change"]
+    assert len({identity(row) for row in rows}) == 2
+    (section,) = space.show_turns(Findings({"turns": rows}))
+    assert section.table is not None
+    assert [row[1] for row in section.table.rows] == ["13", "12"]
+    assert list(space.show_turns(Findings({}))) == []
+
+
 def test_networks_go_by_names_and_rows_apart() -> None:
     name, recipe = image_jobs.named_recipe("hsv-6+jitter+p4m", "flowers102")
     assert name == "hsv-6+p4m+jitter"

@@ -36,6 +36,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         conversion.EXPERIMENT,
         canonicalization.EXPERIMENT,
         brightness.EXPERIMENT,
+        space.TURNS,
         space.EXPERIMENT,
     )
 }

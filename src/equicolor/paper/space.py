@@ -1,15 +1,24 @@
-"""Networks equivariant to hue, to space and to both, on turned, mirrored and hue-shifted images."""
+"""Networks equivariant to hue, to space and to both, on turned, mirrored and hue-shifted images.
+
+Two experiments: sizes at which random networks are exact, and what trained ones gain.
+"""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping
 
 import torch
+import torch.nn.functional as F
 from matplotlib.figure import Figure
+from torch import Tensor, nn
 
 from equicolor.color import shift_hue
 from equicolor.evaluation.asker import Asker, evaluating
 from equicolor.groups import SpatialGroup
+from equicolor.models import create_model
+from equicolor.nn import CEConv2d, CELiftConv2d
 from equicolor.paper import image_jobs
+from equicolor.paper.equivariance import sample_photo
 from equicolor.paper.experiment import Context, Experiment, Job, Scope
 from equicolor.paper.quick_images import quick_note
 from equicolor.paper.rows import Findings
@@ -24,8 +33,9 @@ from equicolor.reporting.html import Section
 from equicolor.reporting.progress import counting
 from equicolor.reporting.tables import Table, mean_and_std
 from equicolor.results import Row
+from equicolor.testing import equivariance_error
 
-__all__ = ["EXPERIMENT", "measure", "plan", "show"]
+__all__ = ["EXPERIMENT", "TURNS", "exactness", "measure", "plan", "show"]
 
 _NETWORKS = ("baseline", "hsv-6", "baseline+p4m", "hsv-6+p4m")
 _SIZE = 69  # at which ResNets with a spatial group are exact: 32 k + 5
@@ -38,6 +48,8 @@ _CONDITIONS = {
     "turns_mean": "turned and mirrored",
     "both_mean": "both",
 }
+# Sizes at which all layers with a stride see both borders alike, and the usual ones.
+_SIZES = {"resnet18": (229, 224), "resnet44": (33, 32)}
 
 
 def plan(scope: Scope) -> list[Job]:
@@ -50,6 +62,30 @@ def plan(scope: Scope) -> list[Job]:
         for dataset in image_jobs.main_datasets(scope)
         for training in image_jobs.training_jobs(dataset, networks, scope)
     ]
+
+
+def exactness(job: Job, context: Context) -> list[Row]:
+    """How much hue shifts, turns and mirror images move the logits of a random network, float64."""
+    settings = dict(job.settings)
+    name = settings.pop("network")
+    torch.manual_seed(0)
+    network = create_model(name, num_classes=10, lifting="hsv", **settings).double()
+    rows = []
+    for size in _SIZES[name]:
+        photo = _square_photo(size).double()
+        with torch.no_grad():
+            network.train()(photo.expand(2, -1, -1, -1))  # for the statistics of the norms
+        group = settings["rotations"], "hsv"
+        change = equivariance_error(network.eval(), photo, *group, spatial=settings["spatial"])
+        row = {"network": name, **settings, "lifting": "hsv", "input_size": size}
+        rows.append({**row, "change": float(f"{change:.3g}")})
+    return rows
+
+
+def _square_photo(size: int) -> Tensor:
+    """A part of the photo of a flower that no turn and no mirror image leaves as it is."""
+    photo = sample_photo(size * 4 // 3)
+    return photo[..., -size:, size // 3 : size // 3 + size]
 
 
 @torch.inference_mode()
@@ -109,6 +145,69 @@ def show(findings: Findings) -> Iterator[Section]:
         )
 
 
+def plan_turns(scope: Scope) -> list[Job]:
+    """A job for each network; nothing is trained."""
+    settings: Row = {"rotations": 3, "spatial": "p4m", "width": 4}
+    return [
+        Job(f"turns/{network}", "turns", exactness, settings | {"network": network})
+        for network in _SIZES
+    ]
+
+
+def show_turns(findings: Findings) -> Iterator[Section]:
+    """The sizes at which networks are exact, and how features turn and roll."""
+    rows = findings.of("turns")
+    if not rows:
+        return
+    lines = [(row["network"], str(row["input_size"]), f"{row['change']:.0e}") for row in rows]
+    caption = (
+        "One channel of a random network with three hues (rows) and four quarter turns (columns). "
+        "A turn of the photo turns the maps and moves them to the next column; a hue shift moves "
+        "them to the next row."
+    )
+    yield Section(
+        "",
+        "Hue shifts, turns and mirror images leave the logits of a random network (p4m, n = 3) "
+        "where they are if every layer with a stride sees both borders of the image alike.",
+        Table(("network", "size", "largest change"), lines, "Ours: relative change of the logits"),
+        _turning(_square_photo(65)),
+        caption,
+        "space-features",
+    )
+
+
+def _turning(photo: Tensor) -> Figure:
+    """The features of a photo, of the photo turned, in another hue, and both."""
+    torch.manual_seed(5)
+    features = nn.Sequential(
+        CELiftConv2d(3, 4, 7, stride=2, padding=3, lifting="hsv", rotations=3, spatial="p4"),
+        nn.ReLU(),
+        CEConv2d(4, 1, 7, padding=3, rotations=3, spatial="p4"),
+    )
+    turned = _PLANE.transform(photo, 1)
+    images = {
+        "a photo": photo,
+        "turned by 90°": turned,
+        "hue shifted": shift_hue(photo, 1 / 3),
+        "both": shift_hue(turned, 1 / 3),
+    }
+    figure = Figure(figsize=(6.6, 3.2), layout="constrained")
+    grid = figure.subplots(2, 4, width_ratios=[1, 1.9, 1, 1.9])
+    for (title, image), (line, column) in zip(
+        images.items(), itertools.product(range(2), (0, 2)), strict=True
+    ):
+        with torch.no_grad():
+            maps = features(image)[0].transpose(0, 1)  # [hues, turns, H, W]
+        tiles = F.pad(maps, (1, 1, 1, 1), value=float("nan"))
+        mosaic = tiles.permute(0, 2, 1, 3).flatten(0, 1).flatten(1, 2)
+        grid[line, column].imshow(image[0].permute(1, 2, 0))
+        grid[line, column].set_title(title, fontsize=9)
+        grid[line, column + 1].imshow(mosaic, cmap="magma")
+        for axes in grid[line, column : column + 2]:
+            axes.set_axis_off()
+    return figure
+
+
 def _figure(cells: Mapping[str, Mapping[str, list[float]]]) -> Figure:
     """Bars for each condition, one for each network, at the mean of the seeds."""
     figure = Figure(figsize=(6.6, 3.6), layout="constrained")
@@ -124,6 +223,17 @@ def _figure(cells: Mapping[str, Mapping[str, list[float]]]) -> Figure:
     return figure
 
 
+TURNS = Experiment(
+    id="turns",
+    title="Sizes at which turns are exact",
+    paper="",
+    finding="Not in the paper: turns are exact where strides see both borders alike.",
+    what="change of random networks' logits under hue shifts, turns and mirror images",
+    full="1 min",
+    quick="1 min",
+    plan=plan_turns,
+    show=show_turns,
+)
 EXPERIMENT = Experiment(
     id="space",
     title="Hue times space",
