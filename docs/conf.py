@@ -33,6 +33,7 @@ CONTENTS = {
         "docs/which-network",
         "docs/layers",
         "docs/networks",
+        "docs/space",
         "docs/convert",
         "docs/canonicalize",
     ],

@@ -298,3 +298,12 @@ def test_the_fastest_plain_network_of_the_speed_page_is_that_of_the_rows() -> No
     for row in rows:
         ms = row["ms"] or row["ms_range"][1]
         assert row["over_plain"] == pytest.approx(ms / rows[0]["ms"], rel=0.05)
+
+
+def test_the_changes_at_other_sizes_are_those_of_the_committed_rows() -> None:
+    rows = read_results(ROOT / "results" / "turns.json")["rows"]
+    page = (ROOT / "docs" / "space.md").read_text()
+    for exact, usual in zip(rows[::2], rows[1::2], strict=True):
+        assert exact["change"] < 1e-12
+        cells = exact["input_size"], f"{100 * usual['change']:.0f} % at {usual['input_size']}"
+        assert f"| {cells[0]} | {cells[1]} |" in page

@@ -74,8 +74,10 @@ def measure(network: str, *, input_size: int | None = None, **options: Any) -> R
     size = getattr(model, "image_size", 224) if input_size is None else input_size
     dense, cyclic = (cost(set_algorithm(model, name), size) for name in ("dense", "cyclic"))
     facts = network_facts(model)
+    spatial = {"spatial": facts["spatial"]} if "spatial" in facts else {}
     return {
         "model": facts["model"],
+        **spatial,
         "ce_stages": facts["ce_stages"],
         "rotations": facts["rotations"] or 1,
         "lifting": facts["lifting"],
