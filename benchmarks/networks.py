@@ -27,23 +27,24 @@ COLUMNS = ("name", "variant", "form", "mode", "ms", "images_per_s", "over_plain"
 
 
 def network_named(name: str) -> Row:
-    """An equivariant network by its name: ``n3-fast``, ``n12-matched-hsv``, ``n6-56``.
+    """An equivariant network by its name: ``n3-fast``, ``n12-matched-hsv``, ``n6-56-p4``.
 
     The second part is the width: ``fast`` for tensor cores, ``matched`` for the parameters of
-    the plain network, or channels of the first stage.
+    the plain network, or channels of the first stage. The last may be a spatial group.
     """
-    parts = re.fullmatch(r"n([1-9]\d*)-(fast|matched|[1-9]\d*)(-hsv)?", name)
-    if parts is None or parts[1] == "1":
+    parts = re.fullmatch(r"n([1-9]\d*)-(fast|matched|[1-9]\d*)(-hsv)?(?:-(p4m?))?", name)
+    if parts is None or (parts[1] == "1" and not parts[4]):
         raise argparse.ArgumentTypeError(
-            f"expected names such as n3-fast, n12-matched-hsv or n6-56, got {name!r}"
+            f"expected names such as n3-fast, n12-matched-hsv, n6-56 or n3-fast-p4, got {name!r}"
         )
-    number, width, hsv = parts.groups()
+    number, width, hsv, spatial = parts.groups()
     widths = {"fast": "fast", "matched": None}
     return {
         "name": name,
         "rotations": int(number),
         "width": widths[width] if width in widths else int(width),
         "lifting": "hsv" if hsv else "rgb",
+        **({"spatial": spatial} if spatial else {}),
     }
 
 
@@ -54,7 +55,8 @@ def cases(given: argparse.Namespace, mode: str, settings: Settings) -> Iterator[
     for variant in given.variants:
         for form in given.forms:
             for network in given.networks:
-                yield _case(f"ce_{given.network}", network, variant, form, mode, settings)
+                model = given.network if network["rotations"] == 1 else f"ce_{given.network}"
+                yield _case(model, network, variant, form, mode, settings)
 
 
 def _case(model: str, network: Row, variant: str, form: str, mode: str, settings: Settings) -> Case:
@@ -145,7 +147,7 @@ def main() -> None:
     options.add_argument("--network", default="resnet18", help="plain network: resnet18, resnet44")
     options.add_argument("--networks", nargs="+", type=network_named, metavar="NAME",
                          default=[network_named(name) for name in NETWORKS],
-                         help="equivariant networks: n3-fast, n12-matched-hsv, n6-56")  # fmt: skip
+                         help="equivariant: n3-fast, n12-matched-hsv, n6-56-p4")  # fmt: skip
     options.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     options.add_argument("--variants", nargs="+", choices=("auto", "dense"), default=("auto",))
     options.add_argument("--forms", nargs="+", choices=FORMS,
