@@ -123,3 +123,14 @@ def test_the_command_names_the_scripts() -> None:
     result = CliRunner().invoke(app, ["bench", "layers"], prog_name="equicolor")
     assert result.exit_code == 2
     assert "benchmarks/" in result.stderr
+
+
+@pytest.mark.slow
+def test_kernels(bench: Any) -> None:
+    rows = bench("kernels", "--networks", "n3-4", "--plain-forms", "eager")
+    assert {row["name"] for row in rows} == {"plain", "n3-4"}
+    for name in ("plain", "n3-4"):
+        of_name = [row for row in rows if row["name"] == name]
+        assert sum(row["share"] for row in of_name) == pytest.approx(1, abs=0.01)
+        kinds = {row["kind"] for row in of_name}
+        assert {"convolution or matrix product", "convolution, gradients"} <= kinds
