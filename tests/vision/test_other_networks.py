@@ -14,19 +14,22 @@ from torch import nn
 from typer.testing import CliRunner
 
 import equicolor
+from equicolor import canonicalize
 from equicolor.cli.app import app
 from equicolor.color import shift_hue
 from equicolor.conversion import ConversionError, ConvertedNetwork, Source, adapt, convert
+from equicolor.data.images import ImageSet
 from equicolor.evaluation import predict
-from equicolor.evaluation.images import choose_preparation
+from equicolor.evaluation.images import OtherClassesError, choose_preparation, match_classes
 from equicolor.models import CheckpointError, load_model, save_model
 from equicolor.models.facts import network_facts
 from equicolor.models.foreign import ForeignNetwork, load_foreign
 from equicolor.models.loading import load_network
-from equicolor.models.registry import with_classes
+from equicolor.models.registry import GrayInput, with_classes
 from equicolor.nn import fold
 from equicolor.nn.batched import BatchedCEConv2d
 from equicolor.training.finetuning import finetune_recipe
+from equicolor.training.pretrained import new_head
 
 MISSING = "torchvision or timm is missing; 'make vision' has both"
 torchvision = pytest.importorskip("torchvision", reason=MISSING)
@@ -406,6 +409,22 @@ def test_pretrained_networks_know_the_names_of_their_classes(tmp_path, monkeypat
     assert len(named.class_names) == len(also_named.class_names) == 1000
     (found,) = predict(named, torch.rand(1, 3, 64, 64))
     assert {answer.name for answer in found.answers} <= set(named.class_names)
+    # The names go along, also into the checkpoint; the folders of ImageNet have codes instead.
+    pixels = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
+    codes = tuple(f"n{number:08}" for number in range(1000))
+    coded = ImageSet("imagenet", "test", torch.tensor([0, 1]), codes, pixels=pixels)
+    halves = convert(also_named, 2, image_size=64)
+    for network in (halves, canonicalize(halves, 2, "energy")):
+        assert network.class_names == also_named.class_names
+        assert match_classes(network.eval(), coded, 64) is coded
+    assert canonicalize(GrayInput(named), 2).class_names == named.class_names
+    path = save_model(convert(named, 2, image_size=64), tmp_path / "converted.safetensors")
+    saved = load_model(path)
+    assert saved.class_names == named.class_names
+    assert new_head(path, 1000, codes) == ""
+    saved.dataset = "birds"  # as if it were trained
+    with pytest.raises(OtherClassesError, match="'tench' and 'n00000000'"):
+        match_classes(saved, coded, 64)
     for library in ("timm", "torchvision"):  # outputs of random weights mean nothing
         assert load_network(f"{library}:resnet18", pretrained=False).class_names == ()
 

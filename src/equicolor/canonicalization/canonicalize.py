@@ -25,7 +25,7 @@ from equicolor.conversion.source import (
     known_source,
 )
 from equicolor.models.foreign import ForeignNetwork
-from equicolor.models.registry import Network
+from equicolor.models.registry import Network, class_names_of
 from equicolor.models.selector import HueSelector
 
 __all__ = ["canonicalize", "canonicalized"]
@@ -121,8 +121,9 @@ def canonicalize(
     )
     body = model.network if isinstance(model, ForeignNetwork) else model
     network = Canonicalized(body, options, None if isinstance(hue, str) else hue)
+    network.class_names = class_names_of(model)
     if isinstance(model, Network):
-        network.class_names, network.origin = model.class_names, model.origin
+        network.origin = model.origin
     weight = next((p for p in model.parameters() if p.is_floating_point()), None)
     if weight is not None and network.selector is not None:
         network.selector.to(weight.device)

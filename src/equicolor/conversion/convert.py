@@ -32,7 +32,7 @@ from equicolor.conversion.verify import check_numbers, check_shapes
 from equicolor.conversion.widths import match_widths, scale_channels
 from equicolor.groups import SpatialGroup
 from equicolor.models.foreign import ForeignNetwork
-from equicolor.models.registry import Network
+from equicolor.models.registry import Network, class_names_of
 from equicolor.nn.batched import COSET_POOLS, TAKES
 from equicolor.nn.functional import LIFTINGS
 
@@ -175,8 +175,9 @@ def convert(
             "invariant, but training cannot make it compare hues",
             stacklevel=2,
         )
+    network.class_names = class_names_of(model)
     if isinstance(model, Network):
-        network.class_names, network.origin = model.class_names, model.origin
+        network.origin = model.origin
     network.image_size, network.resize = size, resize
     origin = source_of(model, source, run, plan)
     if origin is not None:

@@ -21,8 +21,8 @@ from equicolor.evaluation.hue_sweep import Batches
 from equicolor.models import Network
 from equicolor.models.facts import network_facts
 from equicolor.models.foreign import ForeignNetwork
-from equicolor.models.loading import is_foreign
-from equicolor.models.registry import GrayInput, Origin, usual_resize
+from equicolor.models.loading import is_foreign, named_by_library
+from equicolor.models.registry import GrayInput, Origin, class_names_of, usual_resize
 from equicolor.reporting.progress import Progress
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ __all__ = [
     "OtherClassesError",
     "Preparation",
     "choose_preparation",
-    "class_names_of",
     "count_outputs",
     "load_batches",
     "match_classes",
@@ -146,20 +145,12 @@ def count_outputs(network: nn.Module, size: int) -> int:
     return check_logits(try_images(network, size), batch).shape[1]
 
 
-def class_names_of(network: nn.Module) -> tuple[str, ...]:
-    """What the outputs of a network mean; empty if unknown."""
-    names = tuple(getattr(network, "class_names", ()))
-    if not names and isinstance(network, GrayInput):
-        return class_names_of(network.network)
-    return names
-
-
 def match_classes(
     network: nn.Module, images: ImageSet, size: int, *, by_index: bool = False
 ) -> ImageSet:
     """Images whose labels number the classes as the outputs of a network in eval mode do.
 
-    If the network does not know the names of its classes, is one of timm's or torchvision's, or
+    If the network does not know the names of its classes, has those of timm or torchvision, or
     with ``by_index``, the order is taken on trust. ``size`` is that of images to try the network
     with.
 
@@ -173,10 +164,7 @@ def match_classes(
             ": it was trained on something else",
         )
     names = class_names_of(network)
-    inner = network.network if isinstance(network, GrayInput) else network
-    # Libraries call the classes of ImageNet by words, its folders by codes.
-    by_index = by_index or (isinstance(inner, ForeignNetwork) and is_foreign(inner.name))
-    if by_index or not names or names == theirs:
+    if by_index or not names or names == theirs or _of_library(network):
         return images
     if sorted(names) != sorted(theirs) or len(set(names)) != len(names):
         pairs = [f"{a!r} and {b!r}" for a, b in zip(names, theirs, strict=False) if a != b]
@@ -188,6 +176,15 @@ def match_classes(
         )
     number = torch.tensor([names.index(name) for name in theirs])
     return replace(images, labels=number[images.labels], class_names=names)
+
+
+def _of_library(network: nn.Module) -> bool:
+    """Whether a network calls its classes as timm or torchvision does."""
+    if isinstance(network, GrayInput):
+        network = network.network
+    if isinstance(network, Network):
+        return named_by_library(network.config, network.origin)
+    return isinstance(network, ForeignNetwork) and is_foreign(network.name)
 
 
 def some_images(images: ImageSet, count: int) -> ImageSet:

@@ -15,12 +15,8 @@ from equicolor.data.folder_datasets import images_below
 from equicolor.data.images import CorruptImageError, in_threads
 from equicolor.devices import cores
 from equicolor.evaluation.asker import Asker, check_logits, evaluating
-from equicolor.evaluation.images import (
-    choose_preparation,
-    class_names_of,
-    count_outputs,
-    prepare_image,
-)
+from equicolor.evaluation.images import choose_preparation, count_outputs, prepare_image
+from equicolor.models.registry import class_names_of
 from equicolor.reporting.progress import Progress
 
 if TYPE_CHECKING:

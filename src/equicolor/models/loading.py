@@ -3,7 +3,9 @@
 import importlib.util
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,7 +13,7 @@ from torch import nn
 from equicolor import _checks
 from equicolor.models.checkpoints import checkpoint_file, load_model
 from equicolor.models.foreign import LIBRARIES, ForeignNetwork, load_foreign
-from equicolor.models.registry import Network, create_model, list_models
+from equicolor.models.registry import Network, Origin, class_names_of, create_model, list_models
 from equicolor.models.tensor_files import WEIGHTS
 
 _FORMS = (
@@ -66,6 +68,22 @@ def is_foreign(spec: str | Path) -> bool:
     """
     library, colon, _ = str(spec).partition(":")
     return bool(colon) and library in LIBRARIES
+
+
+def named_by_library(config: Mapping[str, Any], origin: Origin) -> bool:
+    """Whether a converted or canonicalised network calls its classes as timm or torchvision does.
+
+    They call the classes of ImageNet by words, its folders have codes. A network that was trained
+    since calls its classes by their folders.
+
+    Example:
+        >>> config = {"model": "converted", "source": "timm:resnet18", "source_options": {}}
+        >>> named_by_library(config, Origin()), named_by_library(config, Origin(dataset="mine"))
+        (True, False)
+    """
+    while "source" in config.get("source_options", {}):  # canonicalised after it was converted
+        config = config["source_options"]
+    return is_foreign(config.get("source", "")) and not origin.dataset
 
 
 def find_model(name_or_path: str) -> tuple[Network, bool]:
@@ -130,8 +148,8 @@ def _from_file(path: Path, function: str) -> nn.Module:
         return network
     size = getattr(network, "image_size", 224)
     _checks.positive_int(f"image_size of the network of {path.name}:{function}", size)
-    names = tuple(map(str, getattr(network, "class_names", ())))
-    return ForeignNetwork(network, f"{path.name}:{function}", image_size=size, class_names=names)
+    name, names = f"{path.name}:{function}", class_names_of(network)
+    return ForeignNetwork(network, name, image_size=size, class_names=names)
 
 
 def _unusable(path: Path, error: BaseException) -> Exception:

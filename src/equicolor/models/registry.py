@@ -102,8 +102,9 @@ class GrayInput(Network):
         super().__init__()
         self.network = network
         self.image_size = getattr(network, "image_size", self.image_size)
+        self.class_names = class_names_of(network)
         if isinstance(network, Network):
-            self.class_names, self.origin = network.class_names, network.origin
+            self.origin = network.origin
             if network.config:
                 self.config = {**network.config, "gray": True}
 
@@ -210,6 +211,16 @@ def build_from_config(config: Mapping[str, Any]) -> Network:
     """Build the network that a configuration describes, with random weights."""
     options = dict(config)
     return create_model(options.pop("model"), **options)
+
+
+def class_names_of(network: nn.Module) -> tuple[str, ...]:
+    """What the outputs of a network mean, by its ``class_names``; empty if unknown.
+
+    Example:
+        >>> class_names_of(nn.Identity())
+        ()
+    """
+    return tuple(map(str, getattr(network, "class_names", None) or ()))
 
 
 def classes_of(config: dict[str, Any]) -> int | None:

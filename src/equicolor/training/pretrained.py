@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from equicolor.models.checkpoints import checkpoint_file, load_model, read_header, weights_digest
+from equicolor.models.loading import named_by_library
 from equicolor.models.registry import Network, classes_of, with_classes
 
 __all__ = ["load_pretrained", "new_head"]
@@ -13,10 +14,11 @@ def new_head(
     checkpoint: str | Path, num_classes: int, class_names: Sequence[str] | None = None
 ) -> str:
     """Why the classifier of a checkpoint is drawn anew for these classes; empty if it is not."""
-    config, before, _ = read_header(checkpoint_file(checkpoint))
+    config, before, origin = read_header(checkpoint_file(checkpoint))
     if classes_of(config) != num_classes:
         return "another number of classes"
     comparable = class_names is not None and len(before) == num_classes
+    comparable = comparable and not named_by_library(config, origin)
     return "other classes" if comparable and before != tuple(class_names or ()) else ""
 
 

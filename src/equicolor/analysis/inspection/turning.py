@@ -18,8 +18,9 @@ from equicolor.color import shift_hue
 from equicolor.evaluation.asker import Asker, check_logits, evaluating
 from equicolor.evaluation.diagnose import Subject
 from equicolor.evaluation.evaluate import Evaluation
-from equicolor.evaluation.images import class_names_of, spread_over_classes
+from equicolor.evaluation.images import spread_over_classes
 from equicolor.models.facts import network_facts, network_title
+from equicolor.models.registry import class_names_of
 from equicolor.reporting.progress import counting
 
 __all__ = ["FeatureRows", "TurnedHues", "count_steps", "shrunk", "turn_hues"]
