@@ -142,12 +142,28 @@ def test_a_cpu_gets_what_it_can_do_in_time(seconds: float, monkeypatch: pytest.M
     assert (cpu.size, cpu.epochs) == expected
     image = measure(cpu)
     assert taken == pytest.approx(image * 2000 * cpu.epochs + image * 100 * 37 / 3)
-    proposal = advice.Proposal("", "", cpu, taken, shortened=cpu != PLAIN)
+    proposal = advice.Proposal("", "", cpu, taken, PLAIN)
+    assert proposal.shortened == (seconds == 10)
     assert proposal.remedy == (" Faster is a GPU." if seconds == 10 else "")
     exact = proposal._replace(recipe=dataclasses.replace(cpu, model="ce_resnet18", options=EXACT))
     assert ("Fewer --rotations" in exact.remedy) == (seconds == 10)
     gpu, _ = advice._affordable(PLAIN, decoded, torch.device("cuda"), 2000, 100)
     assert gpu == PLAIN
+
+
+def test_a_gpu_does_not_enlarge_small_images(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images of 100 pixels are trained at 96; without ``--size`` it would be 224."""
+    monkeypatch.setattr(advice, "measure_seconds", lambda *_: 100.0)
+    monkeypatch.setattr(advice, "_median_side", lambda _: 100)
+    said = invoke("my fruit", "--advise", "--device", "cpu")
+    assert said.exit_code == 0, said.stderr
+    lines = said.stdout.splitlines()
+    commands = [line for line in lines if line.startswith("  equicolor train ")]
+    assert all(line.endswith(" --size 64 --epochs 50") for line in commands)
+    on_gpu = [line for line in lines if line.startswith("  On a GPU: equicolor train ")]
+    assert len(on_gpu) == len(commands) == 4
+    assert all(line.endswith(" --size 96") for line in on_gpu)
+    assert "leave --size" not in said.stdout
 
 
 @pytest.fixture

@@ -45,16 +45,21 @@ class Proposal(NamedTuple):
     Attributes:
         when: what has to be true for it.
         why: the reason to take it.
-        recipe: how to train.
+        recipe: how to train on the device that was measured.
         seconds: for training and judging, as measured.
-        shortened: whether images are smaller or epochs fewer than usual, for a CPU.
+        full: how to train on a GPU; a CPU may get smaller images or fewer epochs.
     """
 
     when: str
     why: str
     recipe: TrainingRecipe
     seconds: float
-    shortened: bool = False
+    full: TrainingRecipe
+
+    @property
+    def shortened(self) -> bool:
+        """Whether images are smaller or epochs fewer than usual, for a CPU."""
+        return self.recipe != self.full
 
     @property
     def remedy(self) -> str:
@@ -106,11 +111,13 @@ class Advice(NamedTuple):
             yield f"  {command(proposal.recipe)}"
             yield f"  {proposal.why}"
             yield f"  Training and judging take about {roughly(proposal.seconds)}.{proposal.remedy}"
+            if proposal.shortened:
+                yield f"  On a GPU: {command(proposal.full)}"
         yield ""
         if any(proposal.shortened for proposal in self.proposals):
             yield (
                 "Images are smaller and epochs fewer than usual where a run would take more than "
-                f"{_CPU_HOURS:g} hours on this CPU: leave --size and --epochs out on a GPU."
+                f"{_CPU_HOURS:g} hours on this CPU."
             )
         yield (
             "Times are measured: some steps of each network on this device, with its augmentation. "
@@ -148,7 +155,7 @@ def advise(
     proposals = []
     for when, why, recipe in _cases(plain, hues):
         fitting, seconds = _affordable(recipe, decoded, device, len(images), len(test))
-        proposals.append(Proposal(when, why, fitting, seconds, shortened=fitting != recipe))
+        proposals.append(Proposal(when, why, fitting, seconds, recipe))
     return Advice(_facts(images, side, device), hues, _finding(hues), tuple(proposals))
 
 
