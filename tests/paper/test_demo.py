@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -36,7 +37,7 @@ from rich.console import Console
 from equicolor.data import longtailed_colormnist
 from equicolor.paper import demo
 
-demo.EPOCHS, demo.HUE_IMAGES = 3, 1
+demo.EPOCHS, demo.HUE_IMAGES, demo.PRINT_EVERY = 3, 1, 0
 demo.SHIFTED_EPOCHS, demo.SHIFTED_SIZES = 2, (20, 10)
 demo.longtailed_colormnist = functools.partial(longtailed_colormnist, largest=12, test_per_class=2)
 output, wait = Path(sys.argv[1]), float(sys.argv[2])
@@ -92,6 +93,7 @@ def test_interrupted_demo_resumes_and_writes_its_report(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "The same command continues where this one stopped." in shown
     assert "Traceback" not in shown
+    assert re.search(r"Z2CNN: epoch 2 of 3, about \d.* left", shown)  # no terminal, so no bars
     assert [path.name for path in output.iterdir()] == ["unfinished"]
 
     # What was trained is not trained again.

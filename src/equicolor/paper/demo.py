@@ -32,7 +32,7 @@ from equicolor.paper.colormnist import hue_curve
 from equicolor.paper.launching import uninterrupted
 from equicolor.paper.variants import Variant
 from equicolor.reporting.html import Section, write_report
-from equicolor.reporting.progress import PRINT_EVERY, progress_bars, say
+from equicolor.reporting.progress import PRINT_EVERY, Pace, progress_bars, say
 from equicolor.reporting.tables import Table
 from equicolor.results import Row, provenance, write_results
 from equicolor.training.ensemble.runs import Recipe
@@ -140,6 +140,8 @@ def _train(folder: Path, console: Console) -> dict[str, Trained]:
     resource_tracker.ensure_running()  # when the first worker starts, it would let Ctrl-C through
     trained: dict[str, Trained] = {}
     workers: dict[Connection, tuple[SpawnProcess, tuple[str, ...]]] = {}
+    paces: dict[str, Pace] = {}  # from the first epoch on, which prepares what is prepared once
+    lines: dict[Connection, str] = {}  # of each worker, for where there is no terminal
     printed = time.monotonic()
     with progress_bars(console, transient=False) as progress:
         bars = {
@@ -160,15 +162,19 @@ def _train(folder: Path, console: Console) -> dict[str, Trained]:
                 for messages in wait(waiting):
                     assert isinstance(messages, Connection)
                     model, done, news = _next(messages, *workers[messages], trained)
+                    left = paces.setdefault(model, Pace(done)).words(done, _epochs(model))
+                    lines[messages] = f"{_name(model)}: epoch {done} of {_epochs(model)}{left}"
                     if isinstance(news, Trained):
                         trained[model] = news
                         if trained.keys() >= set(workers[messages][1]):
                             waiting.remove(messages)
+                            del lines[messages]
                         news = f"accuracy {news.row['original']:.1f} %"
                     progress.update(bars[model], completed=done, note=news)
-                    if not console.is_terminal and time.monotonic() - printed >= PRINT_EVERY:
+                    due = lines and time.monotonic() - printed >= PRINT_EVERY
+                    if not console.is_terminal and due:
                         printed = time.monotonic()
-                        say(console, f"{_name(model)}: epoch {done} of {_epochs(model)}")
+                        say(console, "; ".join(lines.values()))
         finally:
             for worker, _ in workers.values():
                 worker.terminate()

@@ -53,6 +53,11 @@ class Pace:
         new = done - self._before
         return (time.monotonic() - self._start) / new * (total - done) if new > 0 else None
 
+    def words(self, done: int, total: int | None) -> str:
+        """The same to end a line with; empty while nothing tells, and when all is done."""
+        seconds = None if total is None else self.left(done, total)
+        return f", about {roughly(seconds)} left" if seconds else ""
+
 
 def progress_bars(console: "Console | None", *, transient: bool = True) -> "Bars":
     """Bars with title, count, note, time taken and time left; none if the console is None.
@@ -99,9 +104,8 @@ def counting(console: "Console | None", title: str) -> Iterator[Progress]:
         if console is None or console.is_terminal or time.monotonic() - printed < PRINT_EVERY:
             return
         printed = time.monotonic()
-        left = None if total is None else pace.left(done, total)
         amount = f"{done:,}" if total is None else f"{done:,} of {total:,}"
-        say(console, f"{title}: {amount}{'' if left is None else f', about {roughly(left)} left'}")
+        say(console, f"{title}: {amount}{pace.words(done, total)}")
 
     with progress_bars(console) as bars:
         task = bars.add_task(printable(title), total=None, note="")

@@ -104,15 +104,12 @@ class Monitor(Checkpoint):
         if self._is_piped and due:
             self._printed = now
             epoch = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
-            say(self.console, f"{epoch}: step {step:,} of {self._steps:,}{self._left(step)}")
+            left = self._pace.words(step, self._steps)
+            say(self.console, f"{epoch}: step {step:,} of {self._steps:,}{left}")
 
     @property
     def _is_piped(self) -> bool:
         return self.console is not None and not self.console.is_terminal
-
-    def _left(self, step: int) -> str:
-        seconds = self._pace.left(step, self._steps)
-        return f", about {roughly(seconds)} left" if seconds else ""
 
     def _warn_of_hours(self, trainer: pl.Trainer) -> None:
         """Say what to change if the first steps tell of hours on a CPU."""
@@ -216,7 +213,7 @@ class Monitor(Checkpoint):
         now, done = time.monotonic(), last["epoch"] == trainer.max_epochs
         if done or now - self._printed >= PRINT_EVERY:
             self._printed = now
-            say(self.console, f"{label}: {text}{self._left(last['step'])}")
+            say(self.console, f"{label}: {text}{self._pace.words(last['step'], self._steps)}")
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Put the progress bar and the loggers away."""
