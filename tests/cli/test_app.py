@@ -292,13 +292,31 @@ def test_export_of_a_run(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.jit.load(file)(images), network(images))
 
 
+def test_export_of_a_user_s_network(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n\n"
+        "def net():\n"
+        "    network = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())\n"
+        "    network.image_size, network.class_names = 20, ('apple', 'pear')\n"
+        "    return network\n"
+    )
+    file, about = tmp_path / "network.pt2", {"class_names": "", "image_size": ""}
+    result = invoke("export", f"{tmp_path / 'mine.py'}:net", "--output", str(file))
+    assert result.exit_code == 0, result.stderr
+    assert len(result.stdout.splitlines()) == 1  # its weights are its own
+    network = torch.export.load(file, extra_files=about).module()
+    assert network(torch.rand(3, 3, 20, 20)).shape == (3, 2)
+    assert json.loads(about["class_names"]) == ["apple", "pear"]
+    assert json.loads(about["image_size"]) == [20, 20]
+
+
 def test_export_of_a_name_says_that_its_weights_are_random(tmp_path: Path) -> None:
     file = tmp_path / "network.pt"
     arguments = ["export", "z2cnn", "--to", "torchscript", "--output", str(file)]
     result = invoke(*arguments)
     assert result.exit_code == 0
     assert result.stdout.splitlines()[-1] == (
-        "z2cnn is a name, not a checkpoint: the exported weights are random"
+        "z2cnn is a name without weights: the exported ones are random"
     )
     again = invoke(*arguments)
     assert again.exit_code == 1
@@ -309,7 +327,9 @@ def test_export_of_a_name_says_that_its_weights_are_random(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["absent.safetensors"], 1, "no checkpoint at absent.safetensors"),
+        (["absent.safetensors"], 1, "no network at absent.safetensors; expected a checkpoint"),
+        (["absent.py:net"], 1, "no file absent.py; expected a checkpoint"),
+        (["z2cnn", "--no-pretrained"], 2, "pretrained chooses the weights of timm's"),
         (["restnet"], 2, "unknown model 'restnet'; did you mean 'resnet"),
         (["z2cnn", "--to", "tflite"], 2, "to must be one of 'onnx', 'torchscript'"),
         (["z2cnn", "--form", "fft"], 2, "form must be one of 'auto', 'dense', 'cyclic'"),

@@ -5,13 +5,15 @@ from typing import Annotated
 
 import typer
 
+from equicolor.cli.options import NETWORK, Pretrained
+
 __all__ = ["export"]
 
 
 def export(
     model: Annotated[
         str,
-        typer.Argument(help="A checkpoint, the folder of a run, or a name of 'equicolor models'."),
+        typer.Argument(help=f"A name of 'equicolor models', {NETWORK}", metavar="NETWORK"),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
     to: Annotated[
@@ -27,18 +29,23 @@ def export(
     form: Annotated[
         str, typer.Option(help="How equivariant layers are written: auto, dense or cyclic.")
     ] = "auto",
+    pretrained: Pretrained = True,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
-    """Export a network to plain convolutions, and verify the file before keeping it."""
+    """Export a network to plain convolutions, and verify the file before keeping it.
+
+    `equicolor export runs/first --output network.onnx`
+    """
+    from equicolor.conversion.source import choose_image_size
     from equicolor.models.export import export as export_model
     from equicolor.models.loading import find_model
 
-    network, trained = find_model(model)
-    size = network.image_size if input_size is None else input_size
+    network, trained = find_model(model, pretrained=pretrained)
+    size = choose_image_size(network, None) if input_size is None else input_size
     report = export_model(network, output, to, input_size=size, form=form, overwrite=force)
     typer.echo(
         f"wrote {report.path}: {report.format}, {report.operations} nodes, "
         f"relative error {report.relative_error:.1e}"
     )
     if not trained:
-        typer.echo(f"{model} is a name, not a checkpoint: the exported weights are random")
+        typer.echo(f"{model} is a name without weights: the exported ones are random")

@@ -86,16 +86,17 @@ def named_by_library(config: Mapping[str, Any], origin: Origin) -> bool:
     return is_foreign(config.get("source", "")) and not origin.dataset
 
 
-def find_model(name_or_path: str) -> tuple[Network, bool]:
-    """The network of a checkpoint, or one of a registered name with random weights.
+def find_model(spec: str, *, pretrained: bool = True) -> tuple[nn.Module, bool]:
+    """A network of :func:`load_network`, or one of a registered name with random weights.
 
     Returns:
-        The network in eval mode, and whether its weights come from a file.
+        The network in eval mode, and whether it brings weights of its own.
     """
-    path = checkpoint_file(name_or_path)
-    if path.is_file() or (path.suffix and name_or_path not in list_models()):
-        return load_model(path), True
-    return create_model(name_or_path).eval(), False
+    path = checkpoint_file(spec)
+    elsewhere = path.is_file() or ":" in spec or (path.suffix and spec not in list_models())
+    if elsewhere or not pretrained:
+        return load_network(spec, pretrained=pretrained), pretrained
+    return create_model(spec).eval(), False
 
 
 def _checkpoint(path: Path) -> Path:
