@@ -437,6 +437,7 @@ def test_networks_by_name_on_the_command_line(tmp_path, monkeypatch):
         Image.new("RGB", (50, 40), "red").save(tmp_path / "fruit" / name / "0.png")
     Path("mine.py").write_text(
         "import timm\n\ndef net():\n    return timm.create_model('resnet18', num_classes=2)\n"
+        "\ndef small():\n    return timm.create_model('resnet10t', num_classes=2)\n"
     )
 
     def invoke(*arguments):
@@ -453,6 +454,12 @@ def test_networks_by_name_on_the_command_line(tmp_path, monkeypatch):
     result = invoke("compare", "mine.py:net", "timm:resnet18", "--data", "fruit", *options)
     assert result.exit_code == 2
     assert "timm:resnet18: the network has 1000 outputs, but fruit has 2 classes" in result.stderr
+    options = ("--size", "40", "--shifts", "3", "--output", "both")
+    result = invoke("compare", "mine.py:net", "mine.py:small", "--data", "fruit", *options)
+    assert result.exit_code == 0, result.stderr
+    rows = json.loads(Path("both/comparison.json").read_text())["rows"]
+    assert [row["model"] for row in rows] == ["mine.py:net", "mine.py:small"]
+    assert all(row["original"] in (0, 50, 100) for row in rows)  # of two images
     result = invoke("cost", "torchvision:resnet18")
     assert result.stdout.splitlines()[0] == "parameters: 11,689,512"
     result = invoke("cost", "timm:vit_tiny_patch16_224", "--input-size", "100")
