@@ -83,10 +83,11 @@ bench: $(READY)  ## speed, as ratios; writes results/bench-*.json
 docs: $(READY)   ## redraw the figures in docs/ that results/ hold
 	$(BIN)/equicolor reproduce all --from results --figures docs
 
-# The site shows the pages that this notebook makes. It need not run again for a change of prose.
-build/notebook/page.html: examples/folder_to_onnx.ipynb | $(READY)
+# The site shows the pages and outputs of notebooks. They need not run again for a change of prose.
+build/notebook/page.html: $(wildcard examples/*.ipynb) docs/run_notebook.py | $(READY)
 	rm -rf build/notebook && mkdir -p build/notebook
-	cd build/notebook && MPLBACKEND=agg $(abspath $(BIN))/python ../../docs/run_notebook.py ../../$<
+	cd build/notebook && for notebook in $(abspath $(filter %.ipynb,$^)); do \
+	  MPLBACKEND=agg $(abspath $(BIN))/python ../../docs/run_notebook.py $$notebook || exit 1; done
 
 # The source folder is the repository: links between its files lead to the same places.
 site: $(READY) build/notebook/page.html  ## the documentation as a site; leaves it in build/site/

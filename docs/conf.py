@@ -188,19 +188,30 @@ def add_left_out(app: Sphinx, docname: str, source: list[str]) -> None:
         source[0] += f"\n\n.. {directive}\n   :module: {module}\n\n   {text}\n"
 
 
+def show_output(output: dict[str, Any]) -> str:
+    """What a cell of a notebook printed, or a figure that it drew, as Markdown."""
+    if output["output_type"] == "stream":
+        return f"```text\n{output['text']}```"
+    picture = f"data:image/png;base64,{output['data']['image/png']}"
+    return f'```{{raw}} html\n<p><img src="{picture}" alt="Figure of the code above"></p>\n```'
+
+
 class NotebookParser(MystParser):
-    """Notebooks as pages: text, Python and commands. Their outputs are not kept."""
+    """Notebooks as pages: text, Python and commands, and outputs where `make site` made some."""
 
     supported = ("notebook",)
 
     def parse(self, inputstring: str, document: nodes.document) -> None:
         """Parse the cells, joined to one Markdown text."""
-        parts = []
+        parts, executed = [], PAGES / Path(document["source"]).name
+        if executed.exists():
+            inputstring = executed.read_text()
         for cell in json.loads(inputstring)["cells"]:
             text = "".join(cell["source"])
             language = "sh" if text.startswith("!") else "python"
             code = f"```{language}\n{text.removeprefix('!')}\n```"
             parts.append(code if cell["cell_type"] == "code" else text)
+            parts += map(show_output, cell.get("outputs", ()))
         parts.append(f"Download the notebook: {{download}}`{Path(document['source']).name}`")
         super().parse("\n\n".join(parts), document)
 

@@ -6,9 +6,13 @@ dozens of packages, and nothing that these notebooks need.
     python docs/run_notebook.py examples/folder_to_onnx.ipynb
 """
 
+import base64
+import contextlib
+import io
 import json
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +20,38 @@ from equicolor.cli.app import app
 
 
 def run(notebook: Path) -> dict[str, Any]:
-    """Execute all cells, one after the other; returns the variables they leave."""
+    """Execute all cells, one after the other; returns the variables they leave.
+
+    The notebook with what the cells printed and drew goes to the current folder, for the site.
+    """
     variables: dict[str, Any] = {"__name__": "__main__"}
-    for number, cell in enumerate(json.loads(notebook.read_text())["cells"]):
-        source = "".join(cell["source"])
-        if cell["cell_type"] == "code" and source.startswith("!equicolor "):
-            _, *arguments = shlex.split(source.replace("\\\n", " "))
-            app(arguments, standalone_mode=False)  # errors are raised, and nothing exits
-        elif cell["cell_type"] == "code":
-            exec(compile(source, f"{notebook.name}, cell {number}", "exec"), variables)
+    contents = json.loads(notebook.read_text())
+    for number, cell in enumerate(contents["cells"]):
+        if cell["cell_type"] != "code":
+            continue
+        source, printed = "".join(cell["source"]), io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            if source.startswith("!equicolor "):
+                _, *arguments = shlex.split(source.replace("\\\n", " "))
+                app(arguments, standalone_mode=False)  # errors are raised, and nothing exits
+            else:
+                exec(compile(source, f"{notebook.name}, cell {number}", "exec"), variables)
+        print(printed.getvalue(), end="")
+        text = {"output_type": "stream", "name": "stdout", "text": printed.getvalue()}
+        cell["outputs"] = [text] * bool(text["text"]) + [*drawn()]
+    Path(notebook.name).write_text(json.dumps(contents))
     return variables
+
+
+def drawn() -> Iterator[dict[str, Any]]:
+    """The open figures as outputs of a cell; they are closed."""
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    for number in pyplot.get_fignums() if pyplot else ():
+        picture = io.BytesIO()
+        pyplot.figure(number).savefig(picture, format="png", bbox_inches="tight")
+        pyplot.close(number)
+        data = {"image/png": base64.b64encode(picture.getvalue()).decode()}
+        yield {"output_type": "display_data", "data": data, "metadata": {}}
 
 
 if __name__ == "__main__":

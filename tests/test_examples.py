@@ -54,12 +54,19 @@ def run_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MPLBACKEND", "agg")
     run = runpy.run_path(str(EXAMPLES.parent / "docs/run_notebook.py"))["run"]
 
-    def run_and_close(name: str) -> dict[str, Any]:
+    def run_and_check(name: str) -> dict[str, Any]:
         variables = run(EXAMPLES / name)
-        sys.modules["matplotlib.pyplot"].close("all")
+        outputs = [
+            output
+            for cell in json.loads((tmp_path / name).read_text())["cells"]
+            for output in cell.get("outputs", ())
+        ]
+        text = "".join(output.get("text", "") for output in outputs)
+        assert re.search(r"\d+ % as they are, \d+ % at", text)
+        assert [output["output_type"] for output in outputs].count("display_data") == 1
         return variables
 
-    return run_and_close
+    return run_and_check
 
 
 def test_every_example_is_tested() -> None:

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import json
 import re
 import shutil
 import subprocess
@@ -96,6 +97,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (source / "src").symlink_to(ROOT / "src")
     (source / "build/notebook").mkdir(parents=True)
     (source / "build/notebook/digits-interactive.html").write_text("<title>Turn it</title>")
+    printed = {"output_type": "stream", "name": "stdout", "text": "a blue 0 is read as 0\n"}
+    figure = {"output_type": "display_data", "data": {"image/png": "AAAA"}, "metadata": {}}
+    cell = {"cell_type": "code", "source": "print()", "outputs": [printed, figure]}
+    title = {"cell_type": "markdown", "source": "# Executed"}
+    (source / "build/notebook/frozen_network.ipynb").write_text(
+        json.dumps({"cells": [title, cell]})
+    )
     built = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs"]
     done = subprocess.run(
@@ -121,6 +129,13 @@ def test_the_site_has_every_public_name(site: Path) -> None:
             elif full not in page.anchors:
                 missing.append(full)
     assert missing == []
+
+
+@pytest.mark.slow
+def test_notebooks_show_what_they_printed_and_drew(site: Path) -> None:
+    page = site / "examples/frozen_network.html"
+    assert "a blue 0 is read as 0" in page.read_text()
+    assert "data:image/png;base64,AAAA" in Page(page).loaded
 
 
 @pytest.mark.slow
