@@ -24,6 +24,9 @@ def run(notebook: Path) -> dict[str, Any]:
 
     The notebook with what the cells printed and drew goes to the current folder, for the site.
     """
+    executed = Path(notebook.name)
+    if executed.resolve() == notebook.resolve():
+        raise SystemExit(f"{executed} is kept without outputs: run it in another folder")
     variables: dict[str, Any] = {"__name__": "__main__"}
     contents = json.loads(notebook.read_text())
     for number, cell in enumerate(contents["cells"]):
@@ -39,7 +42,7 @@ def run(notebook: Path) -> dict[str, Any]:
         print(printed.getvalue(), end="")
         text = {"output_type": "stream", "name": "stdout", "text": printed.getvalue()}
         cell["outputs"] = [text] * bool(text["text"]) + [*drawn()]
-    Path(notebook.name).write_text(json.dumps(contents))
+    executed.write_text(json.dumps(contents))
     return variables
 
 
