@@ -76,6 +76,8 @@ NETWORKS = {
     "three, hybrid": {"ce_stages": 1, "small": False, "size": 20},
     "three, bottleneck, flat": {"bottleneck": True, "widths": (2, 3), "coset_pool": None},
     "six, hsv": {"rotations": 6, "lifting": "hsv"},
+    "turns": {"spatial": "p4", "widths": (3, 2)},
+    "mirror images alone": {"rotations": 1, "spatial": "p4m", "widths": (1, 2)},
     "twelve, hsv": {"rotations": 12, "widths": (4,), "blocks": (1,), "lifting": "hsv"},
 }
 

@@ -65,8 +65,7 @@ def is_known(module: nn.Module) -> bool:
         return False
     if type(module) is CEConv2d or type(module) is CELiftConv2d:
         zeros = module.padding_mode == "zeros" and isinstance(module.padding, tuple)
-        equivariant = module.rotations > 1 or module.spatial != "p1"
-        return equivariant and zeros and module.bias is None
+        return zeros and module.bias is None
     return type(module) is nn.ReLU
 
 
