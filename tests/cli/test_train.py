@@ -109,7 +109,7 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(folder: Path) -> Non
 def test_a_plain_network_refuses_options_of_equivariant_layers(folder: Path, options: str) -> None:
     result = invoke("pets", *options.split(), "--dry-run")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "needs equivariant layers and this network has none: add rotations" in result.stderr
+    assert "needs more than one rotation: add rotations" in result.stderr
 
 
 def test_options_reach_the_recipe(folder: Path) -> None:

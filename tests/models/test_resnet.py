@@ -228,8 +228,8 @@ def test_normalisation_is_no_state():
         ({"rotations": 3, "lifting": "lab"}, "lifting must be one of 'rgb', 'hsv'; got 'lab'"),
         ({"rotations": 3, "coset_pool": "min"}, "coset_pool must be .*; got 'min'"),
         ({"coset_pool": "min"}, "coset_pool must be .*; got 'min'"),
-        ({"lifting": "hsv"}, "lifting='hsv' needs equivariant layers and .*: add rotations"),
-        ({"ce_stages": 2}, "ce_stages=2 needs equivariant layers"),
+        ({"lifting": "hsv"}, "lifting='hsv' needs more than one rotation: add rotations"),
+        ({"ce_stages": 2}, "ce_stages=2 needs more than one rotation"),
         ({"separable": False, "coset_pool": None}, "separable=False, coset_pool=None need"),
         ({"rotations": 6, "ce_stages": 0}, "ce_stages=0 leaves no stage for rotations=6: take 1"),
         (

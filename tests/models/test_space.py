@@ -106,8 +106,9 @@ def test_onnx_has_no_more_nodes_than_without_turns(tmp_path, settle, blotches, r
     ("build", "options", "message"),
     [
         (resnet18, {"rotations": 3, "ce_stages": 2}, "needs ce_stages=4, all of them, got 2"),
+        (resnet18, {"ce_stages": 0}, "needs ce_stages=4, all of them, got 0"),
         (resnet18, {"rotations": 3, "coset_pool": None}, "needs coset_pool='max' or 'avg'"),
-        (resnet18, {"lifting": "hsv"}, "lifting='hsv' needs"),
+        (resnet18, {"lifting": "hsv"}, "lifting='hsv' needs more than one rotation: add"),
         (resnet18, {"separable": False}, "separable=False needs"),
         (cecnn, {"coset_pool": None}, "take rotations=1, which keeps colours"),
         (cecnn, {"coset_pool": "max", "ce_layers": 3}, "needs ce_layers=7"),

@@ -93,7 +93,7 @@ def test_images_are_taken_as_they_are():
         (cecnn, {"lifting": "lab"}, "lifting must be one of 'rgb', 'hsv'; got 'lab'"),
         (cecnn, {"rotations": 0}, "rotations must be at least 1, got 0"),
         (cecnn, {"rotations": 1, "coset_pool": "min"}, "coset_pool must be .*; got 'min'"),
-        (cecnn, {"rotations": 1, "lifting": "hsv"}, "lifting='hsv' needs equivariant layers"),
+        (cecnn, {"rotations": 1, "lifting": "hsv"}, "lifting='hsv' needs more than one rotation"),
         (z2cnn, {"width": 0}, "width must be at least 1, got 0"),
         (z2cnn, {"num_classes": 0}, "num_classes must be at least 1, got 0"),
         (z2cnn, {"dropout": 1.5}, "1.5"),

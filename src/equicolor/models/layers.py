@@ -131,17 +131,15 @@ def check_hybrid(
     option: str, count: int, total: int, coset_pool: str | None, spatial: str = "p1"
 ) -> None:
     """Refuse a network that turns plain after ``count`` parts but needs its symmetry there."""
-    if not 0 < count < total:
-        return
-    if coset_pool is None:
+    if spatial != "p1" and count < total:
+        raise ValueError(
+            f"spatial={spatial!r} needs {option}={total}, all of them, got {count}: plain layers "
+            "tell directions apart"
+        )
+    if coset_pool is None and 0 < count < total:
         raise ValueError(
             f"a hybrid network ({option}={count} of {total}) pools over its hues: "
             "coset_pool must be 'max' or 'avg', got None"
-        )
-    if spatial != "p1":
-        raise ValueError(
-            f"spatial={spatial!r} needs {option}={total}, all of them, got {count}: the plain "
-            "layers of a hybrid network tell directions apart"
         )
 
 
@@ -154,6 +152,6 @@ def check_plain(**options: tuple[Any, ...]) -> None:
     if ignored:
         what = ", ".join(f"{name}={options[name][0]!r}" for name in ignored)
         raise ValueError(
-            f"{what} {'needs' if len(ignored) == 1 else 'need'} equivariant layers and this "
-            f"network has none: add rotations, such as 6, or leave {' and '.join(ignored)} out"
+            f"{what} {'needs' if len(ignored) == 1 else 'need'} more than one rotation: add "
+            f"rotations, such as 6, or leave {' and '.join(ignored)} out"
         )
