@@ -174,17 +174,16 @@ def _cause(
             if holds(action=other):
                 return f". It is equivariant to the action {other!r}: pass action={other!r}"
     hint = ""
-    if spatial != "p1":
+    subgroups = {"p1": {}, "p4": {"p1": "hue shifts"}, "p4m": {"p1": "hue shifts", "p4": "turns"}}
+    for subgroup, what in subgroups[spatial].items():
         with suppress(Exception):
-            if holds(spatial="p1"):
-                hint = (
-                    ". It is equivariant to hue shifts alone. Layers with a stride need images of "
-                    "a size at which they sample both ends alike"
-                )
+            if holds(spatial=subgroup) and (rotations > 1 or subgroup != "p1"):
+                hint = f". It is equivariant to {what}, with spatial={subgroup!r}"
     if isinstance(module, nn.Module):
         with suppress(Exception):
             place = _first_break(module, images, rotations, action, tolerance, spatial)
-            return hint if place is None else hint + _describe(place, module, images, tolerance)
+            if place is not None:
+                hint += _describe(place, module, images, tolerance)
     return hint
 
 
@@ -202,16 +201,18 @@ def _describe(place: _Break, module: nn.Module, images: Tensor, tolerance: float
         kind = type(module.get_submodule(path)).__name__
         return f"{path!r} ({kind})" if path else kind
 
-    culprit = name(place.path)
+    culprit, part = name(place.path), module.get_submodule(place.path)
     if place.is_input:
         culprit = f"the code of {name(place.parent)}, before {culprit}"
-    elif any(module.get_submodule(place.path).children()):
+    elif any(part.children()):
         culprit = f"the code of {culprit}, after its modules"
     elif not place.path:
         return ""  # the whole module, which the message names already
     numbers = _normalization(images, place.value, tolerance)
     if numbers is None:
-        return f". The first to break it is {culprit}"
+        strided = not place.is_input and getattr(part, "stride", 1) not in (1, (1, 1))
+        why = "; with a stride, the size of images must let it see both borders alike"
+        return f". The first to break it is {culprit}{why if strided else ''}"
     mean, std = ([round(number, 4) for number in each.tolist()] for each in numbers)
     return (
         f". The first to break it is {culprit}: it normalises the three channels differently, by "

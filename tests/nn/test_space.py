@@ -272,8 +272,14 @@ class TestErrors:
 
     def test_assert_equivariant_says_what_holds(self):
         network = nn.Sequential(make_features("p1", 3), CosetMaxPool())
-        with pytest.raises(AssertionError, match=r"hue rotations times p4 .*hue shifts alone"):
-            assert_equivariant(network, rand(1, 3, 13, 13), 3, "hsv", spatial="p4")
+        images = rand(1, 3, 13, 13)
+        with pytest.raises(AssertionError, match=r"hue rotations times p4 .*to hue shifts, with"):
+            assert_equivariant(network, images, 3, "hsv", spatial="p4")
+        network = nn.Sequential(make_features("p4", 1), CosetMaxPool(spatial="p4"))
+        with pytest.raises(AssertionError, match=r"to turns, with spatial='p4'. The .* '0.0'"):
+            assert_equivariant(network, images, 1, spatial="p4m")
+        with pytest.raises(AssertionError, match=r"00e-05. The first to break it is '0'"):
+            assert_equivariant(nn.Sequential(nn.Conv2d(3, 2, 3)).double(), images, 1, spatial="p4")
 
     def test_assert_equivariant_names_the_first_layer_that_breaks_it(self):
         lift = CELiftConv2d(3, 2, 3, padding=1, spatial="p4")
@@ -284,5 +290,5 @@ class TestErrors:
 
     def test_even_sizes_break_it_with_a_stride(self):
         features = make_features("p4", 3, separable=False)
-        with pytest.raises(AssertionError, match="sample both ends alike"):
+        with pytest.raises(AssertionError, match=r"'4' \(CEMaxPool2d\); with a stride, the size"):
             assert_equivariant(features, rand(1, 3, 12, 12), 3, "hsv", spatial="p4")
