@@ -213,6 +213,19 @@ def test_folded(spatial, n, form, relative_error):
         assert torch.equal(value, before[name])
 
 
+def test_folded_with_parametrized_and_shared_weights(relative_error):
+    network = nn.Sequential(make_features("p4", 2), CosetMaxPool(spatial="p4")).eval()
+    lift, *_, last = network[0]
+    shared = CEConv2d(3, 3, 3, rotations=2, spatial="p4", bias=False).double()
+    network[0].extend([shared, nn.ReLU(), shared])
+    for layer in (lift, last):
+        nn.utils.parametrizations.weight_norm(layer)
+    images = rand(2, 3, 21, 21)
+    for form in ("dense", "cyclic"):
+        assert relative_error(fold(network, form)(images), network(images)) < 1e-12
+    assert nn.utils.parametrize.is_parametrized(lift)  # as it was
+
+
 @pytest.mark.slow
 @each_group
 def test_compiled(spatial, relative_error):

@@ -1,6 +1,7 @@
 """Layers of a spatial group written as hue layers of more channels, which fold like any others."""
 
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from equicolor.groups import SpatialGroup
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
@@ -13,13 +14,28 @@ def expand_spatial(model: nn.Module) -> None:
 
     Coset pooling stays as it is.
     """
-    for module in model.modules():
-        if isinstance(module, CELiftConv2d | CEConv2d) and module.spatial != "p1":
+    for module in list(model.modules()):
+        if getattr(module, "spatial", "p1") == "p1":
+            continue
+        _remove_parametrizations(module)
+        if isinstance(module, CELiftConv2d | CEConv2d):
             _expand_convolution(module)
-        elif isinstance(module, CEBatchNorm2d) and module.spatial != "p1":
+        elif isinstance(module, CEBatchNorm2d):
             _expand_norm(module)
         elif isinstance(module, CEDropout2d):
             module.spatial = "p1"  # it does nothing in inference
+
+
+def _remove_parametrizations(module: nn.Module) -> None:
+    """Keep the weights that a weight norm or the like computes now, as parameters."""
+    if parametrize.is_parametrized(module):
+        names = list(module.get_submodule("parametrizations")._modules)
+        weights = {name: getattr(module, name) for name in names}
+        # torch's own function changes the class, which the network that was copied shares.
+        module.__class__ = parametrize.type_before_parametrizations(module)
+        del module.parametrizations
+        for name, weight in weights.items():
+            module.register_parameter(name, nn.Parameter(weight, requires_grad=False))
 
 
 def _expand_convolution(module: CELiftConv2d | CEConv2d) -> None:
