@@ -195,3 +195,9 @@ def test_stacked_states_have_a_network_dimension() -> None:
     assert list(state) == list(networks[0].state_dict())
     for key, value in networks[1].state_dict().items():
         assert torch.equal(state[key][1], value)
+
+
+def test_turns_are_refused():
+    network = cecnn(10, rotations=3, width=2, coset_pool="max", spatial="p4")
+    with pytest.raises(ValueError, match="spatial='p4' cannot be trained as one"):
+        StackedZ2CNN.like(network)

@@ -58,6 +58,9 @@ class StackedZ2CNN:
         cls, network: Z2CNN, *, dtype: torch.dtype = torch.float32, pad: bool = False
     ) -> "StackedZ2CNN":
         """The stacked form of a network's architecture."""
+        spatial = network.config.get("spatial", "p1")
+        if spatial != "p1":
+            raise ValueError(f"networks with spatial={spatial!r} cannot be trained as one")
         options = ("width", "rotations", "ce_layers", "coset_pool", "lifting")
         architecture = {key: network.config[key] for key in options if key in network.config}
         return cls(**architecture, dtype=dtype, pad=pad)
