@@ -128,9 +128,17 @@ def image_batch(name: str, images: Tensor) -> None:
 
 
 def features(
-    name: str, x: Tensor, *, channels: int | None = None, rotations: int | None = None
+    name: str,
+    x: Tensor,
+    *,
+    channels: int | None = None,
+    rotations: int | None = None,
+    elements: int = 1,
 ) -> None:
-    """Refuse anything that is not a batch of features ``[B, C, n, H, W]``."""
+    """Refuse anything that is not a batch of features ``[B, C, n, H, W]``.
+
+    A spatial group multiplies the channels by its elements.
+    """
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} expects a torch.Tensor, got {type(x).__name__}")
     shape = list(x.shape)
@@ -141,8 +149,11 @@ def features(
         raise ValueError(f"{name} expects features [B, C, n, H, W], got {shape}{hint}")
     if rotations is not None and shape[2] != rotations:
         raise ValueError(f"{name} got features with {shape[2]} rotations: {shape}")
-    if channels is not None and shape[1] != channels:
-        raise ValueError(f"{name} expects {channels} channels, got {shape[1]}: {shape}")
+    if channels is not None and shape[1] != channels * elements:
+        each = "" if elements == 1 else f" ({channels} of {elements} elements each)"
+        raise ValueError(
+            f"{name} expects {channels * elements} channels{each}, got {shape[1]}: {shape}"
+        )
 
 
 def autocasting(device: torch.device) -> bool:

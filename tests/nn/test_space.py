@@ -271,12 +271,12 @@ class TestErrors:
 
     def test_channels(self):
         x = torch.rand(1, 6, 3, 5, 5)
-        with pytest.raises(ValueError, match="expects 8 channels, got 6"):
+        with pytest.raises(ValueError, match=r"expects 8 channels \(2 of 4 elements each\), got 6"):
             CEConv2d(2, 2, 3, spatial="p4")(x)
-        with pytest.raises(ValueError, match="expects 8 channels, got 6"):
+        with pytest.raises(ValueError, match=r"expects 8 channels \(2 of 4 elements each\), got 6"):
             CEBatchNorm2d(2, spatial="p4")(x)
         for layer in (CosetMaxPool, CosetAvgPool, CEDropout2d):
-            with pytest.raises(ValueError, match="in groups of 4, got 6"):
+            with pytest.raises(ValueError, match=r"in groups of 4, got 6: \[1, 6, 3, 5, 5\]"):
                 layer(spatial="p4")(x)
         with pytest.raises(ValueError, match=r"expects filters \[O, C \* 4, n, k, k\]"):
             spatial_bank(torch.rand(1, 6, 1, 3, 3), "p4")

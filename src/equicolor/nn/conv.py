@@ -334,8 +334,8 @@ class CEConv2d(_CEConvNd):
     def forward(self, x: Tensor) -> Tensor:
         """Features ``[B, C_in, n, H, W]`` to features ``[B, C_out, n, H', W']``."""
         name = f"CEConv2d(rotations={self.rotations})"
-        channels = self.in_channels * self._elements
-        _checks.features(name, x, channels=channels, rotations=self.rotations)
+        group = {"rotations": self.rotations, "elements": self._elements}
+        _checks.features(name, x, channels=self.in_channels, **group)
         _checks.same_dtype(name, x, self.weight)
         if self.padding_mode != "zeros":
             x = per_rotation(x, self._pad)

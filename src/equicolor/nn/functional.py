@@ -237,8 +237,7 @@ def coset_max_pool(x: Tensor, spatial: str = "p1") -> Tensor:
         torch.Size([2, 4, 8, 8])
     """
     _checks.features("coset_max_pool", x)
-    pooled = x.amax(2)
-    return pooled if spatial == "p1" else by_element("coset_max_pool", pooled, spatial).amax(2)
+    return x.amax(2) if spatial == "p1" else by_element("coset_max_pool", x, spatial).amax((2, 3))
 
 
 def coset_avg_pool(x: Tensor, spatial: str = "p1") -> Tensor:
@@ -252,8 +251,7 @@ def coset_avg_pool(x: Tensor, spatial: str = "p1") -> Tensor:
         torch.Size([2, 4, 8, 8])
     """
     _checks.features("coset_avg_pool", x)
-    pooled = x.mean(2)
-    return pooled if spatial == "p1" else by_element("coset_avg_pool", pooled, spatial).mean(2)
+    return x.mean(2) if spatial == "p1" else by_element("coset_avg_pool", x, spatial).mean((2, 3))
 
 
 def by_element(name: str, x: Tensor, spatial: str) -> Tensor:

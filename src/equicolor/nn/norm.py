@@ -47,7 +47,7 @@ class CEBatchNorm2d(nn.BatchNorm2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features to features of the same shape."""
-        _checks.features("CEBatchNorm2d", x, channels=self.num_features * self._elements)
+        _checks.features("CEBatchNorm2d", x, channels=self.num_features, elements=self._elements)
         if self._elements == 1:
             return per_rotation(x, super().forward)
         shared = per_rotation(elements_as_rotations(x, self._elements), super().forward)
