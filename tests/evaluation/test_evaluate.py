@@ -159,6 +159,7 @@ def test_every_action_has_an_axis_of_its_own(batches) -> None:
         line = axes.lines[1]
         assert line.get_ydata().tolist() == found.sweeps[action].accuracy.tolist()
         assert axes.get_xlim() == strip.get_xlim() == (line.get_xdata()[0], line.get_xdata()[-1])
+    assert panels[-1].lines[1].get_markevery() == 1  # each turn is seen
     ticks = [label.get_text() for label in strips[2].get_xticklabels()]
     assert ticks == ["0.5", "0.7", "1", "1.4", "2"]
     assert strips[2].get_xticks().tolist() == pytest.approx([-1, -0.515, 0, 0.485, 1], abs=1e-3)

@@ -232,6 +232,8 @@ def _draw_curves(axes: Axes, curves: Sequence[Curve], axis: _Axis) -> None:
     for curve in curves:
         places, accuracy = axis.place(curve.values), np.asarray(curve.accuracy)
         style = {"linewidth": 1.6, "markersize": 3.5, "markevery": 3, **curve.style}
+        if action_named(axis.action).whole:  # there is nothing between its few values
+            style["markevery"] = 1
         axes.plot(places, accuracy, **style)
         if len(curve.deviation):
             band = np.asarray(curve.deviation)
