@@ -334,11 +334,7 @@ def _input_action(
     shift = action
     if isinstance(images, Tensor) and images.ndim == 5:
         _checks.features(f"equivariance_error(rotations={rotations})", images, rotations=rotations)
-        if images.shape[1] % group.order:
-            raise ValueError(
-                f"equivariance_error(spatial={group.name!r}) expects channels in groups of "
-                f"{group.order}, got {images.shape[1]}: {list(images.shape)}"
-            )
+        group.by_element(images)  # refuses other channels
         return lambda x, element: _as_features(x, element, group)
     _checks.image_batch("equivariance_error", images)
     return lambda x, element: group.transform(shift(x, element[0] / rotations), element[1])

@@ -60,3 +60,7 @@ def test_errors_say_what_came():
         SpatialGroup("p6")
     with pytest.raises(ValueError, match="p4 has the elements 0 to 3, got element 4"):
         SpatialGroup("p4").transform(torch.rand(2, 2), 4)
+    with pytest.raises(ValueError, match=r"in groups of 4, got 6: \[1, 6, 3, 5, 5\]"):
+        SpatialGroup("p4").transform_features(torch.rand(1, 6, 3, 5, 5), 1)
+    with pytest.raises(ValueError, match=r"permutes 4 entries, got 8 in dimension -1 of \[2, 8\]"):
+        SpatialGroup("p4").permute(torch.rand(2, 8), 1, -1)

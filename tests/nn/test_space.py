@@ -278,6 +278,8 @@ class TestErrors:
         for layer in (CosetMaxPool, CosetAvgPool, CEDropout2d):
             with pytest.raises(ValueError, match=r"in groups of 4, got 6: \[1, 6, 3, 5, 5\]"):
                 layer(spatial="p4")(x)
+        with pytest.raises(ValueError, match="in groups of 4, got 6"):
+            equivariance_error(nn.Identity(), x, spatial="p4")
         with pytest.raises(ValueError, match=r"expects filters \[O, C \* 4, n, k, k\]"):
             spatial_bank(torch.rand(1, 6, 1, 3, 3), "p4")
         with pytest.raises(ValueError, match="must be square"):

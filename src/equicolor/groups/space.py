@@ -66,6 +66,11 @@ class SpatialGroup:
         mirrored, turns = self._parts(element)
         if self.order == 1:
             return x
+        if x.shape[dim] != self.order:
+            raise ValueError(
+                f"{self.name} permutes {self.order} entries, got {x.shape[dim]} in dimension {dim} "
+                f"of {list(x.shape)}"
+            )
         dim %= x.ndim
         x = x.unflatten(dim, (-1, 4))
         if mirrored:
@@ -79,8 +84,23 @@ class SpatialGroup:
             >>> SpatialGroup("p4").transform_features(torch.rand(2, 12, 3, 5, 7), 1).shape
             torch.Size([2, 12, 3, 7, 5])
         """
-        elements = self.permute(x.unflatten(1, (-1, self.order)), element, 2)
+        elements = self.permute(self.by_element(x), element, 2)
         return self.transform(elements.flatten(1, 2), element)
+
+    def by_element(self, x: Tensor) -> Tensor:
+        """Channels ``[B, C * m, ...]`` as ``[B, C, m, ...]``.
+
+        Example:
+            >>> SpatialGroup("p4").by_element(torch.rand(2, 12, 3, 5, 5)).shape
+            torch.Size([2, 3, 4, 3, 5, 5])
+        """
+        if x.shape[1] % self.order:
+            raise ValueError(
+                f"spatial={self.name!r} expects channels in groups of {self.order}, got "
+                f"{x.shape[1]}: {list(x.shape)}"
+            )
+        elements: Tensor = x.unflatten(1, (-1, self.order))
+        return elements
 
     def _parts(self, element: int) -> tuple[bool, int]:
         """Whether an element mirrors, and its quarter turns."""

@@ -237,7 +237,7 @@ def coset_max_pool(x: Tensor, spatial: str = "p1") -> Tensor:
         torch.Size([2, 4, 8, 8])
     """
     _checks.features("coset_max_pool", x)
-    return x.amax(2) if spatial == "p1" else by_element("coset_max_pool", x, spatial).amax((2, 3))
+    return x.amax(2) if spatial == "p1" else SpatialGroup(spatial).by_element(x).amax((2, 3))
 
 
 def coset_avg_pool(x: Tensor, spatial: str = "p1") -> Tensor:
@@ -251,19 +251,7 @@ def coset_avg_pool(x: Tensor, spatial: str = "p1") -> Tensor:
         torch.Size([2, 4, 8, 8])
     """
     _checks.features("coset_avg_pool", x)
-    return x.mean(2) if spatial == "p1" else by_element("coset_avg_pool", x, spatial).mean((2, 3))
-
-
-def by_element(name: str, x: Tensor, spatial: str) -> Tensor:
-    """Channels ``[B, C * m, ...]`` as ``[B, C, m, ...]``: the elements of a spatial group apart."""
-    order = SpatialGroup(spatial).order
-    if x.shape[1] % order:
-        raise ValueError(
-            f"{name}(spatial={spatial!r}) expects channels in groups of {order}, got {x.shape[1]}: "
-            f"{list(x.shape)}"
-        )
-    apart: Tensor = x.unflatten(1, (-1, order))
-    return apart
+    return x.mean(2) if spatial == "p1" else SpatialGroup(spatial).by_element(x).mean((2, 3))
 
 
 def coset_flatten(x: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from torch import Tensor, nn
 
 from equicolor import _checks
 from equicolor.groups import SpatialGroup
-from equicolor.nn.functional import by_element
 from equicolor.nn.layout import elements_as_rotations, per_rotation, rotations_as_elements
 
 
@@ -83,7 +82,7 @@ class CEDropout2d(nn.Dropout3d):
         _checks.features("CEDropout2d", x)
         if self.spatial == "p1":
             return super().forward(x)
-        elements = by_element("CEDropout2d", x, self.spatial)
+        elements = SpatialGroup(self.spatial).by_element(x)
         drop = torch.feature_dropout_ if self.inplace else torch.feature_dropout
         return drop(elements, self.p, self.training).flatten(1, 2)
 
