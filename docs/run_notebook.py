@@ -27,6 +27,7 @@ def run(notebook: Path) -> dict[str, Any]:
     executed = Path(notebook.name)
     if executed.resolve() == notebook.resolve():
         raise SystemExit(f"{executed} is kept without outputs: run it in another folder")
+    list(drawn())  # closes what others left open
     variables: dict[str, Any] = {"__name__": "__main__"}
     contents = json.loads(notebook.read_text())
     for number, cell in enumerate(contents["cells"]):
