@@ -41,7 +41,7 @@ class _CEConvNd(DerivedConstants):
         spatial: str,
     ) -> None:
         super().__init__()
-        self.spatial, self._elements = spatial, SpatialGroup(spatial).order
+        self.spatial = SpatialGroup(spatial).name
         self.in_channels = _checks.positive_int("in_channels", in_channels)
         self.out_channels = _checks.positive_int("out_channels", out_channels)
         self.kernel_size = _checks.int_pair("kernel_size", kernel_size, minimum=1)
@@ -64,6 +64,10 @@ class _CEConvNd(DerivedConstants):
                 raise ValueError(f"{name} must be divisible by groups, got {channels} and {groups}")
         if self._elements > 1:
             self._check_symmetric()
+
+    @property
+    def _elements(self) -> int:
+        return SpatialGroup(self.spatial).order
 
     def _check_symmetric(self) -> None:
         """Refuse options that tell height from width, or one side from the other."""

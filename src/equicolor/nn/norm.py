@@ -41,8 +41,11 @@ class CEBatchNorm2d(nn.BatchNorm2d):
         spatial: str = "p1",
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
-        self.spatial = spatial
-        self._elements = SpatialGroup(spatial).order
+        self.spatial = SpatialGroup(spatial).name
+
+    @property
+    def _elements(self) -> int:
+        return SpatialGroup(self.spatial).order
 
     def forward(self, x: Tensor) -> Tensor:
         """Features to features of the same shape."""

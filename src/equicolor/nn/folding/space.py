@@ -49,7 +49,7 @@ def _expand_convolution(module: CELiftConv2d | CEConv2d) -> None:
     module.out_channels *= order
     if not of_images:
         module.in_channels *= order
-    module.spatial, module._elements = "p1", 1
+    module.spatial = "p1"
 
 
 def _expand_norm(module: CEBatchNorm2d) -> None:
@@ -58,7 +58,7 @@ def _expand_norm(module: CEBatchNorm2d) -> None:
         if tensor.ndim:
             _set(module, name, tensor.repeat_interleave(order))
     module.num_features *= order
-    module.spatial, module._elements = "p1", 1
+    module.spatial = "p1"
 
 
 def _set(module: nn.Module, name: str, value: Tensor) -> None:
