@@ -128,7 +128,7 @@ _OTHER_AXES = (
         "turn of the test images, and of their mirror images",
         None,
         range(8),
-        show=lambda element: f"{90 * (element % 4):g}°" + "\nmirrored" * int(element >= 4),
+        show=lambda element: action_named("turn").show(float(element)).replace(", ", "\n"),
     ),
 )
 _AXES = dict.fromkeys(HUE_ACTIONS, _HUE_AXIS) | {axis.action: axis for axis in _OTHER_AXES}
