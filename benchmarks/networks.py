@@ -8,13 +8,16 @@ import argparse
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from _timing import Call, Case, Settings, Steps, parser, run, settings_of
-from equicolor.models import create_model
+from equicolor.canonicalization import canonicalize, hue_selector
+from equicolor.canonicalization.network import PRESETS
+from equicolor.models import Network, create_model
 from equicolor.nn import capture, fold, set_algorithm
 from equicolor.results import Row
 
@@ -27,15 +30,20 @@ COLUMNS = ("name", "variant", "form", "mode", "ms", "images_per_s", "over_plain"
 
 
 def network_named(name: str) -> Row:
-    """An equivariant network by its name: ``n3-fast``, ``n12-matched-hsv``, ``n6-56-p4``.
+    """A network by its name: ``n3-fast``, ``n12-matched-hsv``, ``n6-56-p4``, ``default-selector``.
 
     The second part is the width: ``fast`` for tensor cores, ``matched`` for the parameters of
-    the plain network, or channels of the first stage. The last may be a spatial group.
+    the plain network, or channels of the first stage. The last may be a spatial group. A selector,
+    named after its preset, stands in front of the plain network.
     """
+    preset = name.removesuffix("-selector")
+    if preset != name and preset in PRESETS:
+        return {"name": name, "selector": preset}
     parts = re.fullmatch(r"n([1-9]\d*)-(fast|matched|[1-9]\d*)(-hsv)?(?:-(p4m?))?", name)
     if parts is None or (parts[1] == "1" and not parts[4]):
         raise argparse.ArgumentTypeError(
-            f"expected names such as n3-fast, n12-matched-hsv, n6-56 or n3-fast-p4, got {name!r}"
+            "expected names such as n3-fast, n12-matched-hsv, n6-56, n3-fast-p4 or "
+            f"default-selector, got {name!r}"
         )
     number, width, hsv, spatial = parts.groups()
     widths = {"fast": "fast", "matched": None}
@@ -55,18 +63,25 @@ def cases(given: argparse.Namespace, mode: str, settings: Settings) -> Iterator[
     for variant in given.variants:
         for form in given.forms:
             for network in given.networks:
-                model = given.network if network["rotations"] == 1 else f"ce_{given.network}"
+                model = given.network if network.get("rotations", 1) == 1 else f"ce_{given.network}"
                 yield _case(model, network, variant, form, mode, settings)
 
 
 def _case(model: str, network: Row, variant: str, form: str, mode: str, settings: Settings) -> Case:
     name, options = network["name"], {key: network[key] for key in network if key != "name"}
-    build = partial(create_model, model, num_classes=CLASSES, **options)
+    build = partial(_build, model, **options)
     with torch.device("meta"):  # shapes are all that is needed
-        width = build().config["width"][0]
+        width = build(selector=None).config["width"][0]
     row: Row = {"name": name, "model": model, "rotations": 1, "lifting": None, **options}
     row |= {"width": width, "size": settings.size, "variant": variant, "form": form, "mode": mode}
     return Case(row, partial(network_steps, build, mode, variant, form, settings))
+
+
+def _build(model: str, *, selector: str | None = None, **options: Any) -> Network:
+    network = create_model(model, num_classes=CLASSES, **options)
+    if selector is None:
+        return network
+    return canonicalize(network, select=hue_selector(rotations=12, **PRESETS[selector]))
 
 
 def network_steps(
@@ -147,7 +162,7 @@ def main() -> None:
     options.add_argument("--network", default="resnet18", help="plain network: resnet18, resnet44")
     options.add_argument("--networks", nargs="+", type=network_named, metavar="NAME",
                          default=[network_named(name) for name in NETWORKS],
-                         help="equivariant: n3-fast, n12-matched-hsv, n6-56-p4")  # fmt: skip
+                         help="n3-fast, n12-matched-hsv, n6-56-p4, default-selector")  # fmt: skip
     options.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     options.add_argument("--variants", nargs="+", choices=("auto", "dense"), default=("auto",))
     options.add_argument("--forms", nargs="+", choices=FORMS,

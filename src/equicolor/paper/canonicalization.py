@@ -1,8 +1,5 @@
-"""What canonicalisation does to trained networks: accuracy before and after, and what it costs."""
+"""What canonicalisation does to the accuracy of trained networks."""
 
-import copy
-import statistics
-import time
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -36,15 +33,18 @@ _NETWORKS = ("baseline", "hsv-6", "hsv-12")
 _ROTATIONS = 12
 # What is put in front of a network, by the words of the tables.
 _ALONE, _GRAY = "network alone", "grey input"
-_BY_THE_NETWORK = {  # to ask it for 12 hues takes long: for one network, with one seed
+_BY_THE_NETWORK = {
     "highest energy": "energy",
     "lowest entropy": "entropy",
     "highest confidence": "confidence",
 }
+# Each image is asked for in 12 hues, so few shifts have to do: at every 30° the answers repeat, and
+# these lie at 0°, 10° and 20° from there, thrice each.
+_FEW_SHIFTS = 10
 _LIGHTS = {"grey world": "gray-world", "shades of grey": "shades-of-gray"}
 _SIZES = {f"{name} selector": size for name, size in PRESETS.items()}
 _TINY = {"tiny selector": {"size": 28, "width": 8}}
-_REPEATS, _BATCH = 10, 128  # to take the time of
+_ONCE = (*_BY_THE_NETWORK, "fast selector", "shades of grey")  # for one network, with one seed
 
 
 def plan(scope: Scope) -> list[Job]:
@@ -68,7 +68,8 @@ def _selections(training: Job, scope: Scope, *, first: bool) -> list[str]:
         return [_ALONE, *_TINY, "grey world"]
     if training.settings["recipe"]["options"].get("rotations", 1) > 1:
         return [_ALONE, "default selector", "grey world"]
-    return [_ALONE, _GRAY, *(_BY_THE_NETWORK if first else ()), *_SIZES, *_LIGHTS]
+    every = _ALONE, _GRAY, *_BY_THE_NETWORK, *_SIZES, *_LIGHTS
+    return [selection for selection in every if first or selection not in _ONCE]
 
 
 def _fit_job(training: Job, selection: str, size: dict[str, int], scope: Scope) -> Job:
@@ -104,7 +105,7 @@ def fit(job: Job, context: Context) -> list[Row]:
 
 
 def measure(job: Job, context: Context) -> list[Row]:
-    """Judge a network behind one selection; behind a selector with one mode and with two."""
+    """Judge a network behind one selection; a plain one also behind a selector with two modes."""
     network, batches, autocast = image_jobs.network_and_images(job, context)
     run, *fits = context.before
     selection = job.settings["selection"]
@@ -113,20 +114,25 @@ def measure(job: Job, context: Context) -> list[Row]:
     if fits:
         selector = load_model(fits[0].folder / WEIGHTS).to(choose_device(context.device))
         assert isinstance(selector, HueSelector)
-        one, two = (canonicalize(network, select=selector, modes=modes) for modes in (1, 2))
-        subjects = {selection: one, f"{selection}, two modes": two}
+        subjects[selection] = one = canonicalize(network, select=selector)
+        if (row.get("rotations") or 1) == 1:
+            subjects[f"{selection}, two modes"] = canonicalize(network, select=selector, modes=2)
         row |= fits[0].rows[0] | {"hue_kept": _share_at_zero(one, batches)}
-    # A selector of hues does nothing about the light.
-    hues_alone = bool(fits) or selection in _BY_THE_NETWORK
-    actions = ("hsv",) if hues_alone else ("hsv", "cast")
+    by_the_network = selection in _BY_THE_NETWORK
+    actions: tuple[str, ...] = ("hsv", "cast")
+    if fits or by_the_network:  # which do nothing about the light
+        actions = ("hsv",)
+    elif selection in _LIGHTS:
+        actions = ("cast",)
+    shifts = _FEW_SHIFTS if by_the_network else len(hue_shifts())
     rows = []
     for stage, subject in subjects.items():
-        found = evaluate(subject, batches, actions=actions, autocast=autocast).rows()[0]
+        (found,) = evaluate(
+            subject, batches, actions=actions, shifts=shifts, autocast=autocast
+        ).rows()
         kept = ("original", "nll", "ece", "images", "evaluate_seconds")
         prefixes = tuple(f"{PREFIX[action]}_" for action in actions)
         measured = {k: v for k, v in found.items() if k in kept or k.startswith(prefixes)}
-        if subject is not network:
-            measured["time_ratio"] = _time_ratio(network, subject, batches, autocast)
         rows.append(row | {"stage": stage} | measured)
     return rows
 
@@ -152,37 +158,9 @@ def _share_at_zero(network: Canonicalized, batches: Iterable[tuple[Tensor, Tenso
     return round(100 * float(within.double().mean()), 2)
 
 
-@torch.inference_mode()
-def _time_ratio(
-    network: nn.Module,
-    behind: nn.Module,
-    batches: Iterable[tuple[Tensor, Tensor]],
-    autocast: torch.dtype | None,
-) -> float:
-    """How much longer a batch takes with a selection in front, by the median of several.
-
-    Both are in channels_last memory, in which convolutions on a GPU are fastest.
-    """
-    medians, batch = [], next(iter(batches))
-    for each in (network, behind):
-        fast: nn.Module = copy.deepcopy(each).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        ask = Asker(fast, autocast)
-        images, _ = ask.place(batch[0][:_BATCH], batch[1][:_BATCH])
-        with evaluating(ask.model):
-            times = []
-            for _ in range(_REPEATS + 2):
-                start = time.perf_counter()
-                ask(images)
-                if images.is_cuda:
-                    torch.cuda.synchronize(images.device)
-                times.append(time.perf_counter() - start)
-        medians.append(statistics.median(times[2:]))  # the first calls record and warm up
-    return round(medians[1] / medians[0], 3)
-
-
 def show(findings: Findings) -> Iterator[Section]:
     """A table and hue curves for every dataset and network, and casts for every dataset."""
-    rows = [row for row in findings.of("canonicalization") if row.get("hue_curve")]
+    rows = [row for row in findings.of("canonicalization") if "stage" in row]
     for dataset in datasets_of(rows):
         of_dataset = [row for row in rows if row["dataset"] == dataset]
         words, note = dataset_title(dataset), quick_note([dataset])
@@ -197,12 +175,12 @@ def show(findings: Findings) -> Iterator[Section]:
                 "Accuracy over the hue shift.",
                 f"canonicalization-{dataset}-{model.replace(' ', '-').replace(',', '')}",
             )
-        if lit := [row for row in of_dataset if row.get("cast_curve")]:
+        if casts := _curves(of_dataset, "cast", named=True):
             yield Section(
                 f"A coloured light on {words}",
                 note,
                 None,
-                action_panels({"cast": _curves(lit, "cast", named=True)}, width=8.0),
+                action_panels({"cast": casts}, width=8.0),
                 "Accuracy over the hue of a light that gives the image a cast.",
                 f"canonicalization-{dataset}-cast",
             )
@@ -218,14 +196,13 @@ def _table(rows: Sequence[Row], title: str) -> Table:
     lines = []
     for stage in dict.fromkeys(row["stage"] for row in rows):
         group = [row for row in rows if row["stage"] == stage]
-        numbers = "original", "hue_mean", "cast_mean", "hue_kept", "time_ratio", "fit_seconds"
+        numbers = "original", "hue_mean", "cast_mean", "hue_kept", "fit_seconds"
         cells = [[row[name] for row in group if name in row] for name in numbers]
         lines.append((stage, *(mean_and_std(cell) if cell else MISSING for cell in cells)))
     columns = (
-        "in front of the network", "original", "hue-shifted", "under a cast", "hue kept",
-        "time", "fit, s",
+        "in front of the network", "original", "hue-shifted", "under a cast", "hue kept", "fit, s",
     )  # fmt: skip
-    words = "accuracy in percent; 'hue kept' is the share of untouched images, time a ratio"
+    words = "accuracy in percent; 'hue kept' is the share of untouched images"
     return Table(columns, lines, f"{title}: {words}")
 
 
@@ -234,10 +211,11 @@ def _curves(rows: Sequence[Row], action: str, *, named: bool = False) -> list[Cu
     groups: dict[str, list[list[float]]] = {}
     for row in rows:
         name = f"{_network(row)}: {row['stage']}" if named else row["stage"]
-        groups.setdefault(name, []).append(row[f"{PREFIX[action]}_curve"])
+        if found := row.get(f"{PREFIX[action]}_curve"):
+            groups.setdefault(name, []).append(found)
     curves = []
-    for index, (name, found) in enumerate(groups.items()):
-        mean = torch.tensor(found).mean(0)
+    for index, (name, each) in enumerate(groups.items()):
+        mean = torch.tensor(each).mean(0)
         turns = hue_shifts(len(mean)).tolist()
         curves.append(Curve(name, turns, mean.tolist(), style=curve_style(index)))
     return curves
