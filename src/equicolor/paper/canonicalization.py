@@ -44,6 +44,8 @@ _FEW_SHIFTS = 10
 _LIGHTS = {"grey world": "gray-world", "shades of grey": "shades-of-gray"}
 _SIZES = {f"{name} selector": size for name, size in PRESETS.items()}
 _TINY = {"tiny selector": {"size": 28, "width": 8}}
+# What takes longest comes last.
+_SELECTIONS = (_ALONE, *_TINY, *reversed(_SIZES), *_LIGHTS, _GRAY, *_BY_THE_NETWORK)
 _ONCE = (*_BY_THE_NETWORK, "fast selector", "shades of grey")  # for one network, with one seed
 
 
@@ -53,23 +55,26 @@ def plan(scope: Scope) -> list[Job]:
     for dataset in image_jobs.main_datasets(scope):
         networks = scope.networks or (_NETWORKS[:1] if scope.quick else _NETWORKS)
         trainings = image_jobs.training_jobs(dataset, networks, scope)
-        for training in trainings:
-            for selection in _selections(training, scope, first=training is trainings[0]):
-                size = (_SIZES | _TINY).get(selection)
-                fits = () if size is None else (_fit_job(training, selection, size, scope),)
-                kind = f"canonicalization-{selection.replace(' ', '-')}"
-                settings = {"selection": selection}
-                jobs.append(image_jobs.follow(training, kind, measure, settings, *fits))
+        for selection in _SELECTIONS:
+            for training in trainings:
+                if _is_measured(selection, training, scope, first=training is trainings[0]):
+                    jobs.append(_measure_job(training, selection, scope))
     return jobs
 
 
-def _selections(training: Job, scope: Scope, *, first: bool) -> list[str]:
+def _is_measured(selection: str, training: Job, scope: Scope, *, first: bool) -> bool:
     if scope.quick:
-        return [_ALONE, *_TINY, "grey world"]
+        return selection in (_ALONE, *_TINY, "grey world")
     if training.settings["recipe"]["options"].get("rotations", 1) > 1:
-        return [_ALONE, "default selector", "grey world"]
-    every = _ALONE, _GRAY, *_BY_THE_NETWORK, *_SIZES, *_LIGHTS
-    return [selection for selection in every if first or selection not in _ONCE]
+        return selection in (_ALONE, "default selector", "grey world")
+    return selection not in _TINY and (first or selection not in _ONCE)
+
+
+def _measure_job(training: Job, selection: str, scope: Scope) -> Job:
+    size = (_SIZES | _TINY).get(selection)
+    fits = () if size is None else (_fit_job(training, selection, size, scope),)
+    kind = f"canonicalization-{selection.replace(' ', '-')}"
+    return image_jobs.follow(training, kind, measure, {"selection": selection}, *fits)
 
 
 def _fit_job(training: Job, selection: str, size: dict[str, int], scope: Scope) -> Job:
