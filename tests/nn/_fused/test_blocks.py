@@ -142,11 +142,12 @@ def test_a_block_equals_the_ordinary_one(name, training, equals_the_ordinary_one
 
 
 def test_paired_filters_are_rounded_once(relative_error):
-    conv = CEConv2d(5, 5, 3, rotations=12, bias=False)
+    conv = CEConv2d(5, 5, 3, rotations=12, bias=False).to(DEVICE)
     exact = blocks.Filters.of(conv, torch.float32).tensor
     half = blocks.Filters.of(copy.deepcopy(conv).bfloat16(), torch.bfloat16).tensor
     twice = blocks.Filters.of(copy.deepcopy(conv).bfloat16().float(), torch.float32).tensor
-    assert relative_error(half, twice) < 2**-9  # of the weights that bfloat16 has
+    # Of the weights that bfloat16 has. A GPU rounds, Triton's interpreter cuts off.
+    assert relative_error(half, twice) < (2**-9 if DEVICE == "cuda" else 2**-8)
     assert relative_error(half, exact) < 2**-7
 
 

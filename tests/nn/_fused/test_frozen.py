@@ -50,7 +50,7 @@ def calls(monkeypatch):
 
     counted(frozen, "lift_columns", "stem")
     counted(blocks, "block_of", "block")
-    counted(blocks, "mix_filters", "made")
+    counted(blocks.Filters, "of", "made")
     counted(frozen, "packed_columns", "made")
     return seen
 

@@ -22,6 +22,7 @@ from equicolor.nn._fused.tile_kernels import (
     affine_gradient,
     columns,
     is_paired,
+    load,
     load_centred,
     load_features,
     load_mixed,
@@ -109,10 +110,19 @@ def _over_elements(values, ELEMENTS: constexpr):
 
 
 @triton.jit
+def _follow(running, place, new, share, inside):
+    """Move running statistics towards new ones; from the nearer end, so that nothing cancels."""
+    old = load(running, place, inside)
+    step = new - old
+    moved = tl.where(share < 0.5, old + share * step, new - (1 - share) * step)
+    tl.store(running + place, moved.to(running.dtype.element_ty), inside)
+
+
+@triton.jit
 def finish_moments_kernel(
-    sums, pivots, weight, bias, vectors, channels, count, eps, FOLD: constexpr, ELEMENTS: constexpr
+    sums, pivots, norm, vectors, channels, count, FOLD: constexpr, ELEMENTS: constexpr
 ):
-    """From sums about the pivots to the vectors of a batch norm.
+    """From sums about the pivots to the vectors of a batch norm; updates running statistics.
 
     Of so many ELEMENTS next to each other, each has its own pivot; weight, bias and statistics are
     shared. ``count`` is of one of them.
@@ -126,12 +136,18 @@ def finish_moments_kernel(
         var = _over_elements(var + (mean - common) * (mean - common), ELEMENTS) / ELEMENTS
         mean = common
         count *= ELEMENTS
-    inverse = 1.0 / tl.sqrt_rn(var + eps)
+    inverse = 1.0 / tl.sqrt_rn(var + norm.eps)
     channel = lane // ELEMENTS
-    scale = tl.load(weight + channel, channel < channels, 0.0).to(tl.float32) * inverse
-    shift = tl.load(bias + channel, channel < channels, 0.0).to(tl.float32)
+    scale = load(norm.weight, channel, channel < channels) * inverse
+    shift = load(norm.bias, channel, channel < channels)
     unbiased = var * (count / (count - 1))
     _store_vectors(vectors, lane, sums.padded, (mean, scale, shift, inverse, unbiased), FOLD)
+    share = norm.momentum
+    if norm.momentum is None:
+        share = 1.0 / tl.load(norm.batches).to(tl.float32)
+    kept = (channel < channels) & (lane % ELEMENTS == 0)
+    _follow(norm.mean, channel, mean, share, kept)
+    _follow(norm.var, channel, unbiased, share, kept)
 
 
 @triton.jit

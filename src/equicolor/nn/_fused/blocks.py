@@ -14,7 +14,7 @@ from equicolor.nn._fused.functions import Convolutions
 from equicolor.nn._fused.layout import Planes, Products, pairs_pay
 from equicolor.nn._fused.norm import Norm, normalization
 from equicolor.nn.conv import CEConv2d
-from equicolor.nn.functional import compute_dtype, mix_filters, spatial_bank
+from equicolor.nn.functional import compute_dtype, spatial_bank
 from equicolor.nn.norm import CEBatchNorm2d
 
 Layer = tuple[CEConv2d, CEBatchNorm2d]
@@ -39,10 +39,9 @@ class Filters(NamedTuple):
         table = conv.tables.filters
         if planes.paired:
             table = _paired_table(conv.rotations, conv.weight.device)
-        mixed = mix_filters(weight, group_weight, table)
+        mixed = functions.apply(functions.MixFilters, weight, group_weight, table, dtype, planes)
         options = conv.stride, conv.padding, conv.dilation
-        packed = functions.apply(functions.Pack, mixed, dtype, planes)
-        return cls(packed, Convolutions(options, planes))
+        return cls(mixed, Convolutions(options, planes))
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from equicolor.nn._fused.layout import Features, Options, Planes, Products, padded_channels, rows_of
+from equicolor.nn._fused.layout import Features, Options, Planes, Products, rows_of
 from equicolor.nn._fused.norm import Norm, kernels
 
 
@@ -16,46 +16,28 @@ def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     return function.apply(*arguments)
 
 
-class Pack(torch.autograd.Function):
-    """Filters ``[m, O, C, kh, kw]`` in a dtype, padded, as they lie in memory for convolutions."""
+class MixFilters(torch.autograd.Function):
+    """The filters of a layer, mixed and packed for its convolutions."""
 
     @staticmethod
-    def forward(ctx: Any, filters: Tensor, dtype: torch.dtype, planes: Planes) -> Tensor:
-        ctx.dtype, ctx.shape, ctx.planes = filters.dtype, filters.shape, planes
-        count, outputs, inputs, height, width = filters.shape
-        shape = count, padded_channels(outputs), height, width, padded_channels(inputs)
-        memory = filters.new_zeros(shape, dtype=dtype)
-        for place, part in zip(_blocks(memory, planes), _blocks_of(filters, planes), strict=True):
-            place[..., :outputs, :, :, :inputs] = part
-        return memory
+    def forward(
+        ctx: Any,
+        weight: Tensor,
+        pointwise: Tensor | None,
+        table: Tensor,
+        dtype: torch.dtype,
+        planes: Planes,
+    ) -> Tensor:
+        ctx.planes = planes
+        ctx.save_for_backward(weight, pointwise, table)
+        result: Tensor = kernels("filter_kernels").mix(weight, pointwise, table, dtype, planes)
+        return result
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        _, outputs, inputs, _, _ = ctx.shape
-        back = gradients[0].new_empty(ctx.shape, dtype=ctx.dtype)
-        parts = _blocks(gradients[0], ctx.planes)
-        for place, part in zip(_blocks_of(back, ctx.planes), parts, strict=True):
-            place.copy_(part[..., :outputs, :, :, :inputs])
-        return back, None, None
-
-
-def _blocks(memory: Tensor, planes: Planes) -> list[Tensor]:
-    """Packed filters ``[m, O, kh, kw, C]`` as views: single planes, then four for each pair."""
-    alone, pairs = memory[: planes.alone], memory[planes.alone :]
-    if not planes.paired:
-        return [alone]
-    _, outputs, height, width, inputs = memory.shape
-    # A pair is one filter of twice the outputs and inputs.
-    wide = pairs.view(-1, 2, outputs, height, width, 2, inputs)
-    return [alone, wide.permute(0, 1, 5, 2, 3, 4, 6)]
-
-
-def _blocks_of(filters: Tensor, planes: Planes) -> list[Tensor]:
-    """:func:`_blocks` of filters ``[m, O, C, kh, kw]``."""
-    rows = filters.permute(0, 1, 3, 4, 2)
-    if not planes.paired:
-        return [rows]
-    return [rows[: planes.alone], rows[planes.alone :].unflatten(0, (-1, 2, 2))]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivatives()
+        back = kernels("filter_kernels").mix_backward(*gradients, *ctx.saved_tensors, ctx.planes)
+        return *back, None, None, None
 
 
 class Convolutions(NamedTuple):

@@ -18,11 +18,12 @@ import torch
 import torch.nn.functional as F
 import triton
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from triton.language import constexpr
 
 from equicolor.nn._fused import block_kernels as kernels
 from equicolor.nn._fused.layout import Features, Planes, Products, ceil_div, padded_channels
-from equicolor.nn._fused.norm import Norm
+from equicolor.nn._fused.norm import Norm, Trained
 
 _LANES = 64  # of a tile: 128 bytes in half precision, one cache line
 _WARPS = 4
@@ -100,17 +101,20 @@ def analyse_backward(
     _elementwise(kernels.analyse_backward_kernel, size, *arguments)
 
 
-def moments(
-    products: Products, weight: Tensor, bias: Tensor, *, n: int, eps: float, elements: int = 1
-) -> Tensor:
-    """Vectors of a batch norm in training, from the features of some products, ``[5, L]``."""
-    channels = len(weight)
+def moments(products: Products, norm: Trained, *, n: int, elements: int = 1) -> Tensor:
+    """Vectors of a batch norm in training, from the features of some products, ``[5, L]``.
+
+    Also updates its running statistics.
+    """
+    weight, channels = norm.weight, len(norm.weight)
     size = _Size.of(_images(products), channels * elements, n)
     pivots = torch.empty(size.padded, device=weight.device)
     vectors = torch.empty(5, size.lanes, device=weight.device)
     sums = _reduce(kernels.moments_kernel, size, products, pivots)
-    arguments = pivots, weight, bias, vectors, channels, size.samples, eps, size.pixels_in_a_row
+    arguments = pivots, norm, vectors, channels, size.samples, size.pixels_in_a_row
     _finish(kernels.finish_moments_kernel, sums, *arguments, elements)
+    # As torch counts its own changes in place: others tell by it whether a tensor changed.
+    increment_version([norm.mean, norm.var])
     return vectors
 
 

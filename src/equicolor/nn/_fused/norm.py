@@ -13,6 +13,18 @@ from equicolor.nn._fused.layout import Products
 from equicolor.nn.norm import CEBatchNorm2d
 
 
+class Trained(NamedTuple):
+    """The tensors of a batch norm in training, and how fast its running statistics follow."""
+
+    weight: Tensor
+    bias: Tensor
+    mean: Tensor
+    var: Tensor
+    batches: Tensor  # how many there were, this one included
+    momentum: float | None  # None: the statistics are means over all batches
+    eps: float
+
+
 class Norm(NamedTuple):
     """A batch norm with the statistics to use."""
 
@@ -55,16 +67,12 @@ def normalization(norm: CEBatchNorm2d, outputs: Products, n: int) -> Norm:
     assert mean is not None
     assert var is not None
     assert count is not None
-    elements = SpatialGroup(norm.spatial).order
-    options = {"n": n, "eps": norm.eps, "elements": elements}
-    vectors = kernels().moments(outputs, norm.weight, norm.bias, **options)
     count.add_(1)
-    share = 1 / count if norm.momentum is None else norm.momentum
-    result = Norm(norm.weight, norm.bias, vectors, training=True, elements=elements)
-    for running, new in ((mean, vectors[0]), (var, vectors[4])):
-        of_channels = new[: result.channels : elements]
-        running.copy_(torch.lerp(running.to(new.dtype), of_channels, share))
-    return result
+    elements = SpatialGroup(norm.spatial).order
+    tensors = norm.weight, norm.bias, mean, var, count
+    trained = Trained(*tensors, norm.momentum, norm.eps)
+    vectors = kernels().moments(outputs, trained, n=n, elements=elements)
+    return Norm(norm.weight, norm.bias, vectors, training=True, elements=elements)
 
 
 @functools.cache

@@ -1,0 +1,202 @@
+"""The filters of a hidden layer as its convolutions take them, and their gradients, as kernels.
+
+Filters are mixed over the rotations, rounded, padded and laid out in one pass. With torch
+operations this takes a dozen launches a layer, which cost more than the work itself.
+"""
+
+# Triton knows no starred tuples, and mypy no tuples that grow in a loop.
+# ruff: noqa: RUF005
+# mypy: disable-error-code="assignment, misc"
+
+from typing import Any, NamedTuple, Self
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr
+
+from equicolor.nn._fused.launchers import loop_of
+from equicolor.nn._fused.layout import Planes, ceil_div, padded_channels
+from equicolor.nn._fused.tile_kernels import load
+
+_ROWS, _COLUMNS = tl.constexpr(16), tl.constexpr(64)  # of a tile: outputs and inputs
+_WARPS = 8
+
+
+class _Filters(NamedTuple):
+    """A layer's filters, ``[O, C, n, K]``, or ``[O, C, K]`` and ``[O, C, n]``, and their mixes."""
+
+    weight: Tensor
+    pointwise: Tensor | None
+    table: Tensor  # [m, n]
+    outputs: int
+    inputs: int
+    padded_outputs: int
+    padded_inputs: int
+    size: Any  # K
+    n: constexpr
+    mixes: constexpr  # m
+    alone: constexpr  # mixes that are not of a pair
+
+    @classmethod
+    def of(cls, weight: Tensor, pointwise: Tensor | None, table: Tensor, planes: Planes) -> Self:
+        outputs, inputs, _, height, width = weight.shape
+        mixes, n = table.shape
+        return cls(
+            weight.contiguous(),
+            None if pointwise is None else pointwise.contiguous(),
+            table.float().contiguous(),
+            outputs,
+            inputs,
+            padded_channels(outputs),
+            padded_channels(inputs),
+            loop_of(height * width),
+            *map(constexpr, (n, mixes, planes.alone)),
+        )
+
+    @property
+    def grid(self) -> tuple[int]:
+        rows = ceil_div(self.padded_outputs, _ROWS.value)
+        return (rows * ceil_div(self.padded_inputs, _COLUMNS.value),)
+
+
+@triton.jit
+def _tile(filters):
+    """Outputs and inputs of this program, the number of each pair of them, and which exist."""
+    blocks = tl.cdiv(filters.padded_inputs, _COLUMNS)
+    row = tl.program_id(0) // blocks * _ROWS + tl.arange(0, _ROWS)[:, None].to(tl.int64)
+    column = tl.program_id(0) % blocks * _COLUMNS + tl.arange(0, _COLUMNS)[None, :]
+    inside = (row < filters.outputs) & (column < filters.inputs)
+    return row, column, row * filters.inputs + column, inside
+
+
+@triton.jit
+def _packed(filters, MIX: constexpr, k, row, column):
+    """Where number k of the filters lies. The four of a pair are one of twice the channels."""
+    whole = filters.padded_outputs * filters.size * filters.padded_inputs
+    if MIX < filters.alone:
+        return MIX * whole + (row * filters.size + k) * filters.padded_inputs + column
+    PART: constexpr = (MIX - filters.alone) % 4
+    start = (MIX - PART) * whole + PART % 2 * filters.padded_inputs
+    wide = (PART // 2 * filters.padded_outputs + row) * filters.size + k
+    return start + wide * 2 * filters.padded_inputs + column
+
+
+@triton.jit
+def _rotations(pointer, place, step, inside, N: constexpr):
+    """The numbers of all rotations, ``step`` apart."""
+    tiles = ()
+    for rotation in tl.static_range(N):
+        tiles = tiles + (load(pointer, place + rotation * step, inside),)
+    return tiles
+
+
+@triton.jit
+def _mixed(table, tiles, OUTPUTS: constexpr, step_out, step_in):
+    """Sums of tiles with the numbers of the table, or of its transpose."""
+    sums = ()
+    for output in tl.static_range(OUTPUTS):
+        total = tiles[0] * tl.load(table + output * step_out)
+        for index in tl.static_range(1, len(tiles)):
+            total += tiles[index] * tl.load(table + output * step_out + index * step_in)
+        sums = sums + (total,)
+    return sums
+
+
+@triton.jit
+def _mix_kernel(filters, out):
+    row, column, pair, inside = _tile(filters)
+    there = (row < filters.padded_outputs) & (column < filters.padded_inputs)
+    if filters.pointwise is not None:
+        scales = _rotations(filters.pointwise, pair * filters.n, 1, inside, filters.n)
+        mixed = _mixed(filters.table, scales, filters.mixes, filters.n, 1)
+    for k in range(filters.size):
+        if filters.pointwise is not None:
+            value = load(filters.weight, pair * filters.size + k, inside)
+        else:
+            value = 1.0
+            place = pair * (filters.n * filters.size) + k
+            tiles = _rotations(filters.weight, place, filters.size, inside, filters.n)
+            mixed = _mixed(filters.table, tiles, filters.mixes, filters.n, 1)
+        for index in tl.static_range(filters.mixes):
+            place = _packed(filters, index, k, row, column)
+            tl.store(out + place, (mixed[index] * value).to(out.dtype.element_ty), there)
+
+
+@triton.jit
+def _gradients(filters, gradient, k, row, column, inside):
+    """The gradients of all mixes of number k."""
+    tiles = ()
+    for index in tl.static_range(filters.mixes):
+        tiles = tiles + (load(gradient, _packed(filters, index, k, row, column), inside),)
+    return tiles
+
+
+@triton.jit
+def _mix_backward_kernel(filters, gradient, of_weight, of_pointwise):
+    row, column, pair, inside = _tile(filters)
+    if filters.pointwise is None:
+        for k in range(filters.size):
+            tiles = _gradients(filters, gradient, k, row, column, inside)
+            sums = _mixed(filters.table, tiles, filters.n, 1, filters.n)
+            for rotation in tl.static_range(filters.n):
+                place = (pair * filters.n + rotation) * filters.size + k
+                tl.store(of_weight + place, sums[rotation].to(of_weight.dtype.element_ty), inside)
+    else:
+        scales = _rotations(filters.pointwise, pair * filters.n, 1, inside, filters.n)
+        mixed = _mixed(filters.table, scales, filters.mixes, filters.n, 1)
+        slopes = ()
+        for index in tl.static_range(filters.mixes):
+            slope = tl.zeros([_ROWS, _COLUMNS], tl.float32)
+            for k in range(filters.size):
+                place = _packed(filters, index, k, row, column)
+                value = load(filters.weight, pair * filters.size + k, inside)
+                slope += value * load(gradient, place, inside)
+            slopes = slopes + (slope,)
+        sums = _mixed(filters.table, slopes, filters.n, 1, filters.n)
+        for rotation in tl.static_range(filters.n):
+            value = sums[rotation].to(of_pointwise.dtype.element_ty)
+            tl.store(of_pointwise + pair * filters.n + rotation, value, inside)
+        for k in range(filters.size):
+            tiles = _gradients(filters, gradient, k, row, column, inside)
+            total = tiles[0] * mixed[0]
+            for index in tl.static_range(1, filters.mixes):
+                total += tiles[index] * mixed[index]
+            place = pair * filters.size + k
+            tl.store(of_weight + place, total.to(of_weight.dtype.element_ty), inside)
+
+
+def mix(
+    weight: Tensor, pointwise: Tensor | None, table: Tensor, dtype: torch.dtype, planes: Planes
+) -> Tensor:
+    """Filters mixed by ``table [m, n]``, in memory ``[m, O, kh, kw, C]`` with padded channels.
+
+    Args:
+        weight: the filters, ``[O, C, n, kh, kw]``; or ``[O, C, 1, kh, kw]``, which
+        pointwise: ``[O, C, n, 1, 1]`` multiplies.
+        table: is taken as float32.
+        dtype: of the result.
+        planes: whose pairs take four mixes as one filter of twice the channels.
+    """
+    filters = _Filters.of(weight, pointwise, table, planes)
+    shape = len(table), filters.padded_outputs, *weight.shape[3:], filters.padded_inputs
+    out = weight.new_empty(shape, dtype=dtype)
+    _mix_kernel[filters.grid](filters, out, num_warps=_WARPS)
+    return out
+
+
+def mix_backward(
+    gradient: Tensor, weight: Tensor, pointwise: Tensor | None, table: Tensor, planes: Planes
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of ``weight`` and ``pointwise`` from that of the result of :func:`mix`."""
+    filters = _Filters.of(weight, pointwise, table, planes)
+    results = [
+        None if one is None else torch.empty_like(one, memory_format=torch.contiguous_format)
+        for one in (weight, pointwise)
+    ]
+    arguments = filters, gradient.contiguous(), *results
+    _mix_backward_kernel[filters.grid](*arguments, num_warps=_WARPS)
+    of_weight, of_pointwise = results
+    assert of_weight is not None
+    return of_weight, of_pointwise
