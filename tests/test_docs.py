@@ -292,12 +292,18 @@ def test_the_fastest_plain_network_of_the_speed_page_is_that_of_the_rows() -> No
     _, part = (ROOT / "docs/speed.md").read_text().split("× fastest plain |\n|---|---:|---:|\n")
     lines = [line.strip("| ").split(" | ")[1:] for line in part.partition("\n\n")[0].splitlines()]
     rows = read_results(ROOT / "results/bench-fastest-plain-cuda.json")["rows"]
-    assert [[ms, float(ratio)] for ms, ratio in lines] == [
-        [str(row["ms"] or "–".join(map(str, row["ms_range"]))), row["over_plain"]] for row in rows
-    ]
-    for row in rows:
-        ms = row["ms"] or row["ms_range"][1]
-        assert row["over_plain"] == pytest.approx(ms / rows[0]["ms"], rel=0.05)
+    assert lines == [[f"{row['ms']:.1f}", f"{row['over_plain']:.2f}"] for row in rows]
+    slowest = next(row for row in rows if (row["name"], row["form"]) == ("n3-fast", "eager"))
+    low, high = (round(end(slowest["times_ms"])) for end in (min, max))
+    assert f"{low} to {high} ms for n = 3 over the rounds" in part
+
+
+def test_the_step_of_a_spatial_group_is_that_of_the_rows() -> None:
+    rows = read_results(ROOT / "results/bench-space-cuda.json")["rows"]
+    plain, turned = (row["ms"] for row in rows if row["variant"] != "plain")
+    page = (ROOT / "docs/space.md").read_text()
+    assert f"n = 3, on a GPU | 1 | {turned / plain:.1f} times |" in page
+    assert f"{plain:.0f} and {turned:.0f} ms" in page
 
 
 def test_the_changes_at_other_sizes_are_those_of_the_committed_rows() -> None:

@@ -144,8 +144,6 @@ def _mix_backward_kernel(filters, gradient, of_weight, of_pointwise):
                 place = (pair * filters.n + rotation) * filters.size + k
                 tl.store(of_weight + place, sums[rotation].to(of_weight.dtype.element_ty), inside)
     else:
-        scales = _rotations(filters.pointwise, pair * filters.n, 1, inside, filters.n)
-        mixed = _mixed(filters.table, scales, filters.mixes, filters.n, 1)
         slopes = ()
         for index in tl.static_range(filters.mixes):
             slope = tl.zeros([_ROWS, _COLUMNS], tl.float32)
@@ -158,6 +156,9 @@ def _mix_backward_kernel(filters, gradient, of_weight, of_pointwise):
         for rotation in tl.static_range(filters.n):
             value = sums[rotation].to(of_pointwise.dtype.element_ty)
             tl.store(of_pointwise + pair * filters.n + rotation, value, inside)
+        # Mixed only now: the slopes have left the registers.
+        scales = _rotations(filters.pointwise, pair * filters.n, 1, inside, filters.n)
+        mixed = _mixed(filters.table, scales, filters.mixes, filters.n, 1)
         for k in range(filters.size):
             tiles = _gradients(filters, gradient, k, row, column, inside)
             total = tiles[0] * mixed[0]
