@@ -240,7 +240,7 @@ def test_analyse_backward(name, paired, added):
     close(result.tensor, expected + added * residual)
 
 
-def trained(weight, bias, momentum=0.1, batches=1):
+def trained(weight, bias, momentum=0.1, batches=0):
     """A batch norm in training that has seen nothing yet."""
     mean, var = torch.zeros_like(weight), torch.ones_like(weight)
     count = torch.tensor(batches, device=weight.device)
@@ -265,11 +265,12 @@ def test_moments(name, paired):
 def test_moments_update_running_statistics(momentum, share):
     name = "spare channels"
     products, parameters, (n, channels, *_) = products_of(name, 3), affine(name), SHAPES[name]
-    norm = trained(*parameters, momentum, batches=4)
+    norm = trained(*parameters, momentum, batches=3)
     before = norm.mean._version, norm.var._version
     vectors = launchers.moments(products, norm, n=n)
     close(norm.mean, share * vectors[0, :channels])
     close(norm.var, 1 + share * (vectors[4, :channels] - 1))
+    assert norm.batches.item() == 4
     assert (norm.mean._version, norm.var._version) > before  # whoever keeps them in mind must see
 
 

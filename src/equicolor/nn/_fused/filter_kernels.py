@@ -75,7 +75,7 @@ def _tile(filters):
 def _packed(filters, MIX: constexpr, k, row, column):
     """Where number k of the filters lies. The four of a pair are one of twice the channels."""
     whole = filters.padded_outputs * filters.size * filters.padded_inputs
-    if MIX < filters.alone:
+    if filters.alone > MIX:
         return MIX * whole + (row * filters.size + k) * filters.padded_inputs + column
     PART: constexpr = (MIX - filters.alone) % 4
     start = (MIX - PART) * whole + PART % 2 * filters.padded_inputs

@@ -113,8 +113,10 @@ def moments(products: Products, norm: Trained, *, n: int, elements: int = 1) -> 
     sums = _reduce(kernels.moments_kernel, size, products, pivots)
     arguments = pivots, norm, vectors, channels, size.samples, size.pixels_in_a_row
     _finish(kernels.finish_moments_kernel, sums, *arguments, elements)
+    if norm.momentum is None:
+        norm.batches.add_(1)
     # As torch counts its own changes in place: others tell by it whether a tensor changed.
-    increment_version([norm.mean, norm.var])
+    increment_version([norm.mean, norm.var, norm.batches])
     return vectors
 
 

@@ -59,19 +59,23 @@ class Planes(NamedTuple):
 
     def images(self, memory: Tensor) -> Products:
         """Planes ``[total, B, H, W, P]`` as images ``[B, P, H, W]`` and ``[B, 2 P, H, W]``."""
-        total, batch, height, width, padded = memory.shape
-        pairs = (total - self.alone) // 2
-        wide = memory[self.alone :].reshape(pairs, batch, height, width, 2 * padded)
-        return tuple(one.permute(0, 3, 1, 2) for one in (*memory[: self.alone], *wide))
+        return self._parts(memory, rows=1)
 
     def filters(self, memory: Tensor) -> Products:
         """Filters ``[m, O, kh, kw, C]`` as ``[O, C, kh, kw]`` and ``[2 O, 2 C, kh, kw]``.
 
         The four filters of a pair lie in memory as one filter of twice the channels.
         """
-        _, outputs, height, width, inputs = memory.shape
-        wide = memory[self.alone :].reshape(-1, 2 * outputs, height, width, 2 * inputs)
-        return tuple(one.permute(0, 3, 1, 2) for one in (*memory[: self.alone], *wide))
+        return self._parts(memory, rows=2)
+
+    def _parts(self, memory: Tensor, rows: int) -> Products:
+        """What is alone, and the pairs with so many times the rows and twice the channels."""
+        alone = memory[: self.alone].permute(0, 1, 4, 2, 3).unbind(0)
+        if not self.paired:
+            return alone
+        _, count, height, width, channels = memory.shape
+        wide = memory[self.alone :].reshape(-1, rows * count, height, width, 2 * channels)
+        return alone + wide.permute(0, 1, 4, 2, 3).unbind(0)
 
     def join_filters(self, filters: Sequence[Tensor]) -> Tensor:
         """The inverse of :meth:`filters`."""

@@ -20,7 +20,7 @@ class Trained(NamedTuple):
     bias: Tensor
     mean: Tensor
     var: Tensor
-    batches: Tensor  # how many there were, this one included
+    batches: Tensor  # how many there were before
     momentum: float | None  # None: the statistics are means over all batches
     eps: float
 
@@ -67,7 +67,6 @@ def normalization(norm: CEBatchNorm2d, outputs: Products, n: int) -> Norm:
     assert mean is not None
     assert var is not None
     assert count is not None
-    count.add_(1)
     elements = SpatialGroup(norm.spatial).order
     tensors = norm.weight, norm.bias, mean, var, count
     trained = Trained(*tensors, norm.momentum, norm.eps)
