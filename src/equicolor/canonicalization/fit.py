@@ -158,7 +158,10 @@ def fit_selector(
         torch.manual_seed(seed)
         _draw(selector)
     optimizer = torch.optim.AdamW(
-        selector.parameters(), lr=learning_rate, weight_decay=_WEIGHT_DECAY
+        selector.parameters(),
+        lr=learning_rate,
+        weight_decay=_WEIGHT_DECAY,
+        fused=True if device.type == "cuda" else None,  # one kernel for all weights
     )
     cycle = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=learning_rate, total_steps=epochs * per_epoch
