@@ -143,6 +143,7 @@ INSTEAD: dict[tuple[str, str], str] = {
     ("reproduce", "sources"): "",
     ("reproduce", "figures"): "--from {folder}/rows.json",
     ("convert", "match_parameters"): BASE["convert"] + " --init random",
+    ("cost", "coset_pool"): "cecnn",
 }
 # A value of every option that is no flag: for one command, or for all.
 VALUES: dict[str | tuple[str, str], str] = {

@@ -2,13 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from equicolor.cli.options import NETWORK
-from equicolor.cli.train import parse_width
+from equicolor.cli.options import NETWORK, network_options
 
 __all__ = ["cost", "models"]
 
@@ -52,6 +51,9 @@ def cost(
     spatial: Annotated[
         str | None, typer.Option(help="p4: quarter turns; p4m: mirror images, too.")
     ] = None,
+    coset_pool: Annotated[
+        str | None, typer.Option(help="max or avg over the hues, or none, at the end.")
+    ] = None,
     classes: Annotated[int | None, typer.Option(help="Outputs.")] = None,
     input_size: Annotated[
         int | None, typer.Option(help="Height and width of the image; the network's by default.")
@@ -69,16 +71,16 @@ def cost(
     from equicolor.paper import configurations
     from equicolor.results import write_results
 
-    options: dict[str, Any] = {
-        "num_classes": classes,
-        "rotations": rotations,
-        "ce_stages": ce_stages,
-        "lifting": lifting,
-        "spatial": spatial,
-        "width": None if width is None else parse_width(width),
-        "input_size": input_size,
-    }
-    options = {name: value for name, value in options.items() if value is not None}
+    options = network_options(
+        num_classes=classes,
+        rotations=rotations,
+        ce_stages=ce_stages,
+        lifting=lifting,
+        spatial=spatial,
+        coset_pool=coset_pool,
+        width=width,
+        input_size=input_size,
+    )
     if model is None and options:
         raise ValueError(f"options of a network need its name, got {', '.join(options)} without")
     if output is not None and output.exists() and not force:

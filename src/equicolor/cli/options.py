@@ -16,7 +16,8 @@ from equicolor.training.fields import settings
 
 __all__ = [
     "JUDGING", "NETWORK", "SUBJECT", "Device", "Pretrained", "Size", "field_options",
-    "field_values", "names", "option", "settle_threads", "slug", "told_to_skip", "with_options",
+    "field_values", "names", "network_options", "option", "settle_threads", "slug",
+    "told_to_skip", "with_options",
 ]  # fmt: skip
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -150,6 +151,25 @@ def field_values(described: type, options: Mapping[str, Any]) -> dict[str, Any]:
         if about.help and options.get(name) is not None:
             values[name] = options[name]
     return values
+
+
+def network_options(**options: Any) -> dict[str, Any]:
+    """The keywords of a network's builder that were given; its pooling may be ``none``."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if "width" in given:
+        given["width"] = _width(given["width"])
+    if given.get("coset_pool") == "none":
+        given["coset_pool"] = None
+    return given
+
+
+def _width(text: str) -> int | str | list[int]:
+    """32, 27,55,110 or a word."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        return text  # 'fast', or something the builder refuses by name
+    return numbers if "," in text else numbers[0]
 
 
 def names(text: str | None) -> list[str] | None:

@@ -13,6 +13,7 @@ from equicolor._text import counted
 from equicolor.cli.options import (
     field_options,
     field_values,
+    network_options,
     option,
     settle_threads,
     told_to_skip,
@@ -23,16 +24,7 @@ from equicolor.models.registry import usual_resize
 from equicolor.training.recipes import TrainingRecipe, default_recipe, find_recipe, recipes
 from equicolor.training.run_options import RunOptions
 
-__all__ = ["parse_width", "train"]
-
-
-def parse_width(text: str) -> int | str | list[int]:
-    """The ``width`` of a builder from the command line: 32, 27,55,110 or a word."""
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        return text  # 'fast', or something the builder refuses by name
-    return numbers if "," in text else numbers[0]
+__all__ = ["train"]
 
 
 _network = functools.partial(option, panel="Network")
@@ -115,12 +107,14 @@ def train(
             typer.echo(name)
         return
     options = RunOptions(**field_values(RunOptions, settings))
-    network: dict[str, Any] = {"rotations": rotations, "lifting": lifting, "ce_stages": ce_stages}
-    network |= {"width": None if width is None else parse_width(width), "coset_pool": coset_pool}
-    network["spatial"] = spatial
-    network = {name: value for name, value in network.items() if value is not None}
-    if coset_pool == "none":
-        network["coset_pool"] = None
+    network = network_options(
+        rotations=rotations,
+        lifting=lifting,
+        ce_stages=ce_stages,
+        width=width,
+        coset_pool=coset_pool,
+        spatial=spatial,
+    )
     changes = {"precision": choose_precision("auto", cuda=options.accelerator == "cuda")}
     changes |= field_values(TrainingRecipe, settings)
     full_recipe = _choose(dataset, recipe, finetune, model, network, changes)
