@@ -19,7 +19,7 @@ from equicolor.cli.app import app
 from equicolor.models import load_model, save_model, z2cnn
 from equicolor.models.tensor_files import read_pickle
 
-FAST = "--preset fast --rotations 6 --epochs 1 --device cpu --size 28"
+FAST = "--preset fast --rotations 3 --epochs 1 --device cpu --size 28"
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def run(place, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_fits_judges_and_writes(run, tmp_path):
-    result = run(f"net.safetensors --data images --modes 2 --gate 0.5 {FAST}")
+    result = run(f"net.safetensors --data images {FAST} --modes 2 --gate 0.5 --rotations 6")
     assert result.exit_code == 0, result.output
     assert re.search(r"accuracy: \S+ % before and \S+ % after canonicalisation", result.stdout)
     names = {file.name for file in (tmp_path / "out").iterdir()}

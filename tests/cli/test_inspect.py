@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from equicolor.cli.app import app
 from equicolor.models import cecnn, save_model
+from equicolor.reporting import html
 
 SECTIONS = (
     "Hue curve",
@@ -40,6 +41,12 @@ def place(fruit: Path) -> Path:
         block[0].bias.data.zero_()
     save_model(network, fruit / "net.safetensors")
     return fruit
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are made, but not drawn: for tests that do not look at the pictures."""
+    monkeypatch.setattr(html, "png", lambda figure: b"")
 
 
 def interactive_data(path: Path) -> dict[str, Any]:
@@ -109,6 +116,7 @@ def build():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_another_network_beside_the_first(place: Path) -> None:
     """Of another kind, with other outputs; on the same examples."""
     (place / "mine.py").write_text(OWN)
@@ -196,13 +204,14 @@ def test_any_name_of_a_folder_can_be_drawn(place: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_classes_go_by_their_names(place: Path) -> None:
     network = cecnn(2, width=4, coset_pool="max")
     accuracies = []
     for names in (("apple", "banana"), ("banana", "apple"), ("cat", "dog")):
         network.class_names = names
         save_model(network, place / "named.safetensors")
-        layer = ("--layers", "blocks.0.2", "--sheets", "blocks.0.2")
+        layer = ("--layers", "blocks.0.2", "--sheets", "blocks.0.2", "--examples", "1")
         options = ("--data", "fruit", *layer, "-o", "page.html", "--force")
         result = invoke("named.safetensors", *options, *QUICK)
         assert result.exit_code == 0, result.stderr

@@ -73,7 +73,7 @@ def test_rows_that_nothing_tells_apart_fail_the_job(tmp_path: Path, log: Path) -
 def test_two_workers_share_the_jobs(tmp_path: Path, log: Path) -> None:
     pytest.importorskip("submitit")
     broken = job("broken", log, error="it is broken")
-    fine = [job(f"{index}", log, seconds=1.0) for index in range(4)]
+    fine = [job(f"{index}", log, workers=2) for index in range(4)]  # each waits for both
     store = Store(tmp_path / "jobs")
     assert launch([broken, *fine], store, TWO) == {"broken": "it is broken"}
     assert sorted(name for name in ran(log) if name != "broken") == [job.name for job in fine]

@@ -33,7 +33,7 @@ FEATURE = {
 }  # fmt: skip
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def found() -> Findings:
     """Rows of every experiment on pictures, and a picture that rows cannot hold."""
     unit = UNITS | {"dataset": "flowers102"}
@@ -142,6 +142,7 @@ def test_what_was_not_run_says_how_to_run_it(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_rows_come_once_and_do_not_contradict(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_results(tmp_path / f"{name}.json", [trained()], experiment="classification")
@@ -176,6 +177,7 @@ def test_an_ablation_of_a_reduced_setting_is_in_its_own_section() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_an_ablation_without_rows_of_its_own_takes_those_of_the_tables() -> None:
     tables = [trained(), trained(3), trained(6)]
     small = [trained(size=64), *(trained(3, size=64, seed=seed) for seed in range(3))]
@@ -189,6 +191,7 @@ def test_an_ablation_without_rows_of_its_own_takes_those_of_the_tables() -> None
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_figure_1b_is_of_the_papers_dataset_where_it_was_run() -> None:
     cifar = trained(model="resnet44", dataset="cifar10")
     only = ["classification"]
@@ -219,6 +222,7 @@ def test_gains_name_their_epochs_and_join_neighbours() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_rows_of_two_precisions_have_lines_of_their_own() -> None:
     rows = [
         trained(precision="bfloat16"),
@@ -232,6 +236,7 @@ def test_rows_of_two_precisions_have_lines_of_their_own() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_the_note_of_a_file_is_on_the_page(tmp_path: Path) -> None:
     write_results(tmp_path / "a.json", [trained()], experiment="classification", note="Mind this.")
     made = report.write(report.read([tmp_path]), tmp_path / "page", ["classification"])
@@ -257,6 +262,7 @@ def test_neuron_features_need_no_picture() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_selectivity_leaves_out_what_the_literature_does_not_have() -> None:
     for dataset, there in (("flowers102", True), ("mine", False)):
         found = Findings({"selectivity": [UNITS | {"dataset": dataset}]})
@@ -292,6 +298,7 @@ def test_samples_are_of_the_digits_that_rows_have(
     assert reason in report.write(full, tmp_path / "report", [name]).report.read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_cannot_be_shown_does_not_cost_the_others(tmp_path: Path) -> None:
     rows = {"configurations": [{"model": "resnet18"}], "conversion": [trained()]}
     made = report.write(Findings(rows), tmp_path)
@@ -306,6 +313,7 @@ def test_what_cannot_be_shown_does_not_cost_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_the_overview_counts_rows_of_others(tmp_path: Path) -> None:
     rows = [trained(), trained(3), trained(6), trained(3, ce_stages=1)]
     page = report.write(Findings({"classification": rows}), tmp_path).report.read_text()

@@ -19,6 +19,11 @@ def run(job: Job, context: Context) -> list[dict[str, Any]]:
     context.folder.mkdir(parents=True, exist_ok=True)
     (context.folder / "training.checkpoint").touch()
     time.sleep(settings.get("seconds", 0))
+    deadline = time.monotonic() + 120
+    while len(processes(Path(job.about["log"]))) < settings.get("workers", 1):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{settings['name']} waited for another worker")
+        time.sleep(0.02)
     if settings.get("stopped"):  # as a training that is told to stop ends
         raise KeyboardInterrupt
     if "error" in settings:

@@ -140,7 +140,7 @@ def test_a_network_learns_colours_and_is_lost_when_they_shift(
 @pytest.mark.slow
 def test_both_data_paths_learn_the_same(toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
     # They differ by one or two levels, which large steps of a tiny network make grow.
-    toy_recipe = dataclasses.replace(toy_recipe, lr=1e-4)
+    toy_recipe = dataclasses.replace(toy_recipe, lr=1e-4, epochs=2)
     found = []
     for path in ("resident", "streaming"):
         options = dataclasses.replace(CPU, data_path=path, workers=0)
@@ -176,7 +176,7 @@ def test_imagenet_streams_from_a_tree_of_its_layout(
 def test_bfloat16(toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
     # Smaller images leave one pixel before the last stride. On CPUs with AVX-512, torch's gradient
     # of a strided bfloat16 convolution of single pixels reads memory that nobody wrote.
-    recipe = dataclasses.replace(toy_recipe, size=21, resize=23)
+    recipe = dataclasses.replace(toy_recipe, size=21, resize=23, epochs=2)
     losses = []
     for precision in ("bfloat16", "float32"):
         fit(dataclasses.replace(recipe, precision=precision), tmp_path / precision, CPU)

@@ -89,7 +89,7 @@ def plain_training(recipe: TrainingRecipe) -> nn.Module:
 def test_training_is_the_plain_loop(
     change: str, toy_recipe: TrainingRecipe, tmp_path: Path, relative_error
 ) -> None:
-    recipe = dataclasses.replace(toy_recipe, **CHANGES[change])
+    recipe = dataclasses.replace(toy_recipe, epochs=2, **CHANGES[change])
     fit(recipe, tmp_path / "run", RunOptions(device="cpu"))
     found = load_model(tmp_path / "run" / "model.safetensors").state_dict()
     start = recipe.build(3).state_dict()
@@ -100,10 +100,13 @@ def test_training_is_the_plain_loop(
 
 @pytest.mark.slow
 def test_augmentation_changes_what_is_learned(toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
+    small = dataclasses.replace(
+        toy_recipe, model="z2cnn", options={"width": 2}, size=28, resize=30, epochs=1
+    )
     weights = []
     changes = [{}, {"jitter": 0.5}, {"gray": True}, {"augmix": "original"}, {"augmix": "full"}]
     for index, change in enumerate(changes):
-        recipe = dataclasses.replace(toy_recipe, epochs=1, **change)
+        recipe = dataclasses.replace(small, **change)
         fit(recipe, tmp_path / str(index), RunOptions(device="cpu"))
         model = load_model(tmp_path / str(index) / "model.safetensors")
         weights.append([*model.parameters()][-1].sum().item())

