@@ -64,13 +64,15 @@ def test_layers(bench: Any) -> None:
 
 @pytest.mark.slow
 def test_networks(bench: Any) -> None:
-    rows = bench("networks", "--networks", "n3-4", "n4-4-hsv", "--modes", "training", "folded")
+    names = "n3-4", "n4-4-hsv", "fast-selector"
+    rows = bench("networks", "--networks", *names, "--modes", "training", "folded")
     assert [(row["name"], row["mode"], row["rotations"]) for row in rows] == [
         (name, mode, n)
         for mode in ("training", "folded")
-        for name, n in (("plain", 1), ("n3-4", 3), ("n4-4-hsv", 4))
+        for name, n in (("plain", 1), *zip(names, (3, 4, 1), strict=True))
     ]
-    plain, small, _ = rows[:3]
+    plain, small, _, behind = rows[:4]
+    assert behind["gflop"] > plain["gflop"]
     assert small["over_plain"] == ratio_of_rounds(small, plain)
     assert (plain["width"], small["width"], small["form"]) == (64, 4, "eager")
     assert rows[2]["lifting"] == "hsv"
