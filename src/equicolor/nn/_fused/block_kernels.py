@@ -143,10 +143,8 @@ def finish_moments_kernel(
     unbiased = var * (count / (count - 1))
     _store_vectors(vectors, lane, sums.padded, (mean, scale, shift, inverse, unbiased), FOLD)
     share = norm.momentum
-    if norm.momentum is None:  # all programs read the number, so none of them may change it
-        share = 1.0 / (tl.load(norm.batches) + 1).to(tl.float32)
-    elif tl.program_id(0) == 0:
-        tl.store(norm.batches, tl.load(norm.batches) + 1)
+    if norm.momentum is None:
+        share = 1.0 / tl.load(norm.batches).to(tl.float32)
     kept = (channel < channels) & (lane % ELEMENTS == 0)
     _follow(norm.mean, channel, mean, share, kept)
     _follow(norm.var, channel, unbiased, share, kept)

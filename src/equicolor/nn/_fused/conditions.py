@@ -60,7 +60,13 @@ def is_known(module: nn.Module) -> bool:
     if not is_untouched(module):
         return False
     if type(module) is CEBatchNorm2d:
-        return module.affine and module.track_running_stats and module.running_mean is not None
+        statistics = module.running_mean, module.running_var, module.num_batches_tracked
+        tensors = module.weight, module.bias, *statistics
+        # The kernels read them one number after the other, where the weight is.
+        return all(
+            tensor is not None and tensor.is_contiguous() and tensor.device == tensors[0].device
+            for tensor in tensors
+        )
     if type(module) is CEConv2d and (module.groups > 1 or module.algorithm == "dense"):
         return False
     if type(module) is CEConv2d or type(module) is CELiftConv2d:

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
+from equicolor.devices import on_device_of
 from equicolor.nn._fused.launchers import loop_of
 from equicolor.nn._fused.layout import Planes, ceil_div, padded_channels
 from equicolor.nn._fused.tile_kernels import load
@@ -72,9 +73,9 @@ def _tile(filters):
 
 
 @triton.jit
-def _packed(filters, MIX: constexpr, k, row, column):
-    """Where number k of the filters lies. The four of a pair are one of twice the channels."""
-    whole = filters.padded_outputs * filters.size * filters.padded_inputs
+def _offset(filters, MIX: constexpr, k, row, column):
+    """Where number k of packed filters lies. The four of a pair are one of twice the channels."""
+    whole = tl.cast(filters.padded_outputs, tl.int64) * filters.size * filters.padded_inputs
     if filters.alone > MIX:
         return MIX * whole + (row * filters.size + k) * filters.padded_inputs + column
     PART: constexpr = (MIX - filters.alone) % 4
@@ -93,15 +94,27 @@ def _rotations(pointer, place, step, inside, N: constexpr):
 
 
 @triton.jit
-def _mixed(table, tiles, OUTPUTS: constexpr, step_out, step_in):
-    """Sums of tiles with the numbers of the table, or of its transpose."""
-    sums = ()
-    for output in tl.static_range(OUTPUTS):
-        total = tiles[0] * tl.load(table + output * step_out)
-        for index in tl.static_range(1, len(tiles)):
-            total += tiles[index] * tl.load(table + output * step_out + index * step_in)
-        sums = sums + (total,)
-    return sums
+def _mixed(filters, rotations):
+    """The table times the tiles of all rotations."""
+    mixes = ()
+    for mix in tl.static_range(filters.mixes):
+        total = rotations[0] * tl.load(filters.table + mix * filters.n)
+        for index in tl.static_range(1, filters.n):
+            total += rotations[index] * tl.load(filters.table + mix * filters.n + index)
+        mixes = mixes + (total,)
+    return mixes
+
+
+@triton.jit
+def _mixed_back(filters, mixes):
+    """The transpose of the table times the tiles of all mixes."""
+    rotations = ()
+    for rotation in tl.static_range(filters.n):
+        total = mixes[0] * tl.load(filters.table + rotation)
+        for index in tl.static_range(1, filters.mixes):
+            total += mixes[index] * tl.load(filters.table + index * filters.n + rotation)
+        rotations = rotations + (total,)
+    return rotations
 
 
 @triton.jit
@@ -110,7 +123,7 @@ def _mix_kernel(filters, out):
     there = (row < filters.padded_outputs) & (column < filters.padded_inputs)
     if filters.pointwise is not None:
         scales = _rotations(filters.pointwise, pair * filters.n, 1, inside, filters.n)
-        mixed = _mixed(filters.table, scales, filters.mixes, filters.n, 1)
+        mixed = _mixed(filters, scales)
     for k in range(filters.size):
         if filters.pointwise is not None:
             value = load(filters.weight, pair * filters.size + k, inside)
@@ -118,9 +131,9 @@ def _mix_kernel(filters, out):
             value = 1.0
             place = pair * (filters.n * filters.size) + k
             tiles = _rotations(filters.weight, place, filters.size, inside, filters.n)
-            mixed = _mixed(filters.table, tiles, filters.mixes, filters.n, 1)
+            mixed = _mixed(filters, tiles)
         for index in tl.static_range(filters.mixes):
-            place = _packed(filters, index, k, row, column)
+            place = _offset(filters, index, k, row, column)
             tl.store(out + place, (mixed[index] * value).to(out.dtype.element_ty), there)
 
 
@@ -129,7 +142,7 @@ def _gradients(filters, gradient, k, row, column, inside):
     """The gradients of all mixes of number k."""
     tiles = ()
     for index in tl.static_range(filters.mixes):
-        tiles = tiles + (load(gradient, _packed(filters, index, k, row, column), inside),)
+        tiles = tiles + (load(gradient, _offset(filters, index, k, row, column), inside),)
     return tiles
 
 
@@ -139,7 +152,7 @@ def _mix_backward_kernel(filters, gradient, of_weight, of_pointwise):
     if filters.pointwise is None:
         for k in range(filters.size):
             tiles = _gradients(filters, gradient, k, row, column, inside)
-            sums = _mixed(filters.table, tiles, filters.n, 1, filters.n)
+            sums = _mixed_back(filters, tiles)
             for rotation in tl.static_range(filters.n):
                 place = (pair * filters.n + rotation) * filters.size + k
                 tl.store(of_weight + place, sums[rotation].to(of_weight.dtype.element_ty), inside)
@@ -148,17 +161,17 @@ def _mix_backward_kernel(filters, gradient, of_weight, of_pointwise):
         for index in tl.static_range(filters.mixes):
             slope = tl.zeros([_ROWS, _COLUMNS], tl.float32)
             for k in range(filters.size):
-                place = _packed(filters, index, k, row, column)
+                place = _offset(filters, index, k, row, column)
                 value = load(filters.weight, pair * filters.size + k, inside)
                 slope += value * load(gradient, place, inside)
             slopes = slopes + (slope,)
-        sums = _mixed(filters.table, slopes, filters.n, 1, filters.n)
+        sums = _mixed_back(filters, slopes)
         for rotation in tl.static_range(filters.n):
             value = sums[rotation].to(of_pointwise.dtype.element_ty)
             tl.store(of_pointwise + pair * filters.n + rotation, value, inside)
         # Mixed only now: the slopes have left the registers.
         scales = _rotations(filters.pointwise, pair * filters.n, 1, inside, filters.n)
-        mixed = _mixed(filters.table, scales, filters.mixes, filters.n, 1)
+        mixed = _mixed(filters, scales)
         for k in range(filters.size):
             tiles = _gradients(filters, gradient, k, row, column, inside)
             total = tiles[0] * mixed[0]
@@ -183,7 +196,8 @@ def mix(
     filters = _Filters.of(weight, pointwise, table, planes)
     shape = len(table), filters.padded_outputs, *weight.shape[3:], filters.padded_inputs
     out = weight.new_empty(shape, dtype=dtype)
-    _mix_kernel[filters.grid](filters, out, num_warps=_WARPS)
+    with on_device_of(weight):
+        _mix_kernel[filters.grid](filters, out, num_warps=_WARPS)
     return out
 
 
@@ -197,7 +211,8 @@ def mix_backward(
         for one in (weight, pointwise)
     ]
     arguments = filters, gradient.contiguous(), *results
-    _mix_backward_kernel[filters.grid](*arguments, num_warps=_WARPS)
+    with on_device_of(weight):
+        _mix_backward_kernel[filters.grid](*arguments, num_warps=_WARPS)
     of_weight, of_pointwise = results
     assert of_weight is not None
     return of_weight, of_pointwise

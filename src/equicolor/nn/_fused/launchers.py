@@ -23,7 +23,7 @@ from triton.language import constexpr
 
 from equicolor.nn._fused import block_kernels as kernels
 from equicolor.nn._fused.layout import Features, Planes, Products, ceil_div, padded_channels
-from equicolor.nn._fused.norm import Norm, Trained
+from equicolor.nn._fused.norm import Norm, TrainingNorm
 
 _LANES = 64  # of a tile: 128 bytes in half precision, one cache line
 _WARPS = 4
@@ -101,7 +101,7 @@ def analyse_backward(
     _elementwise(kernels.analyse_backward_kernel, size, *arguments)
 
 
-def moments(products: Products, norm: Trained, *, n: int, elements: int = 1) -> Tensor:
+def moments(products: Products, norm: TrainingNorm, *, n: int, elements: int = 1) -> Tensor:
     """Vectors of a batch norm in training, from the features of some products, ``[5, L]``.
 
     Also updates its running statistics.
@@ -113,10 +113,8 @@ def moments(products: Products, norm: Trained, *, n: int, elements: int = 1) -> 
     sums = _reduce(kernels.moments_kernel, size, products, pivots)
     arguments = pivots, norm, vectors, channels, size.samples, size.pixels_in_a_row
     _finish(kernels.finish_moments_kernel, sums, *arguments, elements)
-    if norm.momentum is None:
-        norm.batches.add_(1)
     # As torch counts its own changes in place: others tell by it whether a tensor changed.
-    increment_version([norm.mean, norm.var, norm.batches])
+    increment_version([norm.mean, norm.var])
     return vectors
 
 

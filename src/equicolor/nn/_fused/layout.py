@@ -74,7 +74,8 @@ class Planes(NamedTuple):
         if not self.paired:
             return alone
         _, count, height, width, channels = memory.shape
-        wide = memory[self.alone :].reshape(-1, rows * count, height, width, 2 * channels)
+        pairs = (self.total - self.alone) // 2  # not -1: an empty batch has no numbers
+        wide = memory[self.alone :].reshape(pairs, rows * count, height, width, 2 * channels)
         return alone + wide.permute(0, 1, 4, 2, 3).unbind(0)
 
     def join_filters(self, filters: Sequence[Tensor]) -> Tensor:

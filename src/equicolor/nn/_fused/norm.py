@@ -13,14 +13,14 @@ from equicolor.nn._fused.layout import Products
 from equicolor.nn.norm import CEBatchNorm2d
 
 
-class Trained(NamedTuple):
+class TrainingNorm(NamedTuple):
     """The tensors of a batch norm in training, and how fast its running statistics follow."""
 
     weight: Tensor
     bias: Tensor
     mean: Tensor
     var: Tensor
-    batches: Tensor  # how many there were before
+    batches: Tensor  # how many there were, this one included
     momentum: float | None  # None: the statistics are means over all batches
     eps: float
 
@@ -69,8 +69,9 @@ def normalization(norm: CEBatchNorm2d, outputs: Products, n: int) -> Norm:
     assert count is not None
     elements = SpatialGroup(norm.spatial).order
     tensors = norm.weight, norm.bias, mean, var, count
-    trained = Trained(*tensors, norm.momentum, norm.eps)
-    vectors = kernels().moments(outputs, trained, n=n, elements=elements)
+    count.add_(1)  # which refuses what must not be changed, before a kernel changes it
+    training = TrainingNorm(*tensors, norm.momentum, norm.eps)
+    vectors = kernels().moments(outputs, training, n=n, elements=elements)
     return Norm(norm.weight, norm.bias, vectors, training=True, elements=elements)
 
 
