@@ -46,7 +46,8 @@ _SIZES = {f"{name} selector": size for name, size in PRESETS.items()}
 _TINY = {"tiny selector": {"size": 28, "width": 8}}
 # What takes longest comes last.
 _SELECTIONS = (_ALONE, *_TINY, *reversed(_SIZES), *_LIGHTS, _GRAY, *_BY_THE_NETWORK)
-_ONCE = (*_BY_THE_NETWORK, "fast selector", "shades of grey")  # for one network, with one seed
+# Of one plain network, with one seed.
+_ONCE = (*_BY_THE_NETWORK, "fast selector", "shades of grey")
 
 
 def plan(scope: Scope) -> list[Job]:
@@ -55,17 +56,22 @@ def plan(scope: Scope) -> list[Job]:
     for dataset in image_jobs.main_datasets(scope):
         networks = scope.networks or (_NETWORKS[:1] if scope.quick else _NETWORKS)
         trainings = image_jobs.training_jobs(dataset, networks, scope)
+        plain = [training for training in trainings if _is_plain(training)]
         for selection in _SELECTIONS:
             for training in trainings:
-                if _is_measured(selection, training, scope, first=training is trainings[0]):
+                if _is_measured(selection, training, scope, first=training in plain[:1]):
                     jobs.append(_measure_job(training, selection, scope))
     return jobs
+
+
+def _is_plain(training: Job) -> bool:
+    return bool(training.settings["recipe"]["options"].get("rotations", 1) == 1)
 
 
 def _is_measured(selection: str, training: Job, scope: Scope, *, first: bool) -> bool:
     if scope.quick:
         return selection in (_ALONE, *_TINY, "grey world")
-    if training.settings["recipe"]["options"].get("rotations", 1) > 1:
+    if not _is_plain(training):
         return selection in (_ALONE, "default selector", "grey world")
     return selection not in _TINY and (first or selection not in _ONCE)
 
