@@ -94,27 +94,27 @@ def _rotations(pointer, place, step, inside, N: constexpr):
 
 
 @triton.jit
+def _product(matrix, row_step, column_step, tiles, ROWS: constexpr):
+    """A matrix, whose numbers lie so far apart, times tiles."""
+    sums = ()
+    for row in tl.static_range(ROWS):
+        total = tiles[0] * tl.load(matrix + row * row_step)
+        for column in tl.static_range(1, len(tiles)):
+            total += tiles[column] * tl.load(matrix + row * row_step + column * column_step)
+        sums = sums + (total,)
+    return sums
+
+
+@triton.jit
 def _mixed(filters, rotations):
     """The table times the tiles of all rotations."""
-    mixes = ()
-    for mix in tl.static_range(filters.mixes):
-        total = rotations[0] * tl.load(filters.table + mix * filters.n)
-        for index in tl.static_range(1, filters.n):
-            total += rotations[index] * tl.load(filters.table + mix * filters.n + index)
-        mixes = mixes + (total,)
-    return mixes
+    return _product(filters.table, filters.n, 1, rotations, filters.mixes)
 
 
 @triton.jit
 def _mixed_back(filters, mixes):
     """The transpose of the table times the tiles of all mixes."""
-    rotations = ()
-    for rotation in tl.static_range(filters.n):
-        total = mixes[0] * tl.load(filters.table + rotation)
-        for index in tl.static_range(1, filters.mixes):
-            total += mixes[index] * tl.load(filters.table + index * filters.n + rotation)
-        rotations = rotations + (total,)
-    return rotations
+    return _product(filters.table, 1, filters.n, mixes, filters.n)
 
 
 @triton.jit
@@ -206,13 +206,9 @@ def mix_backward(
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of ``weight`` and ``pointwise`` from that of the result of :func:`mix`."""
     filters = _Filters.of(weight, pointwise, table, planes)
-    results = [
-        None if one is None else torch.empty_like(one, memory_format=torch.contiguous_format)
-        for one in (weight, pointwise)
-    ]
-    arguments = filters, gradient.contiguous(), *results
+    of_weight = torch.empty_like(filters.weight)
+    of_pointwise = None if filters.pointwise is None else torch.empty_like(filters.pointwise)
+    arguments = filters, gradient.contiguous(), of_weight, of_pointwise
     with on_device_of(weight):
         _mix_backward_kernel[filters.grid](*arguments, num_warps=_WARPS)
-    of_weight, of_pointwise = results
-    assert of_weight is not None
     return of_weight, of_pointwise
