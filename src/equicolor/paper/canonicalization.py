@@ -56,7 +56,7 @@ def plan(scope: Scope) -> list[Job]:
     for dataset in image_jobs.main_datasets(scope):
         networks = scope.networks or (_NETWORKS[:1] if scope.quick else _NETWORKS)
         trainings = image_jobs.training_jobs(dataset, networks, scope)
-        plain = [training for training in trainings if _is_plain(training)]
+        plain = [each for each in trainings if _is_plain(each.settings["recipe"]["options"])]
         for selection in _SELECTIONS:
             for training in trainings:
                 if _is_measured(selection, training, scope, first=training in plain[:1]):
@@ -64,14 +64,15 @@ def plan(scope: Scope) -> list[Job]:
     return jobs
 
 
-def _is_plain(training: Job) -> bool:
-    return bool(training.settings["recipe"]["options"].get("rotations", 1) == 1)
+def _is_plain(options: Row) -> bool:
+    """Whether a network with these options, or of this row, has one hue."""
+    return (options.get("rotations") or 1) == 1
 
 
 def _is_measured(selection: str, training: Job, scope: Scope, *, first: bool) -> bool:
     if scope.quick:
         return selection in (_ALONE, *_TINY, "grey world")
-    if not _is_plain(training):
+    if not _is_plain(training.settings["recipe"]["options"]):
         return selection in (_ALONE, "default selector", "grey world")
     return selection not in _TINY and (first or selection not in _ONCE)
 
@@ -126,7 +127,7 @@ def measure(job: Job, context: Context) -> list[Row]:
         selector = load_model(fits[0].folder / WEIGHTS).to(choose_device(context.device))
         assert isinstance(selector, HueSelector)
         subjects[selection] = one = canonicalize(network, select=selector)
-        if (row.get("rotations") or 1) == 1:
+        if _is_plain(row):
             subjects[f"{selection}, two modes"] = canonicalize(network, select=selector, modes=2)
         row |= fits[0].rows[0] | {"hue_kept": _share_at_zero(one, batches)}
     by_the_network = selection in _BY_THE_NETWORK
@@ -198,7 +199,7 @@ def show(findings: Findings) -> Iterator[Section]:
 
 
 def _network(row: Row) -> str:
-    if (row.get("rotations") or 1) == 1:
+    if _is_plain(row):
         return str(row["model"])
     return f"{row['model']}, {row['lifting']} {row['rotations']}"
 
