@@ -151,7 +151,7 @@ def _advise(dataset: str | None, settings: dict[str, Any]) -> None:
         raise ValueError("--advise needs a dataset: a name, or a folder of class folders")
     device = choose_device(settings["device"])
     settle_threads(device.type)
-    typer.echo("measuring colours, and some steps of each network: about a minute", err=True)
+    typer.echo("measuring colours, and a step of each network: about a minute", err=True)
     with told_to_skip(settings["skip_corrupt"]):
         advice = advise(
             dataset,

@@ -120,7 +120,7 @@ class Advice(NamedTuple):
                 f"{_CPU_HOURS:g} hours on this CPU."
             )
         yield (
-            "Times are measured: some steps of each network on this device, with its augmentation. "
+            "Times are measured: a step of each network on this device, with its augmentation. "
             "'Which network?' in the documentation has the results behind the reasons, and what to "
             "do with a network that you have already."
         )
