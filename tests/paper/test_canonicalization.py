@@ -16,6 +16,7 @@ from equicolor.reporting.tables import MISSING
 from equicolor.results import Row
 
 ROW = {"dataset": "flowers102", "model": "resnet18", "rotations": 1, "seed": 0, "epochs": 200}
+TRAINED = {"original": 60.0, "hue_mean": 12.0, "hue_curve": [12.0] * 37}  # when it was trained
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], lis
     monkeypatch.setattr(canonicalization, "load_dataset", lambda *_, **__: images)
 
     def run(selection: str) -> list[Row]:
-        before = [Outcome([ROW], tmp_path)]
+        before = [Outcome([ROW | TRAINED], tmp_path)]
         if selection.endswith("selector"):
             selector = {"rotations": 6, "size": 28, "width": 4}
             settings = {"selector": selector, "epochs": 1, "seed": 0, "split_seed": 0}
@@ -47,7 +48,10 @@ def rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], lis
 def test_the_network_alone_is_the_baseline(rows: Callable[[str], list[Row]]) -> None:
     (row,) = rows("network alone")
     assert row["stage"] == "network alone"
-    assert len(row["hue_curve"]) == len(row["cast_curve"]) == 37
+    assert len(row["cast_curve"]) == 37
+    # The hue sweep is that of the training; the rest is measured here.
+    assert (row["hue_mean"], row["hue_curve"]) == (12.0, [12.0] * 37)
+    assert row["original"] != TRAINED["original"]
     assert row.items() >= ROW.items()
 
 
@@ -82,11 +86,13 @@ def test_a_quick_plan_follows_one_training(tmp_path: Path) -> None:
     assert len({job.name for job in jobs}) == len(jobs) == 3
 
 
-def test_a_full_plan_asks_for_the_slow_selections_once(tmp_path: Path) -> None:
-    scope = Scope(tmp_path, networks=("hsv-6", "baseline"), seeds=(0, 1))
+def test_a_full_plan_asks_for_the_slow_selections_once(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(image_jobs, "load_dataset", lambda *_: None)  # it need not be here
+    scope = Scope(tmp_path, networks=("hsv-6", "hsv-12", "baseline"), seeds=(0, 1))
     selections = [job.settings["selection"] for job in EXPERIMENT.plan(scope)]
     assert [selections.count(each) for each in ("lowest entropy", "fast selector")] == [1, 1]
-    assert selections.count("network alone") == selections.count("default selector") == 4
+    assert selections.count("network alone") == selections.count("grey world") == 6
+    assert selections.count("default selector") == 4  # which compares no more hues than hsv-12
 
 
 def test_networks_of_one_seed_share_their_selectors(tmp_path: Path) -> None:

@@ -72,8 +72,11 @@ def _is_plain(options: Row) -> bool:
 def _is_measured(selection: str, training: Job, scope: Scope, *, first: bool) -> bool:
     if scope.quick:
         return selection in (_ALONE, *_TINY, "grey world")
-    if not _is_plain(training.settings["recipe"]["options"]):
-        return selection in (_ALONE, "default selector", "grey world")
+    options = training.settings["recipe"]["options"]
+    if not _is_plain(options):
+        # A selector has nothing to add to a network with as many hues as it compares.
+        finer = options["rotations"] < _ROTATIONS
+        return selection in (_ALONE, "grey world") or (selection == "default selector" and finer)
     return selection not in _TINY and (first or selection not in _ONCE)
 
 
@@ -136,6 +139,9 @@ def measure(job: Job, context: Context) -> list[Row]:
         actions = ("hsv",)
     elif selection in _LIGHTS:
         actions = ("cast",)
+    elif selection == _ALONE:  # whose hue sweep the training made
+        actions = ("cast",)
+        row |= {key: value for key, value in run.rows[0].items() if key.startswith("hue_")}
     shifts = _FEW_SHIFTS if by_the_network else len(hue_shifts())
     rows = []
     for stage, subject in subjects.items():
