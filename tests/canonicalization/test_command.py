@@ -18,6 +18,7 @@ from equicolor.canonicalization import Canonicalized, HueSelector
 from equicolor.cli.app import app
 from equicolor.models import load_model, save_model, z2cnn
 from equicolor.models.tensor_files import read_pickle
+from equicolor.results import read_results
 
 FAST = "--preset fast --rotations 3 --epochs 1 --device cpu --size 28"
 
@@ -103,6 +104,14 @@ def test_networks_in_files_and_images_without_labels(run, tmp_path):
     assert before["by_own_answers"]
     assert before["original"] == 100
     assert before["images"] + after["canonicalization"]["fitted"]["images"] == 80
+    # The same selector in front of another network, and the selector of a network's own file.
+    for number, file in enumerate(("out/selector.safetensors", "again0/model.safetensors")):
+        options = f"--data images --select {tmp_path / file} --device cpu --size 28"
+        result = run(f"net.safetensors {options}", tmp_path / f"again{number}")
+        assert result.exit_code == 0, result.output
+        _, after = read_results(tmp_path / f"again{number}" / "canonicalization.json")["rows"]
+        assert after["canonicalization"]["fitted"] is None
+        assert after["canonicalization"]["rotations"] == 3
 
 
 @pytest.mark.slow
@@ -161,6 +170,8 @@ def test_what_needs_no_training(select, run, tmp_path):
             "--unlabelled beside --data, are of a selector's training",
         ),
         ("again.safetensors --data images --select gray-world", "nothing could be saved"),
+        ("net.safetensors --data images --select net.safetensors", "Z2CNN.*expected a selector"),
+        ("net.safetensors --data images --select gone.safetensors", "gone.safetensors"),
         ("net.safetensors --unlabelled corrupt", "0.png cannot be decoded.*--skip-corrupt"),
     ],
 )

@@ -27,8 +27,9 @@ from equicolor.evaluation.evaluate import Evaluation
 from equicolor.evaluation.figures import Curve, hue_panels
 from equicolor.evaluation.hue_sweep import Batches
 from equicolor.evaluation.images import choose_preparation, load_batches, subset
-from equicolor.models.checkpoints import save_model
+from equicolor.models.checkpoints import load_model, save_model
 from equicolor.models.loading import load_network
+from equicolor.models.selector import HueSelector
 from equicolor.models.tensor_files import WEIGHTS, CheckpointError
 from equicolor.nn import fold
 from equicolor.reporting.figures import png
@@ -87,7 +88,8 @@ def canonicalize_named(
             ``data``, one in five of them is kept, and judged by the network's own answers.
         epochs, seed: of the selector's training.
         console: shows progress.
-        options: the arguments of :func:`equicolor.canonicalize`.
+        options: the arguments of :func:`equicolor.canonicalize`; ``select`` may name the file of
+            a selector that was trained before.
         loading: further arguments of :func:`equicolor.evaluation.diagnose.load_subject`.
     """
     images = None if unlabelled is None else load_unlabelled(unlabelled)
@@ -98,12 +100,13 @@ def canonicalize_named(
         subject = _own_answers(network, kept, device=device, **loading)
     else:
         subject = load_subject(network, data, device=device, console=console, **loading)
-    canonical = canonicalize(subject.network, **options)
-    fits = canonical.selector is not None
+    select = [_loaded(each) for each in options["select"]]
+    canonical = canonicalize(subject.network, **{**options, "select": select})
+    fits = "learned" in select
     if not fits and ((epochs, seed) != (None, 0) or not (unlabelled is None or by_own_answers)):
         raise ValueError(
             "--epochs, --seed, and --unlabelled beside --data, are of a selector's training: "
-            f"select={options.get('select')!r} trains none"
+            f"select={options['select']!r} trains none"
         )
     if not canonical.config and canonical.selector is None:
         raise ValueError(
@@ -112,7 +115,7 @@ def canonicalize_named(
             "equicolor.canonicalize in Python"
         )
     folder = output_folder(output)
-    if canonical.selector is not None:
+    if fits:
         if images is None:
             facts = subject.facts
             source = data if data is not None else facts["dataset"]
@@ -132,6 +135,18 @@ def canonicalize_named(
     summary = f"{what}: {headline(before, after, 'canonicalisation')}"
     costs = _cost_table(subject.network, canonical, subject.facts["size"], device)
     return Outcome(costs, Table(columns, hue_columns(before, after)), summary, written)
+
+
+def _loaded(select: str) -> str | HueSelector:
+    """A selector in place of the name of its file."""
+    if not select.endswith(Path(WEIGHTS).suffix):
+        return select
+    selector = load_model(select)
+    if isinstance(selector, Canonicalized) and selector.selector is not None:
+        selector = selector.selector
+    if not isinstance(selector, HueSelector):
+        raise ValueError(f"{select} holds {type(selector).__name__}, expected a selector of hues")
+    return selector
 
 
 def _fit(

@@ -28,8 +28,9 @@ def canonicalize(
     select: Annotated[
         str,
         typer.Option(
-            help="What finds the hue: learned, energy, entropy or confidence; gray-world or "
-            "shades-of-gray takes the colour of the light away; gray-world,learned does both."
+            help="What finds the hue: learned, energy, entropy, confidence, or the file of a "
+            "selector that was trained before; gray-world or shades-of-gray takes the colour of "
+            "the light away; gray-world,learned does both."
         ),
     ] = "learned",
     preset: Annotated[
