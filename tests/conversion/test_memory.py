@@ -73,11 +73,12 @@ def test_views_convert_train_and_fold(width, n, relative_error):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [3, 6])
-def test_views_are_exported(n, tmp_path):
-    pytest.importorskip("onnxruntime")
-    network = mixed(convert(Usual(16), n, normalization=None, image_size=16))
-    assert export(network, tmp_path / "net.onnx", input_size=16).relative_error < 1e-5
+@pytest.mark.parametrize(("n", "suffix"), [(3, ".onnx"), (6, ".pt2")])
+def test_views_are_exported(n, suffix, tmp_path):
+    if suffix == ".onnx":
+        pytest.importorskip("onnxruntime")
+    network = mixed(convert(Usual(4), n, normalization=None, image_size=16))
+    assert export(network, tmp_path / f"net{suffix}", input_size=16).relative_error < 1e-5
 
 
 @pytest.mark.parametrize("algorithm", ["dense", "cyclic"])
