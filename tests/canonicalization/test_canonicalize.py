@@ -12,7 +12,7 @@ from equicolor.canonicalization import Canonicalized, hue_selector
 from equicolor.color import shift_hue
 from equicolor.conversion import ConversionError, Source
 from equicolor.light import balance_light, scale_channels
-from equicolor.models import CheckpointError, load_model, resnet18, save_model, z2cnn
+from equicolor.models import CheckpointError, load_model, resnet18, save_model
 from equicolor.models.cost import cost
 from equicolor.models.export import export
 from equicolor.models.tensor_files import read_weights, write_weights
@@ -361,21 +361,36 @@ def test_a_network_that_cannot_be_folded_stays_as_it_is(canonical, make, images)
         torch.testing.assert_close(folded(images), model(images))
 
 
+@pytest.fixture
+def small():
+    """A network whose graph is short: exporters and compilers take long for every operation."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+# The page of canonicalisation exports a learned selector to ONNX, see test_tutorial.py.
 @pytest.mark.slow
-@pytest.mark.parametrize("suffix", [".onnx", ".pt", ".pt2"])
-def test_selector_shift_and_network_are_exported_in_one_file(canonical, suffix, tmp_path):
-    model = canonical(z2cnn(5), modes=2, gate=0.5).float()
-    report = export(model, tmp_path / f"model{suffix}", input_size=28)
+@pytest.mark.parametrize(
+    ("suffix", "select", "options"),
+    [
+        (".onnx", reds, {"modes": 2, "gate": 0.5}),
+        (".pt", "learned", {"modes": 2, "gate": 0.5}),
+        (".pt2", "learned", {}),
+    ],
+)
+def test_selector_shift_and_network_are_exported_in_one_file(
+    canonical, suffix, select, options, small, tmp_path
+):
+    model = canonical(small, select, normalization=None, **options).float()
+    report = export(model, tmp_path / f"model{suffix}", input_size=20)
     assert report.relative_error < 1e-4
 
 
 @pytest.mark.slow
-def test_compiled_networks_compute_the_same(canonical, images):
-    torch.manual_seed(0)
-    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    model = canonical(plain.double(), normalization=None)
+def test_compiled_networks_compute_the_same(canonical, small, images):
+    model = canonical(small.double(), normalization=None)
     with torch.no_grad():
-        compiled = torch.compile(model, fullgraph=True)
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(compiled(images), model(images))
 
 
