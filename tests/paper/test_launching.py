@@ -1,8 +1,8 @@
 """Jobs are shared out, each runs once, and an interrupted run goes on."""
 
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -74,24 +74,20 @@ def test_two_workers_share_the_jobs(tmp_path: Path, log: Path) -> None:
     pytest.importorskip("submitit")
     broken = job("broken", log, error="it is broken")
     fine = [job(f"{index}", log, workers=2) for index in range(4)]  # each waits for both
+    last = [job(name, log, stopped=True) for name in ("one", "two")]  # each ends its worker
     store = Store(tmp_path / "jobs")
-    assert launch([broken, *fine], store, TWO) == {"broken": "it is broken"}
-    assert sorted(name for name in ran(log) if name != "broken") == [job.name for job in fine]
+    failures = launch([broken, *fine, *last], store, TWO)
+    assert list(failures) == ["broken", "one", "two"]
+    assert failures["broken"] == "it is broken"
+    assert all("a worker ended before it did" in failures[job.name] for job in last)
+    ended = {"broken", "one", "two"}
+    assert sorted(name for name in ran(log) if name not in ended) == [job.name for job in fine]
     assert len(processes(log)) == 2
     assert str(os.getpid()) not in processes(log)
     assert ran(log).count("broken") == 1  # what failed with one worker is not tried by another
     assert not list((tmp_path / "jobs").glob(".failed-*"))
     launch(fine, store, TWO)  # finished: no process is started
-    assert len([name for name in ran(log) if name != "broken"]) == 4
-
-
-@pytest.mark.slow
-def test_a_worker_that_ends_early_is_named(tmp_path: Path, log: Path) -> None:
-    pytest.importorskip("submitit")
-    listed = [job(name, log, stopped=True) for name in ("one", "two")]
-    failures = launch(listed, Store(tmp_path / "jobs"), TWO)
-    assert all("a worker ended before it did" in reason for reason in failures.values())
-    assert list(failures) == ["one", "two"]
+    assert len([name for name in ran(log) if name not in ended]) == 4
 
 
 def test_several_workers_need_submitit(
@@ -131,24 +127,18 @@ def test_what_fails_does_not_keep_others_from_running(tmp_path: Path, log: Path)
     assert ran(log) == ["broken", "fine", "broken"]
 
 
-_SCRIPT = """
-import signal, sys
-from pathlib import Path
-from equicolor.paper.launching import Launch, launch
-from equicolor.paper.store import Store
-from tests.paper.toy_jobs import job
-
-if __name__ == "__main__":
+def start(log: Path, root: Path, stderr: Path) -> None:
+    """Launch a quick job and two slow ones with two workers, in a process group of its own."""
+    os.setsid()
+    with stderr.open("w") as file:
+        os.dup2(file.fileno(), 2)
     # Tests may run in the background, where shells have interrupts ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    log = Path(sys.argv[1])
     slow = [job(name, log, seconds=60) for name in ("slow", "slow-too")]
-    how = Launch(workers=2, devices=("cpu",))
     try:
-        launch([job("quick", log), *slow], Store(Path(sys.argv[2])), how)
+        launch([job("quick", log), *slow], Store(root), TWO)
     except KeyboardInterrupt:
-        sys.exit(130)
-"""
+        os._exit(130)
 
 
 def locked(store: Store, job: Job) -> bool:
@@ -161,25 +151,30 @@ def locked(store: Store, job: Job) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
-def test_a_run_that_was_stopped_goes_on(tmp_path: Path, log: Path, end: signal.Signals) -> None:
+def test_a_run_that_was_stopped_goes_on(
+    tmp_path: Path, log: Path, end: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("submitit")
-    script, store = tmp_path / "start.py", Store(tmp_path / "jobs")
-    script.write_text(_SCRIPT)
+    store, stderr = Store(tmp_path / "jobs"), tmp_path / "stderr"
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT), *filter(None, sys.path)])
-    environment = {**os.environ, "PYTHONPATH": path}
-    command = [sys.executable, script, log, store.root]
-    with (tmp_path / "stderr").open("w") as stderr:
-        process = subprocess.Popen(command, env=environment, stderr=stderr, start_new_session=True)
+    monkeypatch.setenv("PYTHONPATH", path)
+    # Forked, which saves its imports; workers are new processes.
+    process = multiprocessing.get_context("fork").Process(
+        target=start, args=(log, store.root, stderr)
+    )
+    process.start()
+    assert process.pid is not None
     deadline = time.monotonic() + 120
     while len(ran(log)) < 3 and time.monotonic() < deadline:
         time.sleep(0.1)
     if end == signal.SIGINT:
         os.killpg(process.pid, end)  # as a terminal does: workers get it, too
     else:
-        process.send_signal(end)
-    process.wait(60)
+        os.kill(process.pid, end)
+    process.join(60)
+    assert process.exitcode == (130 if end == signal.SIGINT else -end)
     assert sorted(ran(log)) == ["quick", "slow", "slow-too"]
-    assert (tmp_path / "stderr").read_text() == ""
+    assert stderr.read_text() == ""
     # Its workers end, too, and with them their locks.
     unfinished = job("slow", log, seconds=60)
     while locked(store, unfinished) and time.monotonic() < deadline:

@@ -4,6 +4,7 @@ import dataclasses
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -184,6 +185,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 def test_advice_from_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = advice.measure_seconds
+
+    def measure_narrow(recipe: TrainingRecipe, *arguments: Any) -> float:
+        narrow = dataclasses.replace(recipe, options={**recipe.options, "width": 2})
+        return measure(narrow, *arguments)
+
+    monkeypatch.setattr(advice, "measure_seconds", measure_narrow)
+    monkeypatch.setattr(advice, "_few", lambda size: 4)
     before = sorted(folder.rglob("*"))
     said = invoke("my fruit", "--advise", "--device", "cpu")
     assert said.exit_code == 0, said.stderr

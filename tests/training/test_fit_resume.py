@@ -1,18 +1,21 @@
 """Runs that were killed, interrupted or disturbed by another process, and go on."""
 
 import dataclasses
+import multiprocessing
 import platform
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from equicolor._files import LockedError
+from equicolor._files import LockedError, locked
 from equicolor.training import fit as fitting
 from equicolor.training import task as tasks
 from equicolor.training.fit import Fit, RunOptions, fit
@@ -61,15 +64,10 @@ def _kill(finished: Fit, root: Path) -> None:
     assert ended.stdout.split() == [str(-signal.SIGKILL)] * len(KILLED_AT), ended.stderr
 
 
-HOLD = """
-import sys, time
-from pathlib import Path
-sys.path.insert(0, {src!r})
-from equicolor._files import locked
-with locked(Path({path!r}), "busy"):
-    print("held", flush=True)
-    time.sleep(60)
-"""
+def hold(path: Path, ready: Connection) -> None:
+    with locked(path, "busy"):
+        ready.send("held")
+        time.sleep(60)
 
 
 class TestLock:
@@ -78,23 +76,22 @@ class TestLock:
     ) -> None:
         run = tmp_path / "run"
         run.mkdir()
-        source = str(Path(fitting.__file__).parents[2])
-        script = HOLD.format(src=source, path=str(run / ".lock"))
         recipe = dataclasses.replace(toy_recipe, epochs=1)
-        with subprocess.Popen(
-            [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
-        ) as other:
-            assert other.stdout is not None
-            assert other.stdout.readline() == "held\n"
-            for overwrite in (False, True):
-                with pytest.raises(LockedError) as caught:
-                    fit(recipe, run, CPU, overwrite=overwrite)
-            assert str(caught.value) == (
-                f"process {other.pid} on {platform.node()} is training in {run}: wait for it, or "
-                "choose another folder"
-            )
-            assert [path.name for path in run.iterdir()] == [".lock"]
-            other.kill()
+        context = multiprocessing.get_context("fork")
+        ready, child_ready = context.Pipe()
+        other = context.Process(target=hold, args=(run / ".lock", child_ready))
+        other.start()
+        assert ready.recv() == "held"
+        for overwrite in (False, True):
+            with pytest.raises(LockedError) as caught:
+                fit(recipe, run, CPU, overwrite=overwrite)
+        assert str(caught.value) == (
+            f"process {other.pid} on {platform.node()} is training in {run}: wait for it, or "
+            "choose another folder"
+        )
+        assert [path.name for path in run.iterdir()] == [".lock"]
+        other.kill()
+        other.join()
         assert fit(recipe, run, CPU) is not None  # a killed process holds nothing
 
     def test_what_another_process_did_meanwhile_counts(
