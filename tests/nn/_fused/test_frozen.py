@@ -55,7 +55,7 @@ def calls(monkeypatch):
     return seen
 
 
-def make(settle, *, widths=(5, 7), blocks=(1, 1), small=True, size=8, **options):
+def make(settle, *, widths=(5,), blocks=(1,), small=True, size=6, **options):
     """A settled ResNet and images for it."""
     bottleneck = options.pop("bottleneck", False)
     network = ResNet(
@@ -93,11 +93,12 @@ QUICK = "three", "six, hsv"
     ],
 )
 def test_folded_networks_equal_the_network(name, settle, relative_error, ordinary, calls):
-    network, images = make(settle, **NETWORKS[name])
+    options = {"widths": (5, 7), "blocks": (1, 1)} | NETWORKS[name]
+    network, images = make(settle, **options)
     calls.clear()
     folded = fold(network)
     stages = [module for module in folded.modules() if isinstance(module, FrozenBlock | FrozenStem)]
-    assert len(stages) == 1 + sum(NETWORKS[name].get("blocks", (1, 1))[: network.ce_stages])
+    assert len(stages) == 1 + sum(options["blocks"][: network.ce_stages])
     with torch.no_grad():
         expected = ordinary(network, images)
         for part in (images, images[:1]):
@@ -108,7 +109,7 @@ def test_folded_networks_equal_the_network(name, settle, relative_error, ordinar
 
 @pytest.mark.slow
 def test_half_precision_is_as_exact_as_the_network(settle, ordinary, calls):
-    network, images = make(settle, widths=(16, 24))
+    network, images = make(settle, widths=(16, 24), blocks=(1, 1))
     exact = ordinary(network, images)
     folded = fold(network)
 
@@ -127,10 +128,10 @@ def test_half_precision_is_as_exact_as_the_network(settle, ordinary, calls):
 
 @pytest.mark.slow
 def test_filters_are_made_once_for_every_dtype(settle, calls):
-    network, images = make(settle)
+    network, images = make(settle, widths=(5, 7), blocks=(1, 1), size=4)
     folded = fold(network)
     calls.clear()
-    layers = 1 + 2 * 2 + 1  # lifting, two blocks, the shortcut of the second
+    layers = 1 + 2 + 3  # lifting, two blocks, the shortcut of the second
     for half, made in ((False, 1), (False, 1), (True, 2), (False, 2), (True, 2)):
         with torch.autocast(DEVICE, HALF, enabled=half):
             folded(images)
@@ -152,7 +153,7 @@ def test_norms_are_laid_out_once_for_every_number_of_pixels(settle, monkeypatch)
         return original(vectors, products)
 
     monkeypatch.setattr(frozen.kernels(), "row_vectors", row_vectors)
-    odd = images[:1, :, :7, :7]  # no two pixels share a row
+    odd = images[:1, :, :5, :5]  # no two pixels share a row
     expected = [folded(images), folded(odd)]
     first = repeated["times"]
     for _ in range(2):
@@ -297,7 +298,7 @@ def test_gradients_of_weights(settle, relative_error, calls):
 
 @pytest.mark.slow
 def test_elsewhere_the_numbers_are_the_same(settle, relative_error, ordinary, calls, monkeypatch):
-    network, images = make(settle)
+    network, images = make(settle, widths=(5, 7), blocks=(1, 1))
     folded, expected = fold(network), ordinary(network, images)
     calls.clear()
     assert (
