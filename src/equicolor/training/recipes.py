@@ -30,7 +30,7 @@ from equicolor.training.pretrained import load_pretrained
 
 __all__ = [
     "COMPARED_KEYS", "ROW_KEYS", "UNPUBLISHED_KEYS", "TrainingRecipe", "default_recipe",
-    "find_recipe", "recipes",
+    "find_recipe", "has_recipe", "recipes",
 ]  # fmt: skip
 
 JITTER = 0.5  # turns: the whole circle, as in the paper
@@ -355,6 +355,19 @@ def recipes(dataset: str | None = None) -> dict[str, TrainingRecipe]:
     network has three), ``ciconv-w`` and ``gray``, each of the paper; and ``hsv-3``, ``hsv-6``
     and ``hsv-12``, lifted exactly for HSV hue shifts with so many rotations.
     """
+    return {
+        name: dataclasses.replace(plain, **change)
+        for name, (plain, change) in _named_changes(dataset).items()
+    }
+
+
+def has_recipe(name: str, dataset: str) -> bool:
+    """Whether :func:`recipes` has a name, ``DATASET/NETWORK``, for a dataset."""
+    return name in _named_changes(dataset)
+
+
+def _named_changes(dataset: str | None) -> dict[str, tuple[TrainingRecipe, dict[str, Any]]]:
+    """Plain recipes and their changes, by name: to make one takes longer than to look it up."""
     by_name = {}
     for each in DATASETS if dataset is None else [dataset]:
         plain, title = default_recipe(each), find_dataset(each).name
@@ -362,8 +375,7 @@ def recipes(dataset: str | None = None) -> dict[str, TrainingRecipe]:
             for suffix, augmentation in _AUGMENTATIONS.items():
                 if suffix == "+augmix" and network in _NO_AUGMIX:
                     continue
-                changed = dataclasses.replace(plain, **change, **augmentation)
-                by_name[f"{title}/{network}{suffix}"] = changed
+                by_name[f"{title}/{network}{suffix}"] = plain, {**change, **augmentation}
     return by_name
 
 
@@ -399,10 +411,11 @@ def find_recipe(name: str, dataset: str | None = None) -> TrainingRecipe:
     Raises:
         ValueError: if there is none, with the nearest names.
     """
-    by_name = recipes(dataset)
+    by_name = _named_changes(dataset)
     if dataset is not None and "/" not in name:
         name = f"{find_dataset(dataset).name}/{name}"
     if name in by_name:
-        return by_name[name]
+        plain, change = by_name[name]
+        return dataclasses.replace(plain, **change)
     hint = did_you_mean(name.lower(), by_name, "it is DATASET/NETWORK")
     raise ValueError(f"unknown recipe {name!r}; {hint}")
