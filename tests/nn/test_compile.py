@@ -78,14 +78,12 @@ def test_one_graph_serves_every_batch_size(relative_error):
 
 def test_inductor_computes_the_same_for_images_of_any_size(relative_error, tolerance):
     network = nn.Sequential(
-        CELiftConv2d(3, 2, 3, rotations=2),
-        CEConv2d(2, 2, 3, rotations=2, algorithm="cyclic"),
-        CEConv2d(2, 2, 3, rotations=2, algorithm="dense"),
+        CELiftConv2d(3, 1, 3, rotations=2), CEConv2d(1, 1, 3, rotations=2, algorithm="cyclic")
     )
     with torch.no_grad():
         # Or the first size would be compiled by itself, which takes a C++ compiler six seconds.
         compiled = torch.compile(network, fullgraph=True, dynamic=True)
-        for size in (8, 10, 13):
+        for size in (8, 13):
             x = torch.rand(2, 3, size, size)
             assert relative_error(compiled(x), network(x)) < tolerance[torch.float32]
 
