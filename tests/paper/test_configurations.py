@@ -93,21 +93,20 @@ def test_headline() -> None:
 
 @pytest.mark.slow
 def test_measure_takes_options_and_sizes() -> None:
-    row = measure("resnet44", rotations=4, lifting="hsv", width=4, num_classes=5, input_size=16)
+    options = {"rotations": 4, "lifting": "hsv", "width": 4, "num_classes": 5}
+    row = measure("resnet44", **options, input_size=16)
     assert (row["width"], row["lifting"], row["input_size"]) == (4, "hsv", 16)
-    larger = measure("resnet44", rotations=4, lifting="hsv", width=4, num_classes=5, input_size=32)
+    larger = measure("resnet44", **options, input_size=32)
     # Four times the pixels; classifier and filters stay.
     assert 3.5 < larger["macs_dense"] / row["macs_dense"] <= 4
     assert measure("z2cnn")["input_size"] == 28
     assert measure("z2cnn")["lifting"] is None
 
 
-@pytest.mark.slow
-def test_summary_in_words() -> None:
-    plain = configurations.summary(measure("resnet44"))
-    assert plain.splitlines() == [
+def test_summary_in_words(rows: list[Row]) -> None:
+    assert configurations.summary(rows[0]).splitlines() == [
         "parameters: 2,636,458",
         "multiply-accumulates executed for one 32×32 image: 0.389 G",
     ]
-    equivariant = configurations.summary(measure("ce_resnet44"))
+    equivariant = configurations.summary(rows[3])
     assert equivariant.endswith("image, rgb lifting: 2.55 G dense, 1.15 G cyclic (2.2 times fewer)")

@@ -64,6 +64,7 @@ def rows_of(scope: Scope, experiment: str) -> list[dict]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("roughly_drawn")
 def test_experiments_share_what_they_have_in_common(
     scope: Scope, begun: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +260,7 @@ def digits(monkeypatch: pytest.MonkeyPatch, scope: Scope) -> Scope:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("roughly_drawn")
 def test_longtailed_is_shown_and_further_seeds_are_added(
     digits: Scope, begun: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

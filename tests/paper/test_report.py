@@ -92,6 +92,7 @@ def test_sweeps_of_one_experiment_serve_another() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("roughly_drawn")
 def test_committed_results_are_read(tmp_path: Path) -> None:
     found = report.read([ROOT / "results"])
     assert {"colormnist-longtailed", "colormnist-biased", "configurations"} <= set(found.rows)
