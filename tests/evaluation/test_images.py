@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
 def run_folder(tmp_path: Path, folder: Path) -> Path:
     """What training leaves behind."""
     recipe = TrainingRecipe(
-        "resnet44",
+        "resnet18",
         {"width": 4},
         dataset=str(folder),
         size=24,
@@ -244,7 +244,7 @@ def test_a_run_knows_its_data(run_folder: Path) -> None:
         "dataset": "trees", "augmentation": "jitter 0.5", "epochs": 7, "seed": 3, "split": "test",
     }  # fmt: skip
     assert (row["size"], row["resize"], row["precision"]) == (24, 28, "float32")
-    assert (row["model"], row["trained_on"], row["skipped"]) == ("resnet44", "trees", 0)
+    assert (row["model"], row["trained_on"], row["skipped"]) == ("resnet18", "trees", 0)
 
 
 def test_a_run_matches_its_own_images_by_hand(run_folder: Path, folder: Path) -> None:
@@ -261,7 +261,7 @@ def test_grey_runs_are_judged_grey(run_folder: Path, folder: Path) -> None:
     network = GrayInput(plain).eval()
     save_model(network, run_folder / "model.safetensors")
     found = diagnose(run_folder, shifts=5, actions=["hsv"], console=QUIET)
-    assert found.facts["model"] == "resnet44-gray"
+    assert found.facts["model"] == "resnet18-gray"
     batches = load_batches(load_dataset(str(folder), "test"), Preparation(24, 28))
     # Images are shifted in colour, and what the network sees is grey.
     assert torch.equal(found.sweeps["hsv"].correct, hue_sweep(network, batches, 5).correct)
