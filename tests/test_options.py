@@ -108,7 +108,7 @@ BASE: dict[str, str] = {
     "convert": "{folder}/network.safetensors -o {folder}/new.safetensors",
     "canonicalize": "{folder}/network.safetensors --data {folder}/other",
     "export": "{folder}/network.safetensors -o {folder}/new.onnx",
-    "cost": "ce_resnet18",
+    "cost": "ce_resnet18 --width 4",
     "reproduce": "--quick",
     "reproduce list": "",
     "reproduce all": "--quick --only ablation-jitter,equivariance",

@@ -1,5 +1,6 @@
 """The commands ``equicolor reproduce``: ``list``, ``all``, and one for each experiment."""
 
+import functools
 import re
 from collections.abc import Callable, MutableMapping
 from inspect import Parameter
@@ -27,14 +28,10 @@ __all__ = ["parse_seeds", "reproduce"]
 class _Experiments(TyperGroup):
     """Finds its commands when they are asked for, since experiments import much."""
 
-    _commands: MutableMapping[str, Any] | None = None
-
     @property
     def commands(self) -> MutableMapping[str, Any]:
         """A command for each experiment, ``list`` and ``all``."""
-        if self._commands is None:
-            self._commands = get_command(_all_commands()).commands  # type: ignore[attr-defined]
-        return self._commands
+        return _all_commands()
 
     @commands.setter
     def commands(self, commands: MutableMapping[str, Any]) -> None:
@@ -134,7 +131,8 @@ def _command(experiment: "Experiment | None") -> Callable[..., None]:
     return with_options([*options, *_RUNNING])(command)
 
 
-def _all_commands() -> typer.Typer:
+@functools.cache
+def _all_commands() -> MutableMapping[str, Any]:
     from equicolor.paper.registry import EXPERIMENTS
 
     app = typer.Typer(rich_markup_mode="markdown")
@@ -144,7 +142,8 @@ def _all_commands() -> typer.Typer:
         text = f"{experiment.title}{place}: {experiment.what}.\n\n{_INTERRUPTED}"
         app.command(experiment.id, help=text)(_command(experiment))
     app.command("all", help=_ALL)(_command(None))
-    return app
+    commands: MutableMapping[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+    return commands
 
 
 def list_experiments(
