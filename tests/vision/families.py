@@ -23,6 +23,13 @@ def _tv_resnet(**options):
     return resnet.ResNet(resnet.BasicBlock, [1, 1, 1, 1], num_classes=CLASSES, **options)
 
 
+def _tv_short_resnet():
+    model = _tv_resnet()
+    model.layer4 = nn.Identity()  # like the third stage, but with twice the channels
+    model.fc = nn.Linear(256, CLASSES)
+    return model
+
+
 def _tv_resnext():
     model = resnet.ResNet(resnet.Bottleneck, [1, 1, 1, 1], groups=8, width_per_group=2)
     model.layer4 = nn.Identity()  # like the third stage, but with twice the channels
@@ -161,6 +168,7 @@ TIMM = {
 }
 FAMILIES = {
     **{f"torchvision {name}": make for name, make in TORCHVISION.items()},
+    "torchvision resnet": _tv_short_resnet,
     **{f"timm {name}": make for name, make in TIMM.items()},
 }
 

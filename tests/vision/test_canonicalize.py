@@ -21,7 +21,7 @@ SIZE = 64
 
 
 def vit():
-    return timm.create_model("vit_tiny_patch16_224", img_size=SIZE, depth=2, num_classes=5)
+    return timm.create_model("vit_tiny_patch16_224", img_size=SIZE, depth=1, num_classes=5)
 
 
 def segmenter():
@@ -31,15 +31,10 @@ def segmenter():
 
 
 def detector():
-    return torchvision.models.detection.retinanet_resnet50_fpn(
-        weights=None,
-        weights_backbone=None,
-        num_classes=3,
-        min_size=SIZE,
-        max_size=SIZE,
-        score_thresh=0.0,
-        detections_per_img=5,
-    )
+    detection = torchvision.models.detection
+    backbone = detection.backbone_utils.resnet_fpn_backbone(backbone_name="resnet18", weights=None)
+    sizes = {"min_size": SIZE, "max_size": SIZE}
+    return detection.RetinaNet(backbone, 3, **sizes, score_thresh=0.0, detections_per_img=5)
 
 
 NETWORKS = {

@@ -17,14 +17,15 @@ from equicolor.models.tensor_files import read_weights, write_weights  # noqa: E
 
 
 def of_timm():
-    return convert(timm.create_model("test_resnet", num_classes=3), 2, image_size=64)
+    return convert(timm.create_model("test_resnet", num_classes=3), 2, image_size=64, verify=False)
 
 
 def of_torchvision():
     options = {"num_classes": 3, "width_mult": 0.1}
     network = torchvision.models.mobilenet_v2(weights=None, **options)
     source = Source("torchvision:mobilenet_v2", options)
-    return convert(network, 2, normalization="imagenet", image_size=64, source=source)
+    how = {"normalization": "imagenet", "image_size": 64, "verify": False}
+    return convert(network, 2, **how, source=source)
 
 
 @pytest.fixture(scope="module")
