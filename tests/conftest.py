@@ -2,9 +2,13 @@
 
 import colorsys
 import gc
+import json
 import math
 import os
+import subprocess
+import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -37,6 +41,41 @@ def _patch_triton_once():
         modules = {"tl": language, "core": language.core}
         interpreter._patch_lang(types.SimpleNamespace(__globals__=modules))
         interpreter._patch_lang = lambda _: interpreter._LangPatchScope()
+    _remember_triton_types(language.core, interpreter)
+
+
+def _remember_triton_types(core, interpreter):
+    """Make every type of Triton's tensors once.
+
+    Its interpreter makes one or two for every operation, and a tensor all that follows from its
+    type: a third of the time of a kernel.
+    """
+    blocks, make_block, make_tensor = {}, core.block_type.__init__, core.tensor.__init__
+    find_dtype = interpreter._get_np_dtype
+
+    def block(cls, element_ty, shape):
+        sizes = [size.value if type(size) is core.constexpr else size for size in shape]
+        key = id(element_ty), *sizes  # which lives as long as the block; not all have a hash
+        if key not in blocks:
+            blocks[key] = object.__new__(cls)
+            make_block(blocks[key], element_ty, sizes)
+        return blocks[key]
+
+    def tensor(self, handle, type):  # noqa: A002
+        of_type = vars(type).get("_of_tensors")
+        if of_type is None:
+            make_tensor(self, handle, type)
+            of_type = {name: value for name, value in vars(self).items() if name != "handle"}
+            type._of_tensors = of_type
+        vars(self).update(of_type, handle=handle)
+
+    def dtype(of):
+        if "_of_numpy" not in vars(of):
+            of._of_numpy = find_dtype(of)
+        return of._of_numpy
+
+    core.block_type.__new__, core.block_type.__init__ = block, lambda *_: None
+    core.tensor.__init__, interpreter._get_np_dtype = tensor, dtype
 
 
 # Two processes test already: others that compile would only take their time.
@@ -86,6 +125,58 @@ def _cache_of_tests(tmp_path_factory):
         # Or the first test that draws would find a list of fonts in its own cache.
         patch.setenv("MPLCONFIGDIR", str(tmp_path_factory.mktemp("matplotlib")))
         yield
+
+
+# A child of a process that has imported torch runs each script.
+_STARTER = """
+import json, os, sys, traceback, torch
+
+for line in sys.stdin:
+    script, folders, out = json.loads(line)
+    child = os.fork()
+    if not child:
+        for number, stream in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{out}/{stream}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        sys.path[:0] = folders
+        try:
+            exec(script, {"__name__": "__main__"})
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+            if isinstance(code, str):
+                code = print(code, file=sys.stderr) or 1
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def start_script(tmp_path_factory):
+    """Run a script in an interpreter that has imported torch and nothing else.
+
+    It finds the same package, and first what is in the folders.
+    """
+    import equicolor
+
+    out, path = tmp_path_factory.mktemp("scripts"), os.environ.get("PYTHONPATH", "")
+    path = os.pathsep.join([str(Path(equicolor.__file__).parents[1]), path])
+    command = [sys.executable, "-c", _STARTER]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}, **pipes) as starter:
+
+        def start(script, *folders):
+            print(json.dumps([script, [*map(str, folders)], str(out)]), file=starter.stdin)
+            starter.stdin.flush()
+            code = int(starter.stdout.readline())
+            streams = ((out / name).read_text() for name in ("out", "err"))
+            return subprocess.CompletedProcess(script, code, *streams)
+
+        yield start
 
 
 @pytest.fixture(autouse=True)

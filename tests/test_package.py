@@ -2,10 +2,7 @@
 
 import importlib.resources
 import inspect
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -135,6 +132,30 @@ INHERITED = {
 }
 
 
+@pytest.fixture
+def run(start_script):
+    """Run a script in a fresh interpreter that finds the same package; its output."""
+
+    def call(script, *folders):
+        done = start_script(script, *folders)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return call
+
+
+@pytest.fixture
+def fails(start_script):
+    """Run a script that fails; what it says."""
+
+    def call(script, *folders):
+        done = start_script(script, *folders)
+        assert done.returncode == 1
+        return done.stderr
+
+    return call
+
+
 def signature(function):
     """The signature as text, without annotations."""
     full = inspect.signature(function)
@@ -189,7 +210,7 @@ def test_dir_shows_what_is_public():
 
 
 @pytest.mark.slow
-def test_public_packages_need_no_import_of_their_own():
+def test_public_packages_need_no_import_of_their_own(run, fails):
     script = "import equicolor as e; print(*map(type, (e.models, e.evaluation, e.analysis)))"
     assert run(script).count("<class 'module'>") == 3
     assert "has no attribute 'modles'" in fails("import equicolor; equicolor.modles")
@@ -209,7 +230,7 @@ def test_type_hints_are_shipped():
 
 
 @pytest.mark.slow
-def test_importing_needs_torch_and_numpy_alone_and_changes_no_global_state():
+def test_importing_needs_torch_and_numpy_alone_and_changes_no_global_state(run):
     # Refusing the imports shows that nothing needs them, even where nothing would load them.
     script = f"""
 import sys
@@ -244,7 +265,7 @@ def test_extras_that_save_networks_install_safetensors(extra):
 
 
 @pytest.mark.slow
-def test_an_old_torch_is_refused_with_a_sentence():
+def test_an_old_torch_is_refused_with_a_sentence(run):
     versions = "2.10.2+cpu", "1.13.1", "2.11.0a0+git", "2.15.0"
     script = f"""
 import os, torch
@@ -298,7 +319,7 @@ def torchvision(tmp_path):
 
 
 @pytest.mark.slow
-def test_training_works_beside_a_torchvision_that_does_not_load(torchvision):
+def test_training_works_beside_a_torchvision_that_does_not_load(torchvision, run, fails):
     # lightning imports torchvision wherever it is installed, and so do these scripts.
     assert "torchvision::nms does not exist" in fails("import torchvision", torchvision.parent)
     script = """
@@ -314,7 +335,7 @@ except NotImplementedError:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["torchvision", "timm"])
 def test_a_broken_torchvision_is_named_with_its_cause_and_the_command_that_mends_it(
-    name, torchvision
+    name, torchvision, run
 ):
     (torchvision / "__init__.py").write_text("raise RuntimeError('other CUDA')")
     (torchvision.parent / "timm.py").write_text("import torchvision")
@@ -331,30 +352,4 @@ except ImportError as error:
         "torchvision is installed, but not for torch 2.13.0+cpu (other CUDA): pip uninstall -y "
         "torchvision && pip install torch==2.13.0 torchvision --index-url "
         "https://download.pytorch.org/whl/cpu\n"
-    )
-
-
-def run(script, *folders):
-    """Run a script in a fresh interpreter that finds the same package; its output."""
-    done = start(script, *folders)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def fails(script, *folders):
-    """Run a script that fails; what it says."""
-    done = start(script, *folders)
-    assert done.returncode == 1
-    return done.stderr
-
-
-def start(script, *folders):
-    """Run a script in a fresh interpreter that finds the same package, and those in folders."""
-    path = [*folders, Path(equicolor.__file__).parents[1], os.environ.get("PYTHONPATH", "")]
-    return subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))},
-        capture_output=True,
-        text=True,
-        check=False,
     )

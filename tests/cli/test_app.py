@@ -2,7 +2,7 @@ import errno
 import json
 import re
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,8 @@ from equicolor.models import cecnn, cost, facts, list_models, save_model
 from equicolor.models.export import ExportError
 from equicolor.nn import set_algorithm
 from equicolor.paper import configurations, demo
+
+Start = Callable[[str], "subprocess.CompletedProcess[str]"]
 
 
 def invoke(*arguments: str) -> Result:
@@ -124,10 +126,10 @@ def test_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, error: Excep
 
 
 @pytest.mark.slow
-def test_without_typer_one_line_says_what_to_install() -> None:
+def test_without_typer_one_line_says_what_to_install(start_script: Start) -> None:
     # None in sys.modules makes the import fail as if the module were absent.
     code = "import sys; sys.modules['typer'] = None; from equicolor.cli import main; main()"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    result = start_script(code)
     assert result.returncode == 1
     assert result.stdout == ""
     assert result.stderr == f"equicolor: typer is not installed: {how_to_install('typer')}\n"
@@ -153,13 +155,14 @@ def test_models_as_json() -> None:
 
 
 @pytest.mark.slow
-def test_neither_help_loads_plotting_nor_models_the_experiments() -> None:
+def test_neither_help_loads_plotting_nor_models_the_experiments(start_script: Start) -> None:
     code = (
         "import sys, equicolor.cli; assert not {'matplotlib', 'sklearn'} & set(sys.modules); "
         "from equicolor.cli.app import app; app(['models'], standalone_mode=False); "
         "assert 'equicolor.paper.configurations' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+    result = start_script(code)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.slow
@@ -410,11 +413,10 @@ def test_want_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_warnings_are_one_line(tmp_path: Path) -> None:
+def test_warnings_are_one_line(start_script: Start) -> None:
     code = (
         "import sys, warnings; from equicolor.cli import app as cli; "
         "sys.argv = ['equicolor', 'datasets']; "
         "cli.app = lambda **_: warnings.warn('two\\nlines'); cli.main()"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ended.stderr == "equicolor: warning: two lines\n"
+    assert start_script(code).stderr == "equicolor: warning: two lines\n"

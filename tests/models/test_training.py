@@ -4,8 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from equicolor.models import cecnn, resnet18, resnet34, resnet44, resnet50, z2cnn
+from equicolor.models import cecnn, z2cnn
 from equicolor.models.resnet import ResNet
+from equicolor.models.widths import Architecture
 from equicolor.models.z2cnn import Z2CNN
 
 pytestmark = [
@@ -13,16 +14,22 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
 ]
 
+
+def resnet(classes, *, small=False, bottleneck=False, **options):
+    """A ResNet with each kind of block once: tracing takes as long as there are blocks."""
+    return ResNet(Architecture((2, 1), bottleneck, 2, small, 10), classes, **options)
+
+
 FAMILIES = {
     "z2cnn": lambda: z2cnn(3, width=2),
     "cecnn flat": lambda: cecnn(3, width=2),
     "cecnn hsv": lambda: cecnn(3, width=2, rotations=4, lifting="hsv", coset_pool="max"),
     "cecnn hybrid": lambda: cecnn(3, width=2, ce_layers=3, coset_pool="avg"),
-    "resnet18": lambda: resnet18(3, width=2),
-    "resnet18 hybrid hsv": lambda: resnet18(3, rotations=4, ce_stages=2, width=2, lifting="hsv"),
-    "resnet34": lambda: resnet34(3, rotations=3, ce_stages=1, separable=False, width=2),
-    "resnet44 flat": lambda: resnet44(3, rotations=3, coset_pool=None, width=2),
-    "resnet50 hybrid": lambda: resnet50(3, rotations=3, ce_stages=1, width=2),
+    "resnet18": lambda: resnet(3, width=2),
+    "resnet18 hybrid hsv": lambda: resnet(3, rotations=4, ce_stages=1, width=2, lifting="hsv"),
+    "resnet34": lambda: resnet(3, rotations=3, ce_stages=1, separable=False, width=2),
+    "resnet44 flat": lambda: resnet(3, small=True, rotations=3, coset_pool=None, width=2),
+    "resnet50 hybrid": lambda: resnet(3, bottleneck=True, rotations=3, ce_stages=1, width=2),
 }
 
 
@@ -32,10 +39,7 @@ def _forget_compiled_graphs():
 
 
 def shallow(network):
-    """Each kind of block once: tracing takes as long as there are blocks."""
-    if isinstance(network, ResNet):
-        for stage, blocks in enumerate(network.layers):
-            del blocks[1 if stage else 2 :]
+    """A Z2CNN with each kind of block once."""
     if isinstance(network, Z2CNN):
         del network.blocks[3:-1]
         network.ce_layers = min(network.ce_layers, len(network.blocks))
@@ -85,13 +89,11 @@ def test_inference_compiles(settle, blotches, relative_error, tolerance):
     "build",
     [
         lambda: z2cnn(4, width=8, dropout=0.0),
-        lambda: cecnn(4, width=6, dropout=0.0),
         lambda: cecnn(4, width=6, rotations=4, lifting="hsv", coset_pool="max", dropout=0.0),
-        lambda: resnet18(4, rotations=3, width=4),
-        lambda: shallow(resnet44(4, rotations=3, width=4)),
-        lambda: shallow(resnet44(4, rotations=6, ce_stages=1, lifting="hsv", width=4)),
+        lambda: resnet(4, rotations=3, width=4),
+        lambda: resnet(4, small=True, rotations=6, ce_stages=1, lifting="hsv", width=4),
     ],
-    ids=["z2cnn", "cecnn", "cecnn hsv", "ce_resnet18", "ce_resnet44", "ce_resnet44 hsv"],
+    ids=["z2cnn", "cecnn hsv", "ce_resnet18", "ce_resnet44 hsv"],
 )
 def test_a_batch_is_learnt_in_bfloat16(build, blotches):
     network = build().train()
@@ -99,7 +101,8 @@ def test_a_batch_is_learnt_in_bfloat16(build, blotches):
     images, labels = blotches(8, side), torch.arange(8) % 4
     optimizer = torch.optim.Adam(network.parameters(), 1e-2)
     losses = []
-    for _ in range(24):  # by then the slowest is at a quarter of its first loss
+    # After 24 steps, the slowest would be at a quarter of its first loss.
+    while len(losses) < 24 and (not losses or losses[-1] >= 0.5 * losses[0]):
         with torch.autocast("cpu", torch.bfloat16):
             logits = network(images)
         loss = F.cross_entropy(logits.float(), labels)

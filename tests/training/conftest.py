@@ -1,6 +1,7 @@
 """A small made-up folder of images, and the recipe of a tiny network for it."""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +89,14 @@ def finished(toy_recipe: TrainingRecipe, tmp_path_factory: pytest.TempPathFactor
         )
     assert found is not None
     return found
+
+
+@pytest.fixture
+def few_shifts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are judged under 7 hue shifts instead of 37."""
+    from equicolor.training import fit as fitting
+
+    monkeypatch.setattr(fitting, "evaluate", functools.partial(fitting.evaluate, shifts=7))
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,9 @@ from equicolor.training.recipes import TrainingRecipe, find_recipe
 from equicolor.training.run_folder import RunFolder
 from equicolor.training.task import ClassificationTask
 
+# But for the run of a session, which several tests look at.
+pytestmark = pytest.mark.usefixtures("few_shifts")
+
 CPU = RunOptions(device="cpu", checkpoint_every=0)
 
 
@@ -176,7 +179,7 @@ def test_imagenet_streams_from_a_tree_of_its_layout(
 def test_bfloat16(toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
     # Smaller images leave one pixel before the last stride. On CPUs with AVX-512, torch's gradient
     # of a strided bfloat16 convolution of single pixels reads memory that nobody wrote.
-    recipe = dataclasses.replace(toy_recipe, size=21, resize=23, epochs=2)
+    recipe = dataclasses.replace(toy_recipe, size=21, resize=23, epochs=1)
     losses = []
     for precision in ("bfloat16", "float32"):
         fit(dataclasses.replace(recipe, precision=precision), tmp_path / precision, CPU)

@@ -24,7 +24,8 @@ from equicolor.training.image_data import ImageData
 from equicolor.training.monitor import DivergedError
 from equicolor.training.recipes import TrainingRecipe
 
-pytestmark = pytest.mark.slow  # runs are trained again and again
+# Runs are trained again and again.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_shifts")]
 
 CPU = RunOptions(device="cpu", checkpoint_every=0)
 

@@ -70,6 +70,7 @@ def hold(path: Path, ready: Connection) -> None:
         time.sleep(60)
 
 
+@pytest.mark.usefixtures("few_shifts")
 class TestLock:
     def test_two_processes_do_not_train_in_one_folder(
         self, toy_recipe: TrainingRecipe, tmp_path: Path
@@ -138,6 +139,7 @@ class TestResume:
         assert columns[0] == columns[1]
         assert not list(folder.glob("*.partial"))
 
+    @pytest.mark.usefixtures("few_shifts")
     def test_killed_while_judging(
         self, finished: Fit, tmp_path: Path, goes_on: Callable[[Path], Fit]
     ) -> None:
@@ -145,6 +147,7 @@ class TestResume:
             (tmp_path / path.name).write_bytes(path.read_bytes())
         assert goes_on(tmp_path).continued == 3
 
+    @pytest.mark.usefixtures("few_shifts")
     def test_an_interrupt_leaves_a_run_that_continues(
         self,
         finished_recipe: TrainingRecipe,
@@ -178,6 +181,7 @@ class TestResume:
             )
         )
 
+    @pytest.mark.usefixtures("few_shifts")
     def test_seldom_checkpoints_change_nothing(
         self,
         finished_recipe: TrainingRecipe,
