@@ -6,8 +6,7 @@ so the place of the best score is an angle that moves along with the hue of the 
 """
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from equicolor import _checks
 from equicolor.models.layers import Layers
@@ -18,6 +17,8 @@ from equicolor.nn import CEAdaptiveAvgPool2d, CosetFlatten
 __all__ = ["HueSelector", "find_modes", "hue_selector", "subsample"]
 
 _BINS_OF_MODE = 1.5  # how far a mode reaches from its best score
+# A folded selector keeps it whole: it looks at shapes.
+fx.wrap("subsample")
 
 
 class HueSelector(Network):
@@ -82,7 +83,11 @@ def subsample(images: Tensor, size: int) -> Tensor:
 
     A mean of pixels would be smoother, but hue shifts do not commute with it.
     """
-    return F.interpolate(images, size=(size, size), mode="nearest")
+    # Torch's nearest-neighbour interpolation would first copy whole images in channels_last memory.
+    rows, columns = (
+        torch.arange(size, device=images.device) * side // size for side in images.shape[2:]
+    )
+    return images.index_select(2, rows).index_select(3, columns)
 
 
 def find_modes(scores: Tensor, modes: int = 1) -> tuple[Tensor, Tensor]:
