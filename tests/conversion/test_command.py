@@ -14,6 +14,7 @@ from equicolor.conversion import report
 from equicolor.conversion.report import NetworkCost
 from equicolor.models import load_model, save_model, z2cnn
 from equicolor.models.registry import GrayInput
+from equicolor.models.widths import ARCHITECTURES
 from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.run_folder import RunFolder
 
@@ -76,6 +77,7 @@ def make_run(path, toys, *, gray=False, **settings):
 @pytest.mark.slow
 @pytest.mark.parametrize(("options", "cut"), [([], (32, 40)), (["--size", "48"], (48, 60))])
 def test_both_are_judged_on_the_same_images(tmp_path, monkeypatch, toys, options, cut):
+    monkeypatch.setitem(ARCHITECTURES, 18, ARCHITECTURES[18]._replace(blocks=(1, 1, 1, 1)))
     run = make_run(tmp_path / "run", toys, model="resnet18", size=32, resize=40)
     output = tmp_path / "converted.safetensors"
     judged, counted = [], []

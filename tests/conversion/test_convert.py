@@ -24,6 +24,7 @@ from equicolor.models import (
 )
 from equicolor.models.export import export
 from equicolor.models.registry import with_classes
+from equicolor.models.widths import ARCHITECTURES
 from equicolor.nn import fold
 from equicolor.nn.batched import BatchedCEConv2d, BatchedCELinear, BatchedDropout
 
@@ -268,7 +269,15 @@ def test_two_heads_are_pooled_at_their_outputs(images, relative_error):
         network.reset_classifier(4)
 
 
+@pytest.fixture
+def short_resnet18(monkeypatch):
+    """A ResNet-18 of one block a stage, which can be built again from a checkpoint."""
+    short = ARCHITECTURES[18]._replace(blocks=(1, 1, 1, 1))
+    monkeypatch.setitem(ARCHITECTURES, 18, short)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("short_resnet18")
 def test_another_classifier(images, tmp_path):
     network = convert(resnet18(5, width=4).eval(), 3)
     network.reset_classifier(7)
@@ -276,7 +285,7 @@ def test_another_classifier(images, tmp_path):
     assert network(x).shape == (2, 7)
     loaded = load_model(save_model(network, tmp_path / "seven.safetensors"))
     assert torch.equal(loaded(x), network(x))
-    hybrid = convert(shallow(resnet18(5, width=4)), 3, until="layers.1")
+    hybrid = convert(resnet18(5, width=4), 3, until="layers.1")
     hybrid.reset_classifier(7)
     assert hybrid(x).shape == (2, 7)
     network.network.linear = nn.Linear(32, 7)
@@ -443,6 +452,7 @@ def test_wrong_images_are_refused():
 @pytest.mark.parametrize(
     ("build", "rotations"), [(lambda: resnet18(10, width=16), 3), (lambda: z2cnn(10), 6)]
 )
+@pytest.mark.usefixtures("short_resnet18")
 def test_parameters_can_be_matched(build, rotations, tmp_path):
     original = build()
     network = convert(original, rotations, init="random", match_parameters=True).eval()
@@ -472,6 +482,7 @@ def test_costs_before_and_after():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("short_resnet18")
 def test_checkpoints_and_other_heads(images, settle, tmp_path):
     original = settle(resnet18(5, width=4), images.float())
     network = mixed(convert(original, 4, until="layers.2", coset_pool="avg"))

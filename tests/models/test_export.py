@@ -58,6 +58,8 @@ def test_onnx_of_an_equivariant_resnet44(tmp_path, settle, blotches, shallow, re
     "to", [pytest.param(to, marks=[pytest.mark.slow] * (to == "onnx")) for to in FORMATS]
 )
 def test_formats(to, network, tmp_path, blotches, relative_error):
+    network.class_names = ("apple", "banana", "cherry", "dattel", "élan")
+    network.resize = 31
     path = tmp_path / f"network{SUFFIXES[to]}"
     report = export.export(network, path, input_size=SIZE)  # the suffix says which format
     assert report.format == to
@@ -71,6 +73,21 @@ def test_formats(to, network, tmp_path, blotches, relative_error):
         with torch.no_grad():
             assert relative_error(function(images), network(images)) <= 1e-4
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    # It says what it takes and gives.
+    keys = "input", "image_size", "resize", "class_names"
+    found = dict.fromkeys(keys, "")
+    if to == "onnx":
+        import onnxruntime
+
+        found = onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map
+    elif to == "torchscript":
+        torch.jit.load(path, _extra_files=found)
+    else:
+        torch.export.load(path, extra_files=found)
+    about = {key: json.loads(found[key]) for key in keys}
+    assert about["class_names"] == [*network.class_names]
+    assert (about["image_size"], about["resize"]) == ([SIZE, SIZE], 31)
+    assert about["input"].startswith("RGB in [0, 1]")
 
 
 @pytest.mark.slow
@@ -204,29 +221,6 @@ def test_a_name_and_a_format_that_contradict_each_other(network, tmp_path):
     with pytest.raises(ValueError, match=message):
         export.export(network, tmp_path / "a.pt2", "onnx", input_size=SIZE)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    "to", [pytest.param(to, marks=[pytest.mark.slow] * (to == "onnx")) for to in FORMATS]
-)
-def test_files_say_what_they_take_and_give(to, network, tmp_path):
-    network.class_names = ("apple", "banana", "cherry", "dattel", "élan")
-    network.resize = 31
-    path = tmp_path / f"network{SUFFIXES[to]}"
-    export.export(network, path, input_size=SIZE)
-    keys = "input", "image_size", "resize", "class_names"
-    found = dict.fromkeys(keys, "")
-    if to == "onnx":
-        onnxruntime = pytest.importorskip("onnxruntime")
-        found = onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map
-    elif to == "torchscript":
-        torch.jit.load(path, _extra_files=found)
-    else:
-        torch.export.load(path, extra_files=found)
-    about = {key: json.loads(found[key]) for key in keys}
-    assert about["class_names"] == [*network.class_names]
-    assert (about["image_size"], about["resize"]) == ([SIZE, SIZE], 31)
-    assert about["input"].startswith("RGB in [0, 1]")
 
 
 def test_what_is_unknown_is_not_said():
