@@ -4,7 +4,6 @@ import dataclasses
 import math
 import os
 import signal
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from equicolor.data import (
     Split,
     biased_colormnist,
 )
+from equicolor.models.z2cnn import DROPPING as LAYERS_THAT_DROP
 from equicolor.models.z2cnn import Z2CNN
 from equicolor.training.ensemble import train
 from equicolor.training.ensemble.runs import Recipe, Result
@@ -87,11 +87,12 @@ def _double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("_double")
 @pytest.mark.parametrize("seeds", [[3], [3, 8]], ids=["one", "two"])
 @pytest.mark.parametrize("recipe", [PLAIN, EQUIVARIANT], ids=lambda recipe: recipe.model)
-def test_training_is_adam_with_one_cycle(
+def test_training_is_adam_with_one_cycle_and_dropout(
     data: ColorMNIST, recipe: Recipe, seeds: list[int], relative_error
 ) -> None:
     # So much decay and so large steps that leaving one out would show.
-    recipe = dataclasses.replace(recipe, epochs=3, weight_decay=0.1, lr=0.01)
+    options = {**recipe.options, "dropout": 0.2}
+    recipe = dataclasses.replace(recipe, options=options, epochs=3, weight_decay=0.1, lr=0.01)
     made = trainer(recipe, [data], seeds)
     made.stacked = dataclasses.replace(made.stacked, dtype=torch.float64)
     train._train(made, None, 1, None)
@@ -107,9 +108,22 @@ def test_training_is_adam_with_one_cycle(
             assert relative_error(state[key][run], expected) < 1e-9, key
 
 
+class _Dropout(nn.Module):
+    """Multiplies the channels of every image by factors ``[B, C]``."""
+
+    factors: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factors.view(*self.factors.shape, *[1] * (x.ndim - 2))
+
+
 def _train_plainly(recipe: Recipe, data: ColorMNIST, seed: int) -> tuple[Z2CNN, list[float]]:
-    """The same batches in a plain loop: the network and its losses."""
+    """The same batches and dropped channels in a plain loop: the network and its losses."""
     network = recipe.build(data.num_classes, seed).train()
+    dropouts = [_Dropout() for _ in LAYERS_THAT_DROP]
+    for layer, dropout in zip(LAYERS_THAT_DROP, dropouts, strict=True):
+        assert "Dropout" in type(network.blocks[layer][3]).__name__
+        network.blocks[layer][3] = dropout
     steps = recipe.epochs * -(-len(data.train.labels) // recipe.batch_size)
     assert steps >= 6
     optimizer = torch.optim.Adam(
@@ -119,6 +133,12 @@ def _train_plainly(recipe: Recipe, data: ColorMNIST, seed: int) -> tuple[Z2CNN, 
     losses = []
     for step in range(steps):
         images, labels = batch(data, recipe, seed, step)
+        shape = len(dropouts), len(images), recipe.options["width"]
+        numbers = uniform(torch.tensor([seed]), train._DROPOUT, step, math.prod(shape)).view(shape)
+        for dropout, of_layer in zip(dropouts, numbers, strict=True):
+            dropout.factors = (of_layer >= recipe.options["dropout"]) / (
+                1 - recipe.options["dropout"]
+            )
         optimizer.zero_grad()
         loss = F.cross_entropy(network(images.double()), labels)
         loss.backward()
@@ -127,40 +147,6 @@ def _train_plainly(recipe: Recipe, data: ColorMNIST, seed: int) -> tuple[Z2CNN, 
         if step + 1 < steps:
             scheduler.step()
     return network, losses
-
-
-@pytest.mark.slow
-def test_means_over_seeds_are_those_of_training_one_by_one(digits: Digits) -> None:
-    """Against an ordinary loop: torch's dropout, order, optimizer and schedule, other seeds."""
-    data = biased_colormnist(24.0, digits, train_size=160, test_size=500)
-    options = {"width": 8, "dropout": 0.1}
-    recipe = Recipe("z2cnn", options=options, epochs=6, batch_size=16, lr=1e-2)
-    together = [result.accuracy for result in train_many(recipe, product([data], range(10)))]
-    alone = [_train_alone(recipe, data, seed) for seed in range(1000, 1010)]
-    errors = [statistics.stdev(values) / math.sqrt(10) for values in (together, alone)]
-    assert min(*together, *alone) > 12  # all learn something
-    difference = statistics.fmean(together) - statistics.fmean(alone)
-    assert abs(difference) < 2 * math.hypot(*errors)
-
-
-def _train_alone(recipe: Recipe, data: ColorMNIST, seed: int) -> float:
-    torch.manual_seed(seed)
-    network = recipe.build(data.num_classes, seed)
-    size = len(data.train.labels)
-    steps = recipe.epochs * math.ceil(size / recipe.batch_size)
-    decay = recipe.weight_decay
-    optimizer = torch.optim.Adam(network.parameters(), lr=recipe.lr, weight_decay=decay)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.lr, total_steps=steps)
-    for _ in range(recipe.epochs):
-        for chosen in torch.randperm(size).split(recipe.batch_size):
-            optimizer.zero_grad()
-            logits = network(data.train.images[chosen])
-            F.cross_entropy(logits, data.train.labels[chosen]).backward()
-            optimizer.step()
-            schedule.step()
-    with torch.no_grad():
-        predicted = network.eval()(data.test.images).argmax(1)
-    return 100 * (predicted == data.test.labels).float().mean().item()
 
 
 def test_dropout_follows_the_stateless_numbers(data: ColorMNIST) -> None:
