@@ -114,13 +114,19 @@ def known_elsewhere(app: Sphinx, env: Any, node: Any, contnode: nodes.Node) -> n
     fetched. A name that is nowhere is an error.
     """
     path = node["reftarget"].split(".")
-    scopes = [(module, path) for name, module in sys.modules.items() if name[:9] == "equicolor"]
+    scopes = [(module, path) for module in own_modules(len(sys.modules))]
     for length in range(1, len(path) + 1):
         scopes.append((sys.modules.get(".".join(path[:length])), path[length:]))
     for scope, names in scopes:
         if functools.reduce(lambda found, name: getattr(found, name, None), names, scope):
             return contnode
     return None
+
+
+@functools.lru_cache(1)
+def own_modules(imported: int) -> list[Any]:
+    """Modules of the package; looked for anew where more modules were imported."""
+    return [module for name, module in sys.modules.items() if name[:9] == "equicolor"]
 
 
 def keep_colon(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:

@@ -5,12 +5,15 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from equicolor import _files
 from equicolor._files import LockedError, locked, output_folder, written_aside
+
+Start = Callable[..., "subprocess.CompletedProcess[str]"]
 
 HOLD = """
 import sys, time
@@ -76,7 +79,7 @@ def test_a_lock_is_held_against_other_processes_until_they_end(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_children_do_not_hold_a_lock(tmp_path: Path) -> None:
+def test_children_do_not_hold_a_lock(tmp_path: Path, start_script: Start) -> None:
     # A worker that outlives a killed run must not keep others from continuing it.
     path = tmp_path / "lock"
     with locked(path, "here"):
@@ -87,7 +90,7 @@ def test_children_do_not_hold_a_lock(tmp_path: Path) -> None:
     try:
         script = HOLD.format(src=str(Path(_files.__file__).parents[1]), path=str(path))
         script = script.replace("time.sleep(60)", "pass")
-        ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        ended = start_script(script)
         assert ended.stdout == "held\n", ended.stderr
     finally:
         os.kill(child, 9)
@@ -135,10 +138,9 @@ for name, write in writers.items():
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, start_script: Start) -> None:
     pytest.importorskip("resource")
-    script = [sys.executable, "-W", "ignore", "-c", FULL, str(tmp_path)]
-    result = subprocess.run(script, capture_output=True, text=True)
+    result = start_script(f"import sys; sys.argv[1:] = [{str(tmp_path)!r}]\n{FULL}")
     assert result.returncode == 0, result.stderr
     lines = [line for line in result.stdout.splitlines() if "refused" in line or "written" in line]
     assert len(lines) == 6
@@ -146,7 +148,9 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no /usr")
-def test_a_folder_where_nothing_may_be_written_is_refused_before_any_work() -> None:
+def test_a_folder_where_nothing_may_be_written_is_refused_before_any_work(
+    start_script: Start,
+) -> None:
     script = """
 import os
 from pathlib import Path
@@ -155,15 +159,7 @@ if os.geteuid() == 0:
     os.setuid(65534)  # nobody: root may write anywhere
 refuse_files(Path("/usr/new/results"))
 """
-    path = os.pathsep.join(
-        (str(Path(_files.__file__).parents[1]), os.environ.get("PYTHONPATH", ""))
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
+    ended = start_script(script)
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1] == (
         "PermissionError: results go to /usr/new/results, but /usr may not be written to"

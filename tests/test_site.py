@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import subprocess
-import sys
+from collections.abc import Callable
 from fnmatch import fnmatch
 from html.parser import HTMLParser
 from pathlib import Path
@@ -84,7 +84,10 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(
+    tmp_path_factory: pytest.TempPathFactory,
+    start_script: Callable[..., "subprocess.CompletedProcess[str]"],
+) -> Path:
     """The site, built with warnings as errors from a copy that the reference is written to."""
     pytest.importorskip("sphinx", reason="the extra [site] is not installed")
     pytest.importorskip("furo", reason="the extra [site] is not installed")
@@ -105,12 +108,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         json.dumps({"cells": [title, cell]})
     )
     built = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs"]
-    done = subprocess.run(
-        [*command, "-d", tmp_path_factory.mktemp("doctrees"), ".", built],
-        cwd=source,
-        capture_output=True,
-        text=True,
+    doctrees = tmp_path_factory.mktemp("doctrees")
+    options = ["-q", "-W", "--keep-going", "-c", "docs", "-d", str(doctrees), ".", str(built)]
+    done = start_script(
+        f"import os, sys; os.chdir({str(source)!r})\n"
+        f"from sphinx.cmd.build import main; sys.exit(main({options}))"
     )
     assert done.returncode == 0, done.stderr
     return built

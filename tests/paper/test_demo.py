@@ -76,7 +76,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_interrupted_demo_resumes_and_writes_its_report(tmp_path: Path) -> None:
+def test_interrupted_demo_resumes_and_writes_its_report(
+    tmp_path: Path, start_script: Callable[..., "subprocess.CompletedProcess[str]"]
+) -> None:
     script, output, outcome = (tmp_path / name for name in ("script.py", "report", "found"))
     script.write_text(_SCRIPT)
     command = [sys.executable, str(script), str(output)]
@@ -98,7 +100,9 @@ def test_interrupted_demo_resumes_and_writes_its_report(tmp_path: Path) -> None:
 
     # What was trained is not trained again.
     (output / "notes.txt").write_text("mine")
-    again = subprocess.run([*command, "0", str(outcome)], stderr=subprocess.PIPE, text=True)
+    again = start_script(
+        f"import sys; sys.argv[1:] = {[str(output), '0', str(outcome)]}\n{_SCRIPT}"
+    )
     assert again.returncode == 0, again.stderr
     names = sorted(path.name for path in output.iterdir())
     assert names == ["notes.txt", "report.html", "summary.json"]
