@@ -14,7 +14,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import equicolor
-from equicolor.canonicalization import Canonicalized, HueSelector
+from equicolor.canonicalization import Canonicalized, HueSelector, report
 from equicolor.cli.app import app
 from equicolor.models import load_model, save_model, z2cnn
 from equicolor.models.tensor_files import read_pickle
@@ -73,6 +73,17 @@ def run(place, tmp_path, monkeypatch):
     return call
 
 
+@pytest.fixture
+def uncounted(monkeypatch):
+    """The cost is not counted and nothing is drawn, which take longer than a fit.
+
+    For tests that look at neither; others do both, for every kind of network.
+    """
+    table = report.Table(report.COST_COLUMNS, [])
+    monkeypatch.setattr(report, "_cost_table", lambda *arguments: table)
+    monkeypatch.setattr(report, "png", lambda figure: b"")
+
+
 @pytest.mark.slow
 def test_fits_judges_and_writes(run, tmp_path):
     result = run(f"net.safetensors --data images {FAST} --modes 2 --gate 0.5 --rotations 6")
@@ -99,6 +110,7 @@ def test_fits_judges_and_writes(run, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("uncounted")
 def test_networks_in_files_and_images_without_labels(run, tmp_path):
     result = run(f"mine.py:network --unlabelled images {FAST}")
     assert result.exit_code == 0, result.output
@@ -119,6 +131,7 @@ def test_networks_in_files_and_images_without_labels(run, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("uncounted")
 def test_other_images_to_train_on(run, tmp_path):
     result = run(f"net.safetensors --data images --unlabelled images/sky {FAST}")
     assert result.exit_code == 0, result.output
@@ -127,6 +140,7 @@ def test_other_images_to_train_on(run, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("uncounted")
 @pytest.mark.parametrize("data", ["--unlabelled corrupt", "--data images --unlabelled corrupt"])
 def test_corrupt_images_are_left_out(data, run, tmp_path):
     result = run(f"net.safetensors {data} --skip-corrupt {FAST}")
@@ -196,6 +210,7 @@ def test_an_earlier_result_is_kept(run, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("uncounted")
 def test_an_interrupted_fit_is_continued(run, place, tmp_path):
     """A real process and a real interrupt; that weights are the same is for test_fit.py."""
     words = f"net.safetensors --data images {FAST} --epochs 9 -o {tmp_path}".split()
@@ -219,6 +234,7 @@ def test_an_interrupted_fit_is_continued(run, place, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("uncounted")
 def test_force_begins_an_interrupted_fit_again(run, tmp_path):
     state = tmp_path / "out" / "fit.ckpt"
     state.parent.mkdir()
