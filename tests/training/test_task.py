@@ -86,6 +86,7 @@ def plain_training(recipe: TrainingRecipe) -> nn.Module:
     "change",
     ["paper", *(pytest.param(name, marks=pytest.mark.slow) for name in CHANGES if name != "paper")],
 )
+@pytest.mark.usefixtures("few_shifts")
 def test_training_is_the_plain_loop(
     change: str, toy_recipe: TrainingRecipe, tmp_path: Path, relative_error
 ) -> None:
@@ -99,6 +100,7 @@ def test_training_is_the_plain_loop(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_shifts")
 def test_augmentation_changes_what_is_learned(toy_recipe: TrainingRecipe, tmp_path: Path) -> None:
     small = dataclasses.replace(
         toy_recipe, model="z2cnn", options={"width": 2}, size=28, resize=30, epochs=1

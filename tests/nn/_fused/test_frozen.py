@@ -55,7 +55,7 @@ def calls(monkeypatch):
     return seen
 
 
-def make(settle, *, widths=(5,), blocks=(1,), small=True, size=6, **options):
+def make(settle, *, widths=(5,), blocks=(1,), small=True, size=4, **options):
     """A settled ResNet and images for it."""
     bottleneck = options.pop("bottleneck", False)
     network = ResNet(
@@ -70,7 +70,7 @@ def make(settle, *, widths=(5,), blocks=(1,), small=True, size=6, **options):
 
 NETWORKS = {
     "two rotations, full filters": {"rotations": 2, "separable": False},
-    "three": {"blocks": (2, 1)},
+    "three": {"blocks": (2, 1), "size": 6},
     "three, a stem that pools, hsv": {"small": False, "size": 18, "lifting": "hsv"},
     "three, odd widths": {"widths": (3, 17), "coset_pool": "avg"},
     "three, hybrid": {"ce_stages": 1, "small": False, "size": 20},
@@ -144,7 +144,7 @@ def test_filters_are_made_once_for_every_dtype(settle, calls):
 
 @pytest.mark.slow
 def test_norms_are_laid_out_once_for_every_number_of_pixels(settle, monkeypatch):
-    network, images = make(settle)
+    network, images = make(settle, size=6)
     folded, repeated = fold(network), Counter()
     original = frozen.kernels().row_vectors
 

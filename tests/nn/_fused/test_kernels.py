@@ -80,8 +80,10 @@ def packed_filters(weight, pointwise, table, planes):
     return torch.cat([alone, wide])
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 12])
-@pytest.mark.parametrize("shape", [(3, 2, 2, 1), (17, 70, 1, 2)])
+@pytest.mark.parametrize(
+    ("shape", "n"),  # filters of several tiles with few rotations, and one tile with any
+    [*(((3, 2, 2, 1), n) for n in (1, 2, 3, 12)), *(((17, 70, 1, 2), n) for n in (1, 2, 3))],
+)
 @pytest.mark.parametrize("separable", [False, True])
 @forms
 def test_filters_are_mixed_and_packed(n, shape, separable, paired, relative_error):

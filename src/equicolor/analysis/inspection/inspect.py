@@ -174,7 +174,8 @@ def inspect(
     size = subject.facts["size"]
     layers_seen = find_layers(network, size, layers)
     drawn = stage_ends(layers_seen)[-SHEETS:] if sheet_layers is None else list(sheet_layers)
-    names = list(layers_seen | find_layers(network, size, drawn))
+    others = [] if layers_seen.keys() >= set(drawn) else find_layers(network, size, drawn)
+    names = list(dict.fromkeys([*layers_seen, *others]))
     evaluation = None
     if not subject.unjudged:
         evaluation = judge(subject, actions=["hsv"], shifts=shifts, console=console)
