@@ -155,11 +155,12 @@ def test_models_as_json() -> None:
 
 
 @pytest.mark.slow
-def test_neither_help_loads_plotting_nor_models_the_experiments(start_script: Start) -> None:
+def test_commands_import_only_what_they_need(start_script: Start) -> None:
     code = (
         "import sys, equicolor.cli; assert not {'matplotlib', 'sklearn'} & set(sys.modules); "
         "from equicolor.cli.app import app; app(['models'], standalone_mode=False); "
-        "assert 'equicolor.paper.configurations' not in sys.modules"
+        "assert 'equicolor.paper.configurations' not in sys.modules; "
+        "app(['reproduce', 'list'], standalone_mode=False); assert 'lightning' not in sys.modules"
     )
     result = start_script(code)
     assert result.returncode == 0, result.stderr

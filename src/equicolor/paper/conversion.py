@@ -23,7 +23,6 @@ from equicolor.reporting.html import Section
 from equicolor.reporting.tables import Table
 from equicolor.results import Row
 from equicolor.training.finetuning import finetune_recipe
-from equicolor.training.fit import fit
 from equicolor.training.recipes import JITTER
 from equicolor.training.run_folder import origin_of, recipe_of_run
 from equicolor.training.run_options import RunOptions
@@ -50,6 +49,8 @@ def run(job: Job, context: Context) -> list[Row]:
     The plain network is fine-tuned as long, without and with hue jitter: what more training, or
     the usual remedy, does by itself. Each row tells its ``stage`` in words.
     """
+    from equicolor.training.fit import fit  # slow: it imports Lightning
+
     (training,) = context.before
     data, device = job.about["dataset"], choose_device(context.device)
     rotations, epochs = job.settings["rotations"], job.settings["finetune_epochs"]

@@ -222,7 +222,7 @@ def follow(training: Job, kind: str, run: Any, settings: Row, *others: Job, **fi
 
 def train(job: Job, context: Context) -> list[Row]:
     """Train a network, and evaluate it under HSV hue shifts."""
-    from equicolor.training.fit import fit
+    from equicolor.training.fit import fit  # slow: it imports Lightning
     from equicolor.training.run_options import RunOptions
 
     recipe = TrainingRecipe(**{**job.settings["recipe"], "dataset": job.about["dataset"]})
