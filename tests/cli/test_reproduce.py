@@ -175,6 +175,10 @@ def test_seeds_are_a_number_or_a_list(text: str, seeds: tuple[int, ...]) -> None
         (["--only", "conversion", "--networks", "a"], "conversion does not take --networks"),
         (["--only", "configurations", "--seeds", "2"], "configurations does not take --seeds"),
         (["--only", "equivariance", "--datasets", "a"], "equivariance does not take datasets"),
+        (
+            ["--only", "turns,equivariance", "--redraw"],
+            "turns and equivariance do not take --redraw",
+        ),
         (["--from", "results", "--quick"], "--from shows the rows that are there"),
         (["--from", "results", "--workers", "3"], "--from shows the rows that are there"),
         (["--only", ","], "--only takes names separated by commas, got ','"),

@@ -290,11 +290,11 @@ def _reproduce(ids: list[str] | None, values: dict[str, Any]) -> None:
         return
     if figures is not None:
         raise ValueError("--figures needs --from: a run has them in its figures/")
-    if len(experiments) == 1:  # of several, each takes the options that it has
-        for name in given:
-            if name not in experiments[0].options:
-                what = "datasets" if name == "datasets" else f"--{name}"
-                raise ValueError(f"{experiments[0].id} does not take {what}")
+    for name in given:  # each experiment takes the options that it has
+        if not any(name in each.options for each in experiments):
+            what = "datasets" if name == "datasets" else f"--{name}"
+            who = " and ".join(each.id for each in experiments)
+            raise ValueError(f"{who} {'does' if len(experiments) == 1 else 'do'} not take {what}")
     cuda = _sees_gpu(how)
     if not (quick or cuda) and any("epochs" in each.options for each in experiments):
         typer.echo("no GPU: the full protocol takes weeks; --quick takes minutes", err=True)
