@@ -101,8 +101,8 @@ def test_train(run, tmp_path: Path) -> None:
     pattern = r"(\w+): (\S+)% on red digits, (\S+)% on green ones"
     (plain, red, green), (name, seen, unseen) = (re.fullmatch(pattern, x).groups() for x in lines)
     assert (plain, name) == ("z2cnn", "cecnn")
-    assert min(float(red), float(seen)) > 60
-    assert float(green) < 50
+    assert min(float(red), float(seen)) > 30  # chance is 10: few digits and epochs
+    assert float(green) < min(float(red), 50)
     assert abs(float(unseen) - float(seen)) < 1  # the same logits but for rounding
 
 
