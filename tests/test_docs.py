@@ -306,6 +306,20 @@ def test_the_step_of_a_spatial_group_is_that_of_the_rows() -> None:
     assert f"{plain:.0f} and {turned:.0f} ms" in page
 
 
+def test_the_cost_of_selectors_is_that_of_the_rows() -> None:
+    found = read_results(ROOT / "results/bench-selector-cuda.json")["rows"]
+    rows = [row for row in found if row["mode"] == "forward"]
+    plain = {row["form"]: row["ms"] for row in rows if row["name"] == "plain"}
+    page = (ROOT / "docs/canonicalize.md").read_text()
+    for row in rows:
+        if "selector" in row:
+            ratios = (row["ms"] / plain[form] for form in ("captured", "compiled-graphs"))
+            cells = f"{row['ms']:.1f}", *(f"{ratio:.2f}" for ratio in ratios)
+            assert f"| `{row['selector']}` | {' | '.join(cells)} |" in page
+    assert f"takes {plain['captured']:.1f} ms" in page
+    assert f"{plain['compiled-graphs']:.1f} ms" in page
+
+
 def test_the_changes_at_other_sizes_are_those_of_the_committed_rows() -> None:
     rows = read_results(ROOT / "results" / "turns.json")["rows"]
     page = (ROOT / "docs" / "space.md").read_text()
