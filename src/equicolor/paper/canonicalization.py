@@ -75,8 +75,8 @@ def _is_measured(selection: str, training: Job, scope: Scope, *, first: bool) ->
     options = training.settings["recipe"]["options"]
     if not _is_plain(options):
         # A selector has nothing to add to a network with as many hues as it compares.
-        finer = options["rotations"] < _ROTATIONS
-        return selection in (_ALONE, "grey world") or (selection == "default selector" and finer)
+        fewer = options["rotations"] < _ROTATIONS
+        return selection in (_ALONE, "grey world") or (selection == "default selector" and fewer)
     return selection not in _TINY and (first or selection not in _ONCE)
 
 
