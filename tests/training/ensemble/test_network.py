@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.training.ensemble.dropping import drop
 from torch import Tensor, nn
 
 from equicolor.models import cecnn, z2cnn
@@ -130,17 +131,6 @@ def gradient_error(networks: list[Z2CNN], pad: bool, relative_error) -> float:
     return max(errors)
 
 
-class Factors(nn.Module):
-    """Dropout with given factors, for one network: ``[B, C]``."""
-
-    def __init__(self, factors: Tensor) -> None:
-        super().__init__()
-        self.factors = factors
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.factors.view(*self.factors.shape, *[1] * (x.ndim - 2))
-
-
 @cases("plain", "flat", "two layers", "hsv")
 def test_dropout_drops_whole_channels(name: str, count: int, pad: bool, relative_error) -> None:
     networks = [network.train() for network in make(name, count)]
@@ -151,8 +141,7 @@ def test_dropout_drops_whole_channels(name: str, count: int, pad: bool, relative
     state = stack_states(networks)
     found = stacked.logits(state, images, training=True, dropout=factors)
     for index, network in enumerate(networks):
-        for position, layer in enumerate((0, 2, 3, 4)):
-            network.blocks[layer][3] = Factors(factors[position, :, index])
+        drop(network, factors[:, :, index])
     expected = torch.stack([n(x) for n, x in zip(networks, images, strict=True)])
     assert relative_error(found, expected) < 1e-3  # a channel dropped wrongly changes a tenth
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.training.ensemble import dropping
 from torch import Tensor, nn
 
 from equicolor._random import permutation, uniform
@@ -24,7 +25,6 @@ from equicolor.data import (
     Split,
     biased_colormnist,
 )
-from equicolor.models.z2cnn import DROPPING as LAYERS_THAT_DROP
 from equicolor.models.z2cnn import Z2CNN
 from equicolor.training.ensemble import train
 from equicolor.training.ensemble.runs import Recipe, Result
@@ -108,22 +108,11 @@ def test_training_is_adam_with_one_cycle_and_dropout(
             assert relative_error(state[key][run], expected) < 1e-9, key
 
 
-class _Dropout(nn.Module):
-    """Multiplies the channels of every image by factors ``[B, C]``."""
-
-    factors: Tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.factors.view(*self.factors.shape, *[1] * (x.ndim - 2))
-
-
 def _train_plainly(recipe: Recipe, data: ColorMNIST, seed: int) -> tuple[Z2CNN, list[float]]:
     """The same batches and dropped channels in a plain loop: the network and its losses."""
     network = recipe.build(data.num_classes, seed).train()
-    dropouts = [_Dropout() for _ in LAYERS_THAT_DROP]
-    for layer, dropout in zip(LAYERS_THAT_DROP, dropouts, strict=True):
-        assert "Dropout" in type(network.blocks[layer][3]).__name__
-        network.blocks[layer][3] = dropout
+    assert all("Dropout" in type(network.blocks[layer][3]).__name__ for layer in dropping.LAYERS)
+    probability = recipe.options["dropout"]
     steps = recipe.epochs * -(-len(data.train.labels) // recipe.batch_size)
     assert steps >= 6
     optimizer = torch.optim.Adam(
@@ -133,12 +122,9 @@ def _train_plainly(recipe: Recipe, data: ColorMNIST, seed: int) -> tuple[Z2CNN, 
     losses = []
     for step in range(steps):
         images, labels = batch(data, recipe, seed, step)
-        shape = len(dropouts), len(images), recipe.options["width"]
+        shape = len(dropping.LAYERS), len(images), recipe.options["width"]
         numbers = uniform(torch.tensor([seed]), train._DROPOUT, step, math.prod(shape)).view(shape)
-        for dropout, of_layer in zip(dropouts, numbers, strict=True):
-            dropout.factors = (of_layer >= recipe.options["dropout"]) / (
-                1 - recipe.options["dropout"]
-            )
+        dropping.drop(network, (numbers >= probability) / (1 - probability))
         optimizer.zero_grad()
         loss = F.cross_entropy(network(images.double()), labels)
         loss.backward()
