@@ -31,7 +31,7 @@ Score = Callable[[Tensor], Tensor]
 # The size of images and the first width of learned selectors.
 PRESETS: dict[str, dict[str, int]] = {
     "fast": {"size": 64, "width": 16},
-    "default": {"size": 80, "width": 32},
+    "default": {"size": 72, "width": 32},
     "accurate": {"size": 128, "width": 32},
 }
 OF_SELECTOR = "rotations", "size", "width"

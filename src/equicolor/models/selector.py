@@ -68,7 +68,7 @@ class HueSelector(Network):
         return scores
 
 
-def hue_selector(*, rotations: int = 12, size: int = 80, width: int = 32) -> HueSelector:
+def hue_selector(*, rotations: int = 12, size: int = 72, width: int = 32) -> HueSelector:
     """A :class:`HueSelector` with random weights.
 
     Example:
