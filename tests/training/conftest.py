@@ -5,7 +5,7 @@ import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -89,6 +89,22 @@ def finished(toy_recipe: TrainingRecipe, tmp_path_factory: pytest.TempPathFactor
         )
     assert found is not None
     return found
+
+
+@pytest.fixture(scope="session")
+def in_processes(
+    toy_recipe: TrainingRecipe, once: Callable[..., Path], start_script: Callable[..., Any]
+) -> Path:
+    """The runs of tests/training/processes.py, beside what they printed."""
+
+    def fill(folder: Path) -> None:
+        arguments = (toy_recipe.to_json(), str(folder))
+        script = f"from tests.training import processes\nprocesses.main(*{arguments!r})"
+        ended = start_script(script, Path(__file__).parents[2])
+        (folder / "stdout").write_text(ended.stdout)
+        (folder / "stderr").write_text(ended.stderr)
+
+    return once("processes", fill)
 
 
 @pytest.fixture

@@ -2,14 +2,11 @@
 
 import dataclasses
 import json
-import multiprocessing
-import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed import run as torchrun
+from tests.training.processes import CHANGES, OPTIONS
 
 from equicolor.models import load_model
 from equicolor.training import fit as fitting
@@ -20,31 +17,6 @@ from equicolor.training.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow  # processes are started
 
-# Tiny networks are chaotic: in float32 a change in the last digit of the weights becomes one of
-# 10 % in ten steps. So the long runs are in float64, and that in float32 is short.
-CHANGES = {
-    "adam": {"jitter": 0.5, "ema": 0.9, "clip": 1.0},
-    "sgd": {
-        "epochs": 2, "optimizer": "sgd", "lr": 0.001, "model": "resnet18", "options": {"width": 4},
-    },
-    "float32": {"epochs": 1, "options": {"width": 8, "rotations": 2}},
-}  # fmt: skip
-OPTIONS = {"device": "cpu", "checkpoint_every": 0, "validate_every": 2}
-
-SCRIPT = """
-from equicolor.training import fit as fitting
-from equicolor.training import loop
-from equicolor.training.recipes import TrainingRecipe
-
-evaluate = fitting.evaluate
-fitting.evaluate = lambda network, *args, **options: evaluate(network.float(), *args, **options)
-for name, text in {texts!r}.items():
-    loop._PRECISIONS["float32"] = "32-true" if name == "float32" else "64-true"
-    options = fitting.RunOptions(devices=2, **{options!r})
-    found = fitting.fit(TrainingRecipe.from_json(text), {folder!r} + "/" + name, options)
-    print(name, found is not None)
-"""
-
 
 @pytest.fixture(scope="module")
 def recipes(toy_recipe: TrainingRecipe) -> dict[str, TrainingRecipe]:
@@ -52,35 +24,18 @@ def recipes(toy_recipe: TrainingRecipe) -> dict[str, TrainingRecipe]:
 
 
 @pytest.fixture(scope="module")
-def runs(recipes: dict[str, TrainingRecipe], once: Callable[..., Path]) -> Path:
-    """Every recipe trained by two processes under torchrun, in a folder of its name."""
-    return once("ddp", lambda folder: _train(recipes, folder))
-
-
-def _train(recipes: dict[str, TrainingRecipe], folder: Path) -> None:
-    texts = {name: recipe.to_json() for name, recipe in recipes.items()}
-    script = folder / "train.py"
-    script.write_text(SCRIPT.format(texts=texts, options=OPTIONS, folder=str(folder)))
-    # Forked, which saves the imports of torchrun; its two processes are new ones.
-    process = multiprocessing.get_context("fork").Process(
-        target=_torchrun, args=(script, folder / "stdout", folder / "stderr")
-    )
-    process.start()
-    process.join(300)
-    assert process.exitcode == 0, (folder / "stderr").read_text()
+def runs(in_processes: Path) -> Path:
+    """Every recipe trained by two processes, in a folder of its name."""
     # Both processes ran every recipe, and one of them has the result.
-    lines = sorted((folder / "stdout").read_text().splitlines())
-    assert lines == sorted(f"{name} {first}" for name in CHANGES for first in (False, True))
-
-
-def _torchrun(script: Path, stdout: Path, stderr: Path) -> None:
-    for number, path in enumerate((stdout, stderr), 1):
-        with path.open("w") as file:
-            os.dup2(file.fileno(), number)
-    torchrun.main(["--standalone", "--nproc_per_node=2", str(script)])
+    lines = sorted((in_processes / "stdout").read_text().splitlines())
+    expected = sorted(f"{name} {first}" for name in CHANGES for first in (False, True))
+    told = [line for line in lines if not line.startswith("step ")]
+    assert told == expected, (in_processes / "stderr").read_text()
+    return in_processes
 
 
 @pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.usefixtures("few_shifts")
 def test_two_processes_learn_what_one_learns(
     name: str,
     runs: Path,
@@ -117,6 +72,7 @@ def test_the_result_is_that_of_the_whole_test_set(runs: Path) -> None:
     assert len(row["hue_curve"]) == 37
 
 
+@pytest.mark.usefixtures("few_shifts")
 def test_one_process_continues_what_two_began(
     runs: Path, recipes: dict[str, TrainingRecipe], tmp_path: Path
 ) -> None:

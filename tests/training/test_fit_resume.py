@@ -4,9 +4,6 @@ import dataclasses
 import multiprocessing
 import platform
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -14,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.training.processes import KILLED_AT
 
 from equicolor._files import LockedError, locked
 from equicolor.training import fit as fitting
@@ -27,41 +25,13 @@ pytestmark = pytest.mark.slow  # runs are trained again and again
 CPU = RunOptions(device="cpu", checkpoint_every=0)
 
 
-KILLED_AT = (2, 6)  # steps
-
-
 @pytest.fixture(scope="module")
-def killed(finished: Fit, once: Callable[..., Path]) -> dict[int, Path]:
+def killed(in_processes: Path) -> dict[int, Path]:
     """Runs that began in processes of their own, each killed after so many steps."""
-    root = once("killed", lambda root: _kill(finished, root))
-    return {step: root / str(step) for step in KILLED_AT}
-
-
-def _kill(finished: Fit, root: Path) -> None:
-    script = f"""
-        import os, signal
-        from equicolor.training import monitor
-        from equicolor.training.fit import RunOptions, fit
-        from equicolor.training.recipes import TrainingRecipe
-
-        before = monitor.Monitor.on_train_batch_end
-        recipe = TrainingRecipe.from_json({finished.folder.recipe.read_text()!r})
-        for step in {KILLED_AT}:
-            def kill(self, trainer, *rest):
-                before(self, trainer, *rest)
-                if trainer.global_step == step:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            monitor.Monitor.on_train_batch_end = kill
-            child = os.fork()  # which has imported everything
-            if not child:
-                fit(recipe, f"{root}/{{step}}", RunOptions(device="cpu", checkpoint_every=0))
-                os._exit(0)
-            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-    """
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300
-    )
-    assert ended.stdout.split() == [str(-signal.SIGKILL)] * len(KILLED_AT), ended.stderr
+    said = (in_processes / "stdout").read_text().splitlines()
+    for step in KILLED_AT:
+        assert f"step {step} {-signal.SIGKILL}" in said, (in_processes / "stderr").read_text()
+    return {step: in_processes / str(step) for step in KILLED_AT}
 
 
 def hold(path: Path, ready: Connection) -> None:
