@@ -18,7 +18,10 @@ from equicolor.cli.app import app
 from equicolor.data import ImageSet, biased_colormnist, decode, load_mnist, longtailed_colormnist
 from equicolor.data.colormnist import ColorMNIST
 from equicolor.data.hue_statistics import HueStatistics, hue_statistics
+from equicolor.models import Network
 from equicolor.training import advice
+from equicolor.training import fit as fitting
+from equicolor.training.image_data import ImageData
 from equicolor.training.recipes import TrainingRecipe, default_recipe, recipes
 
 
@@ -183,7 +186,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dry runs try narrow networks: full ones take seconds for an image."""
+    build = fitting.build_network
+
+    def build_narrow(data: ImageData) -> Network:
+        options = {**data.recipe.options, "width": 2}
+        return build(ImageData(dataclasses.replace(data.recipe, options=options), data.options))
+
+    monkeypatch.setattr(fitting, "build_network", build_narrow)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("narrow")
 def test_advice_from_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measure = advice.measure_seconds
 
@@ -216,6 +232,7 @@ def test_advice_from_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("narrow")
 def test_commands_train_the_recipes_that_are_proposed(folder: Path) -> None:
     place = str(folder / "my fruit")
     for side, with_hue in ((300, 31), (96, 50), (40, 90)):

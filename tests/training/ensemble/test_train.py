@@ -2,10 +2,8 @@
 
 import dataclasses
 import math
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -413,10 +411,11 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_one_thread")
-def test_a_killed_run_resumes_bit_by_bit(tmp_path: Path) -> None:
-    code = f"{_SCRIPT}\ntrain({str(tmp_path / 'run')!r}, 2)"
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    killed = subprocess.run([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE)
+def test_a_killed_run_resumes_bit_by_bit(
+    tmp_path: Path, start_script: Callable[..., "subprocess.CompletedProcess[str]"]
+) -> None:
+    code = f"import torch\ntorch.set_num_threads(1)\n{_SCRIPT}\ntrain({str(tmp_path / 'run')!r}, 2)"
+    killed = start_script(code)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["training.checkpoint"]
     namespace: dict[str, Any] = {}
