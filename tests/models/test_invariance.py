@@ -37,10 +37,16 @@ def error(settle, blotches):
 
 
 @pytest.mark.parametrize(
-    ("rotations", "lifting"),
-    [*GROUPS[:2], *(pytest.param(*group, marks=pytest.mark.slow) for group in GROUPS[2:])],
+    ("name", "rotations", "lifting"),
+    [
+        *((name, *group) for name in POOLED for group in GROUPS[:2]),
+        *(
+            pytest.param(name, *group, marks=pytest.mark.slow)
+            for name in ("cecnn", "resnet18", "resnet44")
+            for group in GROUPS[2:]
+        ),
+    ],
 )
-@pytest.mark.parametrize("name", POOLED)
 def test_pooled_networks_are_invariant(name, rotations, lifting, error):
     build, options = POOLED[name]
     assert error(build, options, rotations=rotations, lifting=lifting) <= 1e-8

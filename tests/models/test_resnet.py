@@ -6,12 +6,13 @@ from equicolor.models import (
     ce_resnet18,
     ce_resnet44,
     create_model,
+    matched_widths,
     resnet18,
     resnet44,
     resnet50,
     resnet101,
 )
-from equicolor.models.widths import ARCHITECTURES, count
+from equicolor.models.widths import ARCHITECTURES, count, resolve_widths
 from equicolor.nn import CEConv2d, CELiftConv2d
 
 # The paper's Table 4, less the nine numbers of the hue rotation its code counts as parameters.
@@ -44,14 +45,15 @@ def test_parameters_of_the_bottleneck_network(count_parameters):
     assert count_parameters(on_meta("resnet50")) == 25_557_032  # torchvision's
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("depth", [18, 44])
 @pytest.mark.parametrize("rotations", range(2, 13))
-def test_matched_widths_keep_the_parameters(depth, rotations, count_parameters):
+def test_matched_widths_keep_the_parameters(depth, rotations):
     plain = PARAMETERS[depth][0]
     for ce_stages in range(1, len(PARAMETERS[depth])):
-        network = on_meta(f"resnet{depth}", rotations=rotations, ce_stages=ce_stages)
-        assert count_parameters(network) == pytest.approx(plain, rel=0.06), ce_stages
+        group = rotations, ce_stages, True
+        # Tests around this one count the parameters of networks.
+        parameters = count(ARCHITECTURES[depth], matched_widths(depth, *group), *group)
+        assert parameters == pytest.approx(plain, rel=0.06), ce_stages
 
 
 @pytest.mark.parametrize(
@@ -71,9 +73,8 @@ def test_other_depths_are_matched_too(name, options, count_parameters):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", [18, 44, 50])
-@pytest.mark.parametrize("rotations", [2, 4])
+@pytest.mark.parametrize(("rotations", "separable"), [(2, False), (4, True)])
 @pytest.mark.parametrize("ce_stages", [1, 2, 3])
-@pytest.mark.parametrize("separable", [True, False])
 def test_widths_are_matched_by_the_true_count(
     depth, rotations, ce_stages, separable, count_parameters
 ):
@@ -111,19 +112,17 @@ def test_width_argument(width, expected):
     assert network.linear.in_features == expected[-1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3, 4, 6, 8, 12])
-@pytest.mark.parametrize(("name", "stages"), [("resnet18", 4), ("resnet44", 3), ("resnet50", 4)])
-def test_fast_widths_are_friendly_and_keep_the_parameters(name, stages, n):
-    sizes = []
-    for width in (None, "fast"):
-        network = on_meta(name, rotations=n, width=width)
-        sizes.append(sum(parameter.numel() for parameter in network.parameters()))
-    first, *others = network.config["width"]
+@pytest.mark.parametrize(("depth", "stages"), [(18, 4), (44, 3), (50, 4)])
+def test_fast_widths_are_friendly_and_keep_the_parameters(depth, stages, n):
+    architecture, group = ARCHITECTURES[depth], (n, stages, True)
+    matched, fast = (resolve_widths(architecture, width, *group) for width in (None, "fast"))
+    first, *others = fast
     assert len(others) == stages - 1
     assert first % 32 == 0
     assert all(width % 16 == 0 for width in others)
-    assert sizes[1] == pytest.approx(sizes[0], rel=0.04 if name == "resnet18" else 0.12)
+    sizes = [count(architecture, widths, *group) for widths in (matched, fast)]
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.04 if depth == 18 else 0.12)
 
 
 @pytest.mark.parametrize("ce_stages", range(1, 5))
