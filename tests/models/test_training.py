@@ -17,7 +17,9 @@ pytestmark = [
 
 def resnet(classes, *, small=False, bottleneck=False, **options):
     """A ResNet with each kind of block once: tracing takes as long as there are blocks."""
-    return ResNet(Architecture((2, 1), bottleneck, 2, small, 10), classes, **options)
+    # The first bottleneck widens, so a shortcut that is the identity takes a second one.
+    blocks = (2, 1) if bottleneck else (1, 1)
+    return ResNet(Architecture(blocks, bottleneck, 2, small, 10), classes, **options)
 
 
 FAMILIES = {
@@ -31,6 +33,8 @@ FAMILIES = {
     "resnet44 flat": lambda: resnet(3, small=True, rotations=3, coset_pool=None, width=2),
     "resnet50 hybrid": lambda: resnet(3, bottleneck=True, rotations=3, ce_stages=1, width=2),
 }
+
+TRAINED = "cecnn hsv", "resnet18 hybrid hsv"  # forward and backward; of the others, forward alone
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +56,7 @@ def images_for(network, batch=2):
     return torch.rand(batch, 3, side, side)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in TRAINED])
 def test_forward_compiles_without_graph_breaks(name, relative_error, tolerance):
     network = shallow(FAMILIES[name]()).eval()
     images = images_for(network)
@@ -60,7 +64,7 @@ def test_forward_compiles_without_graph_breaks(name, relative_error, tolerance):
     assert relative_error(compiled(images), network(images)) <= tolerance[torch.float32]
 
 
-@pytest.mark.parametrize("name", ["cecnn hsv", "resnet18 hybrid hsv"])
+@pytest.mark.parametrize("name", TRAINED)
 def test_training_steps_compile_without_graph_breaks(name, relative_error):
     network = shallow(FAMILIES[name]()).double().train()
     for module in network.modules():

@@ -106,10 +106,8 @@ BLOCKS = {
     "two rotations": {"rotations": 2, "separable": False},
     "three": {"width": 7, "inputs": 7},
     "three, stride": {"inputs": 6, "width": 9, "stride": 2},
-    "three, full filters, stride": {"separable": False, "stride": 2},
     "four, projection alone": {"rotations": 4, "inputs": 3},
     "six": {"rotations": 6, "inputs": 3, "width": 3},
-    "twelve, stride": {"rotations": 12, "inputs": 2, "width": 3, "stride": 2},
     "bottleneck": {"inputs": 12, "width": 3, "bottleneck": True},
     "bottleneck, stride, full filters": {
         "width": 2,
@@ -144,7 +142,7 @@ def test_a_block_equals_the_ordinary_one(name, equals_the_ordinary_one):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",  # only norms differ from those in training
-    ["two rotations", "three, stride", "bottleneck", "three, quarter turns, stride"],
+    ["two rotations", "three, quarter turns, stride"],
 )
 def test_a_block_equals_the_ordinary_one_in_eval_mode(name, equals_the_ordinary_one):
     block = make_block(**BLOCKS[name]).eval()
@@ -190,7 +188,7 @@ def test_a_residual_of_another_shape_is_refused():
 @pytest.mark.parametrize(
     ("largest", "rotations", "bottleneck"),
     # No layer in pairs; those alone with few inputs.
-    [(0, 6, False), (16, 6, False), (16, 3, True)],
+    [(0, 3, False), (16, 4, False), (16, 3, True)],
 )
 def test_layers_need_not_be_paired(
     largest, rotations, bottleneck, monkeypatch, equals_the_ordinary_one
@@ -294,7 +292,7 @@ def test_second_derivatives_are_refused_with_advice():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("small_images", "lifting", "spatial"),
-    [(True, "rgb", "p1"), (False, "hsv", "p1"), (False, "hsv", "p4")],
+    [(True, "rgb", "p1"), (False, "hsv", "p4")],
 )
 def test_a_network_equals_the_ordinary_one(
     small_images, lifting, spatial, relative_error, fused_step

@@ -81,11 +81,15 @@ def packed_filters(weight, pointwise, table, planes):
 
 
 @pytest.mark.parametrize(
-    ("shape", "n"),  # filters of several tiles with few rotations, and one tile with any
-    [*(((3, 2, 2, 1), n) for n in (1, 2, 3, 12)), *(((17, 70, 1, 2), n) for n in (1, 2, 3))],
+    # Filters of several tiles with few rotations, and one tile with any; two make no pair.
+    ("shape", "n", "paired"),
+    [
+        *(((3, 2, 2, 1), n, False) for n in (1, 2, 3, 12)),
+        *(((3, 2, 2, 1), n, True) for n in (3, 12)),
+        *(((17, 70, 1, 2), n, n == 3) for n in (2, 3)),
+    ],
 )
 @pytest.mark.parametrize("separable", [False, True])
-@forms
 def test_filters_are_mixed_and_packed(n, shape, separable, paired, relative_error):
     outputs, inputs, *size = shape
     planes = Planes.of(n, paired=paired)
