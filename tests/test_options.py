@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 
 from equicolor import nn as ce
 from equicolor.cli.app import app
-from equicolor.models import cecnn, list_models, save_model
+from equicolor.models import list_models, save_model, z2cnn
 from equicolor.models.registry import get_builder
 from equicolor.paper import quick_images
 from equicolor.training.fields import settings
@@ -114,7 +114,7 @@ BASE: dict[str, str] = {
     "convert": "{folder}/network.safetensors -o {folder}/new.safetensors",
     "canonicalize": "{folder}/network.safetensors --data {folder}/other",
     "export": "{folder}/network.safetensors -o {folder}/new.onnx",
-    "cost": "ce_resnet18 --width 4",
+    "cost": "cecnn --width 4 --coset-pool max",
     "reproduce": "--quick",
     "reproduce list": "",
     "reproduce all": "--quick --only ablation-jitter,equivariance",
@@ -156,6 +156,7 @@ INSTEAD: dict[tuple[str, str], str] = {
     ("reproduce", "figures"): "--from {folder}/rows.json",
     ("convert", "match_parameters"): BASE["convert"] + " --init random",
     ("cost", "coset_pool"): "cecnn",
+    ("cost", "ce_stages"): "ce_resnet18 --width 4",
 }
 # A value of every option that is no flag: for one command, or for all.
 VALUES: dict[str | tuple[str, str], str] = {
@@ -175,10 +176,11 @@ VALUES: dict[str | tuple[str, str], str] = {
     "devices": "2", "epochs": "7", "examples": "3", "finetune": "{folder}/network.safetensors",
     "form": "dense", "gate": "0.5", "grey": "opponent", "hue": "120",
     "images": "{folder}/images/a/5.png", "init": "random", "input_size": "56",
+    ("cost", "input_size"): "29",
     "js": "", "jitter": "0.25", "launcher": "slurm",
     "launcher_option": "timeout_min=3", "layers": "a", "lifting": "hsv",
     ("convert", "lifting"): "rgb", "limit_images": "3", "lr": "0.5",
-    "model": "ce_resnet34", ("cost", "model"): "resnet44", ("export", "model"): "z2cnn",
+    "model": "ce_resnet34", ("cost", "model"): "ce_resnet18", ("export", "model"): "z2cnn",
     "models": "z2cnn", "modes": "2", "name": "cifar10", "network": "timm:resnet18",
     ("evaluate", "network"): "{folder}/second.safetensors",
     ("predict", "network"): "{folder}/second.safetensors", "networks": "baseline",
@@ -240,7 +242,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 if data == "corrupt":
                     file.write_bytes(file.read_bytes()[: 60 if index % 2 else None])
     for name in ("network", "second", "third"):
-        network = cecnn(2, width=4, coset_pool="max")
+        network = z2cnn(2, width=4)
         network.class_names = ("a", "b")
         save_model(network, place / f"{name}.safetensors")
     (place / "mine.py").write_text(

@@ -97,4 +97,5 @@ def test_rows_are_not_windows_of_one_sequence() -> None:
     numbers = uniform(torch.zeros(rows, dtype=torch.int64), 2, torch.arange(rows), size)
     levels = (numbers.double() * 2**24).long()
     pairs = (levels[:, :-1] << 24) + levels[:, 1:]
-    assert pairs.numel() - len(pairs.unique()) < 10  # a twentieth of one is expected
+    # Equal pairs are neighbours when sorted, which is quicker than `unique`.
+    assert (pairs.flatten().sort().values.diff() == 0).sum() < 10  # a twentieth of one is expected

