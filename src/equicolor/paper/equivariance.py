@@ -6,15 +6,19 @@ how far the pooled output moves. The output of an equivariant network must not m
 the angles of its group, and only a little between them if the group is fine.
 """
 
+import importlib.util
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from PIL import Image
 from torch import Tensor, nn
 
 from equicolor.color import shift_hue
@@ -88,10 +92,12 @@ def show(findings: Findings) -> Iterator[Section]:
 
 def sample_photo(height: int = 64) -> Tensor:
     """The photo of a flower that comes with scikit-learn, ``[1, 3, H, W]`` in [0, 1]."""
-    # Imported here: only the photo needs scikit-learn.
-    from sklearn.datasets import load_sample_image
-
-    photo = torch.tensor(load_sample_image("flower.jpg")).permute(2, 0, 1)[None] / 255
+    # Found, not imported: that would take seconds, and only its photo is needed.
+    package = importlib.util.find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+    with Image.open(Path(package.origin).parent / "datasets" / "images" / "flower.jpg") as image:
+        photo = torch.tensor(np.array(image)).permute(2, 0, 1)[None] / 255
     size = height, round(height * photo.shape[3] / photo.shape[2])
     return F.interpolate(photo, size, mode="bilinear", antialias=True)
 
