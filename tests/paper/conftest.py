@@ -3,6 +3,7 @@
 import io
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from equicolor.paper import report
@@ -20,7 +21,8 @@ def roughly_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def rough(figure: Figure) -> bytes:
         raw = io.BytesIO()
-        figure.savefig(raw, dpi=20, format="png")
+        figure.set_dpi(20)
+        FigureCanvasAgg(figure).print_png(raw)  # figure.savefig would draw it twice
         return raw.getvalue()
 
     monkeypatch.setattr(report, "png", rough)

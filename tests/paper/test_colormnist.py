@@ -139,6 +139,10 @@ def test_rows_say_everything(tiny: ColorMNIST, tmp_path: Path) -> None:
     assert json.loads(json.dumps(rows)) == rows
     assert row["precision"] == "float32"  # a CPU's
     assert [len(each.get("hue_curve", [])) for each in rows] == [37, 0]  # of the first seed
+    for row in rows:  # their networks are kept
+        network = load_model(tmp_path / f"{LONGTAILED}-seed{row['seed']}.safetensors")
+        hits = network(tiny.test.images).argmax(1) == tiny.test.labels
+        assert 100 * hits.float().mean().item() == pytest.approx(row["original"], abs=0.01)
 
     scope = replace(GPU, networks=("cecnn+jitter",), seeds=(0,), sigmas=(0.0, 1e6))
     (job,) = plan(BIASED, replace(scope, precision="float32"))
@@ -147,15 +151,6 @@ def test_rows_say_everything(tiny: ColorMNIST, tmp_path: Path) -> None:
     assert {row["dataset"] for row in rows} == {BIASED}
     assert (rows[0]["augmentation"], rows[0]["precision"]) == ("jitter 0.5", "float32")
     assert not {"per_class", "hue_curve"} & set(rows[0])
-
-
-@pytest.mark.slow
-def test_networks_are_kept(tiny: ColorMNIST, tmp_path: Path) -> None:
-    (job,) = plan(LONGTAILED, replace(GPU, networks=("cecnn",), seeds=(0, 1)))
-    for row in run(shrink(job), tmp_path):
-        network = load_model(tmp_path / f"{LONGTAILED}-seed{row['seed']}.safetensors")
-        hits = network(tiny.test.images).argmax(1) == tiny.test.labels
-        assert 100 * hits.float().mean().item() == pytest.approx(row["original"], abs=0.01)
 
 
 @pytest.mark.slow
