@@ -25,8 +25,9 @@ def tiny(digits: Digits) -> ColorMNIST:
 
 
 @pytest.fixture(autouse=True)
-def _small(tiny: ColorMNIST, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small datasets behind the same names."""
+def _small(tiny: ColorMNIST, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small datasets behind the same names, of the digits that are always there."""
+    monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
 
     def small_biased(sigma: float, digits: Digits, seed: int) -> ColorMNIST:
         return biased_colormnist(sigma, digits, seed=seed, train_size=20, test_size=10)
