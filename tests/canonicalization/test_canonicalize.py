@@ -371,18 +371,18 @@ def small():
 # The page of canonicalisation exports a learned selector to ONNX, see test_tutorial.py.
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("suffix", "select", "options"),
+    ("suffix", "form", "select", "options"),
     [
-        (".onnx", reds, {"modes": 2, "gate": 0.5}),
-        (".pt", "learned", {"modes": 2, "gate": 0.5}),
-        (".pt2", "learned", {}),
+        (".onnx", "auto", reds, {"modes": 2, "gate": 0.5}),
+        (".pt", "auto", "learned", {"modes": 2, "gate": 0.5}),
+        (".pt2", "dense", "learned", {}),  # which has fewer operations
     ],
 )
 def test_selector_shift_and_network_are_exported_in_one_file(
-    canonical, suffix, select, options, small, tmp_path
+    canonical, suffix, form, select, options, small, tmp_path
 ):
     model = canonical(small, select, normalization=None, **options).float()
-    report = export(model, tmp_path / f"model{suffix}", input_size=20)
+    report = export(model, tmp_path / f"model{suffix}", input_size=20, form=form)
     assert report.relative_error < 1e-4
 
 

@@ -3,10 +3,6 @@
 import json
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -211,17 +207,14 @@ def test_an_earlier_result_is_kept(run, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("uncounted")
-def test_an_interrupted_fit_is_continued(run, place, tmp_path):
+def test_an_interrupted_fit_is_continued(run, place, tmp_path, start_script):
     """A real process and a real interrupt; that weights are the same is for test_fit.py."""
-    words = f"net.safetensors --data images {FAST} --epochs 9 -o {tmp_path}".split()
-    command = [sys.executable, "-c", _SAVING, "canonicalize", *words]
-    process = subprocess.Popen(command, cwd=place, stderr=subprocess.PIPE, text=True)
+    words = f"canonicalize net.safetensors --data images {FAST} --epochs 9 -o {tmp_path}".split()
     state = tmp_path / "fit.ckpt"
-    while process.poll() is None and not state.exists():
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate()
-    assert process.returncode == 130, errors
+    given = f"words, place, state = {words!r}, {str(place)!r}, {str(state)!r}"
+    ended = start_script(given + _INTERRUPTED)
+    errors = ended.stderr
+    assert ended.returncode == 130, errors
     assert "The same command continues the fit" in errors
     assert errors.splitlines()[-1].startswith("equicolor: interrupted")
     assert state.exists()
@@ -247,13 +240,24 @@ def test_force_begins_an_interrupted_fit_again(run, tmp_path):
     assert not state.exists()
 
 
-# Saves the state after every epoch, however quick it is. Processes in the background of a shell
-# ignore interrupts, and so would this one.
-_SAVING = """
-import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)
+# Saves the state after every epoch, however quick it is, and interrupts itself once there is one.
+# Processes in the background of a shell ignore interrupts, and so would this one.
+_INTERRUPTED = """
+import os, signal, sys, threading, time
 import equicolor.canonicalization.fit as fit
 from equicolor.cli import main
+
+
+def interrupt():
+    while not os.path.exists(state):
+        time.sleep(0.02)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+os.chdir(place)
 fit._SAVE_EVERY = 0
+sys.argv = ["equicolor", *words]
+threading.Thread(target=interrupt, daemon=True).start()
 main()
 """

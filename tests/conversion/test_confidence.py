@@ -12,6 +12,7 @@ from equicolor.data.colormnist import biased_colormnist
 from equicolor.models import load_model, resnet18, save_model, z2cnn
 from equicolor.models.export import FORMATS, export
 from equicolor.models.registry import with_classes
+from equicolor.models.widths import ARCHITECTURES
 from equicolor.nn import fold
 from equicolor.nn.batched import BatchedCEConv2d, BatchedCELinear, BatchedDropout
 
@@ -171,7 +172,9 @@ def test_networks_without_logits_are_refused(model, message):
 
 
 @pytest.mark.slow
-def test_checkpoints_and_other_classes(images, settle, tmp_path):
+def test_checkpoints_and_other_classes(images, settle, tmp_path, monkeypatch):
+    short = ARCHITECTURES[18]._replace(blocks=(1, 1, 1, 1))
+    monkeypatch.setitem(ARCHITECTURES, 18, short)
     x = images.float()
     original = settle(resnet18(5, width=4), x)
     network = mixed(convert(original, 4, coset_pool="confidence", image_size=32)).eval()

@@ -381,6 +381,7 @@ def _spectral():
         (_tied(), {}, r"2: Conv2d: its weight is also '1.weight': tied"),
         (_spectral(), {}, r"1: Conv2d: its weight is computed by a hook"),
         (nn.Sequential(nn.Conv2d(3, 4, 40)), {}, r"does not take images \[2, 3, 32, 32\]: .*'0'"),
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(5)), {}, r"does not take images .*'1'"),
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:no layer of Own gets a filter")  # until="stem"

@@ -1,7 +1,7 @@
 """Files of weights: their bytes, and what is noticed in them."""
 
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,15 +13,18 @@ from equicolor.models import CheckpointError, cecnn, load_model, save_model
 
 
 @pytest.mark.slow
-def test_the_same_network_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_the_same_network_gives_the_same_bytes(
+    tmp_path: Path, start_script: Callable[..., "subprocess.CompletedProcess[str]"]
+) -> None:
     """Also in another process, where a hash table has another order."""
-    script = (
-        "import sys, torch; from equicolor.models import cecnn, save_model; torch.manual_seed(0); "
-        "network = cecnn(3, width=2); network.class_names = ('rød', 'b', 'c'); "
-        "save_model(network, sys.argv[1])"
-    )
     files = [tmp_path / f"{name}.safetensors" for name in "ab"]
-    subprocess.run([sys.executable, "-c", script, str(files[0])], check=True)
+    script = (
+        "import torch; from equicolor.models import cecnn, save_model; torch.manual_seed(0); "
+        "network = cecnn(3, width=2); network.class_names = ('rød', 'b', 'c'); "
+        f"save_model(network, {str(files[0])!r})"
+    )
+    ended = start_script(script)
+    assert ended.returncode == 0, ended.stderr
     torch.manual_seed(0)
     network = cecnn(3, width=2)
     network.class_names = ("rød", "b", "c")
