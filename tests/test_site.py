@@ -110,8 +110,9 @@ def site(
     built = tmp_path_factory.mktemp("site")
     doctrees = tmp_path_factory.mktemp("doctrees")
     options = ["-q", "-W", "--keep-going", "-c", "docs", "-d", str(doctrees), ".", str(built)]
+    # Looking for garbage takes a fifth of the time, and finds 160 MB.
     done = start_script(
-        f"import os, sys; os.chdir({str(source)!r})\n"
+        f"import gc, os, sys; gc.disable(); os.chdir({str(source)!r})\n"
         f"from sphinx.cmd.build import main; sys.exit(main({options}))"
     )
     assert done.returncode == 0, done.stderr
