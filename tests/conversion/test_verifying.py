@@ -155,6 +155,13 @@ class Mixup(InTraining):
         return 0.7 * x + 0.3 * x.flip(0)
 
 
+class TwoInTraining(InTraining):
+    """Takes no other number of images in training."""
+
+    def training_only(self, x):
+        return x + x.new_zeros(2, 1, 1, 1)
+
+
 class MicroBatchesInTraining(MicroBatches):
     def forward(self, x):
         return super().forward(x) if self.training else self.head(self.trunk(x))
@@ -196,6 +203,7 @@ class LargeMicroBatches(InTraining):
 
 WRONG = [
     (NumPyMask, {}, r"in train mode, once .*, features do not shift .*'second' \(Conv2d\), which"),
+    (TwoInTraining, {}, r"and in train mode it fails: "),
     (Mixup, {}, r"in train mode, once its hue filters are trained, features do not shift"),
     (Halves, {}, r"hue k is not .*'second' \(Conv2d\), which gets \[12, 4, 16, 8\]"),
     (Flips, {}, r"hue k is not the original network .*'second' .* gets \[12, 4, 16, 16\]"),
