@@ -121,16 +121,16 @@ def test_folder_to_onnx(run_notebook, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     shorter = {
         "digits.test_labels, 20": "digits.test_labels, 10",
-        "--batch-size 16 --epochs 12 --lr 0.005 \\\\": "--batch-size 16 --epochs 8 --lr 0.005 \\\\",
+        "--epochs 12 --lr 0.005 --output runs/plain": "--epochs 8 --lr 0.005 --output runs/plain",
         "--model cecnn": "--model cecnn --width 8",
-        "--epochs 12 --lr 0.005 --output": "--epochs 8 --lr 0.005 --output",
+        "--epochs 12 --lr 0.005 --output runs/eq": "--epochs 8 --lr 0.005 --output runs/eq",
         "--top 10 --shifts 13": "--top 3 --shifts 4 --examples 2 --sheets blocks.0.2",
     }
     results = run_notebook("folder_to_onnx.ipynb", shorter)["results"]
     plain, equivariant = (results[name]["hue_curve"] for name in ("plain", "equivariant"))
     assert results["plain"]["original"] > 90
     assert min(plain) < 30
-    assert min(equivariant) > 50
+    assert min(equivariant) > 40  # chance is 25; 64 and more was seen with three seeds
     assert max(equivariant) - min(equivariant) < 15
     written = {"page.html", "page-interactive.html", "digits.onnx", "hue-curves.png"}
     assert written <= {path.name for path in tmp_path.iterdir()}

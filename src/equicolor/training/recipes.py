@@ -62,12 +62,18 @@ class TrainingRecipe:
     finetune: str | None = None
     finetune_digest: str = ""
 
-    # "resized" crops have a random area and ratio. "padded" ones are shifted, for small images.
-    crop: str = setting("resized", choices=("resized", "padded"))
+    crop: str = _image(
+        "resized",
+        "resized (of a random area and ratio) or padded (shifted a little, for small images).",
+        usual="resized; padded for CIFAR",
+        choices=("resized", "padded"),
+    )
     # The short side of test images before their centre is cropped. Larger training images are
     # made so small, too.
     resize: int = setting(256, at_least=1, compared=False)
-    flip: bool = setting(True)
+    flip: bool = _image(
+        True, flags={"no_flip": (False, "No mirror images: for digits, letters, arrows.")}
+    )
     jitter: float = _augmentation(
         0.0, "Hue jitter in turns; 0.5 is any hue.", at_least=0, at_most=0.5
     )
