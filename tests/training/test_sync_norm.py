@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch import nn
+from torch import Tensor, nn
 
 from equicolor.models import resnet18
 from equicolor.nn import CEBatchNorm2d
@@ -33,7 +33,7 @@ def norms() -> list[nn.BatchNorm2d]:
     return made
 
 
-def inputs(norm: nn.BatchNorm2d) -> torch.Tensor:
+def inputs(norm: nn.BatchNorm2d) -> Tensor:
     torch.manual_seed(5)
     hues = (3,) if isinstance(norm, CEBatchNorm2d) else ()
     x = torch.randn(sum(SLICES), 4, *hues, 5, 6, dtype=torch.float64)
@@ -41,7 +41,7 @@ def inputs(norm: nn.BatchNorm2d) -> torch.Tensor:
     return 2 * x + torch.arange(sum(SLICES)).view(-1, *[1] * (x.ndim - 1)) + 100
 
 
-def run(norm: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
+def run(norm: nn.Module, x: Tensor) -> dict[str, Tensor]:
     """Two training steps' outputs, gradients and state, and the output in eval mode."""
     x = x.clone().requires_grad_()
     for _ in range(2):
@@ -64,12 +64,17 @@ def process(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
+def start_processes(folder: str) -> None:
+    mp.start_processes(process, (Path(folder),), nprocs=len(SLICES), start_method="fork")
+
+
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, torch.Tensor]]]:
+def found(tmp_path_factory: pytest.TempPathFactory, start_script) -> list[list[dict[str, Tensor]]]:
     folder = tmp_path_factory.mktemp("gloo")
-    # A forked process has imported everything, but cannot use CUDA after its parent did.
-    method = "spawn" if torch.cuda.is_available() else "fork"
-    mp.start_processes(process, (folder,), nprocs=len(SLICES), start_method=method)
+    # Not forks of this process: torch refuses gradients there if autograd has threads already.
+    script = f"from {__name__} import start_processes; start_processes({str(folder)!r})"
+    done = start_script(script, Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
     return [torch.load(folder / f"{rank}.pt") for rank in range(len(SLICES))]
 
 
