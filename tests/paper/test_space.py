@@ -19,6 +19,10 @@ ROW = {"dataset": "flowers102", "model": "resnet18", "rotations": 1, "augmentati
 class RedCorner(nn.Module):
     """Class 1 for images that are red in the upper left corner."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(7))
+
     def forward(self, images: Tensor) -> Tensor:
         red, green, blue = images[:, :, 0, 0].unbind(1)
         redness = red - 0.8 - (green + blue) / 2
@@ -31,7 +35,7 @@ def test_every_turn_meets_every_hue(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     batches = [(images, torch.tensor([1]))]
     monkeypatch.setattr(image_jobs, "network_and_images", lambda *_: (RedCorner(), batches, None))
     job = Job("a", "space", space.measure, {"hues": 12})
-    outcome = Outcome([ROW | {"seed": 0, "parameters": 7}], tmp_path)
+    outcome = Outcome([ROW | {"seed": 0}], tmp_path)
     (row,) = space.measure(job, Context(tmp_path, before=(outcome,)))
     # A corner comes back to its place in two of eight elements, red is red in one of twelve hues.
     assert row["turn_curve"] == [100, 0, 0, 0, 0, 100, 0, 0]
@@ -89,14 +93,14 @@ def test_sizes_at_which_turns_are_exact(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_shown_in_one_table_and_figure() -> None:
     keys = ("original", "hues_mean", "turns_mean", "both_mean")
     rows = [
-        {**ROW, **group, "seed": seed, **dict.fromkeys(keys, 50.0 + seed)}
+        {**ROW, **group, "seed": seed, "parameters": 11_230_000, **dict.fromkeys(keys, 50.0 + seed)}
         for group in ({}, {"spatial": "p4m"})
         for seed in (0, 2)
     ]
     (section,) = space.show(Findings({"space": rows}))
     assert section.table is not None
-    assert [row[:2] for row in section.table.rows] == [
-        ("ResNet-18", "51.00 ± 1.41"),
-        ("ResNet-18 (p4m)", "51.00 ± 1.41"),
+    assert [row[:3] for row in section.table.rows] == [
+        ("ResNet-18", "11.23 M", "51.00 ± 1.41"),
+        ("ResNet-18 (p4m)", "11.23 M", "51.00 ± 1.41"),
     ]
     assert list(space.show(Findings({}))) == []

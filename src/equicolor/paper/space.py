@@ -115,7 +115,7 @@ def measure(job: Job, context: Context) -> list[Row]:
             **image_jobs.facts(run),
             **{key: round(float(mean), 3) for key, mean in zip(_CONDITIONS, means, strict=True)},
             "turn_curve": [round(value, 3) for value in accuracy[:, 0].tolist()],
-            "parameters": trained.get("parameters"),
+            "parameters": sum(weight.numel() for weight in network.parameters()),
             "train_seconds": trained.get("train_seconds"),
         }
     ]
@@ -131,13 +131,20 @@ def show(findings: Findings) -> Iterator[Section]:
             variant.name: {key: [row[key] for row in group] for key in _CONDITIONS}
             for variant, group in by_variant(of_dataset).items()
         }
-        lines = [(name, *map(mean_and_std, values.values())) for name, values in cells.items()]
+        parameters = {
+            variant.name: f"{group[0]['parameters'] / 1e6:.2f} M"
+            for variant, group in by_variant(of_dataset).items()
+        }
+        lines = [
+            (name, parameters[name], *map(mean_and_std, values.values()))
+            for name, values in cells.items()
+        ]
         title = f"Hue times space, {dataset_title(dataset)}"
         words = f"{title}; {setting}" if setting else title
         yield Section(
             title,
             quick_note([dataset]),
-            Table(("network", *_CONDITIONS.values()), lines, words),
+            Table(("network", "parameters", *_CONDITIONS.values()), lines, words),
             _figure(cells),
             "Accuracy on the test images as they are, in all hues, turned and mirrored, and both; "
             "p4m is equivariance to quarter turns and mirror images.",
