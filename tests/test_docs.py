@@ -327,3 +327,87 @@ def test_the_changes_at_other_sizes_are_those_of_the_committed_rows() -> None:
         assert exact["change"] < 1e-12
         cells = exact["input_size"], f"{100 * usual['change']:.0f} % at {usual['input_size']}"
         assert f"| {cells[0]} | {cells[1]} |" in page
+
+
+def mean_of(rows: list[Row], key: str, digits: int = 1) -> str:
+    return f"{statistics.fmean(row[key] for row in rows):.{digits}f}"
+
+
+def worst_shift(rows: list[Row]) -> str:
+    curves = zip(*(row["hue_curve"] for row in rows), strict=True)
+    return f"{min(map(statistics.fmean, curves)):.1f}"
+
+
+def table_below(page: str, words: str) -> list[list[str]]:
+    """The cells of the first table of a page after some words."""
+    lines = page.partition(words)[2].partition("\n|--")[2].splitlines()[1:]
+    table = itertools.takewhile(lambda line: line.startswith("|"), lines)
+    return [line.strip("| ").split(" | ") for line in table]
+
+
+def test_the_accuracy_behind_selectors_is_that_of_the_rows() -> None:
+    page = (ROOT / "docs/canonicalize.md").read_text()
+    found = read_results(ROOT / "results/canonicalization.json")["rows"]
+    plain = {
+        stage: [row for row in found if (row["model"], row["stage"]) == ("resnet18", stage)]
+        for stage in {row["stage"]: None for row in found}
+    }
+    lines = table_below(page, "## What it gains")
+    assert len(lines) == 10
+    for stage, _, *numbers in lines:
+        rows = plain["network alone" if stage == "nothing" else stage]
+        assert numbers == [
+            mean_of(rows, "original"),
+            mean_of(rows, "hue_mean"),
+            worst_shift(rows),
+            mean_of(rows, "hue_kept") if "hue_kept" in rows[0] else "–",
+            mean_of(rows, "fit_seconds", 0) if "fit_seconds" in rows[0] else "–",
+            str(len(rows)),
+        ], stage
+    words = " ".join(page.split())
+    six = {row["stage"]: row for row in found if row["rotations"] == 6}
+    alone, behind = six["network alone"], six["default selector"]
+    assert (
+        f"{alone['original']:.1f} % on the originals, {alone['hue_mean']:.1f} % over all shifts "
+        "(seed 0). A default selector with twelve hues in front makes that "
+        f"{behind['original']:.1f} and {behind['hue_mean']:.1f} %."
+    ) in words
+    casts = [plain[stage] for stage in ("network alone", "grey world", "shades of grey")]
+    plain_, gray, shades = (
+        (mean_of(rows, "cast_mean"), mean_of(rows, "original")) for rows in casts
+    )
+    assert (
+        f"has {plain_[0]} % ({plain_[1]} % without), behind grey world {gray[0]} % ({gray[1]} % "
+        f"without), and behind shades of grey {shades[0]} % ({shades[1]} %, seed 0); HSV lifting "
+        f"with six rotations alone has {alone['cast_mean']:.1f} %."
+    ) in words
+    accurate = plain["accurate selector"]
+    assert (
+        f"has {mean_of(accurate, 'original')} % on the originals and "
+        f"{mean_of(accurate, 'hue_mean')} % over all shifts"
+    ) in " ".join((ROOT / "docs/which-network.md").read_text().split())
+
+
+def test_the_imagenet_network_behind_selectors_is_that_of_the_rows() -> None:
+    rows = read_results(ROOT / "results/canonicalize-efficientnet-lite0.json")["rows"]
+    lines = table_below((ROOT / "docs/canonicalize.md").read_text(), "**An ImageNet network.**")
+    expected = [
+        [row["stage"], mean_of([row], "original"), mean_of([row], "hue_mean"), worst_shift([row])]
+        for row in rows
+    ]
+    assert lines == [["nothing", *expected[0][1:]], *expected[1:]]
+
+
+def test_the_gains_of_space_are_those_of_the_rows() -> None:
+    found = read_results(ROOT / "results/space.json")["rows"]
+    groups: dict[tuple[int, str], list[Row]] = {}
+    for row in found:
+        groups.setdefault((row["rotations"], row.get("spatial", "p1")), []).append(row)
+    keys = "original", "hues_mean", "turns_mean", "both_mean"
+    expected = [
+        [f"{rows[0]['parameters'] / 1e6:.2f} M", *(mean_of(rows, key) for key in keys)]
+        for rows in groups.values()
+    ]
+    lines = table_below((ROOT / "docs/space.md").read_text(), "## What it gains")
+    assert [line[1:] for line in lines] == expected
+    assert all(len(rows) == 2 for rows in groups.values())
