@@ -124,6 +124,14 @@ def test_folders_that_are_no_classes_are_refused(
         load_dataset(tmp_path, "train")
 
 
+def test_a_test_part_may_be_alone(tmp_path: Path) -> None:
+    trees.folder(tmp_path / "test", {"cat": 1, "dog": 2})
+    trees.folder(tmp_path / "val", {"cat": 1, "dog": 1})
+    assert load_dataset(tmp_path, "test").labels.tolist() == [0, 1, 1]
+    info = find_dataset(tmp_path)
+    assert (info.num_classes, info.layout.split_by_seed) == (2, False)
+
+
 def test_images_may_lie_in_a_folder_of_their_class(tmp_path: Path) -> None:
     """As those of Tiny ImageNet."""
     for name in ("n01", "n02"):

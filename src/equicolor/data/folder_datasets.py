@@ -72,7 +72,7 @@ class Folder(Layout):
     are split about 80 to 20 by :func:`split_classes`. The two parts may also have the names of
     :data:`TRAIN`, :data:`TEST` and :data:`VALIDATION`, in any case. Folders that hold no folders
     are classes, whatever their names. A validation part is the test part where there is no other,
-    and is left out where there is one.
+    and is left out where there is one. A test part may be alone: there is nothing to train on then.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,31 +83,38 @@ class Folder(Layout):
     def missing(self, root: Path) -> list[str]:
         # Beside other folders "train" may be a class: trains, cars, ships.
         names = subfolders(self.path)
-        if len(names) == 1 and names[0].lower() in TRAIN:
-            return [f"{self.path / 'test'}/ (or val/)"]
-        lone = self._hold_folders(names) and {n.lower() for n in names} <= {*TEST, *VALIDATION}
-        return [f"{self.path / 'train'}/"] if lone else []
+        alone = len(names) == 1 and names[0].lower() in TRAIN
+        return [f"{self.path / 'test'}/ (or val/)"] if alone else []
 
     def classes(self) -> list[str]:
         """The names of the class folders."""
-        return subfolders(self.parts[0] if self.parts else self.path)
+        return subfolders(self.parts[1] if self.parts else self.path)
 
     def read(self, root: Path, split: str, seed: int) -> Contents:
         if self.parts:
-            self._warn_of_parts(*self.parts)
-            return read_parts(*self.parts, split)
+            train, test = self.parts
+            if train is None:
+                if split == "train":
+                    raise ValueError(
+                        f"there is no {self.path / 'train'}/ beside {test}/: nothing to train on"
+                    )
+                return _contents(class_images(test, checked_classes(test)))
+            self._warn_of_parts(train, test)
+            return read_parts(train, test, split)
         paths = class_images(self.path, checked_classes(self.path))
         return split_classes(self.path, paths, split, share=0.2, seed=seed)
 
-    def _find_parts(self) -> tuple[Path, Path] | None:
-        """The folders of the training and of the test part, if there are both."""
+    def _find_parts(self) -> tuple[Path | None, Path] | None:
+        """The folder of the training part, None if the test part is alone, and that of the test."""
+        folders = subfolders(self.path)
         train, test, validation = (
-            [name for name in subfolders(self.path) if name.lower() in names]
+            [name for name in folders if name.lower() in names]
             for names in (TRAIN, TEST, VALIDATION)
         )
+        alone = len(test + validation) == len(folders)
         test = test or validation
         # Folders that hold only images are classes, such as training, evaluation and support.
-        if not train or not test or not self._hold_folders(train + test):
+        if not (train or alone) or not test or not self._hold_folders(train + test):
             return None
         for names in (train, test):
             if len(names) > 1:
@@ -115,7 +122,7 @@ class Folder(Layout):
                     f"{self.path} holds {enumerated(names)}, which could each be the same part of "
                     "the dataset: rename all but one, such as to train and test"
                 )
-        return self.path / train[0], self.path / test[0]
+        return self.path / train[0] if train else None, self.path / test[0]
 
     def _hold_folders(self, names: Sequence[str]) -> bool:
         return any(subfolders(self.path / name) for name in names)
