@@ -219,11 +219,13 @@ def _own_answers(
     pretrained: bool = True,
     skip_corrupt: bool = False,
     precision: str = "auto",
+    classes_by_index: bool = False,
 ) -> Subject:
     """A network by name and images without labels, labelled with its answers to them."""
-    if split_seed is not None:
+    if split_seed is not None or classes_by_index:
         raise ValueError(
-            "--split-seed is of --data: images without labels are split by their names"
+            "--split-seed and --classes-by-index are of --data: images without labels are split by "
+            "their names, and have no classes"
         )
     device = torch.device(device)
     precision = choose_precision(precision, cuda=device.type == "cuda")

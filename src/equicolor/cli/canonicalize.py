@@ -6,14 +6,26 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from equicolor.cli.options import SUBJECT, names, settle_threads, slug, told_to_skip, with_options
+from equicolor.cli.options import (
+    JUDGING,
+    SUBJECT,
+    names,
+    settle_threads,
+    slug,
+    told_to_skip,
+    with_options,
+)
 
 __all__ = ["canonicalize"]
 
 _LEFT_OUT = ("split", "gray")  # judged is the test part, and grey images have no hue
+_OPTIONS = [
+    *(option for option in SUBJECT if option.name not in _LEFT_OUT),
+    *(option for option in JUDGING if option.name == "classes_by_index"),
+]
 
 
-@with_options([option for option in SUBJECT if option.name not in _LEFT_OUT])
+@with_options(_OPTIONS)
 def canonicalize(
     unlabelled: Annotated[
         str | None,
