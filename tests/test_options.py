@@ -317,6 +317,8 @@ def outcome(
         error = result.exception
         assert isinstance(error, Stop | SystemExit | None), (given, repr(error))
         printed = [re.sub(r"\S+ s\b", "", text) for text in (result.stdout, result.stderr)]
+        if isinstance(error, SystemExit) and result.exit_code:
+            printed = ["an error"]  # in other words it is no other outcome
         kept = (folder / "kept").exists()
         shutil.rmtree(folder / "kept", ignore_errors=True)
         return result.exit_code, printed, handed, kept
