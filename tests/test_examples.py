@@ -131,7 +131,8 @@ def test_folder_to_onnx(run_notebook, tmp_path: Path) -> None:
     assert results["plain"]["original"] > 90
     assert min(plain) < 30
     assert min(equivariant) > 40  # chance is 25; 64 and more was seen with three seeds
-    assert max(equivariant) - min(equivariant) < 15
+    exact = equivariant[::6]  # every 60°; rounding may move one of 40 images
+    assert max(exact) - min(exact) <= 2.5
     written = {"page.html", "page-interactive.html", "digits.onnx", "hue-curves.png"}
     assert written <= {path.name for path in tmp_path.iterdir()}
 
