@@ -19,7 +19,7 @@ from equicolor.nn import (
     CosetMaxPool,
     fold,
 )
-from equicolor.nn.functional import ce_conv2d, spatial_bank
+from equicolor.nn.functional import ce_conv2d, ce_lift_conv2d, spatial_bank
 from equicolor.testing import assert_equivariant, equivariance_error
 
 EXACT = 1e-10
@@ -271,6 +271,16 @@ class TestErrors:
         for layer, channels in ((CELiftConv2d, 3), (CEConv2d, 4)):
             with pytest.raises(ValueError, match=message):
                 layer(channels, 4, **{"spatial": "p4", **options})
+
+    def test_functions_check_the_same(self):
+        x, images = torch.rand(1, 8, 3, 5, 5), torch.rand(1, 3, 5, 5)
+        with pytest.raises(ValueError, match="3 filters cannot be divided into 2 groups"):
+            ce_conv2d(x, torch.rand(3, 4, 3, 3, 3), groups=2, padding=1, spatial="p4")
+        with pytest.raises(ValueError, match="stride must be the same for both"):
+            ce_conv2d(x, torch.rand(2, 8, 3, 3, 3), stride=(1, 2), spatial="p4")
+        filters = torch.rand(2, 3, 1, 3, 3)
+        with pytest.raises(ValueError, match="padding must be the same for both"):
+            ce_lift_conv2d(images, filters, padding=(0, 1), rotations=3, spatial="p4")
 
     def test_channels(self):
         x = torch.rand(1, 6, 3, 5, 5)

@@ -13,7 +13,7 @@ from equicolor.groups import CyclicAlgorithm, HueGroup, SpatialGroup, cyclic_alg
 from equicolor.nn import functional
 from equicolor.nn.algorithm import ALGORITHMS
 from equicolor.nn.constants import DerivedConstants
-from equicolor.nn.functional import LIFTINGS, Padding
+from equicolor.nn.functional import LIFTINGS, Padding, check_symmetric
 from equicolor.nn.layout import per_rotation
 from equicolor.nn.mixing import exact_matmul
 
@@ -62,27 +62,11 @@ class _CEConvNd(DerivedConstants):
         for name, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
             if channels % groups:
                 raise ValueError(f"{name} must be divisible by groups, got {channels} and {groups}")
-        if self._elements > 1:
-            self._check_symmetric()
+        check_symmetric(self.spatial, self.kernel_size, self.stride, self.padding, self.dilation)
 
     @property
     def _elements(self) -> int:
         return SpatialGroup(self.spatial).order
-
-    def _check_symmetric(self) -> None:
-        """Refuse options that tell height from width, or one side from the other."""
-        for name in ("kernel_size", "stride", "padding", "dilation"):
-            value = getattr(self, name)
-            if isinstance(value, tuple) and value[0] != value[1]:
-                raise ValueError(
-                    f"spatial={self.spatial!r} exchanges height and width: {name} must be the "
-                    f"same for both, got {value}"
-                )
-        if self.padding == "same" and self.dilation[0] * (self.kernel_size[0] - 1) % 2:
-            raise ValueError(
-                f"spatial={self.spatial!r} needs as much padding on either side: with "
-                f"padding='same' kernel_size must be odd, got {self.kernel_size[0]}"
-            )
 
     def _create_parameters(
         self,

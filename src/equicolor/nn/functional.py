@@ -110,6 +110,7 @@ def ce_lift_conv2d(
         raise ValueError(
             f"ce_lift_conv2d expects filters [O, 3, 1, kh, kw], got {list(weight.shape)}"
         )
+    check_symmetric(spatial, tuple(map(int, weight.shape[3:])), stride, padding, dilation)
     orbit = hue_orbit(images, rotations, lifting, matrices=matrices).flatten(0, 1)
     options: _Options = (stride, padding, dilation, 1)
     bank = spatial_bank(weight, spatial, of_images=True).squeeze(2)
@@ -162,6 +163,7 @@ def ce_conv2d(
     _checks.one_of("algorithm", algorithm, ALGORITHMS)
     n = int(x.shape[2])  # a tensor under torch.jit.trace
     _check_filters(x, weight, pointwise_weight, groups, tables)
+    check_symmetric(spatial, tuple(map(int, weight.shape[3:])), stride, padding, dilation)
     weight, bias = spatial_bank(weight, spatial), _spatial_bias(bias, spatial)
     if pointwise_weight is not None:
         pointwise_weight = spatial_bank(pointwise_weight, spatial)
@@ -368,6 +370,33 @@ def _cyclic_conv2d(
     return mix_together(tables.synthesis.T, products).permute(1, 2, 0, 3, 4)
 
 
+def check_symmetric(
+    spatial: str,
+    kernel_size: tuple[int, ...],
+    stride: int | tuple[int, ...],
+    padding: Padding,
+    dilation: int | tuple[int, ...],
+) -> None:
+    """Refuse options that tell height from width, or one side from the other, with turns."""
+    if SpatialGroup(spatial).order == 1:
+        return
+    options = {
+        "kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation,
+    }  # fmt: skip
+    for name, value in options.items():
+        if isinstance(value, tuple) and value[0] != value[-1]:
+            raise ValueError(
+                f"spatial={spatial!r} exchanges height and width: {name} must be the same for "
+                f"both, got {value}"
+            )
+    step = dilation[0] if isinstance(dilation, tuple) else dilation
+    if padding == "same" and step * (kernel_size[0] - 1) % 2:
+        raise ValueError(
+            f"spatial={spatial!r} needs as much padding on either side: with padding='same' "
+            f"kernel_size must be odd, got {kernel_size[0]}"
+        )
+
+
 def _check_filters(
     x: Tensor,
     weight: Tensor,
@@ -391,6 +420,8 @@ def _check_filters(
         raise ValueError(
             f"features have {n} rotations but the filters {group_shape[2]}: {group_shape}"
         )
+    if shape[0] % groups:
+        raise ValueError(f"{shape[0]} filters cannot be divided into {groups} groups: {shape}")
     if shape[1] * groups != x.shape[1]:
         raise ValueError(
             f"filters for {shape[1] * groups} channels got features with {x.shape[1]}: "
