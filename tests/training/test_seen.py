@@ -262,3 +262,12 @@ def test_every_layout_can_be_listed(tars: bool, tmp_path: Path) -> None:
     files = list_images(load_dataset("flowers102", "train", root=tmp_path)).files
     assert len(files) == 6
     assert all(name.startswith("flowers-102/jpg") and size > 0 for name, size in files.items())
+
+
+def test_a_test_part_alone_is_judged(
+    run: Path, pets: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = pets.parent / "alone"
+    trees.folder(alone / "test", {"cat": 2, "dog": 2})
+    assert len(load_subject(run, alone).images) == 4
+    assert "warning" not in capsys.readouterr().err

@@ -86,6 +86,11 @@ class Folder(Layout):
         alone = len(names) == 1 and names[0].lower() in TRAIN
         return [f"{self.path / 'test'}/ (or val/)"] if alone else []
 
+    @property
+    def test_alone(self) -> bool:
+        """Whether there are images to test on, and none to train on."""
+        return self.parts is not None and self.parts[0] is None
+
     def classes(self) -> list[str]:
         """The names of the class folders."""
         return subfolders(self.parts[1] if self.parts else self.path)

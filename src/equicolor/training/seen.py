@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from equicolor._text import enumerated
 from equicolor.data.datasets import DatasetInfo, find_dataset, load_dataset
 from equicolor.data.folder_datasets import Caltech101, Folder
-from equicolor.data.images import ImageSet, list_images
+from equicolor.data.images import ImageSet, Listing, list_images
 from equicolor.models.registry import Origin
 from equicolor.training.run_folder import find_run, origin_of
 
@@ -74,8 +74,11 @@ def _seen_last(
     if origin.split_seed is None or not (same or before or origin.training_digest):
         return Seen()
     now = list_images(tested).files
-    seed = origin.split_seed if find_dataset(dataset).layout.split_by_seed else 0
-    train = list_images(load_dataset(dataset, "train", seed=seed))
+    layout = find_dataset(dataset).layout
+    train = Listing({}, "")
+    if not (isinstance(layout, Folder) and layout.test_alone):
+        seed = origin.split_seed if layout.split_by_seed else 0
+        train = list_images(load_dataset(dataset, "train", seed=seed))
     if not before and (same or origin.training_digest == train.digest):
         trained = train.files
     elif same:
@@ -97,7 +100,7 @@ def _seen_last(
             f"renamed, replaced or removed since: {enumerated(changed, _SHOWN)}. Renamed ones may "
             "be among the test images"
         )
-    elif same and not before and origin.training_digest not in ("", train.digest):
+    elif same and not before and train.digest and origin.training_digest not in ("", train.digest):
         remarks.append(
             f"warning: the training images of {tested.name} are not those that {checkpoint} was "
             "trained on: files were added, renamed, replaced or removed. Renamed ones may be "
