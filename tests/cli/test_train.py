@@ -173,6 +173,8 @@ def test_crops_larger_than_padded_images_are_refused(
             "every side), but one is 32 × 32"
         )
     assert not (folder / "runs").exists()
+    recipe = recipe_of(invoke("cifar10", *options, "--crop", "resized", "--size", "40"))
+    assert (recipe.crop, recipe.size, recipe.resize > 40) == ("resized", 40, True)
 
 
 def test_recipes_are_listed_and_used(folder: Path) -> None:

@@ -212,13 +212,14 @@ def _choose(
     else:
         raise ValueError("a dataset is needed: a name, a folder, or --recipe DATASET/NETWORK")
     full_recipe = dataclasses.replace(full_recipe, options=full_recipe.options | network)
+    crop = changes.get("crop", full_recipe.crop)
     if finetune is None:
         with torch.device("meta"):  # bad options are told before anything else
             built = full_recipe.build(2)
-        if "spatial" in network and full_recipe.crop == "resized":
+        if "spatial" in network and crop == "resized":
             changes = {"size": built.image_size} | changes  # at which turns are exact
-    if "size" in changes and full_recipe.crop == "resized":
-        changes["resize"] = usual_resize(changes["size"])
+    if crop == "resized" and {"crop", "size"} & changes.keys():
+        changes["resize"] = usual_resize(changes.get("size", full_recipe.size))
     return dataclasses.replace(full_recipe, **changes)
 
 

@@ -64,7 +64,8 @@ class TrainingRecipe:
 
     crop: str = _image(
         "resized",
-        "resized (of a random area and ratio) or padded (shifted a little, for small images).",
+        "resized (of a random area and ratio), or padded (shifted a little) for images that have "
+        "the size already.",
         usual="resized; padded for CIFAR",
         choices=("resized", "padded"),
     )
