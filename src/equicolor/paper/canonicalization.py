@@ -235,7 +235,10 @@ def _curves(rows: Sequence[Row], action: str, *, named: bool = False) -> list[Cu
     for index, (name, each) in enumerate(groups.items()):
         mean = torch.tensor(each).mean(0)
         turns = hue_shifts(len(mean)).tolist()
-        curves.append(Curve(name, turns, mean.tolist(), style=curve_style(index)))
+        style = curve_style(index)
+        if len(mean) == _FEW_SHIFTS:  # a line would show waves that are not there
+            style |= {"linestyle": "none", "markevery": 1}
+        curves.append(Curve(name, turns, mean.tolist(), style=style))
     return curves
 
 

@@ -139,11 +139,11 @@ def show(findings: Findings) -> Iterator[Section]:
             (name, parameters[name], *map(mean_and_std, values.values()))
             for name, values in cells.items()
         ]
-        title = f"Hue times space, {dataset_title(dataset)}"
+        title, note = f"Hue times space, {dataset_title(dataset)}", quick_note([dataset])
         words = f"{title}; {setting}" if setting else title
         yield Section(
             title,
-            quick_note([dataset]),
+            f"{note} Turns are not exact at their 28 pixels." if note else "",
             Table(("network", "parameters", *_CONDITIONS.values()), lines, words),
             _figure(cells),
             "Accuracy on the test images as they are, in all hues, turned and mirrored, and both; "
