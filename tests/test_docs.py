@@ -411,7 +411,11 @@ def test_the_gains_of_space_are_those_of_the_rows() -> None:
         groups.setdefault((row["rotations"], row.get("spatial", "p1")), []).append(row)
     keys = "original", "hues_mean", "turns_mean", "both_mean"
     expected = [
-        [f"{rows[0]['parameters'] / 1e6:.2f} M", *(mean_of(rows, key) for key in keys)]
+        [
+            f"{rows[0]['parameters'] / 1e6:.2f} M",
+            *(mean_of(rows, key) for key in keys),
+            mean_of(rows, "train_seconds", 0),
+        ]
         for rows in groups.values()
     ]
     lines = table_below((ROOT / "docs/space.md").read_text(), "## What it gains")
