@@ -26,6 +26,7 @@ def test_names_of_the_tables_keep_their_recipes() -> None:
         ("rgb-3+jitter-0.20", "flowers102", "ce-4+jitter-0.2"),
         ("rgb-3+jitter+flatten", "flowers102", "ce-4+flatten+jitter"),
         ("hsv-5+augmix", "flowers102", "hsv-5+augmix"),
+        ("hsv-24+augmix+jitter", "flowers102", "hsv-24+jitter+augmix"),
     ],
 )
 def test_equal_recipes_have_one_name(name: str, dataset: str, canonical: str) -> None:
@@ -44,6 +45,8 @@ def test_what_a_name_changes() -> None:
     flat = named_recipe("ce-4+flatten+jitter-0.1", "flowers102")[1]
     assert flat.options == {"rotations": 3, "ce_stages": 4, "coset_pool": None}
     assert flat.jitter == 0.1
+    both = named_recipe("ce-4+jitter+augmix", "flowers102")[1]
+    assert (both.jitter, both.augmix) == (0.5, "original")
 
 
 @pytest.mark.parametrize(
@@ -51,7 +54,7 @@ def test_what_a_name_changes() -> None:
     [
         ("hvs-12", "unknown recipe 'flowers102/hvs-12'; did you mean"),
         ("ce-4+jiter", "unknown recipe 'flowers102/ce-4\\+jiter'; did you mean"),
-        ("ce-4+jitter+augmix", "unknown recipe"),
+        ("ce-4+jitter+jitter-0.1", "unknown recipe"),
         ("baseline+flatten", "baseline has no rotations to pool"),
         ("gray+avg", "gray has no rotations to pool"),
     ],

@@ -44,7 +44,7 @@ __all__ = [
 ]  # fmt: skip
 
 _GROUP = re.compile(r"(rgb|hsv)-([1-9]\d*)")
-_AUGMENTATION = re.compile(r"augmix|jitter(?:-(0(?:\.\d+)?|1(?:\.0+)?))?")
+_JITTER = re.compile(r"jitter(?:-(0(?:\.\d+)?|1(?:\.0+)?))?")
 _POOLS: dict[str, str | None] = {"flatten": None, "avg": "avg"}
 _SPATIAL = ("p4", "p4m")
 # Small networks on small images, with large steps: seconds to a minute each.
@@ -88,8 +88,8 @@ def of_other_datasets(old: Row, new: Sequence[Row]) -> bool:
 def named_recipe(name: str, dataset: str) -> tuple[str, TrainingRecipe]:
     """The canonical name of a network, which equal recipes share, and its recipe.
 
-    A changed network has its spatial group and its pooling before its augmentation in that name:
-    ``+jitter``, ``+jitter-0.1`` or ``+augmix``. A name without a recipe is refused, with the
+    A changed network has its spatial group and its pooling before its augmentations in that name:
+    ``+jitter`` or ``+jitter-0.1``, then ``+augmix``. A name without a recipe is refused, with the
     nearest ones.
 
     Example:
@@ -104,8 +104,9 @@ def named_recipe(name: str, dataset: str) -> tuple[str, TrainingRecipe]:
     canonical, recipe = _network(network, dataset)
     spatial = [change for change in changes if change in _SPATIAL]
     pools = [change for change in changes if change in _POOLS]
-    augmentations = [match for change in changes if (match := _AUGMENTATION.fullmatch(change))]
-    counts = [len(each) for each in (spatial, pools, augmentations)]
+    jitters = [match for change in changes if (match := _JITTER.fullmatch(change))]
+    mixes = [change for change in changes if change == "augmix"]
+    counts = [len(each) for each in (spatial, pools, jitters, mixes)]
     if max(counts) > 1 or sum(counts) < len(changes):
         find_recipe(name, dataset)  # says what is wrong with the name
         raise AssertionError(name)
@@ -117,13 +118,13 @@ def named_recipe(name: str, dataset: str) -> tuple[str, TrainingRecipe]:
             raise ValueError(f"{network} has no rotations to pool: +{pool} does not apply to it")
         options = {**recipe.options, "coset_pool": _POOLS[pool]}
         recipe, canonical = dataclasses.replace(recipe, options=options), f"{canonical}+{pool}"
-    for match in augmentations:
-        if match[0] == "augmix":
-            return f"{canonical}+augmix", dataclasses.replace(recipe, augmix="original")
+    for match in jitters:
         turns = float(match[1] or JITTER)
         recipe = dataclasses.replace(recipe, jitter=turns)
         if turns:
             canonical += "+jitter" if turns == JITTER else f"+jitter-{turns:g}"
+    for mix in mixes:
+        recipe, canonical = dataclasses.replace(recipe, augmix="original"), f"{canonical}+{mix}"
     return canonical, recipe
 
 
