@@ -28,23 +28,33 @@ class _Images(NamedTuple):
 
 @triton.jit
 def decompose(red, green, blue):
-    """RGB to the hue in sixths of a turn, chroma (max - min) and low (min)."""
+    """RGB to the hue in sixths of a turn, from -1 to 5, chroma (max - min) and low (min).
+
+    Low is NaN where a channel is.
+    """
     high = tl.maximum(tl.maximum(red, green), blue)
-    low = tl.minimum(tl.minimum(red, green), blue)
+    low = tl.minimum(red, green, propagate_nan=tl.PropagateNan.ALL)
+    low = tl.minimum(low, blue, propagate_nan=tl.PropagateNan.ALL)
     chroma = high - low
     scale = tl.where(chroma < 1.17549435e-38, 1.0, chroma)  # the smallest normal number
-    hue = tl.where(high == green, 2 + (blue - red) / scale, 4 + (red - green) / scale)
-    return tl.where(high == red, (green - blue) / scale, hue), chroma, low
+    is_red, is_green = high == red, high == green
+    primary = tl.where(is_red, 0.0, tl.where(is_green, 2.0, 4.0))
+    ahead = tl.where(is_red, green - blue, tl.where(is_green, blue - red, red - green))
+    return primary + ahead / scale, chroma, low
 
 
 @triton.jit
-def compose(hue, chroma, low, color):
-    """Channel 0, 1 or 2 of the colour that :func:`decompose` takes apart."""
-    position = hue + 5 - 2 * color
-    position -= tl.floor(position / 6.0) * 6.0
-    # A trapezoid over the hue circle says how much of the chroma a channel lacks.
-    lack = tl.minimum(position, 4 - position)
-    return low + chroma * (1 - tl.clamp(lack, 0.0, 1.0, propagate_nan=tl.PropagateNan.ALL))
+def place_of(hue, color):
+    """How far a hue is past the complement of red, green or blue (0, 1, 2), in sixths: 0 to 6."""
+    past = hue + 3 - 2 * color
+    return past - tl.floor(past / 6.0) * 6.0
+
+
+@triton.jit
+def compose(place, chroma, low):
+    """A channel of the colour whose hue is at a place from -6 to 6."""
+    # A trapezoid over the hue circle, twice.
+    return low + chroma * tl.clamp(2 - tl.abs(tl.abs(place) - 3), 0.0, 1.0)
 
 
 @triton.jit
@@ -61,7 +71,7 @@ def _shift_kernel(images, turns, out, turns_step, width, pixels, tiles):
     hue += 6.0 * tl.load(turns + image * turns_step)
     target = image * out.steps[0] + row * out.steps[2] + column * out.steps[3]
     for color in tl.static_range(3):
-        value = compose(hue, chroma, low, color).to(out.pointer.dtype.element_ty)
+        value = compose(place_of(hue, color), chroma, low).to(out.pointer.dtype.element_ty)
         tl.store(out.pointer + target + color * out.steps[1], value, inside)
 
 

@@ -17,11 +17,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
-from equicolor.color_kernels import compose, decompose
+from equicolor.color_kernels import compose, decompose, place_of
 from equicolor.nn._fused.layout import Options, padded_channels
 from equicolor.nn._fused.tile_kernels import load
 
-_ROWS = tl.constexpr(64)  # of a tile
+_ROWS = tl.constexpr(32)  # of a tile
 _WARPS = 4
 
 
@@ -59,24 +59,26 @@ def _orbit_kernel(
     x = (place_x * windows.stride[1] - windows.padding[1])[:, None] + column
     y = (place_y * windows.stride[0] - windows.padding[0])[:, None] + phase
     there = (row < windows.rows)[:, None] & (phase < windows.stride[0])
-    inside = there & (x >= 0) & (x < images.width) & (y >= 0) & (y < images.height)
-    place = (image * images.steps[0])[:, None] + y * images.steps[2] + x * images.steps[3]
-    red = load(images.pointer, place, inside)
-    green = load(images.pointer, place + images.steps[1], inside)
-    blue = load(images.pointer, place + 2 * images.steps[1], inside)
+    inside = there & (x.to(tl.uint32) < images.width) & (y.to(tl.uint32) < images.height)
+    first = images.pointer + (image * images.steps[0])[:, None]
+    pixel = y * images.steps[2] + x * images.steps[3]
+    # Zero outside; so is what becomes of it.
+    red = load(first, pixel, inside)
+    green = load(first, pixel + images.steps[1], inside)
+    blue = load(first, pixel + 2 * images.steps[1], inside)
     if matrices is None:
         hue, chroma, low = decompose(red, green, blue)
+        place = place_of(hue, color)
     target = row.to(tl.int64)[:, None] * CHANNELS + lane
     step = tl.cast(windows.rows, tl.int64) * CHANNELS
     written = (row < windows.rows)[:, None] & (lane < CHANNELS)
     for k in tl.static_range(N):
         if matrices is None:
-            value = compose(hue - 6.0 * k / N, chroma, low, color)
+            value = compose(place - 6.0 * k / N, chroma, low)
         else:
             # Filters see H(k) psi, so images see the transpose.
             m = matrices + 9 * k + color
             value = red * tl.load(m) + green * tl.load(m + 3) + blue * tl.load(m + 6)
-        value = tl.where(there, value, 0.0)
         tl.store(out + step * k + target, value.to(out.dtype.element_ty), written)
 
 
