@@ -93,7 +93,7 @@ def main() -> None:
     options.add_argument("--forms", nargs="*", choices=FORMS, default=None)
     options.add_argument("--plain-forms", nargs="*", choices=FORMS, default=[])
     given = options.parse_args()
-    given.variants = ("auto",)
+    given.variants, given.reference = ("auto",), None
     settings = settings_of(given, batch={"cpu": 4, "cuda": 256})
     on_gpu = settings.device.type == "cuda"
     given.forms = given.forms or (["captured"] if on_gpu else ["eager"])

@@ -1,13 +1,17 @@
 """Time whole networks: training step, forward pass and folded inference, plain and equivariant.
 
 The baseline is the fastest plain network of the same run: eager, captured as CUDA graphs,
-compiled, or compiled with CUDA graphs.
+compiled, or compiled with CUDA graphs. ``--reference`` adds the networks that the authors of the
+paper released, from a checkout of their code.
 """
 
 import argparse
+import importlib
 import re
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,10 +60,24 @@ def network_named(name: str) -> Row:
     }
 
 
+def checkout(path: str) -> Path:
+    """The folder of the authors' code."""
+    folder = Path(path).resolve()
+    for file in ("models/resnet.py", "ceconv/ceconv2d.py"):
+        if not (folder / file).is_file():
+            raise argparse.ArgumentTypeError(f"expected a checkout of CEConv with {file}: {path}")
+    return folder
+
+
 def cases(given: argparse.Namespace, mode: str, settings: Settings) -> Iterator[Case]:
-    """Plain networks first, then the equivariant ones."""
+    """Plain networks first, then those of the authors, then ours."""
     for form in given.plain_forms:
         yield _case(given.network, {"name": "plain"}, "plain", form, mode, settings)
+    if given.reference is not None:
+        numbers = {network.get("rotations", 1) for network in given.networks} - {1}
+        for n in sorted(numbers):
+            for form in given.plain_forms:
+                yield _released_case(given.reference, given.network, n, form, mode, settings)
     for variant in given.variants:
         for form in given.forms:
             for network in given.networks:
@@ -77,6 +95,26 @@ def _case(model: str, network: Row, variant: str, form: str, mode: str, settings
     return Case(row, partial(network_steps, build, mode, variant, form, settings))
 
 
+def _released_case(
+    folder: Path, model: str, n: int, form: str, mode: str, settings: Settings
+) -> Case:
+    row: Row = {"name": f"released-n{n}", "model": model, "rotations": n, "lifting": "rgb"}
+    row |= {"size": settings.size, "variant": "released", "form": form, "mode": mode}
+    build = partial(_build_released, folder, model, n)
+    return Case(row, partial(network_steps, build, mode, "released", form, settings))
+
+
+def _build_released(folder: Path, model: str, n: int) -> nn.Module:
+    """The network of the authors' tables: separable filters, and a maximum over the rotations."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    builder = getattr(importlib.import_module("models.resnet"), model.replace("resnet", "ResNet"))
+    network: nn.Module = builder(
+        rotations=n, separable=True, groupcosetmaxpool=True, num_classes=CLASSES
+    )
+    return network
+
+
 def _build(model: str, *, selector: str | None = None, **options: Any) -> Network:
     network = create_model(model, num_classes=CLASSES, **options)
     if selector is None:
@@ -92,14 +130,18 @@ def network_steps(
     images = torch.rand(settings.batch, 3, settings.size, settings.size, device=settings.device)
     images = images.contiguous(memory_format=torch.channels_last)
     network, compiled = build(), form.startswith("compiled")
-    folding = "dense" if variant == "dense" else "auto"
-    if variant != "plain":
-        set_algorithm(network, variant)
-    if mode == "folded" and compiled:  # on the CPU, where it becomes plain modules to compile
-        network = fold(network, folding)
-    network = settings.place(network).train(mode == "training")
-    if mode == "folded" and not compiled:
-        network = fold(network, folding)
+    if variant == "released":  # whose filters have five dimensions, and cannot be folded
+        images = images.contiguous()
+        network = network.to(settings.device).train(mode == "training")
+    else:
+        folding = "dense" if variant == "dense" else "auto"
+        if variant != "plain":
+            set_algorithm(network, variant)
+        if mode == "folded" and compiled:  # on the CPU, where it becomes plain modules to compile
+            network = fold(network, folding)
+        network = settings.place(network).train(mode == "training")
+        if mode == "folded" and not compiled:
+            network = fold(network, folding)
     if mode == "training":
         labels = torch.arange(settings.batch, device=settings.device) % 10
         step = partial(update, adam(network, settings), images, labels, settings)
@@ -169,6 +211,9 @@ def main() -> None:
                          help="default: captured and eager on a GPU, else eager")  # fmt: skip
     options.add_argument("--plain-forms", nargs="+", choices=FORMS,
                          help="default: all on a GPU, else eager")  # fmt: skip
+    options.add_argument("--reference", type=checkout, metavar="FOLDER",
+                         help="checkout of the authors' CEConv; its networks are measured in the "
+                         "forms of plain ones")  # fmt: skip
     given = options.parse_args()
     settings = settings_of(given, batch={"cpu": 4, "cuda": 256})
     on_gpu = settings.device.type == "cuda"

@@ -78,6 +78,37 @@ def test_networks(bench: Any) -> None:
     assert rows[2]["lifting"] == "hsv"
 
 
+# Written for this test, with the names and arguments of the authors' code.
+CHECKOUT = """
+from torch import nn
+
+def ResNet18(*, rotations, separable, groupcosetmaxpool, num_classes):
+    assert separable and groupcosetmaxpool
+    pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(nn.Conv2d(3, rotations, 3), pool, nn.Linear(rotations, num_classes))
+"""
+
+
+def test_networks_beside_a_checkout_of_the_authors(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = "--networks", "n3-4", "--modes", "training", "--reference", str(tmp_path)
+    with pytest.raises(SystemExit):
+        bench("networks", *arguments)
+    for name, code in (("models/resnet.py", CHECKOUT), ("ceconv/ceconv2d.py", "")):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(code)
+    for name in ("models", "models.resnet"):
+        monkeypatch.setitem(sys.modules, name, None)  # what is imported is taken out again
+        del sys.modules[name]
+    plain, released, _ = bench("networks", *arguments)
+    assert (released["name"], released["variant"]) == ("released-n3", "released")
+    assert released["over_plain"] == ratio_of_rounds(released, plain)
+    # Three filters of 27 numbers on 30x30 pixels, forward and backward, and 3 to 1000 thrice.
+    operations = 2 * 3 * 27 * 30 * 30 + 3 * 3 * 1000
+    assert released["gflop"] == pytest.approx(2 * 2 * operations / 1e9, rel=1e-3)
+
+
 def test_the_fastest_plain_network_is_the_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(SCRIPTS)
     with_ratios = runpy.run_path(str(SCRIPTS / "_timing.py"))["with_ratios"]
