@@ -8,16 +8,12 @@ from pathlib import Path
 import pytest
 
 from equicolor.data.datasets import DATASETS
+from equicolor.paper import classification
 from equicolor.paper.classification import table1, table3
 from equicolor.paper.colormnist import EXPERIMENTS
-from equicolor.paper.colormnist_tables import (
-    biased_table,
-    gains_table,
-    longtailed_table,
-    standard_error,
-)
+from equicolor.paper.colormnist_tables import biased_table, gains_table, longtailed_table
 from equicolor.paper.registry import EXPERIMENTS as ALL_EXPERIMENTS
-from equicolor.reporting.tables import Table
+from equicolor.reporting.tables import Table, standard_error
 from equicolor.results import Row, read_results
 
 ROOT = Path(__file__).parents[1]
@@ -189,6 +185,8 @@ def test_the_tables_of_classification_are_those_of_the_rows(
     expected = {tuple(line) for line in cells}
     assert {tuple(line.strip("| ").split(" | ")) for line in lines} == expected
     assert len(lines) == len(expected)
+    gained = classification.gains_table(rows, dataset)
+    assert (gained.markdown() in section.partition("\n## ")[0]) == bool(gained.rows)
 
 
 def rows_of_options(file: str, dataset: str, options: str) -> list[Row]:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from equicolor.paper.classification import (
+    gains_table,
     headline,
     paper_numbers,
     show,
@@ -282,12 +283,30 @@ def test_headline_names_the_most_robust(rows) -> None:
     )
 
 
-def test_every_dataset_has_two_sections(rows) -> None:
+def test_every_dataset_has_its_sections(rows) -> None:
     rows = [*rows, row("resnet44", dataset="cifar10"), row("resnet18", dataset="mine")]
     shown = show(Findings({"classification": rows}))
-    titles = ["CIFAR-10", "Flowers-102", "mine"]
     assert [section.title for section in shown] == [
-        name for title in titles for name in (title, f"{title}: all networks")
-    ]
-    assert [section.table.title[:7] for section in shown] == ["Table 1", "Table 3"] * 3
+        "CIFAR-10", "CIFAR-10: all networks",
+        "Flowers-102", "Flowers-102: all networks", "Flowers-102: compared seed by seed",
+        "mine", "mine: all networks",
+    ]  # fmt: skip
+    tables = [section.table.title[:7] for section in shown if "seed" not in section.title]
+    assert tables == ["Table 1", "Table 3"] * 3
     assert show(Findings({})) == []
+
+
+def test_networks_are_compared_with_the_plain_one_of_their_seed(rows: list[dict[str, Any]]) -> None:
+    for plain in rows:  # the second seed is luckier on the originals, for all networks
+        if plain["model"] == "resnet18" and plain["augmentation"] == "none":
+            plain["original"] += 5.0 * plain["seed"]
+    rows.append(row("ce_resnet18-hsv", 2, original=99.0))  # no plain network of that seed
+    table = gains_table(rows, "flowers102")
+    assert cells(table, "CE-ResNet-18 (HSV, n = 12)")[1:] == ("+7.50 ± 2.50", "+49.00 ± 0.00", "2")
+    # With jitter both networks are compared with the plain one with jitter.
+    jittered = cells(table, "CE-ResNet-18 (HSV, n = 12) + jitter")
+    assert jittered[1:] == ("+14.50 ± 0.50", "+53.50 ± 0.50", "2")
+    names = {line[0] for line in table.rows}
+    assert not names & {"ResNet-18", "ResNet-18 + jitter", "CIConv-W ResNet-18"}
+    assert "ResNet-18 (grey input)" in names
+    assert gains_table(rows[:1], "flowers102").rows == []

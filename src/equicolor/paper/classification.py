@@ -38,12 +38,12 @@ from equicolor.paper.variants import (
     style,
 )
 from equicolor.reporting.html import Section
-from equicolor.reporting.tables import MISSING, Table, mean_and_std
+from equicolor.reporting.tables import MISSING, Table, difference, mean_and_std
 from equicolor.results import Row
 
 __all__ = [
-    "EXPERIMENT", "accuracy_table", "figure_1b", "headline", "hue_figure", "mean_curve",
-    "measured", "paper_numbers", "plan", "show", "table1", "table3",
+    "EXPERIMENT", "accuracy_table", "figure_1b", "gains_table", "headline", "hue_figure",
+    "mean_curve", "measured", "paper_numbers", "plan", "show", "table1", "table3",
 ]  # fmt: skip
 
 _QUICK_NETWORKS = ("baseline", "gray", "ce-2", "ce-4", "hsv-6", "baseline+jitter", "ce-4+jitter")
@@ -71,7 +71,7 @@ def plan(scope: Scope) -> list[Job]:
 
 
 def show(findings: Findings) -> list[Section]:
-    """Two sections a dataset: Table 1 with Figure 1b, and Table 3 with the curves of all."""
+    """Sections of each dataset: Table 1 with Figure 1b, Table 3 with all curves, and gains."""
     rows = [row for row in findings.of("classification") if "original" in row]
     datasets = datasets_of(rows)
     sections = []
@@ -99,6 +99,9 @@ def show(findings: Findings) -> list[Section]:
                 "" if curves is None else f"classification-{dataset}",
             ),
         ]
+        gained = gains_table(rows, dataset)
+        if gained.rows:
+            sections.append(Section(f"{name}: compared seed by seed", table=gained))
     return sections
 
 
@@ -187,6 +190,27 @@ def accuracy_table(
         cells += [mean_and_std(measured(group, key)) for key in more.values()]
         lines.append((*cells, str(len(group)) if group else MISSING))
     return Table(columns, lines, title).without_empty(of_paper)
+
+
+def gains_table(rows: Sequence[Row], dataset: str) -> Table:
+    """Points above the plain network that was trained the same way from the same seeds.
+
+    A line for each network that has several seeds in common with it.
+    """
+    groups = by_variant([row for row in rows if row["dataset"] == dataset])
+    lines = []
+    for variant, group in groups.items():
+        plain_one = Variant("baseline", variant.network, augmentation=variant.augmentation)
+        beside = groups.get(plain_one._replace(setting=variant.setting), [])
+        plain = {row["seed"]: row for row in beside}
+        pairs = [(row, plain[row["seed"]]) for row in group if row["seed"] in plain]
+        if beside == group or len(pairs) < 2:  # one difference is mostly noise
+            continue
+        gained = [difference([row[key] - other[key] for row, other in pairs]) for key in _TEST_SETS]
+        lines.append((variant.name, *gained, str(len(pairs))))
+    title = f"{dataset_title(dataset)}: points above the plain network of the same seed"
+    columns = "network", "original", "hue-shifted", "seeds"
+    return Table(columns, lines, f"{title} (mean ± standard error)")
 
 
 def measured(rows: Sequence[Row], key: str) -> list[Any]:

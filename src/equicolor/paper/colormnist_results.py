@@ -31,6 +31,7 @@ from equicolor.paper import colormnist_tables as tables
 from equicolor.paper.rows import Findings
 from equicolor.paper.variants import REDRAWN, Variant, style
 from equicolor.reporting.html import Section
+from equicolor.reporting.tables import standard_error
 from equicolor.results import Row
 
 __all__ = [
@@ -230,7 +231,7 @@ def sigma_figure(rows: Sequence[Row]) -> Figure:
     for column, redrawn in zip(grid.T, draws, strict=True):
         _draw_curves(column[0], points(curves, redrawn), statistics.stdev, spread=16)
         if above:
-            _draw_curves(column[1], points(above, redrawn), tables.standard_error, spread=16)
+            _draw_curves(column[1], points(above, redrawn), standard_error, spread=16)
             column[1].axhline(0, color="#d55e00", linewidth=1)
         if redrawn or len(draws) > 1:
             column[0].set_title(REDRAWN if redrawn else "data drawn once for all seeds")

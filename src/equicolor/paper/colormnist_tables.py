@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from equicolor._text import counted
 from equicolor.paper.rows import in_words
 from equicolor.paper.variants import TOY_NETWORKS, Variant
-from equicolor.reporting.tables import MISSING, Table, mean_and_std
+from equicolor.reporting.tables import MISSING, Table, difference, mean_and_std
 from equicolor.results import Row
 
 __all__ = [
     "Cells", "biased_table", "by_training", "curves_of", "gains", "gains_table", "headline",
-    "longtailed_table", "sigma_label", "sigmas_of", "standard_error",
+    "longtailed_table", "sigma_label", "sigmas_of",
 ]  # fmt: skip
 
 _TRAININGS = ("none", "jitter 0.5", "weighted loss")  # in the order of the tables
@@ -93,11 +93,6 @@ def gains(curves: Mapping[Variant, Cells]) -> dict[Variant, Cells]:
     return differences
 
 
-def standard_error(values: Sequence[float]) -> float:
-    """The standard error of the mean of two or more numbers."""
-    return statistics.stdev(values) / math.sqrt(len(values))
-
-
 def sigmas_of(rows: Sequence[Row]) -> list[float]:
     """All σ of rows, in order."""
     return sorted({row["sigma"] for row in rows})
@@ -140,7 +135,7 @@ def gains_table(rows: Sequence[Row]) -> Table:
     """Points above Z2CNN on biased ColorMNIST, a line for each network with several seeds."""
     sigmas = sigmas_of(rows)
     lines = [
-        (variant.name, *map(_gain, _values(cells, sigmas)))
+        (variant.name, *map(difference, _values(cells, sigmas)))
         for variant, cells in gains(curves_of(rows)).items()
     ]
     title = "Points above Z2CNN of the same seed (mean ± standard error)"
@@ -158,13 +153,6 @@ def _values(cells: Cells, sigmas: Iterable[float]) -> list[list[float]]:
 
 def _columns(sigmas: Sequence[float]) -> tuple[str, ...]:
     return "network", *(f"σ = {sigma_label(sigma)}°" for sigma in sigmas)
-
-
-def _gain(values: Sequence[float]) -> str:
-    if not values:
-        return MISSING
-    mean = statistics.fmean(values)  # z: no negative zero
-    return f"{mean:+z.2f} ± {standard_error(values):.2f}".replace("-", "−")
 
 
 def _title(rows: Sequence[Row]) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import html
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from equicolor._text import printable
 
-__all__ = ["MISSING", "Table", "mean_and_std"]
+__all__ = ["MISSING", "Table", "difference", "mean_and_std", "standard_error"]
 
 MISSING = "–"
 
@@ -109,3 +110,21 @@ def mean_and_std(values: Sequence[float], digits: int = 2) -> str:
         return MISSING
     mean = f"{statistics.fmean(values):.{digits}f}"
     return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """The standard error of the mean of two or more numbers."""
+    return statistics.stdev(values) / math.sqrt(len(values))
+
+
+def difference(values: Sequence[float]) -> str:
+    """The mean of two or more differences and its standard error.
+
+    Example:
+        >>> difference([1.0, 3.0]), difference([-0.001, 0.001]), difference([])
+        ('+2.00 ± 1.00', '+0.00 ± 0.00', '–')
+    """
+    if not values:
+        return MISSING
+    mean = statistics.fmean(values)  # z: no negative zero
+    return f"{mean:+z.2f} ± {standard_error(values):.2f}".replace("-", "−")
