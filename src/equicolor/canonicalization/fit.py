@@ -42,21 +42,13 @@ _EPOCHS, _STEPS = 240, 4000  # by default; with many images, steps count
 
 
 class Fit(NamedTuple):
-    """How a selector was trained.
+    """How a selector was trained."""
 
-    Attributes:
-        images: how many there were.
-        epochs: how often each was seen.
-        loss: mean of the last epoch, in nats; ``math.log(rotations)`` is chance.
-        seconds: the time it took, without that of an interrupted call before.
-        resumed: the epochs that an interrupted call before had done.
-    """
-
-    images: int
-    epochs: int
-    loss: float
-    seconds: float
-    resumed: int = 0
+    images: int  # their number
+    epochs: int  # how often each was seen
+    loss: float  # mean of the last epoch, in nats; math.log(rotations) is chance
+    seconds: float  # the time it took, without that of an interrupted call before
+    resumed: int = 0  # the epochs that an interrupted call before had done
 
 
 def load_unlabelled(name: str | Path) -> ImageSet:

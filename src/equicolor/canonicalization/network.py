@@ -54,27 +54,20 @@ _NOT_IMAGES = (
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of :func:`equicolor.canonicalize`, and what it found out about the network.
+    """The arguments of :func:`equicolor.canonicalize`, and what it found out about the network."""
 
-    Attributes:
-        select, rotations, modes, gate, differentiable: see there; ``select`` is None if no hue
-            shift is taken back.
-        light: one of :data:`LIGHTS`; None if the light is left as it is.
-        size, width: of a learned selector.
-        mean, std: of the normalisation in front of the network; None if there is none.
-        image_size, resize: how images are cut for the network.
-    """
-
-    select: str | None
-    light: str | None
+    select: str | None  # None if no hue shift is taken back
+    light: str | None  # one of LIGHTS; None if the light is left as it is
     rotations: int
     modes: int
     gate: float | None
     differentiable: bool
-    size: int
-    width: int
+    size: int  # of a learned selector
+    width: int  # of a learned selector
+    # Of the normalisation in front of the network; None if there is none.
     mean: list[float] | None
     std: list[float] | None
+    # How images are cut for the network.
     image_size: int
     resize: int | None
 

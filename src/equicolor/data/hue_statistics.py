@@ -19,19 +19,13 @@ class HueStatistics(NamedTuple):
     """How well a tiny classifier tells classes apart by histograms, cross-validated.
 
     Accuracies are in percent and count every class alike.
-
-    Attributes:
-        images, classes: how many.
-        without_hue: by brightness, and by colours up to a common shift of their hues.
-        with_hue: by the hues themselves, too.
-        error: the standard error of ``gain``.
     """
 
-    images: int
-    classes: int
-    without_hue: float
-    with_hue: float
-    error: float
+    images: int  # their number
+    classes: int  # their number
+    without_hue: float  # by brightness, and by colours up to a common shift of their hues
+    with_hue: float  # by the hues themselves, too
+    error: float  # the standard error of gain
 
     @property
     def chance(self) -> float:

@@ -20,29 +20,19 @@ CAST_STRENGTH = 0.3  # gains of 0.7 to 1.3
 
 @dataclass(frozen=True)
 class Action:
-    """Something that is done to images, more or less of it.
+    """Something that is done to images, more or less of it."""
 
-    Attributes:
-        label: what it is called in tables and figures.
-        unit: of its values, in the plural.
-        low, high: the ends of a sweep.
-        change: images :math:`[B, 3, H, W]` to a function from a value to changed images; work
-            that all values share is done once.
-        show: how a value is written.
-        cyclic: the values lie on a circle, of which 1 is the whole.
-        doubling: a sweep takes equal ratios, not differences, of its values.
-        whole: the values are whole numbers, and a sweep takes all of them.
-    """
-
-    label: str
-    unit: str
-    low: float
-    high: float
+    label: str  # what it is called in tables and figures
+    unit: str  # of its values, in the plural
+    low: float  # where a sweep begins
+    high: float  # where it ends
+    # Images [B, 3, H, W] to a function from a value to changed images; work that all values share
+    # is done once.
     change: Callable[[Tensor], Change]
-    show: Callable[[float], str]
-    cyclic: bool = False
-    doubling: bool = False
-    whole: bool = False
+    show: Callable[[float], str]  # how a value is written
+    cyclic: bool = False  # the values lie on a circle, of which 1 is the whole
+    doubling: bool = False  # a sweep takes equal ratios, not differences, of its values
+    whole: bool = False  # the values are whole numbers, and a sweep takes all of them
 
     def spaced(self, count: int) -> Tensor:
         """A number of values over the range, both ends included, float64."""

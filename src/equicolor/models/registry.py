@@ -19,21 +19,14 @@ class OptionError(TypeError, ValueError):
 
 
 class Origin(NamedTuple):
-    """The images that a network was trained on and how they were cut, as far as known.
+    """The images that a network was trained on and how they were cut, as far as known."""
 
-    Attributes:
-        image_size: height and width of the images.
-        resize: the short side of a test image before its centre is cropped.
-        dataset: the name of the dataset or of the folder, without its path; empty if unknown.
-        split_seed: of the split, for datasets that come without one.
-        training_digest: of the training images, see :class:`equicolor.data.images.Listing`.
-    """
-
-    image_size: int | None = None
-    resize: int | None = None
+    image_size: int | None = None  # height and width of the images
+    resize: int | None = None  # the short side of a test image before its centre is cropped
+    # The name of the dataset or of the folder, without its path; empty if unknown.
     dataset: str = ""
-    split_seed: int | None = None
-    training_digest: str = ""
+    split_seed: int | None = None  # of the split, for datasets that come without one
+    training_digest: str = ""  # of the training images, see equicolor.data.images.Listing
 
     def known(self) -> dict[str, Any]:
         """The values that are known, by name."""

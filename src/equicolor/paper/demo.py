@@ -67,34 +67,22 @@ _THIRDS = 6, 30  # the indices of a third of a turn in colormnist.HUE_SHIFTS
 
 
 class Trained(NamedTuple):
-    """A trained network.
+    """A trained network."""
 
-    Attributes:
-        row: of :func:`equicolor.paper.colormnist.row`.
-        curve: percent of digits read over the hue shifts. The networks of :data:`MODELS` see each
-            digit in the colour it had most often.
-        parameters: how many it has.
-    """
-
-    row: Row
+    row: Row  # of equicolor.paper.colormnist.row
+    # Percent of digits read over the hue shifts. The networks of MODELS see each digit in the
+    # colour it had most often.
     curve: list[float]
-    parameters: int
+    parameters: int  # their number
 
 
 class Demo(NamedTuple):
-    """The outcome of the demonstration.
-
-    Attributes:
-        data: the dataset.
-        networks: those of :data:`MODELS`, by their names.
-        shifted: those of :data:`SHIFTED`, by their names.
-        seconds: it took, since the last interruption.
-    """
+    """The outcome of the demonstration."""
 
     data: ColorMNIST
-    networks: Mapping[str, Trained]
-    shifted: Mapping[str, Trained]
-    seconds: float
+    networks: Mapping[str, Trained]  # those of MODELS, by their names
+    shifted: Mapping[str, Trained]  # those of SHIFTED, by their names
+    seconds: float  # since the last interruption
 
     @property
     def accuracy(self) -> dict[str, float]:

@@ -27,22 +27,14 @@ __all__ = ["Reproduced", "reproduce", "state"]
 
 
 class Reproduced(NamedTuple):
-    """What was run and written.
-
-    Attributes:
-        report: the page.
-        results: the files of rows.
-        jobs, finished: how many jobs there are, and how many of them are finished.
-        incomplete: why experiments could not run, finish or be shown, by their ids.
-        failed: whether anything failed, rather than being left to other shards.
-    """
+    """What was run and written."""
 
     report: Path
-    results: list[Path]
-    jobs: int
-    finished: int
-    incomplete: Mapping[str, str]
-    failed: bool = False
+    results: list[Path]  # the files of rows
+    jobs: int  # their number
+    finished: int  # the number of finished jobs
+    incomplete: Mapping[str, str]  # why experiments could not run, finish or be shown, by their ids
+    failed: bool = False  # whether anything failed, rather than being left to other shards
 
 
 def reproduce(

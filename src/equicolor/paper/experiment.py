@@ -26,35 +26,21 @@ __all__ = ["Context", "Experiment", "Job", "Outcome", "Scope", "digest"]
 
 @dataclass(frozen=True)
 class Scope:
-    """How much of an experiment to run. None, or an empty tuple, means the experiment's default.
+    """How much of an experiment to run. None, or an empty tuple, means the experiment's default."""
 
-    Attributes:
-        output: the folder of the run.
-        quick: minutes on two CPU cores, with made-up data.
-        cuda: whether a GPU trains: in bfloat16, and all seeds of ColorMNIST side by side.
-        datasets: names or folders of images.
-        networks: names of networks or recipes.
-        seeds: one network is trained for each.
-        epochs: instead of the paper's.
-        size: height and width of the images.
-        actions: hue shifts to evaluate under.
-        sigmas: spreads of the hue in degrees, of the biased ColorMNIST.
-        redraw: draw the biased ColorMNIST anew for every seed.
-        precision: number format of the ColorMNIST convolutions.
-    """
-
-    output: Path
-    quick: bool = False
+    output: Path  # the folder of the run
+    quick: bool = False  # minutes on two CPU cores, with made-up data
+    # Whether a GPU trains: in bfloat16, and all seeds of ColorMNIST side by side.
     cuda: bool = False
-    datasets: tuple[str, ...] = ()
-    networks: tuple[str, ...] = ()
-    seeds: tuple[int, ...] | None = None
-    epochs: int | None = None
-    size: int | None = None
-    actions: tuple[str, ...] = ()
-    sigmas: tuple[float, ...] = ()
-    redraw: bool = False
-    precision: str = "auto"
+    datasets: tuple[str, ...] = ()  # names or folders of images
+    networks: tuple[str, ...] = ()  # names of networks or recipes
+    seeds: tuple[int, ...] | None = None  # one network is trained for each
+    epochs: int | None = None  # instead of the paper's
+    size: int | None = None  # height and width of the images
+    actions: tuple[str, ...] = ()  # hue shifts to evaluate under
+    sigmas: tuple[float, ...] = ()  # spreads of the hue in degrees, of the biased ColorMNIST
+    redraw: bool = False  # draw the biased ColorMNIST anew for every seed
+    precision: str = "auto"  # number format of the ColorMNIST convolutions
 
 
 class Outcome(NamedTuple):
@@ -65,47 +51,32 @@ class Outcome(NamedTuple):
 
 
 class Context(NamedTuple):
-    """Where a job runs. None of it changes the rows, up to rounding.
+    """Where a job runs. None of it changes the rows, up to rounding."""
 
-    Attributes:
-        folder: for the job's files; what an interrupted call left is still there.
-        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
-        console: shows progress; None shows nothing.
-        before: outcomes of the jobs in :attr:`Job.after`.
-    """
-
-    folder: Path
-    device: str = "auto"
-    console: Console | None = None
-    before: tuple[Outcome, ...] = ()
+    folder: Path  # for the job's files; what an interrupted call left is still there
+    device: str = "auto"  # "auto", "cpu" or "cuda"
+    console: Console | None = None  # shows progress; None shows nothing
+    before: tuple[Outcome, ...] = ()  # outcomes of the jobs in Job.after
 
 
 @dataclass(frozen=True)
 class Job:
-    """A unit of work. Experiments that plan equal jobs share the outcome.
+    """A unit of work. Experiments that plan equal jobs share the outcome."""
 
-    Attributes:
-        name: a relative path without suffix; the job's files are there in the store.
-        kind: what is computed. Together with the settings it decides the outcome.
-        run: the function that computes the rows; at the top of a module, so that other processes
-            can import it.
-        settings: all that decides the outcome, as JSON.
-        after: the jobs whose outcomes it needs.
-        about: what the function has to know that does not decide the outcome, as JSON, such as
-            the folder of the images.
-        revision: raise it when the function computes something else; earlier outcomes are then
-            ignored.
-        extends: its one row is added to the rows of the job it comes after.
-    """
-
-    name: str
-    kind: str
+    name: str  # a relative path without suffix; the job's files are there in the store
+    kind: str  # what is computed. Together with the settings it decides the outcome
+    # The function that computes the rows; at the top of a module, so that other processes can
+    # import it.
     run: Callable[["Job", Context], list[Row]]
+    # All that decides the outcome, as JSON.
     settings: Mapping[str, Any] = field(default_factory=dict)
-    after: tuple["Job", ...] = ()
+    after: tuple["Job", ...] = ()  # the jobs whose outcomes it needs
+    # What the function has to know that does not decide the outcome, as JSON, such as the folder of
+    # the images.
     about: Mapping[str, Any] = field(default_factory=dict)
+    # Raise it when the function computes something else; earlier outcomes are then ignored.
     revision: int = 1
-    extends: bool = False
+    extends: bool = False  # its one row is added to the rows of the job it comes after
 
     @functools.cached_property
     def key(self) -> str:
@@ -122,32 +93,20 @@ def digest(contents: Any, length: int = 16) -> str:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A figure or table of the paper, or one of ours.
+    """A figure or table of the paper, or one of ours."""
 
-    Attributes:
-        id: its name on the command line.
-        title: what it is called in print.
-        paper: where it is in the paper; empty for ours.
-        finding: what the paper says of it.
-        what: what it measures, in a few words.
-        full: about how long the full protocol takes on one H200.
-        quick: about how long ``--quick`` takes on two CPU cores.
-        plan: the jobs whose rows are its results. Jobs that these need come by themselves.
-        show: its sections of the report; none if there are no rows.
-        data: the datasets of the full protocol.
-        options: the fields of :class:`Scope` that make a difference to it.
-        keeps: whether an old row of the results file is still shown beside new ones.
-    """
-
-    id: str
-    title: str
-    paper: str
-    finding: str
-    what: str
-    full: str
-    quick: str
+    id: str  # its name on the command line
+    title: str  # what it is called in print
+    paper: str  # where it is in the paper; empty for ours
+    finding: str  # what the paper says of it
+    what: str  # what it measures, in a few words
+    full: str  # about how long the full protocol takes on one H200
+    quick: str  # about how long --quick takes on two CPU cores
+    # The jobs whose rows are its results. Jobs that these need come by themselves.
     plan: Callable[[Scope], list[Job]]
+    # Its sections of the report; none if there are no rows.
     show: Callable[["Findings"], Iterable[Section]]
-    data: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()  # the datasets of the full protocol
+    options: tuple[str, ...] = ()  # the fields of Scope that make a difference to it
+    # Whether an old row of the results file is still shown beside new ones.
     keeps: Callable[[Row, Sequence[Row]], bool] = lambda old, new: True

@@ -44,23 +44,20 @@ _YEAR = 365 * 24 * 60  # minutes; local workers have no time limit of their own
 class Launch:
     """Where jobs run.
 
-    Attributes:
-        workers: processes; None for one a GPU, or one a core of a CPU, if submitit is installed.
-        devices: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``, given to the workers in turn; one
-            ``"auto"`` takes the GPUs where there are any.
-        shard: (index from 0, count): only this one of so many parts of the jobs; None for all.
-        launcher: one of :data:`LAUNCHERS`.
-        options: of SLURM, as submitit names them: ``slurm_partition`` and so on.
-
     Example:
         >>> Launch(workers=3, devices=("cuda:0", "cuda:1")).places()
         ['cuda:0', 'cuda:1', 'cuda:0']
     """
 
+    # Processes; None for one a GPU, or one a core of a CPU, if submitit is installed.
     workers: int | None = None
+    # "cpu", "cuda" or "cuda:1", given to the workers in turn; one "auto" takes the GPUs where there
+    # are any.
     devices: tuple[str, ...] = ("auto",)
+    # (index from 0, count): only this one of so many parts of the jobs; None for all.
     shard: tuple[int, int] | None = None
-    launcher: str = "processes"
+    launcher: str = "processes"  # one of LAUNCHERS
+    # Of SLURM, as submitit names them: slurm_partition and so on.
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -49,18 +49,13 @@ TRAINED = (
 
 @dataclass(frozen=True)
 class Findings:
-    """The rows of all experiments, and the figures that rows cannot hold.
+    """The rows of all experiments, and the figures that rows cannot hold."""
 
-    Attributes:
-        rows: by the id of the experiment.
-        figures: PNG files by name, such as ``"neuron-features-flowers102"``.
-        quick: whether any are of a quick run.
-        notes: for the reader of the report, by the id of the experiment.
-    """
-
-    rows: Mapping[str, list[Row]]
+    rows: Mapping[str, list[Row]]  # by the id of the experiment
+    # PNG files by name, such as "neuron-features-flowers102".
     figures: Mapping[str, bytes] = field(default_factory=dict)
-    quick: bool = False
+    quick: bool = False  # whether any are of a quick run
+    # For the reader of the report, by the id of the experiment.
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, experiment: str) -> list[Row]:

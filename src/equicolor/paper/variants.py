@@ -55,17 +55,6 @@ _DASHES = {"none": "-", "jitter 0.5": "--", "augmix": ":", "weighted loss": ":"}
 class Variant(NamedTuple):
     """A network and how it was trained: what runs of different seeds have in common.
 
-    Attributes:
-        kind: ``"baseline"``, ``"ciconv"`` and ``"ce"`` are ResNets; ``"other"`` is any network.
-        network: the plain architecture, such as ``"resnet18"``.
-        rotations, lifting, ce_stages: of equivariant ResNets.
-        augmentation: as in the rows; several are joined by plus signs.
-        setting: what differs from the paper's training and is not common to all rows, in words.
-        pool: how the rotations are pooled: ``"max"``, ``"avg"`` or ``"none"`` (flattened).
-        gray: whether it sees the mean of the channels alone.
-        redrawn: whether its ColorMNIST was drawn for every seed.
-        spatial: ``"p4"`` or ``"p4m"`` if turns or mirror images do not matter to it.
-
     Example:
         >>> Variant("ce", "resnet18", 12, "hsv", 4, "jitter 0.5").name
         'CE-ResNet-18 (HSV, n = 12) + jitter'
@@ -73,17 +62,19 @@ class Variant(NamedTuple):
         ('CE-ResNet-44-2', 'CECNN, 2 layers')
     """
 
-    kind: str
-    network: str
+    kind: str  # "baseline", "ciconv" and "ce" are ResNets; "other" is any network
+    network: str  # the plain architecture, such as "resnet18"
+    # Of equivariant ResNets.
     rotations: int = 1
     lifting: str = ""
     ce_stages: int = 0
-    augmentation: str = "none"
+    augmentation: str = "none"  # as in the rows; several are joined by plus signs
+    # What differs from the paper's training and is not common to all rows, in words.
     setting: str = ""
-    pool: str = "max"
-    gray: bool = False
-    redrawn: bool = False
-    spatial: str = "p1"
+    pool: str = "max"  # how the rotations are pooled: "max", "avg" or "none" (flattened)
+    gray: bool = False  # whether it sees the mean of the channels alone
+    redrawn: bool = False  # whether its ColorMNIST was drawn for every seed
+    spatial: str = "p1"  # "p4" or "p4m" if turns or mirror images do not matter to it
 
     @property
     def full(self) -> bool:

@@ -58,23 +58,15 @@ dd { margin: 0; overflow-wrap: anywhere; }
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report; empty attributes are left out.
-
-    Attributes:
-        title: its heading.
-        text: paragraphs, separated by blank lines.
-        table: a table below the text.
-        figure: a matplotlib figure, or the bytes of a PNG, below the table.
-        caption: what the figure shows; also its text for screen readers.
-        file: name of the figure's own file, without suffix. A section with a name and without a
-            figure says in its text why the figure cannot be drawn.
-    """
+    """A part of a report; empty attributes are left out."""
 
     title: str
-    text: str = ""
-    table: Table | None = None
-    figure: Figure | bytes | None = None
-    caption: str = ""
+    text: str = ""  # paragraphs, separated by blank lines
+    table: Table | None = None  # below the text
+    figure: Figure | bytes | None = None  # bytes of a PNG; below the table
+    caption: str = ""  # what the figure shows; also its text for screen readers
+    # Name of the figure's own file, without suffix. A section with a name and without a figure says
+    # in its text why the figure cannot be drawn.
     file: str = ""
 
 

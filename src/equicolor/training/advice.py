@@ -40,21 +40,13 @@ _DECIDES = 0.5  # of the errors without hues that hues mend, from which on they 
 
 
 class Proposal(NamedTuple):
-    """A recipe and what it is for.
+    """A recipe and what it is for."""
 
-    Attributes:
-        when: what has to be true for it.
-        why: the reason to take it.
-        recipe: how to train on the device that was measured.
-        seconds: for training and judging, as measured.
-        full: how to train on a GPU; a CPU may get smaller images or fewer epochs.
-    """
-
-    when: str
-    why: str
-    recipe: TrainingRecipe
-    seconds: float
-    full: TrainingRecipe
+    when: str  # what has to be true for it
+    why: str  # the reason to take it
+    recipe: TrainingRecipe  # how to train on the device that was measured
+    seconds: float  # for training and judging, as measured
+    full: TrainingRecipe  # how to train on a GPU; a CPU may get smaller images or fewer epochs
 
     @property
     def shortened(self) -> bool:
@@ -71,19 +63,12 @@ class Proposal(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """What was measured, and what follows from it.
+    """What was measured, and what follows from it."""
 
-    Attributes:
-        facts: the images and the device, in words.
-        hues: what colour tells of the classes.
-        finding: the same in words.
-        proposals: what to run.
-    """
-
-    facts: str
-    hues: HueStatistics
-    finding: str
-    proposals: tuple[Proposal, ...]
+    facts: str  # the images and the device, in words
+    hues: HueStatistics  # what colour tells of the classes
+    finding: str  # the same in words
+    proposals: tuple[Proposal, ...]  # what to run
 
     def lines(self) -> Iterator[str]:
         """All of it, to print."""

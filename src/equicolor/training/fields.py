@@ -19,38 +19,28 @@ __all__ = ["Setting", "check", "setting", "settings"]
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """The description of one field.
+    """The description of one field."""
 
-    Attributes:
-        help: the text of its option; a field without one has no option.
-        panel: the group of options that it is shown in.
-        usual: what the help says of the default, where it is not just the value.
-        flags: options without a value: the value that each stands for, and its help.
-        choices: all values there are.
-        at_least, at_most, above, below: bounds of a number, beside those of ``_checks.MOST``.
-        decides: whether the outcome of a training depends on it, beyond rounding.
-        row: the key that tells it in result rows, by default its name; None where the network
-            tells it.
-        compared: whether rows that differ in it were trained differently: not the seed, nor what
-            a table has a row or a column for.
-        published: whether the paper gives its value.
-        short: what stands before its value in folder names; by default its name, and nothing
-            before one of the choices.
-    """
-
-    help: str = ""
-    panel: str = "Training"
-    usual: str = ""
+    help: str = ""  # the text of its option; a field without one has no option
+    panel: str = "Training"  # the group of options that it is shown in
+    usual: str = ""  # what the help says of the default, where it is not just the value
+    # Options without a value: the value that each stands for, and its help.
     flags: Mapping[str, tuple[Any, str]] = dataclasses.field(default_factory=dict)
-    choices: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()  # all values there are
+    # Bounds of a number, beside those of _checks.MOST.
     at_least: float | None = None
     at_most: float | None = None
     above: float | None = None
     below: float | None = None
-    decides: bool = True
+    decides: bool = True  # whether the outcome of a training depends on it, beyond rounding
+    # The key that tells it in result rows, by default its name; None where the network tells it.
     row: str | None = ""
+    # Whether rows that differ in it were trained differently: not the seed, nor what a table has a
+    # row or a column for.
     compared: bool = True
-    published: bool = True
+    published: bool = True  # whether the paper gives its value
+    # What stands before its value in folder names; by default its name, and nothing before one of
+    # the choices.
     short: str | None = None
 
 

@@ -40,17 +40,11 @@ __all__ = ["Fit", "RunOptions", "build_network", "fit"]
 
 
 class Fit(NamedTuple):
-    """A finished run.
-
-    Attributes:
-        folder: where it is.
-        row: what the trained network was judged by: ``original``, ``hue_mean`` and so on.
-        continued: how many epochs had been trained before this call; all, if it was finished.
-    """
+    """A finished run."""
 
     folder: RunFolder
-    row: dict[str, Any]
-    continued: int
+    row: dict[str, Any]  # what the trained network was judged by: original, hue_mean and so on
+    continued: int  # how many epochs had been trained before this call; all, if it was finished
 
 
 def fit(

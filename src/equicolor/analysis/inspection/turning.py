@@ -40,17 +40,12 @@ Reader = Callable[[object, int], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class FeatureRows:
-    """Some channels of a layer, for E examples at K angles.
-
-    Attributes:
-        name: of the layer.
-        channels: those that change most with the hue.
-        maps: uint8 :math:`[E, K, C, n, h, w]`; 0 and 255 are the smallest and the largest
-            activation of a channel over all angles of an example. Negative ones count as none.
-    """
+    """Some channels of a layer, for E examples at K angles."""
 
     name: str
-    channels: list[int]
+    channels: list[int]  # those that change most with the hue
+    # uint8 [E, K, C, n, h, w]; 0 and 255 are the smallest and the largest activation of a channel
+    # over all angles of an example. Negative ones count as none.
     maps: Tensor
 
     @property
@@ -61,28 +56,18 @@ class FeatureRows:
 
 @dataclass(frozen=True, eq=False)
 class TurnedHues:
-    """A network's features and answers for E examples at K angles; see :func:`turn_hues`.
+    """A network's features and answers for E examples at K angles; see :func:`turn_hues`."""
 
-    Attributes:
-        title: which network.
-        images: the examples with their hue shifted by k/K turns, uint8 :math:`[E, K, 3, s, s]`.
-        natural: the same as a canonicalised network turns them back; None of other networks.
-        labels: the class of every example.
-        layers: the features of some layers.
-        logits: the answers, float32 :math:`[E, K, O]`.
-        class_names: what the outputs mean.
-        judged: whether the outputs are the classes of the images.
-        curve: hue shifts in turns with the accuracy in percent; None if it was not measured.
-    """
-
-    title: str
-    images: Tensor
+    title: str  # the network
+    images: Tensor  # the examples with their hue shifted by k/K turns, uint8 [E, K, 3, s, s]
+    # The same as a canonicalised network turns them back; None of other networks.
     natural: Tensor | None
-    labels: list[str]
+    labels: list[str]  # the class of every example
     layers: list[FeatureRows]
-    logits: Tensor
-    class_names: tuple[str, ...]
-    judged: bool
+    logits: Tensor  # the answers, float32 [E, K, O]
+    class_names: tuple[str, ...]  # what the outputs mean
+    judged: bool  # whether the outputs are the classes of the images
+    # Hue shifts in turns with the accuracy in percent; None if it was not measured.
     curve: list[tuple[float, float]] | None
 
 

@@ -37,21 +37,16 @@ def stack_states(networks: Sequence[Z2CNN]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class StackedZ2CNN:
-    """The forward pass of S networks of one architecture.
-
-    Attributes:
-        width, rotations, ce_layers, coset_pool, lifting: of the networks.
-        dtype: what convolutions compute in; statistics and logits are float32.
-        pad: whether to pad lanes for the GPU's grouped convolutions.
-    """
+    """The forward pass of S networks of one architecture."""
 
     width: int
     rotations: int = 1
     ce_layers: int = 0
     coset_pool: str | None = None
     lifting: str = "rgb"
+    # What convolutions compute in; statistics and logits are float32.
     dtype: torch.dtype = torch.float32
-    pad: bool = False
+    pad: bool = False  # whether to pad lanes for the GPU's grouped convolutions
 
     @classmethod
     def like(

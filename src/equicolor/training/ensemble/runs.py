@@ -21,30 +21,21 @@ Run = tuple[ColorMNIST, int]  # what a network is trained on, and its seed
 
 @dataclass(frozen=True)
 class Recipe:
-    """One configuration of a ColorMNIST experiment (paper, section 4.1), as data.
+    """One configuration of a ColorMNIST experiment (paper, section 4.1), as data."""
 
-    Attributes:
-        model: a name for the result rows.
-        network: ``"z2cnn"`` or ``"cecnn"``.
-        options: the builder's arguments beside ``num_classes``.
-        gray: feed the mean of the channels.
-        jitter: hue jitter in turns, drawn per image from ±jitter.
-        weighted: weigh classes by ``N / (c n_i)`` in the loss.
-        epochs, batch_size, lr, weight_decay: of training with Adam and a one-cycle schedule.
-        precision: what convolutions compute in, ``"float32"`` or ``"bfloat16"``; ``"auto"`` is
-            bfloat16 on CUDA.
-    """
-
-    model: str
+    model: str  # a name for the result rows
     network: str = setting("z2cnn", choices=("z2cnn", "cecnn"))
+    # The builder's arguments beside num_classes.
     options: dict[str, Any] = field(default_factory=dict)
-    gray: bool = False
-    jitter: float = setting(0.0, at_least=0)
-    weighted: bool = False
+    gray: bool = False  # feed the mean of the channels
+    jitter: float = setting(0.0, at_least=0)  # hue jitter in turns, drawn per image from ±jitter
+    weighted: bool = False  # weigh classes by N / (c n_i) in the loss
+    # Training is with Adam and a one-cycle schedule.
     epochs: int = setting(1000, at_least=1)
     batch_size: int = setting(256, at_least=2)  # for batch normalization
     lr: float = setting(1e-3, at_least=0)
     weight_decay: float = setting(1e-5, at_least=0)
+    # What convolutions compute in, "float32" or "bfloat16"; "auto" is bfloat16 on CUDA.
     precision: str = setting("auto", choices=("auto", *PRECISIONS))
 
     def __post_init__(self) -> None:
