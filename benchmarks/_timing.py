@@ -58,7 +58,7 @@ class Settings:
     def place(self, module: nn.Module) -> nn.Module:
         """Move a module to the device, in channels_last memory."""
         module = module.to(self.device)
-        return module.to(memory_format=torch.channels_last)  # type: ignore[no-any-return, call-overload]
+        return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 class Steps(NamedTuple):

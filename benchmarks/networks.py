@@ -165,8 +165,7 @@ def called(network: nn.Module, form: str, images: Tensor, settings: Settings) ->
     dynamo.config.recompile_limit, dynamo.config.accumulated_recompile_limit = 1024, 8192
     mode = "reduce-overhead" if form == "compiled-graphs" else "default"
     # dynamic=False: the shapes of one case must not make those of the next symbolic.
-    compiled: Call = torch.compile(network, dynamic=False, mode=mode)
-    return compiled
+    return torch.compile(network, dynamic=False, mode=mode)
 
 
 def infer(images: Tensor, settings: Settings, call: Call) -> Tensor:

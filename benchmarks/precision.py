@@ -84,8 +84,7 @@ def train(
     optimizer = adam(network, settings, trial.lr)
     batches = examples(trial, seed, trial.steps, settings)
     losses = [update(optimizer, *batch, settings, network) for batch in batches]
-    values: list[float] = torch.stack(losses).tolist()  # at the end: no step waits for it
-    return values
+    return torch.stack(losses).tolist()  # at the end: no step waits for it
 
 
 def trial_rows(trial: Trial, seed: int, variants: Sequence[str], settings: Settings) -> list[Row]:

@@ -76,8 +76,7 @@ class Dependence(TorchDispatchMode):
         """What a tensor depends on; None if not on the image."""
         if self._written and (memory := _memory(tensor)) in self._written:
             return _places(tensor, self._written[memory][1])
-        planes: Planes | None = self._planes.get(tensor)
-        return planes
+        return self._planes.get(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and record what its results depend on."""
@@ -139,8 +138,7 @@ def _places(tensor: Tensor, mirror: Planes) -> Planes:
 
 
 def _memory(tensor: Tensor) -> int:
-    address: int = tensor.untyped_storage()._cdata
-    return address
+    return tensor.untyped_storage()._cdata
 
 
 _Rule = Callable[[_Operation], list[Planes]]

@@ -142,8 +142,7 @@ def _all_commands() -> MutableMapping[str, Any]:
         text = f"{experiment.title}{place}: {experiment.what}.\n\n{_INTERRUPTED}"
         app.command(experiment.id, help=text)(_command(experiment))
     app.command("all", help=_ALL)(_command(None))
-    commands: MutableMapping[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
-    return commands
+    return get_command(app).commands  # type: ignore[attr-defined]
 
 
 def list_experiments(

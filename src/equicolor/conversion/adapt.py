@@ -39,8 +39,7 @@ class AdaptedStem(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images ``[B, 3, H, W]`` to features ``[B, C, H', W']``."""
-        features: Tensor = self.stem(images) + self.gate * self.adapter(images)
-        return features
+        return self.stem(images) + self.gate * self.adapter(images)
 
 
 class AdaptedNetwork(nn.Module):

@@ -272,7 +272,7 @@ def _with_backbone(model: nn.Module, network: ConvertedNetwork) -> nn.Module:
     else:
         vars(network)["out_channels"] = getattr(detector.backbone, "out_channels", None)
         detector.backbone = network
-    return detector  # type: ignore[no-any-return]
+    return detector
 
 
 def _build(

@@ -194,8 +194,7 @@ def _numbers(values: Any) -> list[float]:
         tensor = torch.as_tensor(values, dtype=torch.float64, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise ConversionError(f"mean and std must be numbers, got {values!r}") from None
-    numbers: list[float] = tensor.flatten().tolist()
-    return numbers
+    return tensor.flatten().tolist()
 
 
 def _from_metadata(model: nn.Module) -> tuple[Iterable[float], ...] | None:

@@ -99,8 +99,7 @@ class SpatialGroup:
                 f"spatial={self.name!r} expects channels in groups of {self.order}, got "
                 f"{x.shape[1]}: {list(x.shape)}"
             )
-        elements: Tensor = x.unflatten(1, (-1, self.order))
-        return elements
+        return x.unflatten(1, (-1, self.order))
 
     def _parts(self, element: int) -> tuple[bool, int]:
         """Whether an element mirrors, and its quarter turns."""

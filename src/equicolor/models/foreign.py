@@ -50,8 +50,7 @@ class ForeignNetwork(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Images ``[B, 3, H, W]`` in [0, 1] to logits ``[B, C]``."""
         images = images if self.plain else (images - self.mean) / self.std
-        logits: Tensor = self.network(images)
-        return logits
+        return self.network(images)
 
 
 def load_foreign(spec: str, *, pretrained: bool = True, **options: Any) -> ForeignNetwork:

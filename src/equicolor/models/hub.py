@@ -51,8 +51,7 @@ class HubModel(
 
     def forward(self, images: Tensor) -> Tensor:
         """Images ``[B, 3, H, W]`` to logits ``[B, num_classes]``."""
-        logits: Tensor = self.network(images)
-        return logits
+        return self.network(images)
 
     def _save_pretrained(self, save_directory: Path) -> None:
         save_model(self.network, save_directory / WEIGHTS)

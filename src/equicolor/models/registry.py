@@ -103,8 +103,7 @@ class GrayInput(Network):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images ``[B, 3, H, W]`` in [0, 1] to logits ``[B, C]``."""
-        logits: Tensor = self.network(to_gray(images))
-        return logits
+        return self.network(to_gray(images))
 
     def reference_key(self, key: str) -> str:
         """The name of a state-dict entry in the paper authors' code, which makes images grey."""
@@ -159,8 +158,7 @@ def list_models() -> list[str]:
 def get_builder(name: str) -> Callable[..., Network]:
     """The function that builds the networks of a name."""
     if name in _ELSEWHERE:
-        elsewhere: Callable[..., Network] = getattr(importlib.import_module(_ELSEWHERE[name]), name)
-        return elsewhere
+        return getattr(importlib.import_module(_ELSEWHERE[name]), name)
     if name not in _BUILDERS:
         hint = did_you_mean(name.lower().replace("-", "_"), _BUILDERS, "see 'equicolor models'")
         raise ValueError(f"unknown model {name!r}; {hint}")

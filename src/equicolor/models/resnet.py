@@ -62,16 +62,14 @@ class Block(nn.Module):
             y = norm(conv(y))
             if index < self.depth:
                 y = self.relu(y)
-        out: Tensor = self.relu(y + self.shortcut(x))
-        return out
+        return self.relu(y + self.shortcut(x))
 
 
 def stem(images: Tensor, conv: Any, norm: Any, relu: nn.Module, pool: nn.Module) -> Tensor:
     """The first layers of a network, from images to features; ``pool`` may be the identity."""
     if _fused.stem_applies(images, conv, norm, relu, pool):
         return _fused.stem(images, conv, norm, pool=not isinstance(pool, nn.Identity))
-    features: Tensor = pool(relu(norm(conv(images))))
-    return features
+    return pool(relu(norm(conv(images))))
 
 
 class ResNet(Network):
@@ -160,8 +158,7 @@ class ResNet(Network):
             x = blocks(x)
             if stage == self.ce_stages:
                 x = self.coset_pool(x)
-        logits: Tensor = self.linear(self.avg_pool(x).flatten(1))
-        return logits
+        return self.linear(self.avg_pool(x).flatten(1))
 
 
 def _image_size(architecture: Architecture, spatial: str) -> int:

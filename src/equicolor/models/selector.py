@@ -64,8 +64,7 @@ class HueSelector(Network):
         of_hues = (
             self.flatten(self.avg_pool(features)).flatten(1).unflatten(1, (-1, self.rotations))
         )
-        scores: Tensor = self.score(of_hues.transpose(1, 2)).squeeze(2)
-        return scores
+        return self.score(of_hues.transpose(1, 2)).squeeze(2)
 
 
 def hue_selector(*, rotations: int = 12, size: int = 72, width: int = 32) -> HueSelector:

@@ -73,8 +73,7 @@ class Z2CNN(Network):
             x = block(x)
             if index == self.ce_layers - 1:
                 x = self.coset_pool(x)
-        logits: Tensor = self.classifier(x.flatten(1))
-        return logits
+        return self.classifier(x.flatten(1))
 
     def reference_key(self, key: str) -> str:
         """The name of a state-dict entry in the paper authors' code."""

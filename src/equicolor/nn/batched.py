@@ -43,8 +43,7 @@ def split_rotations(name: str, x: Tensor, rotations: int) -> Tensor:
             f"{name} expects a batch of {rotations} rotations, [{rotations} * B, ...], got "
             f"{list(x.shape)}"
         )
-    parts: Tensor = x.unflatten(0, (rotations, -1))
-    return parts
+    return x.unflatten(0, (rotations, -1))
 
 
 class BatchedCEConv2d(CEConv2d):

@@ -84,8 +84,7 @@ def _training(
 
     def call(images: Tensor) -> Tensor:
         replayed = torch.is_grad_enabled() and network.training and _kind(images) == wanted
-        result: Tensor = (recorded if replayed else network)(images)
-        return result
+        return (recorded if replayed else network)(images)
 
     return call
 

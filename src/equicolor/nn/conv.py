@@ -102,8 +102,7 @@ class _CEConvNd(DerivedConstants):
             except RuntimeError:
                 if tensor.ndim != 5:
                     raise
-                converted: Tensor = fn(tensor.flatten(1, 2)).unflatten(1, tensor.shape[1:3])
-                return converted
+                return fn(tensor.flatten(1, 2)).unflatten(1, tensor.shape[1:3])
 
         return super()._apply(on_filters, recurse)
 

@@ -34,8 +34,7 @@ def mix_apart(matrix: Tensor, x: Tensor) -> tuple[Tensor, ...]:
     """
     if not _is_one_call(matrix, (x,)):
         return mix_rotations(matrix, x).unbind(0)
-    parts: tuple[Tensor, ...] = _Apart.apply(matrix, x)  # type: ignore[no-untyped-call]
-    return parts
+    return _Apart.apply(matrix, x)  # type: ignore[no-untyped-call]
 
 
 def mix_together(matrix: Tensor, parts: Sequence[Tensor]) -> Tensor:

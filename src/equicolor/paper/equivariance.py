@@ -140,8 +140,7 @@ def relative_change(network: Callable[[Tensor], Tensor], photo: Tensor, turns: T
             network(shift_hue(photo.expand(len(part), -1, -1, -1), part)).flatten(1)
             for part in turns.split(12)
         ]
-    change: Tensor = (torch.cat(outputs) - reference).norm(dim=1) / reference.norm()
-    return change
+    return (torch.cat(outputs) - reference).norm(dim=1) / reference.norm()
 
 
 def measure(spec: Spec, photo: Tensor, *, shifts: int = SHIFTS, seeds: int = SEEDS) -> Row:

@@ -117,8 +117,7 @@ class ClassificationTask(pl.LightningModule):
             except RuntimeError as error:  # a network that asks the device something
                 self._graphs = False
                 warnings.warn(f"trains without CUDA graphs: {error}", stacklevel=1)
-        logits: Tensor = (self._recorded or self.network)(images)
-        return logits
+        return (self._recorded or self.network)(images)
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         return cross_entropy(logits, labels, self.recipe.label_smoothing)

@@ -263,8 +263,7 @@ def _finite(value: float, decimals: int) -> float | None:
 
 def _strongest(maps: Tensor) -> list[list[int]]:
     """The rotation of every channel with the largest mean, ``[K][C]``."""
-    strongest: list[list[int]] = maps.float().mean((-2, -1)).argmax(2).tolist()
-    return strongest
+    return maps.float().mean((-2, -1)).argmax(2).tolist()
 
 
 def _photo_sheet(images: Tensor) -> str:

@@ -114,8 +114,7 @@ def norm_products(outputs: Products, norm: Norm, filters: Filters, n: int) -> Pr
     """Batch norm and ReLU of features, given as products, and their products with filters."""
     tensors = norm.weight, norm.bias, filters.tensor, *outputs
     arguments = norm, filters.convolutions, n, *tensors
-    result: Products = functions.apply(functions.NormProducts, *arguments)
-    return result
+    return functions.apply(functions.NormProducts, *arguments)
 
 
 def norm_add_relu(
@@ -139,5 +138,4 @@ def norm_add_relu(
     flat = [product for one in each for product in one]
     sizes = [len(one) for one in each]
     arguments = norms, sizes, shape, identity, *parameters, *flat
-    result: Tensor = functions.apply(functions.NormAddReLU, *arguments)
-    return result
+    return functions.apply(functions.NormAddReLU, *arguments)

@@ -74,8 +74,7 @@ def lift_columns(
     options = conv.stride, conv.padding, conv.dilation
     size = tuple(conv.weight.shape[-2:])
     how = conv.rotations, matrices, filters.dtype, size, options
-    result: Tensor = apply(_Lift, how, images, filters)
-    return result
+    return apply(_Lift, how, images, filters)
 
 
 def norm_relu(activations: Tensor, norm: Norm, n: int, *, pool: bool) -> Tensor:
@@ -86,8 +85,7 @@ def norm_relu(activations: Tensor, norm: Norm, n: int, *, pool: bool) -> Tensor:
     tensors = norm.weight, norm.bias, activations
     # Inside an autograd function, gradients are always off.
     backward = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    result: Tensor = apply(_NormReLU, norm, n, pool, backward, *tensors)
-    return result
+    return apply(_NormReLU, norm, n, pool, backward, *tensors)
 
 
 class _Lift(torch.autograd.Function):

@@ -95,7 +95,7 @@ class _Frozen(nn.Module):
         # Torch does not count changes of inference tensors, so no new ones are made here.
         inference = any(one.is_inference() for one in _tensors(self))
         with torch.inference_mode(inference and torch.is_inference_mode_enabled()):
-            return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
+            return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and files do not need the cache.
@@ -122,8 +122,7 @@ class FrozenStem(_Frozen):
         """Images ``[B, 3, H, W]`` to features ``[B, C, n, H', W']``."""
         fused = stem_applies(images, self.conv, self.norm, self.relu, self.pool)
         if not fused or self._is_differentiated(images):
-            features: Tensor = self.pool(self.relu(self.norm(self.conv(images))))
-            return features
+            return self.pool(self.relu(self.norm(self.conv(images))))
         with torch.no_grad(), on_device_of(images):
             filters, matrices, norm = self._cached(compute_dtype(images))
             lifted = lift_columns(images, self.conv, filters, matrices)
@@ -163,8 +162,7 @@ class FrozenBlock(_Frozen):
         y = first(x)
         for layer in later:
             y = layer(y.relu())
-        out: Tensor = (y + self.shortcut(x)).relu()
-        return out
+        return (y + self.shortcut(x)).relu()
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

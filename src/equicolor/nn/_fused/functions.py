@@ -30,8 +30,7 @@ class MixFilters(torch.autograd.Function):
     ) -> Tensor:
         ctx.planes = planes
         ctx.save_for_backward(weight, pointwise, table)
-        result: Tensor = kernels("filter_kernels").mix(weight, pointwise, table, dtype, planes)
-        return result
+        return kernels("filter_kernels").mix(weight, pointwise, table, dtype, planes)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

@@ -134,8 +134,7 @@ def norm_and_cut(
     y: Tensor, weight: Tensor, shift: Tensor, factors: Tensor | None, n: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As ``norm_and_cut`` of ``network``, which describes the arguments."""
-    result: tuple[Tensor, Tensor, Tensor] = _NormAndCut.apply(y, weight, shift, factors, n)
-    return result
+    return _NormAndCut.apply(y, weight, shift, factors, n)
 
 
 class _NormAndCut(torch.autograd.Function):

@@ -137,8 +137,7 @@ class StackedTrainer:
         shape = len(DROPPING), self.batch, self.stacked.width
         numbers = uniform(self.run_seeds, _DROPOUT, self.step_number, math.prod(shape))
         keep = (numbers >= self.dropout).float() / (1 - self.dropout)
-        factors: Tensor = keep.unflatten(1, shape).movedim(0, 2)
-        return factors
+        return keep.unflatten(1, shape).movedim(0, 2)
 
     @torch.no_grad()
     def _update(self, gradient: Tensor) -> None:
