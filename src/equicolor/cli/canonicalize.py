@@ -10,6 +10,7 @@ from equicolor.cli.options import (
     JUDGING,
     SUBJECT,
     names,
+    option,
     settle_threads,
     slug,
     told_to_skip,
@@ -29,51 +30,44 @@ _OPTIONS = [
 def canonicalize(
     unlabelled: Annotated[
         str | None,
-        typer.Option(
-            help="Train the selector on the images of this folder, or of this dataset; without "
+        option(
+            "Train the selector on the images of this folder, or of this dataset; without "
             "--data, also judge by some of them.",
-            show_default="the training images of --data",
+            "the training images of --data",
             metavar="FOLDER",
         ),
     ] = None,
-    rotations: Annotated[int, typer.Option(help="How many hues are compared.")] = 12,
+    rotations: Annotated[int, option("How many hues are compared.")] = 12,
     select: Annotated[
         str,
-        typer.Option(
-            help="What finds the hue: learned, energy, entropy, confidence, or the file of a "
+        option(
+            "What finds the hue: learned, energy, entropy, confidence, or the file of a "
             "selector that was trained before; gray-world or shades-of-gray takes the colour of "
             "the light away; gray-world,learned does both."
         ),
     ] = "learned",
     preset: Annotated[
-        str, typer.Option(help="Of the learned selector: fast, default or accurate.")
+        str, option("Of the learned selector: fast, default or accurate.")
     ] = "default",
-    modes: Annotated[int, typer.Option(help="How many angles are tried and averaged.")] = 1,
+    modes: Annotated[int, option("How many angles are tried and averaged.")] = 1,
     gate: Annotated[
         float | None,
-        typer.Option(
-            help="The probability of the best angle from which on it is the only one.",
-            show_default="all modes are always tried",
+        option(
+            "The probability of the best angle from which on it is the only one.",
+            "all modes are always tried",
         ),
     ] = None,
     epochs: Annotated[
-        int | None,
-        typer.Option(
-            help="Of the selector's training.",
-            show_default="240, or fewer that make 4,000 steps",
-        ),
+        int | None, option("Of the selector's training.", "240, or fewer that make 4,000 steps")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the selector's training.")] = 0,
+    seed: Annotated[int, option("Of the selector's training.")] = 0,
     precision: Annotated[
-        str, typer.Option(help="To judge in: float32, bfloat16, or auto: bfloat16 on a GPU.")
+        str, option("To judge in: float32, bfloat16, or auto: bfloat16 on a GPU.")
     ] = "auto",
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", help="The folder.", show_default="runs/canonicalize/NETWORK"
-        ),
+        Path | None, option("The folder.", "runs/canonicalize/NETWORK", "--output", "-o")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an earlier result.")] = False,
+    force: Annotated[bool, option("Replace an earlier result.", True, "--force")] = False,
     **subject: Any,
 ) -> None:
     """Make any network invariant to hue shifts by taking them back first; nothing in it changes.

@@ -11,6 +11,7 @@ from equicolor.cli.options import (
     NETWORK,
     SUBJECT,
     names,
+    option,
     settle_threads,
     slug,
     told_to_skip,
@@ -27,24 +28,22 @@ def compare(
     ],
     data: Annotated[
         str | None,
-        typer.Option(
-            help="A name of 'equicolor datasets', or a folder of class folders.",
-            show_default="what the first run was trained on",
+        option(
+            "A name of 'equicolor datasets', or a folder of class folders.",
+            "what the first run was trained on",
         ),
     ] = None,
     actions: Annotated[
         str,
-        typer.Option(
-            help="What is done to the images, as in 'equicolor evaluate'; the table is about the "
-            "first.",
+        option(
+            "What is done to the images, as in 'equicolor evaluate'; the table is about the first.",
             metavar="A,B",
         ),
     ] = "hsv",
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="The folder.", show_default="runs/compare/NETWORKS"),
+        Path | None, option("The folder.", "runs/compare/NETWORKS", "--output", "-o")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an earlier comparison.")] = False,
+    force: Annotated[bool, option("Replace an earlier comparison.", True, "--force")] = False,
     **options: Any,
 ) -> None:
     """Judge several networks on the same images: cost, accuracy, and accuracy under hue shifts.

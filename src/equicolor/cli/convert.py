@@ -7,11 +7,9 @@ import typer
 from rich.console import Console
 
 from equicolor._files import refuse_to_replace
-from equicolor.cli.options import Device, Pretrained, Size, settle_threads
+from equicolor.cli.options import Device, Pretrained, Size, option, settle_threads
 
 __all__ = ["convert"]
-
-console = Console()
 
 
 def convert(
@@ -21,33 +19,30 @@ def convert(
             help="A checkpoint, the folder of a training run, timm:NAME or torchvision:NAME."
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The checkpoint to write.")],
-    rotations: Annotated[int, typer.Option(help="How many hues.")] = 6,
-    lifting: Annotated[str, typer.Option(help="hsv (exact) or rgb (the paper).")] = "hsv",
+    output: Annotated[Path, option("The checkpoint to write.", True, "--output", "-o")],
+    rotations: Annotated[int, option("How many hues.")] = 6,
+    lifting: Annotated[str, option("hsv (exact) or rgb (the paper).")] = "hsv",
     until: Annotated[
         str | None,
-        typer.Option(
-            help="The module that the equivariant part ends with.",
-            show_default="all but the classifier",
+        option(
+            "The module that the equivariant part ends with.",
+            "all but the classifier",
             metavar="MODULE",
         ),
     ] = None,
-    init: Annotated[str, typer.Option(help="pretrained or random.")] = "pretrained",
+    init: Annotated[str, option("pretrained or random.")] = "pretrained",
     match_parameters: Annotated[
         bool,
-        typer.Option(
-            "--match-parameters", help="As many parameters as before, with --init random."
-        ),
+        option("As many parameters as before, with --init random.", True, "--match-parameters"),
     ] = False,
-    coset_pool: Annotated[str, typer.Option(help="Over the hues: max, avg or confidence.")] = "max",
+    coset_pool: Annotated[str, option("Over the hues: max, avg or confidence.")] = "max",
     pretrained: Pretrained = True,
     data: Annotated[
-        str | None,
-        typer.Option(help="Judge both networks on this dataset, or folder of class folders."),
+        str | None, option("Judge both networks on this dataset, or folder of class folders.")
     ] = None,
     size: Size = None,
     device: Device = "auto",
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: Annotated[bool, option("Replace an existing file.", True, "--force")] = False,
 ) -> None:
     """Make a network colour-equivariant, its weights included, and say what that costs.
 
@@ -83,6 +78,7 @@ def convert(
         size=size,
         device=where,
     )
+    console = Console()
     console.print(Table(COST_COLUMNS, rows).rich())
     typer.echo(f"wrote {output}")
     if data is not None:

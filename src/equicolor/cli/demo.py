@@ -6,12 +6,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from equicolor.cli.options import option
+
 __all__ = ["demo"]
 
 
 def demo(
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for the report and the numbers.")
+        Path, option("Folder for the report and the numbers.", True, "--output", "-o")
     ] = Path("demo-report"),
 ) -> None:
     """Train plain and colour-equivariant networks on coloured digits (two minutes).

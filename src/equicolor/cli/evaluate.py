@@ -10,6 +10,7 @@ from equicolor.cli.options import (
     JUDGING,
     SUBJECT,
     names,
+    option,
     settle_threads,
     slug,
     told_to_skip,
@@ -23,17 +24,16 @@ __all__ = ["evaluate"]
 def evaluate(
     actions: Annotated[
         str,
-        typer.Option(
-            help="What is done to the images, separated by commas: hsv, rgb and rgb-clip shift "
+        option(
+            "What is done to the images, separated by commas: hsv, rgb and rgb-clip shift "
             "hues; cast, gamma, brightness, saturation; turn, by quarters and mirrored.",
             metavar="A,B",
         ),
     ] = "hsv,rgb,rgb-clip",
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="The folder.", show_default="runs/evaluate/NETWORK"),
+        Path | None, option("The folder.", "runs/evaluate/NETWORK", "--output", "-o")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an earlier evaluation.")] = False,
+    force: Annotated[bool, option("Replace an earlier evaluation.", True, "--force")] = False,
     **subject: Any,
 ) -> None:
     """Judge a network: accuracy, what hue shifts do to it, class by class, and calibration.

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from equicolor.cli.options import NETWORK, Pretrained
+from equicolor.cli.options import NETWORK, Pretrained, option
 
 __all__ = ["export"]
 
@@ -15,22 +15,19 @@ def export(
         str,
         typer.Argument(help=f"A name of 'equicolor models', {NETWORK}", metavar="NETWORK"),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
+    output: Annotated[Path, option("The file to write.", True, "--output", "-o")],
     to: Annotated[
         str | None,
-        typer.Option(
-            help="onnx, torchscript or exported-program.",
-            show_default="by the suffix: .onnx, .pt, .pt2",
-        ),
+        option("onnx, torchscript or exported-program.", "by the suffix: .onnx, .pt, .pt2"),
     ] = None,
     input_size: Annotated[
-        int | None, typer.Option(help="Height and width of the images; the network's by default.")
+        int | None, option("Height and width of the images; the network's by default.")
     ] = None,
     form: Annotated[
-        str, typer.Option(help="How equivariant layers are written: auto, dense or cyclic.")
+        str, option("How equivariant layers are written: auto, dense or cyclic.")
     ] = "auto",
     pretrained: Pretrained = True,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: Annotated[bool, option("Replace an existing file.", True, "--force")] = False,
 ) -> None:
     """Export a network to plain convolutions, and verify the file before keeping it.
 

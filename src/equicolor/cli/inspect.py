@@ -7,7 +7,15 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from equicolor.cli.options import SUBJECT, names, settle_threads, slug, told_to_skip, with_options
+from equicolor.cli.options import (
+    SUBJECT,
+    names,
+    option,
+    settle_threads,
+    slug,
+    told_to_skip,
+    with_options,
+)
 
 __all__ = ["inspect"]
 
@@ -16,49 +24,42 @@ __all__ = ["inspect"]
 def inspect(
     limit_images: Annotated[
         int | None,
-        typer.Option(
-            help="Look at so many images, evenly from all classes: a few hundred take minutes "
-            "on a CPU.",
-            show_default="all",
+        option(
+            "Look at so many images, evenly from all classes: a few hundred take minutes on a CPU.",
+            "all",
         ),
     ] = None,
     layers: Annotated[
         str | None,
-        typer.Option(
-            help="Layers to look at, separated by commas; NAME#2 is the second call of one.",
-            show_default="all nonlinearities",
+        option(
+            "Layers to look at, separated by commas; NAME#2 is the second call of one.",
+            "all nonlinearities",
         ),
     ] = None,
     sheets: Annotated[
         str | None,
-        typer.Option(
-            help="Layers whose units are drawn, separated by commas.",
-            show_default="the last at every resolution, at most four",
+        option(
+            "Layers whose units are drawn, separated by commas.",
+            "the last at every resolution, at most four",
         ),
     ] = None,
-    top: Annotated[int, typer.Option(help="Images kept for every unit.")] = 50,
-    units: Annotated[
-        int, typer.Option(help="How many of the most and of the least selective to draw.")
-    ] = 3,
+    top: Annotated[int, option("Images kept for every unit.")] = 50,
+    units: Annotated[int, option("How many of the most and of the least selective to draw.")] = 3,
     grey: Annotated[
-        str, typer.Option(help="What grey is: luma, or opponent (first principal component).")
+        str, option("What grey is: luma, or opponent (first principal component).")
     ] = "luma",
-    shifts: Annotated[int, typer.Option(help="Hue shifts over the whole circle.")] = 37,
+    shifts: Annotated[int, option("Hue shifts over the whole circle.")] = 37,
     compare: Annotated[
         str | None,
-        typer.Option(
-            help="Another network, to put beside this one on the interactive page.",
-            show_default="none",
-        ),
+        option("Another network, to put beside this one on the interactive page.", "none"),
     ] = None,
-    examples: Annotated[int, typer.Option(help="Images of the interactive page.")] = 6,
-    batch_size: Annotated[int, typer.Option(help="Images in a batch.")] = 64,
-    precision: Annotated[str, typer.Option(help="float32, bfloat16 or auto.")] = "float32",
+    examples: Annotated[int, option("Images of the interactive page.")] = 6,
+    batch_size: Annotated[int, option("Images in a batch.")] = 64,
+    precision: Annotated[str, option("float32, bfloat16 or auto.")] = "float32",
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="The page.", show_default="runs/inspect/NETWORK.html"),
+        Path | None, option("The page.", "runs/inspect/NETWORK.html", "--output", "-o")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an earlier page.")] = False,
+    force: Annotated[bool, option("Replace an earlier page.", True, "--force")] = False,
     **subject: Any,
 ) -> None:
     """Look into a network: what its units see, which need colour, and how equivariant they are.

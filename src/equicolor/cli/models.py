@@ -7,15 +7,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from equicolor.cli.options import NETWORK, network_options
+from equicolor.cli.options import NETWORK, network_options, option
 
 __all__ = ["cost", "models"]
 
-console = Console()
-
 
 def models(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: Annotated[bool, option("Print JSON instead of a table.", True, "--json")] = False,
 ) -> None:
     """List the networks and their parameters at default options."""
     from equicolor.models import facts
@@ -39,29 +37,26 @@ def cost(
             metavar="NETWORK",
         ),
     ] = None,
-    rotations: Annotated[int | None, typer.Option(help="Hues of the equivariant layers.")] = None,
+    rotations: Annotated[int | None, option("Hues of the equivariant layers.")] = None,
     ce_stages: Annotated[
-        int | None, typer.Option(help="Equivariant stages of a ResNet; all by default.")
+        int | None, option("Equivariant stages of a ResNet; all by default.")
     ] = None,
-    lifting: Annotated[str | None, typer.Option(help="rgb or hsv.")] = None,
+    lifting: Annotated[str | None, option("rgb or hsv.")] = None,
     width: Annotated[
-        str | None,
-        typer.Option(help="A number, one per stage (27,55,110), or 'fast'; matched by default."),
+        str | None, option("A number, one per stage (27,55,110), or 'fast'; matched by default.")
     ] = None,
-    spatial: Annotated[
-        str | None, typer.Option(help="p4: quarter turns; p4m: mirror images, too.")
-    ] = None,
+    spatial: Annotated[str | None, option("p4: quarter turns; p4m: mirror images, too.")] = None,
     coset_pool: Annotated[
-        str | None, typer.Option(help="max or avg over the hues, or none, at the end.")
+        str | None, option("max or avg over the hues, or none, at the end.")
     ] = None,
-    classes: Annotated[int | None, typer.Option(help="Outputs.")] = None,
+    classes: Annotated[int | None, option("Outputs.")] = None,
     input_size: Annotated[
-        int | None, typer.Option(help="Height and width of the image; the network's by default.")
+        int | None, option("Height and width of the image; the network's by default.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Also write the rows to this JSON file.")
+        Path | None, option("Also write the rows to this JSON file.", True, "--output", "-o")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: Annotated[bool, option("Replace an existing file.", True, "--force")] = False,
 ) -> None:
     """Count parameters and executed multiply-accumulates, dense and cyclic.
 
@@ -87,7 +82,7 @@ def cost(
         raise FileExistsError(f"{output} exists; --force replaces it")
     if model is None:
         rows = configurations.run()
-        console.print(configurations.table(rows))
+        Console().print(configurations.table(rows))
         typer.echo(configurations.headline(rows))
     else:
         rows = [configurations.measure(model, **options)]

@@ -16,16 +16,28 @@ from equicolor.training.fields import settings
 
 __all__ = [
     "JUDGING", "NETWORK", "SUBJECT", "Device", "Pretrained", "Size", "field_options",
-    "field_values", "names", "network_options", "option", "settle_threads", "slug",
+    "field_values", "names", "network_options", "option", "parameter", "settle_threads", "slug",
     "told_to_skip", "with_options",
 ]  # fmt: skip
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def option(help: str, default: str | bool = True, *names: str, panel: str | None = None) -> Any:  # noqa: A002
-    """An option of a command; ``default`` is what the help says of it."""
-    return typer.Option(*names, help=help, show_default=default, rich_help_panel=panel)
+def option(
+    text: str, default: str | bool = True, *names: str, panel: str | None = None, **more: Any
+) -> Any:
+    """An option of a command; ``default`` is what the help says of it, ``more`` as in typer."""
+    return typer.Option(*names, help=text, show_default=default, rich_help_panel=panel, **more)
+
+
+def parameter(
+    name: str, kind: Any, text: str, *names: str, value: Any = None, default: str | bool = True,
+    **more: Any,
+) -> inspect.Parameter:  # fmt: skip
+    """An :func:`option` to add with :func:`with_options`; ``value`` is its default."""
+    annotation: Any = Annotated[kind, option(text, default, *names, **more)]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, keyword, default=value, annotation=annotation)
 
 
 NETWORK = (
@@ -101,24 +113,21 @@ def field_options(described: type, *, unset: bool = False) -> list[inspect.Param
     options = []
     for name, about in settings(described).items():
         for flag, (_, text) in about.flags.items():
-            options.append(_parameter(flag, bool, False, text, False, about.panel))
+            options.append(_field(flag, bool, False, text, False, about.panel))
         if about.help:
             kind, default = fields[name].type, fields[name].default
             text = about.usual or f"{default}".removesuffix(".0")
             shown = default is not False and (text if unset or about.usual else True)
             value = None if unset else default
-            options.append(_parameter(name, kind, value, about.help, shown, about.panel))
+            options.append(_field(name, kind, value, about.help, shown, about.panel))
     return options
 
 
-def _parameter(
-    name: str, kind: Any, default: Any, text: str, shown: str | bool, panel: str
+def _field(
+    name: str, kind: Any, value: Any, text: str, shown: str | bool, panel: str
 ) -> inspect.Parameter:
     names = [f"--{name.replace('_', '-')}"] if kind is bool and not shown else []
-    annotation: Any = Annotated[kind | None, option(text, shown, *names, panel=panel)]
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-    )
+    return parameter(name, kind | None, text, *names, value=value, default=shown, panel=panel)
 
 
 def with_options(options: Sequence[inspect.Parameter]) -> Callable[[Command], Command]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from equicolor.cli.options import SUBJECT, names, settle_threads, told_to_skip, with_options
+from equicolor.cli.options import SUBJECT, names, option, settle_threads, told_to_skip, with_options
 
 __all__ = ["predict"]
 
@@ -25,14 +25,12 @@ def predict(
     ],
     hue: Annotated[
         str | None,
-        typer.Option(
-            help="Also try hue shifts by so many degrees, separated by commas.",
-            show_default="none",
-            metavar="A,B",
+        option(
+            "Also try hue shifts by so many degrees, separated by commas.", "none", metavar="A,B"
         ),
     ] = None,
-    top: Annotated[int, typer.Option(help="How many classes to name.")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    top: Annotated[int, option("How many classes to name.")] = 5,
+    as_json: Annotated[bool, option("Print JSON instead of a table.", True, "--json")] = False,
     **subject: Any,
 ) -> None:
     """Classify images: the most probable classes, as they are and with shifted hues.

@@ -3,7 +3,6 @@
 import functools
 import re
 from collections.abc import Callable, MutableMapping
-from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +15,7 @@ from equicolor import _checks
 from equicolor._files import output_folder, write_whole
 from equicolor._text import counted
 from equicolor.cli.options import names as split_names
-from equicolor.cli.options import settle_threads, with_options
+from equicolor.cli.options import option, parameter, settle_threads, with_options
 
 if TYPE_CHECKING:
     from equicolor.paper.experiment import Experiment
@@ -57,58 +56,52 @@ the folder shares the work.
 """
 
 
-def _option(
-    name: str, kind: Any, text: str, *flags: str, default: Any = None, **more: Any
-) -> Parameter:
-    annotation: Any = Annotated[kind, typer.Option(*flags, help=text, **more)]
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
 # Options that change what an experiment runs: fields of Scope.
 _SCOPE = [
-    _option("datasets", str | None,
-            "Names of 'equicolor datasets' or folders of class folders, with commas.",
-            metavar="A,B", show_default="of the experiment"),
-    _option("networks", str | None,
-            "Only these networks, with commas; see 'equicolor train --list-recipes'.",
-            "--networks", "--models", metavar="A,B", show_default="all"),
-    _option("seeds", str | None, "How many, from 0; or which, such as 1,2 or 3-5.",
-            metavar="N|A,B|A-B", show_default="1; 10 for ColorMNIST"),
-    _option("epochs", int | None, "Epochs.", show_default="as in the paper"),
-    _option("size", int | None, "Height and width of images.", show_default="as in the paper"),
-    _option("actions", str | None, "Hue shifts to evaluate under, with commas.", metavar="A,B",
-            show_default="hsv"),
-    _option("sigmas", str | None, "Spreads of the hues in degrees, with commas.", metavar="A,B",
-            show_default="the paper's seven"),
-    _option("redraw", bool, "Draw digits, hues and noise for every seed, not once for all.",
-            "--redraw", default=False),
-    _option("precision", str | None, "Number format of convolutions.",
-            show_default="bfloat16 on a GPU"),
+    parameter("datasets", str | None,
+              "Names of 'equicolor datasets' or folders of class folders, with commas.",
+              metavar="A,B", default="of the experiment"),
+    parameter("networks", str | None,
+              "Only these networks, with commas; see 'equicolor train --list-recipes'.",
+              "--networks", "--models", metavar="A,B", default="all"),
+    parameter("seeds", str | None, "How many, from 0; or which, such as 1,2 or 3-5.",
+              metavar="N|A,B|A-B", default="1; 10 for ColorMNIST"),
+    parameter("epochs", int | None, "Epochs.", default="as in the paper"),
+    parameter("size", int | None, "Height and width of images.", default="as in the paper"),
+    parameter("actions", str | None, "Hue shifts to evaluate under, with commas.", metavar="A,B",
+              default="hsv"),
+    parameter("sigmas", str | None, "Spreads of the hues in degrees, with commas.", metavar="A,B",
+              default="the paper's seven"),
+    parameter("redraw", bool, "Draw digits, hues and noise for every seed, not once for all.",
+              "--redraw", value=False),
+    parameter("precision", str | None, "Number format of convolutions.",
+              default="bfloat16 on a GPU"),
 ]  # fmt: skip
-_ONLY = _option("only", str | None, "Only these experiments, with commas.", metavar="A,B")
+_ONLY = parameter("only", str | None, "Only these experiments, with commas.", metavar="A,B")
 _DATASET = typer.Argument(
     help="A name of 'equicolor datasets' or a folder of class folders; several with commas.",
     show_default="of the experiment",
 )
 _RUNNING = [
-    _option("quick", bool, "Minutes on two CPU cores, on small made-up images.", "--quick",
-            default=False),
-    _option("device", str, "auto, cpu, cuda, or several: cuda:0,cuda:1.", "--device", "--devices",
-            default="auto"),
-    _option("workers", int | None, "Processes that share the work (several need submitit).",
-            show_default="one a GPU, or one a core"),
-    _option("shard", str | None, "Only the I-th of N parts of the jobs, I from 0.", metavar="I/N"),
-    _option("launcher", str, "Where workers run: processes (here) or slurm.", default="processes"),
-    _option("launcher_option", list[str] | None,
-            "For submitit, such as slurm_partition=gpu or timeout_min=600; repeatable.",
-            metavar="NAME=VALUE"),
-    _option("output", Path | None, "The folder.", "--output", "-o",
-            show_default="runs/reproduce, or -quick; runs/report-from"),
-    _option("sources", list[Path] | None,
-            "No training: show the rows of this file, or folder of files; repeatable.", "--from",
-            metavar="PATH"),
-    _option("figures", Path | None, "With --from: write the figures alone to this folder."),
-    _option("pictures", Path | None, "Renamed: --figures.", hidden=True),
+    parameter("quick", bool, "Minutes on two CPU cores, on small made-up images.", "--quick",
+              value=False),
+    parameter("device", str, "auto, cpu, cuda, or several: cuda:0,cuda:1.", "--device", "--devices",
+              value="auto"),
+    parameter("workers", int | None, "Processes that share the work (several need submitit).",
+              default="one a GPU, or one a core"),
+    parameter("shard", str | None, "Only the I-th of N parts of the jobs, I from 0.",
+              metavar="I/N"),
+    parameter("launcher", str, "Where workers run: processes (here) or slurm.", value="processes"),
+    parameter("launcher_option", list[str] | None,
+              "For submitit, such as slurm_partition=gpu or timeout_min=600; repeatable.",
+              metavar="NAME=VALUE"),
+    parameter("output", Path | None, "The folder.", "--output", "-o",
+              default="runs/reproduce, or -quick; runs/report-from"),
+    parameter("sources", list[Path] | None,
+              "No training: show the rows of this file, or folder of files; repeatable.", "--from",
+              metavar="PATH"),
+    parameter("figures", Path | None, "With --from: write the figures alone to this folder."),
+    parameter("pictures", Path | None, "Renamed: --figures.", hidden=True),
 ]  # fmt: skip
 
 
@@ -147,7 +140,7 @@ def _all_commands() -> MutableMapping[str, Any]:
 
 def list_experiments(
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The folder whose state is shown.")
+        Path, option("The folder whose state is shown.", True, "--output", "-o")
     ] = Path("runs/reproduce"),
 ) -> None:
     """List every figure and table: what it needs, what it costs, and whether it was run."""
@@ -219,8 +212,8 @@ def _parse_shard(text: str) -> tuple[int, int]:
 def _scope_values(values: dict[str, Any]) -> dict[str, Any]:
     """The options of the command line that were given, as fields of Scope."""
     given: dict[str, Any] = {}
-    for option in _SCOPE:
-        name, value = option.name, values.get(option.name)
+    for name in (each.name for each in _SCOPE):
+        value = values.get(name)
         if value is None or value is False:
             continue
         if name in ("epochs", "size"):

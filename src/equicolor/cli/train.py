@@ -42,8 +42,8 @@ def train(
     ] = None,
     finetune: Annotated[
         str | None,
-        typer.Option(
-            help="Begin from a checkpoint, plain or converted, or from the folder of a run.",
+        option(
+            "Begin from a checkpoint, plain or converted, or from the folder of a run.",
             metavar="CHECKPOINT",
         ),
     ] = None,
