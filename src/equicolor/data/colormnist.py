@@ -40,7 +40,7 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class ColorMNIST:
-    """A coloured MNIST."""
+    """Coloured digits for training and for testing, and what they were drawn from."""
 
     name: str  # of the experiment it belongs to
     train: Split

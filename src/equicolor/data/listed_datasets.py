@@ -28,7 +28,7 @@ class Listed(Layout):
 
     @abstractmethod
     def class_names(self, folder: Path) -> tuple[str, ...]:
-        """One a class."""
+        """Names of the classes, in the order of the labels."""
 
     def missing(self, root: Path) -> list[str]:
         folder = root / self.folder

@@ -54,7 +54,7 @@ class Plan(NamedTuple):
 
     @property
     def shards(self) -> range:
-        """All shards."""
+        """The numbers of the shards, of :data:`SHARD` images each."""
         return range(-(-len(self.offsets) // SHARD))
 
     def images(self, shard: int) -> range:
@@ -94,7 +94,7 @@ class Decoder:
     corrupt: dict[int, str] = field(default_factory=dict)
 
     def in_memory(self) -> tuple[Tensor, Plan]:
-        """Decode into memory."""
+        """All pixels in one tensor, and where each image is in it."""
         plan = self._plan()
         buffer = np.zeros(buffer_size(*plan), np.uint8)
 
@@ -117,7 +117,7 @@ class Decoder:
         return _mapped(folder, plan), plan
 
     def _plan(self) -> Plan:
-        """Read the headers."""
+        """Where each image will be, from the sizes in the headers."""
         sizes = np.zeros((len(self.images), 2), np.int64)
 
         def read(index: int) -> None:

@@ -87,7 +87,7 @@ def headline(evaluation: Evaluation) -> str:
 
 
 def show(evaluation: Evaluation, console: Console) -> None:
-    """Print the tables."""
+    """Print the summary, and the classes of the first sweep."""
     console.print(summary_table(evaluation).rich())
     for action in list(evaluation.sweeps)[:1]:
         console.print(class_table(evaluation, action).rich())

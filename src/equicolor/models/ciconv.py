@@ -104,8 +104,7 @@ class CIConv2d(nn.Module):
         """Images ``[B, 3, H, W]`` in [0, 1] to one channel ``[B, 1, H, W]``."""
         return color_invariant(images, self.scale)
 
-    def extra_repr(self) -> str:
-        """The invariant."""
+    def extra_repr(self) -> str:  # noqa: D102
         return f"invariant={self.invariant!r}"
 
 

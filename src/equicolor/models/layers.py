@@ -107,8 +107,7 @@ class Normalize(DerivedConstants):
         """
         return ((images - self.mean) / self.std).to(images.dtype)
 
-    def extra_repr(self) -> str:
-        """The numbers."""
+    def extra_repr(self) -> str:  # noqa: D102
         return ", ".join(f"{name}={list(values)}" for name, values in self.numbers.items())
 
 

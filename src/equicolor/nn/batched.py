@@ -174,8 +174,7 @@ class BatchedCosetPool(nn.Module):
         pooled = parts.amax(0).clone() if self.kind == "max" else parts.mean(0)
         return pooled.permute(0, 3, 1, 2) if last else pooled
 
-    def extra_repr(self) -> str:
-        """The options."""
+    def extra_repr(self) -> str:  # noqa: D102
         return f"rotations={self.rotations}, kind={self.kind!r}"
 
 
@@ -218,8 +217,7 @@ class BatchedDropout(nn.Module):
         shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if self.channels else x.shape
         return F.dropout(x.new_ones(shape), self.p)
 
-    def extra_repr(self) -> str:
-        """The options."""
+    def extra_repr(self) -> str:  # noqa: D102
         return f"p={self.p}, rotations={self.rotations}, channels={self.channels}"
 
 
@@ -237,8 +235,7 @@ class BatchedStochasticDepth(BatchedDropout):
         mask = F.dropout(x.new_ones(len(x), *[1] * (x.ndim - 1)), self.p)
         return mask if self.scale else mask * (1 - self.p)
 
-    def extra_repr(self) -> str:
-        """The options."""
+    def extra_repr(self) -> str:  # noqa: D102
         return f"p={self.p}, rotations={self.rotations}"
 
 
@@ -350,8 +347,7 @@ class HueLift(DerivedConstants):
         batch = lifted.to(images.dtype).flatten(0, 1)
         return channels_last(batch) if _is_channels_last(images) else batch
 
-    def extra_repr(self) -> str:
-        """The options."""
+    def extra_repr(self) -> str:  # noqa: D102
         numbers = ", ".join(f"{name}={list(values)}" for name, values in self.numbers.items())
         normalization = f", {numbers}" if self.normalizes else ""
         return f"{self.rotations}, {self.lifting!r}, takes={self.takes!r}{normalization}"

@@ -83,7 +83,7 @@ class ImageData(pl.LightningDataModule):
         return {"skipped": list(self.skipped("train"))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue to count."""
+        """Take over the corrupt images that :meth:`state_dict` names."""
         self._skipped["train"].update(state_dict["skipped"])
 
     def say_skipped(self, split: str) -> None:

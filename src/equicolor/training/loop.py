@@ -68,12 +68,12 @@ def train(task: ClassificationTask, data: ImageData, folder: RunFolder) -> int:
 
 
 class SafeCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint whole or not at all, and reads it without running code in it."""
+    """Reads checkpoints without running code in them."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Path | str, storage_options: Any = None
     ) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint whole or not at all."""
         write_pickle(Path(path), checkpoint)
 
     def load_checkpoint(

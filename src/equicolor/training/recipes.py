@@ -281,7 +281,7 @@ class TrainingRecipe:
 
     @classmethod
     def from_json(cls, text: str) -> "TrainingRecipe":
-        """Read a recipe."""
+        """The recipe of :meth:`to_json`; raises ValueError for keys that no recipe has."""
         try:
             contents = json.loads(text)
         except RecursionError:

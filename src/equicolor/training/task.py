@@ -94,7 +94,7 @@ class ClassificationTask(pl.LightningModule):
         torch.manual_seed(hash((self.recipe.seed, self.current_epoch, self.global_rank)) % 2**63)
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
-        """The loss of a batch."""
+        """The loss of a batch; of three views of every image, with their disagreement."""
         images, labels = batch
         if images.ndim == 5:  # three views of every image
             views = self._logits(images.flatten(0, 1)).float().unflatten(0, images.shape[:2])

@@ -74,7 +74,7 @@ class Rewriter:
         self.names: dict[tuple[str, str], str] = {}  # of added modules, by layer and suffix
 
     def run(self) -> None:
-        """Rewrite the graph."""
+        """Replace every layer in the graph; raises ValueError where features are the output."""
         modules = dict(self.traced.named_modules())
         for node in list(self.graph.nodes):
             module = modules.get(str(node.target)) if node.op == "call_module" else None
