@@ -33,6 +33,7 @@ from equicolor.nn.folding.rewriter import Rewriter
 from equicolor.nn.folding.space import expand_spatial
 from equicolor.nn.folding.trace import (
     allow_any_memory,
+    bake_parametrizations,
     fold_batch_norms,
     is_impure,
     refuse_custom_modules,
@@ -92,6 +93,7 @@ def fold(model: nn.Module, form: str = "auto") -> nn.Module:
 
 def _fold_graph(model: nn.Module, form: str) -> fx.GraphModule:
     """Fold a network that torch.fx can trace; the network is changed."""
+    bake_parametrizations(model)
     expand_spatial(model)
     traced = trace(model)
     allow_any_memory(traced.graph)

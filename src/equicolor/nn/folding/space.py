@@ -1,7 +1,6 @@
 """Layers of a spatial group written as hue layers of more channels, which fold like any others."""
 
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from equicolor.groups import SpatialGroup
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
@@ -12,30 +11,17 @@ from equicolor.nn.norm import CEBatchNorm2d, CEDropout2d
 def expand_spatial(model: nn.Module) -> None:
     """Give layers of a spatial group the filters of all its elements, in place.
 
-    Coset pooling stays as it is.
+    Coset pooling stays as it is. Weights must not be parametrized.
     """
     for module in list(model.modules()):
         if getattr(module, "spatial", "p1") == "p1":
             continue
-        _remove_parametrizations(module)
         if isinstance(module, CELiftConv2d | CEConv2d):
             _expand_convolution(module)
         elif isinstance(module, CEBatchNorm2d):
             _expand_norm(module)
         elif isinstance(module, CEDropout2d):
             module.spatial = "p1"  # it does nothing in inference
-
-
-def _remove_parametrizations(module: nn.Module) -> None:
-    """Keep the weights that a weight norm or the like computes now, as parameters."""
-    if parametrize.is_parametrized(module):
-        names = list(module.get_submodule("parametrizations")._modules)
-        weights = {name: getattr(module, name) for name in names}
-        # torch's own function changes the class, which the network that was copied shares.
-        module.__class__ = parametrize.type_before_parametrizations(module)
-        del module.parametrizations
-        for name, weight in weights.items():
-            module.register_parameter(name, nn.Parameter(weight, requires_grad=False))
 
 
 def _expand_convolution(module: CELiftConv2d | CEConv2d) -> None:

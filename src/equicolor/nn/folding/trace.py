@@ -47,7 +47,6 @@ def trace(model: nn.Module) -> fx.GraphModule:
                 f"fold needs eval mode, but {_called(name, module)} stays in train mode after "
                 f"{type(model).__name__}.eval()"
             )
-    _bake_parametrizations(model)
     _take_apart(model)
     try:
         graph = _Tracer().trace(model)
@@ -101,7 +100,7 @@ def _called(name: str, module: nn.Module) -> str:
     return f"{name!r} ({type(module).__name__})" if name else f"the {type(module).__name__} itself"
 
 
-def _bake_parametrizations(model: nn.Module) -> None:
+def bake_parametrizations(model: nn.Module) -> None:
     """Replace parametrized weights, such as weight norm's, by their values.
 
     Torch's remove_parametrizations would also change the original network, whose class the copy
@@ -112,7 +111,7 @@ def _bake_parametrizations(model: nn.Module) -> None:
             continue
         assert isinstance(module.parametrizations, nn.ModuleDict)
         values = {name: getattr(module, name).detach() for name in module.parametrizations}
-        module.__class__ = type(module).__bases__[0]
+        module.__class__ = parametrize.type_before_parametrizations(module)
         del module._modules["parametrizations"]
         for name, value in values.items():
             module.register_parameter(name, nn.Parameter(value.clone(), requires_grad=False))
