@@ -4,7 +4,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -114,6 +114,14 @@ def refuse_files(path: Path) -> None:
     nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not os.access(nearest, os.W_OK):
         raise PermissionError(f"results go to {path}, but {nearest} may not be written to")
+
+
+def file_sizes(folder: Path) -> Iterator[int]:
+    """The bytes of every file below a folder; other processes may be deleting files there."""
+    for place, _, names in os.walk(folder, followlinks=True):
+        for name in names:
+            with suppress(OSError):
+                yield Path(place, name).stat().st_size
 
 
 def user_cache() -> Path:

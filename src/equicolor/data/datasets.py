@@ -3,11 +3,12 @@
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
 from equicolor import _checks
-from equicolor._files import user_cache
+from equicolor._files import file_sizes, user_cache
 from equicolor._text import did_you_mean, enumerated
 from equicolor.data.folder_datasets import Caltech101, Folder, ImageNet
 from equicolor.data.images import LONGEST, SPLITS, ImageSet
@@ -278,11 +279,6 @@ def dataset_state(info: DatasetInfo, root: Path | str | None = None) -> DatasetS
 
 def _bytes_below(folders: Iterable[Path]) -> int | None:
     """The bytes of all files in some folders; None if there are too many files."""
-    size = count = 0
-    for folder in folders:
-        for place, _, names in os.walk(folder, followlinks=True):
-            size += sum(Path(place, name).stat().st_size for name in names)
-            count += len(names)
-            if count > LONGEST:
-                return None
-    return size
+    all_sizes = chain.from_iterable(map(file_sizes, folders))
+    sizes = list(islice(all_sizes, LONGEST + 1))
+    return sum(sizes) if len(sizes) <= LONGEST else None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from equicolor import _checks
-from equicolor._files import user_cache
+from equicolor._files import file_sizes, user_cache
 from equicolor._text import brief_repr
 from equicolor.data.crops import resample
 from equicolor.data.images import CorruptImageError, ImageSet
@@ -134,9 +134,9 @@ def default_cache() -> Path:
 @contextlib.contextmanager
 def telling_cache(cache: Path | None, console: "Console | None") -> Iterator[None]:
     """Say where decoded images are kept, and how large all of them are, if the block adds some."""
-    before = _bytes_below(cache)
+    before = _bytes_in(cache)
     yield
-    after = _bytes_below(cache)
+    after = _bytes_in(cache)
     if after > before:
         say(
             console,
@@ -145,13 +145,8 @@ def telling_cache(cache: Path | None, console: "Console | None") -> Iterator[Non
         )
 
 
-def _bytes_below(folder: Path | None) -> int:
-    """The size of all files below a folder; other processes may be writing and deleting there."""
-    total = 0
-    for path in [] if folder is None else folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += path.stat().st_size if path.is_file() else 0
-    return total
+def _bytes_in(cache: Path | None) -> int:
+    return 0 if cache is None else sum(file_sizes(cache))
 
 
 def decode(
