@@ -32,6 +32,16 @@ def enumerated(names: Sequence[str], limit: int = 4) -> str:
     return ", ".join(names[:limit]) + (f" and {more:,} more" if more > 0 else "")
 
 
+def shortened(name: str, most: int) -> str:
+    """A name, cut to some characters.
+
+    Example:
+        >>> shortened("rose", 4), shortened("sunflower", 4)
+        ('rose', 'sun…')
+    """
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
 def roughly(seconds: float) -> str:
     """A time to wait for, in the unit that people plan in.
 

@@ -18,12 +18,13 @@ from equicolor.analysis import (
 )
 from equicolor.analysis.activations import Batches, images_of
 from equicolor.analysis.hue_rows import MEASURED, SELECTIVE, HueRows, by_selectivity, unit_rows
-from equicolor.analysis.inspection.figures import photo_png, tiles
+from equicolor.analysis.inspection.figures import tiles
 from equicolor.paper import image_jobs
 from equicolor.paper.experiment import Context, Experiment, Job, Scope
 from equicolor.paper.quick_images import quick_note
 from equicolor.paper.rows import Findings
 from equicolor.paper.variants import all_stages, dataset_title, datasets_of, figure_file, variant_of
+from equicolor.reporting.figures import photo_png
 from equicolor.reporting.html import Section
 from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import Row

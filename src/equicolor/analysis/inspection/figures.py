@@ -1,6 +1,5 @@
 """The figures of a page about a network: pure functions from numbers to matplotlib figures."""
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from PIL import Image
 from torch import Tensor
 
+from equicolor._text import shortened
 from equicolor.analysis import FirstFilters, NeuronFeatures
 from equicolor.evaluation.evaluate import ClassChange
 from equicolor.reporting.figures import as_it_is
@@ -20,7 +19,6 @@ __all__ = [
     "class_figure",
     "equivariance_figure",
     "filter_figure",
-    "photo_png",
     "selectivity_figure",
     "sheet_figure",
     "tiles",
@@ -30,23 +28,6 @@ _BLUE, _ORANGE, _GREY = "#0072b2", "#d55e00", "#8a8f96"
 _TILE = 60  # pixels of an image on a sheet
 _GAP = 3
 _DPI = 100
-
-
-def photo_png(figure: Figure, limit: int = 950_000) -> bytes:
-    """A figure of photographs as a PNG in full colour: a palette would change their hues.
-
-    An image of more bytes than the limit is made smaller, to half its size at most.
-    """
-    raw = io.BytesIO()
-    figure.savefig(raw, dpi=_DPI, format="png")
-    image = Image.open(raw).convert("RGB")
-    for scale in (1.0, 0.85, 0.7, 0.6, 0.5):
-        packed = io.BytesIO()
-        size = round(image.width * scale), round(image.height * scale)
-        image.resize(size, Image.Resampling.LANCZOS).save(packed, "PNG", optimize=True)
-        if packed.tell() < limit:
-            break
-    return packed.getvalue()
 
 
 def tiles(images: Tensor, size: int = _TILE) -> np.ndarray:
@@ -169,17 +150,13 @@ def class_figure(changes: Sequence[ClassChange], *, most: int = 12) -> Figure:
             f"{rest} classes between", (0.995, most - 0.5), xycoords=("axes fraction", "data"),
             ha="right", va="bottom", fontsize=8, color="#555555",
         )  # fmt: skip
-    axes.set_yticks(places, [as_it_is(_short(change.name)) for change in shown], fontsize=8)
+    axes.set_yticks(places, [as_it_is(shortened(change.name, 32)) for change in shown], fontsize=8)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(-2, 102)
     axes.set_xlabel("accuracy, %")
     axes.grid(axis="x", alpha=0.3)
     figure.legend(loc="outside upper center", fontsize=8, ncols=2, frameon=False)
     return figure
-
-
-def _short(name: str, most: int = 32) -> str:
-    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def filter_figure(filters: FirstFilters, *, most: int = 48) -> Figure:

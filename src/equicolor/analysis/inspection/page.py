@@ -14,6 +14,7 @@ from equicolor.analysis.inspection.turning import TurnedHues
 from equicolor.evaluation.figures import evaluation_figure
 from equicolor.evaluation.report import class_table, summary_table
 from equicolor.models.facts import network_title
+from equicolor.reporting.figures import photo_png
 from equicolor.reporting.html import Section, write_report
 from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import provenance, write_results
@@ -183,7 +184,7 @@ def _sheet_section(inspection: Inspection, sheet: Sheet) -> Section:
         "What a unit looks for: the mean of the crops that excite it most, weighted by how much, "
         f"and beside it the strongest of them. Its receptive field is {height} × {width} pixels"
         f"{cut}; black is outside the image.{rows}",
-        figure=figures.photo_png(figures.sheet_figure(groups, sheet.indices)),
+        figure=photo_png(figures.sheet_figure(groups, sheet.indices)),
         caption=f"Neuron features and top crops of channels of {layer.name}.",
     )
 
@@ -206,7 +207,7 @@ def _filter_sections(inspection: Inspection) -> list[Section]:
         Section(
             title,
             text,
-            figure=figures.photo_png(figures.filter_figure(filters)),
+            figure=photo_png(figures.filter_figure(filters)),
             caption="The filters the network looks at images with.",
         )
     ]
