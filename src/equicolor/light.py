@@ -33,7 +33,7 @@ __all__ = [
 _SLOPE, _OFFSET, _EXPONENT = 12.92, 0.055, 2.4
 _JOINT = 0.003130668442500555  # in linear light
 
-_LUMA = 0.299, 0.587, 0.114  # Rec. 601, the grey of Pillow and torchvision
+LUMA = 0.299, 0.587, 0.114  # Rec. 601, the grey of Pillow and torchvision
 
 
 def srgb_to_linear(images: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ def change_saturation(images: Tensor, factor: float | Tensor, clip: bool = False
     amount = _checks.per_image("change_saturation", "factor", factor, exact).to(exact)
     if not isinstance(factor, Tensor) and factor < 0:
         raise ValueError(f"change_saturation expects a factor of at least 0, got {factor!r}")
-    channels = zip(_LUMA, exact.unbind(-3), strict=True)
+    channels = zip(LUMA, exact.unbind(-3), strict=True)
     gray = torch.stack([weight * channel for weight, channel in channels], -3).sum(-3, True)
     changed = gray + amount[..., None, None, None] * (exact - gray)
     return (changed.clamp(0, 1) if clip else changed).to(images.dtype)

@@ -19,12 +19,12 @@ from equicolor.analysis.activations import (
     select_images,
     top_activations,
 )
+from equicolor.light import LUMA
 from equicolor.reporting.progress import Progress
 
 __all__ = ["GREYS", "Selectivity", "grey_projection", "luma", "selectivity", "selectivity_index"]
 
 GREYS = ("luma", "opponent")
-_LUMA = (0.299, 0.587, 0.114)  # of ITU-R BT.601, as in Pillow and torchvision
 # Opponent colours: intensity, red against green, yellow against blue.
 _OPPONENT = ((1 / 1.5, 1 / 1.5, 1 / 1.5), (1.0, -1.0, 0.0), (0.5, 0.5, -1.0))
 _OPPONENT_ORIGIN = (-1.0, 0.0, 0.0)
@@ -35,7 +35,7 @@ def luma(images: Tensor) -> Tensor:
     """Images :math:`[..., 3, H, W]` without colour, all three channels their luma."""
     _checks.rgb_images("luma", images)
     red, green, blue = images.unbind(-3)
-    grey = _LUMA[0] * red + _LUMA[1] * green + _LUMA[2] * blue
+    grey = LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
     return grey.unsqueeze(-3).expand_as(images)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equicolor import _checks
 from equicolor._files import output_folder, refuse_files, refuse_to_replace, write_whole
-from equicolor._text import counted, enumerated
+from equicolor._text import counted, enumerated, shortened
 from equicolor.evaluation.actions import action_named, action_values
 from equicolor.evaluation.diagnose import OpenSubject, judge, open_subject
 from equicolor.evaluation.evaluate import Evaluation
@@ -23,7 +23,7 @@ from equicolor.evaluation.report import details
 from equicolor.models.cost import Cost, cost
 from equicolor.models.facts import network_title
 from equicolor.models.loading import is_foreign
-from equicolor.models.tensor_files import WEIGHTS
+from equicolor.models.tensor_files import name_of_file
 from equicolor.reporting.figures import png
 from equicolor.reporting.html import Section, write_report
 from equicolor.reporting.tables import MISSING, Table
@@ -153,8 +153,7 @@ def short_names(specs: Sequence[str]) -> list[str]:
         >>> short_names(["a/run", "b/run"])
         ['a/run', 'b/run']
     """
-    paths = [Path(spec) for spec in specs]
-    names = [path.parent.name if path.name == WEIGHTS else path.name for path in paths]
+    names = [name_of_file(spec) for spec in specs]
     return [
         spec if not name or names.count(name) > 1 else name
         for spec, name in zip(specs, names, strict=True)
@@ -218,7 +217,7 @@ def comparison_figure(compared: Sequence[Compared]) -> Figure:
     """A panel for each action, with the curves of all networks."""
     panels: dict[str, list[Curve]] = {action: [] for action in compared[0].evaluation.sweeps}
     for place, each in enumerate(compared):
-        name = each.name if len(each.name) <= _LONGEST else f"{each.name[: _LONGEST - 1]}…"
+        name = shortened(each.name, _LONGEST)
         for action, sweep in each.evaluation.sweeps.items():
             panels[action].append(sweep_curve(sweep, name, curve_style(place)))
     return action_panels(panels, width=7.4)

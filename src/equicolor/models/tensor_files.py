@@ -28,6 +28,12 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be used, and why."""
 
 
+def name_of_file(path: str | Path) -> str:
+    """What a network is called after its file, or after the folder of its training run."""
+    path = Path(path)
+    return path.parent.name if path.name == WEIGHTS else path.name
+
+
 def write_weights(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
     """Write tensors with a header; equal contents give equal bytes. The folder is created."""
     from safetensors.torch import save

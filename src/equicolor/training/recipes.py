@@ -24,7 +24,7 @@ from equicolor.data.augmix import AugMix
 from equicolor.data.datasets import DATASETS, canonical_dataset, find_dataset
 from equicolor.devices import PRECISIONS
 from equicolor.models.registry import Network, Origin, create_model, get_builder, usual_resize
-from equicolor.models.tensor_files import WEIGHTS
+from equicolor.models.tensor_files import name_of_file
 from equicolor.training.fields import check, setting, settings
 from equicolor.training.pretrained import load_pretrained
 
@@ -179,8 +179,7 @@ class TrainingRecipe:
             if about.decides and about.row == name:
                 row[name] = getattr(self, name)
         if self.finetune is not None:
-            path = Path(self.finetune)
-            row["finetuned"] = path.parent.name if path.name == WEIGHTS else path.name
+            row["finetuned"] = name_of_file(self.finetune)
         return row
 
     @property
