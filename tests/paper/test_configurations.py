@@ -1,3 +1,6 @@
+import io
+from pathlib import Path
+
 import pytest
 import torch
 from rich.console import Console
@@ -6,6 +9,7 @@ from rich.table import Table
 from equicolor.models import create_model
 from equicolor.paper import configurations
 from equicolor.paper.configurations import PAPER, measure, paper_macs
+from equicolor.paper.experiment import Context, Scope
 from equicolor.results import Row
 
 
@@ -110,3 +114,17 @@ def test_summary_in_words(rows: list[Row]) -> None:
     ]
     equivariant = configurations.summary(rows[3])
     assert equivariant.endswith("image, rgb lifting: 2.55 G dense, 1.15 G cyclic (2.2 times fewer)")
+
+
+@pytest.mark.parametrize("console", [None, Console(file=io.StringIO(), force_terminal=True)])
+def test_progress_goes_to_the_console_of_the_job_alone(
+    console: Console | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd
+) -> None:
+    monkeypatch.setattr(configurations, "measure", lambda model, **options: {"model": model})
+    # As if stderr was a terminal, where a bar is drawn.
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    (job,) = configurations.EXPERIMENT.plan(Scope(tmp_path))
+    assert len(job.run(job, Context(tmp_path, console=console))) == len(PAPER) + 2
+    assert capfd.readouterr() == ("", "")
+    if console is not None:
+        assert "counting" in console.file.getvalue()

@@ -81,7 +81,7 @@ def cost(
     if output is not None and output.exists() and not force:
         raise FileExistsError(f"{output} exists; --force replaces it")
     if model is None:
-        rows = configurations.run()
+        rows = configurations.run(Console(stderr=True))
         Console().print(configurations.table(rows))
         typer.echo(configurations.headline(rows))
     else:

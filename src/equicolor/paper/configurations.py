@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from matplotlib.figure import Figure
+from rich.console import Console
 from rich.table import Table as RichTable
 from torch import Tensor, nn
 
@@ -132,14 +133,15 @@ def paper_macs(network: nn.Module, input_size: int) -> int:
     return total
 
 
-def run() -> list[Row]:
-    """Measure the networks of the paper and of :data:`BEYOND`, with progress on stderr.
+def run(console: Console | None = None) -> list[Row]:
+    """Measure the networks of the paper and of :data:`BEYOND`; a console shows progress.
 
     Returns:
         Rows of :func:`measure` with the paper's columns (None where it has none), by model.
     """
     rows = []
-    for network in tracked(sorted([*PAPER, *BEYOND], key=lambda each: each.model), "counting"):
+    networks = sorted([*PAPER, *BEYOND], key=lambda each: each.model)
+    for network in tracked(networks, "counting", console):
         options: dict[str, Any] = {"ce_stages": network.ce_stages}
         if network.ce_stages:
             options |= {"rotations": network.rotations, "lifting": network.lifting}
@@ -254,7 +256,7 @@ def summary(row: Row) -> str:
 
 
 def _run(job: Job, context: Context) -> list[Row]:
-    return run()
+    return run(context.console)
 
 
 EXPERIMENT = Experiment(

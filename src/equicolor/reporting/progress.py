@@ -112,11 +112,9 @@ def counting(console: "Console | None", title: str) -> Iterator[Progress]:
         yield show
 
 
-def tracked(items: Sequence[T], title: str) -> Iterator[T]:
-    """Items one by one, with a bar on stderr of how many are done."""
-    from rich.console import Console
-
-    with counting(Console(stderr=True), title) as progress:
+def tracked(items: Sequence[T], title: str, console: "Console | None") -> Iterator[T]:
+    """Items one by one, with a bar of how many are done; none if the console is None."""
+    with counting(console, title) as progress:
         for done, item in enumerate(items):
             progress(done, len(items))
             yield item
