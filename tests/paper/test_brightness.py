@@ -3,34 +3,31 @@
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 from equicolor.paper import brightness, image_jobs
-from equicolor.paper.experiment import Context, Job, Outcome
+from equicolor.paper.experiment import Context, Outcome, Scope
 from equicolor.paper.rows import Findings, identity
 from equicolor.results import Row
 
 ROW = {"dataset": "flowers102", "model": "resnet18", "rotations": 1, "augmentation": "none"}
 
 
-class Threshold(nn.Module):
-    """Class 1 for images brighter than one half."""
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        bright = images.mean((1, 2, 3)) - 0.5
-        return torch.stack((-bright, bright), 1)
-
-
-def test_images_are_multiplied_and_cut(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    images = torch.tensor([0.3, 0.4, 0.9]).view(3, 1, 1, 1).expand(3, 3, 2, 2)
-    batches = [(images, torch.tensor([0, 1, 1]))]
-    monkeypatch.setattr(image_jobs, "network_and_images", lambda *_: (Threshold(), batches, None))
-    job = Job("a", "brightness", brightness.measure, {"factors": [0.5, 1.0, 1.5, 2.0]})
-    context = Context(tmp_path, before=(Outcome([ROW | {"seed": 0, "epochs": 2}], tmp_path),))
-    (row,) = brightness.measure(job, context)
-    assert row["brightness_curve"] == [33.333, 66.667, 100.0, 66.667]
-    assert (row["dataset"], row["model"], row["seed"]) == ("flowers102", "resnet18", 0)
+@pytest.mark.slow
+def test_a_trained_network_is_measured_over_stops(tmp_path: Path) -> None:
+    scope = Scope(tmp_path, quick=True, networks=("baseline",), epochs=1)
+    (job,) = brightness.plan(scope)
+    (training,) = job.after
+    trained = Outcome(training.run(training, Context(tmp_path / "run", "cpu")), tmp_path / "run")
+    (row,) = job.run(job, Context(tmp_path, "cpu", before=(trained,)))
+    assert identity(row) == identity(image_jobs.facts(trained))
+    assert (row["brightness_values"][0], row["brightness_values"][-1]) == (-2, 2)
+    original = row["brightness_curve"][row["brightness_values"].index(0)]
+    assert original == pytest.approx(trained.rows[0]["original"], abs=1e-3)
+    assert len(set(row["brightness_curve"])) > 1
+    (section,) = brightness.show(Findings({"brightness": [row]}))
+    assert section.table is not None
+    assert section.table.columns[1:4] == ("mean", "-2.0 stops", "-1.0 stops")
+    assert section.table.rows[0][4] == f"{original:.2f}"
 
 
 @pytest.mark.parametrize("change", [{"size": 112}, {"coset_pool": "avg"}, {"finetuned": "first"}])
@@ -40,17 +37,19 @@ def test_rows_of_other_networks_and_trainings_are_not_one(change: Row, tmp_path:
     assert usual != changed
 
 
-def test_seeds_are_averaged_and_other_factors_left_out() -> None:
-    factors = list(brightness.FACTORS)
+def test_seeds_are_averaged() -> None:
+    values = [-2.0, -1.0, 0.0, 0.5, 1.0, 2.0]
     rows = [
-        {**ROW, "seed": seed, "factors": factors, "brightness_curve": [50.0 + seed] * len(factors)}
+        ROW | {"seed": seed, "brightness_values": values, "brightness_mean": 40.0 + seed}
+        | {"brightness_curve": [10.0, 20.0, 50.0 + seed, 99.0, 30.0, 15.0]}
         for seed in (0, 2)
-    ]
-    rows.append({**ROW, "seed": 5, "factors": [1.0], "brightness_curve": [0.0]})
+    ]  # fmt: skip
     (section,) = brightness.show(Findings({"brightness": rows}))
     assert section.table is not None
-    assert section.table.rows[0][1] == "51.00 ± 1.41"
-    assert len(section.table.rows) == 1
+    (line,) = section.table.rows
+    assert line[1:4] == ("41.00 ± 1.41", "10.00 ± 0.00", "20.00 ± 0.00")
+    assert line[4:] == ("51.00 ± 1.41", "30.00 ± 0.00", "15.00 ± 0.00")
+    assert section.figure is not None
     (reduced,) = brightness.show(Findings({"brightness": [row | {"size": 64} for row in rows]}))
     assert reduced.table is not None
     assert reduced.table.title == f"{section.table.title}; 64 pixels"

@@ -323,12 +323,16 @@ def _swept(rows: Sequence[Row], dataset: str) -> list[Row]:
 
 def mean_curve(group: Sequence[Row], key: str, label: str, style: dict[str, Any]) -> Curve:
     """The mean over seeds, with the standard deviation."""
-    shifts = [hue_shifts(row.get("shifts") or len(row[key])).tolist() for row in group]
-    # Rows that were swept over other shifts than the first cannot be averaged with it.
-    same = [row[key] for row, turns in zip(group, shifts, strict=True) if turns == shifts[0]]
-    values = np.array(same)
-    deviation = values.std(0, ddof=1).tolist() if len(values) > 1 else ()
-    return Curve(label, shifts[0], values.mean(0).tolist(), deviation, style)
+    swept = [
+        row.get(f"{key.removesuffix('_curve')}_values")  # of actions whose values are no turns
+        or hue_shifts(row.get("shifts") or len(row[key])).tolist()
+        for row in group
+    ]
+    # Rows that were swept over other values than the first cannot be averaged with it.
+    same = [row[key] for row, values in zip(group, swept, strict=True) if values == swept[0]]
+    accuracy = np.array(same)
+    deviation = accuracy.std(0, ddof=1).tolist() if len(accuracy) > 1 else ()
+    return Curve(label, swept[0], accuracy.mean(0).tolist(), deviation, style)
 
 
 EXPERIMENT = Experiment(
