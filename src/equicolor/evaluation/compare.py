@@ -14,7 +14,7 @@ from equicolor import _checks
 from equicolor._files import output_folder, refuse_files, refuse_to_replace, write_whole
 from equicolor._text import counted, enumerated, shortened
 from equicolor.evaluation.actions import action_named, action_values
-from equicolor.evaluation.diagnose import OpenSubject, judge, open_subject
+from equicolor.evaluation.diagnose import Subject, judge, open_subject
 from equicolor.evaluation.evaluate import Evaluation
 from equicolor.evaluation.figures import Curve, action_panels, curve_style, sweep_curve
 from equicolor.evaluation.hue_sweep import HueSweep
@@ -97,7 +97,7 @@ def compare(
             "among these: leave --no-pretrained out"
         )
 
-    def opened(spec: str, data: str | Path | None, seed: int | None) -> OpenSubject:
+    def opened(spec: str, data: str | Path | None, seed: int | None) -> Subject:
         weights = pretrained or not is_foreign(spec)
         try:
             return open_subject(
@@ -127,7 +127,7 @@ def compare(
     return compared
 
 
-def _common_seed(specs: Sequence[str], subjects: Sequence[OpenSubject]) -> int:
+def _common_seed(specs: Sequence[str], subjects: Sequence[Subject]) -> int:
     """The seed of the split that the networks were trained on, as far as they know one."""
     seeds = {
         spec: subject.split_seed

@@ -32,41 +32,32 @@ from equicolor.reporting.progress import counting, say
 from equicolor.training.run_folder import recipe_of_run
 from equicolor.training.seen import find_seen, seed_of_training
 
-__all__ = ["OpenSubject", "Subject", "diagnose", "judge", "load_subject", "open_subject"]
+__all__ = ["Subject", "diagnose", "judge", "load_subject", "open_subject"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Subject:
-    """A network and the images to judge it on."""
+    """A network and the images to judge it on, which fit together."""
 
     network: nn.Module  # in eval mode, on its device
     images: ImageSet
-    batches: Batches  # the images as the network expects them
+    batches: Batches  # the images as the network expects them; none before they are decoded
     facts: dict[str, Any]  # dataset, split and, of a training run, how it was trained
     autocast: torch.dtype | None  # the dtype to compute in, if not that of the network
     unjudged: str = ""  # why the outputs are not the classes of the images, if they are not
     data: str | Path | None = None  # the dataset, by name or folder; None of images made otherwise
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class OpenSubject:
-    """A network and images that fit together, before images are decoded."""
-
-    network: nn.Module
-    images: ImageSet
-    preparation: Preparation
-    facts: dict[str, Any]
-    data: str | Path  # the dataset by name or folder
-    split_seed: int | None  # that was given, or that of the training; None if neither is known
-    device: torch.device
-    autocast: torch.dtype | None
-    unjudged: str
-    cache: Path | None
+    # What decoding needs, and comparing; of subjects of open_subject.
+    preparation: Preparation | None = None
+    split_seed: int | None = None  # that was given, or that of the training; None if unknown
+    device: torch.device | None = None
+    cache: Path | None = None
 
     def decode(
         self, *, batch_size: int = 256, skip_corrupt: bool = False, console: Console | None = None
-    ) -> Subject:
+    ) -> "Subject":
         """Decode the images, or get ready to, if they do not fit into memory."""
+        assert self.preparation is not None
+        assert self.device is not None
         with (
             telling_cache(self.cache, console),
             counting(console, f"decoding {self.images.name}") as decoding,
@@ -80,15 +71,7 @@ class OpenSubject:
                 cache=self.cache,
                 progress=decoding,
             )
-        return Subject(
-            network=self.network,
-            images=self.images,
-            batches=batches,
-            facts=self.facts,
-            autocast=self.autocast,
-            unjudged=self.unjudged,
-            data=self.data,
-        )
+        return dataclasses.replace(self, batches=batches)
 
 
 def load_subject(
@@ -124,8 +107,10 @@ def open_subject(
     classes_by_index: bool = False,
     cache: Path | None = None,
     console: Console | None = None,
-) -> OpenSubject:
+) -> Subject:
     """Load a network and list the images by their names, and see that they fit together.
+
+    The images are not decoded yet: see :meth:`Subject.decode`.
 
     Args:
         network, pretrained: see :func:`equicolor.models.loading.load_network`.
@@ -189,9 +174,10 @@ def open_subject(
         unjudged = error.reason
     facts |= {"dataset": info.name, "split": split, "split_seed": split_seed or 0}
     facts |= {**preparation._asdict(), "precision": precision}
-    return OpenSubject(
+    return Subject(
         network=model,
         images=images,
+        batches=(),
         preparation=preparation,
         facts=facts,
         data=data,
