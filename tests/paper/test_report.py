@@ -301,7 +301,7 @@ def test_samples_are_of_the_digits_that_rows_have(
 
 @pytest.mark.usefixtures("undrawn")
 def test_what_cannot_be_shown_does_not_cost_the_others(tmp_path: Path) -> None:
-    rows = {"configurations": [{"model": "resnet18"}], "conversion": [trained()]}
+    rows = {"configurations": [{"model": "resnet18"}], "conversion": [trained(stage="plain")]}
     made = report.write(Findings(rows), tmp_path)
     page = made.report.read_text()
     assert list(made.failed) == ["configurations"]
@@ -324,7 +324,7 @@ def test_the_overview_counts_rows_of_others(tmp_path: Path) -> None:
 
 
 def test_names_of_files_hold_no_path(tmp_path: Path) -> None:
-    rows = {"conversion": [trained(dataset="../a b")]}
+    rows = {"conversion": [trained(dataset="../a b", stage="plain")]}
     made = report.write(Findings(rows), tmp_path / "out", ["conversion"])
     assert made.figures == [tmp_path / "out" / "figures" / "conversion-.._a_b.png"]
     assert all(path.is_file() for path in made.figures)

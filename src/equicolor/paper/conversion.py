@@ -94,7 +94,7 @@ def run(job: Job, context: Context) -> list[Row]:
 
 def show(findings: Findings) -> Iterator[Section]:
     """Accuracies and hue curves before conversion and after, for every dataset."""
-    rows = [row for row in findings.of("conversion") if "original" in row]
+    rows = [row for row in findings.of("conversion") if "stage" in row]
     for dataset in datasets_of(rows):
         figure = hue_figure(rows, dataset)
         yield Section(
@@ -110,7 +110,7 @@ def show(findings: Findings) -> Iterator[Section]:
 def table(rows: Sequence[Row], dataset: str) -> Table:
     """Accuracies before conversion, after it, and after a fine-tune."""
     lines = [
-        (_stage(row), f"{row['original']:.2f}", f"{row['hue_mean']:.2f}")
+        (row["stage"], f"{row['original']:.2f}", f"{row['hue_mean']:.2f}")
         for row in rows
         if row["dataset"] == dataset
     ]
@@ -125,7 +125,7 @@ def hue_figure(rows: Sequence[Row], dataset: str) -> Figure | None:
         return None
     curves = [
         Curve(
-            _stage(row),
+            row["stage"],
             hue_shifts(len(row["hue_curve"])).tolist(),
             row["hue_curve"],
             style=curve_style(index),
@@ -133,10 +133,6 @@ def hue_figure(rows: Sequence[Row], dataset: str) -> Figure | None:
         for index, row in enumerate(swept)
     ]
     return hue_panels({dataset_title(dataset): curves}, width=8.0)
-
-
-def _stage(row: Row) -> str:
-    return str(row.get("stage") or row.get("state") or row.get("model"))
 
 
 EXPERIMENT = Experiment(

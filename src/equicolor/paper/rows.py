@@ -33,7 +33,7 @@ __all__ = [
 SUBJECT = (
     "dataset", "model", "network", "rotations", "lifting", "ce_stages", "ce_layers", "width",
     "coset_pool", "spatial", "input_size", "weighted", "sigma", "digits", "data_seed", "layer",
-    "stage", "state", "finetune_epochs",
+    "stage",
 )  # fmt: skip
 # The values that tables and figures compute with; those of the recipe's fields are as its defaults.
 _TEXT = {
