@@ -180,19 +180,10 @@ def canonicalized(
         _checks.one_of("select", select, SELECTIONS)
     origin = Source(source, dict(source_options or {}))
     options = Options(
-        select,
-        light,
-        rotations,
-        modes,
-        gate,
-        differentiable,
-        size,
-        width,
-        None if mean is None else list(mean),
-        None if std is None else list(std),
-        image_size,
-        resize,
-    )
+        select=select, light=light, rotations=rotations, modes=modes, gate=gate,
+        differentiable=differentiable, size=size, width=width, image_size=image_size, resize=resize,
+        mean=None if mean is None else list(mean), std=None if std is None else list(std),
+    )  # fmt: skip
     network = Canonicalized(build_source(origin, also=("converted",)).eval(), options)
     network.config = _config(origin, options)
     return network

@@ -152,8 +152,11 @@ def convert(
     size = choose_image_size(model, image_size)
     mean, std = find_normalization(model, normalization)
     resize = choose_resize(model, size)
-    values = rotations, lifting, until, coset_pool, takes, check_range, size, resize, init
-    options = Conversion(*values, mean, std, padded=detector)
+    options = Conversion(
+        rotations=rotations, lifting=lifting, until=until, coset_pool=coset_pool, takes=takes,
+        check_range=check_range, image_size=size, resize=resize, init=init, mean=mean, std=std,
+        padded=detector,
+    )  # fmt: skip
     refuse(body, lost_by_replacement(body))  # first: such networks cannot even be copied
     run = dry_run(body, size)
     try:
@@ -209,13 +212,13 @@ def converted(
     """
     origin = Source(source, dict(source_options or {}))
     body = build_source(origin)
-    values = rotations, lifting, until, coset_pool, takes, check_range, image_size, resize, init
     options = Conversion(
-        *values,
+        rotations=rotations, lifting=lifting, until=until, coset_pool=coset_pool, takes=takes,
+        check_range=check_range, image_size=image_size, resize=resize, init=init,
         mean=None if mean is None else list(mean),
         std=None if std is None else list(std),
         channels=None if channels is None else sorted(dict(channels).items()),
-    )
+    )  # fmt: skip
     run = dry_run(body, image_size)
     # Its numbers were verified before it was saved.
     network = _build(body, make_plan(body, options, run), options, run, verify=False)
