@@ -36,8 +36,8 @@ def place(tmp_path, monkeypatch):
         ("net.safetensors -o new.txt", r"a checkpoint is written as \*.safetensors, got new.txt"),
         ("mine.py:build -o a", "could not be built again .* in Python.* takes a checkpoint of"),
         ("mine.py -o a", "could not be built again .* in Python.*timm:NAME or torchvision:NAME$"),
-        ("gone -o a", "no network at gone; expected a checkpoint.*timm:NAME or torchvision:NAME$"),
-        ("notes.md -o a", r"notes.md is no checkpoint; expected a checkpoint of equicolor \(\*.s"),
+        ("gone -o a", "no network at gone; expected a checkpoint.*timm:NAME, torchvision:NAME"),
+        ("notes.md -o a", "notes.md is not a complete safetensors file saved by equicolor"),
     ],
 )
 def test_mistakes_are_found_first(place, arguments, message):

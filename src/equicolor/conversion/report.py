@@ -19,7 +19,6 @@ from equicolor.evaluation.evaluate import Evaluation
 from equicolor.evaluation.images import choose_preparation
 from equicolor.models.checkpoints import load_model, save_model
 from equicolor.models.cost import cost
-from equicolor.models.foreign import LIBRARIES
 from equicolor.models.loading import load_network
 from equicolor.models.registry import Network
 from equicolor.models.tensor_files import WEIGHTS
@@ -38,21 +37,17 @@ _IN_PYTHON = "use equicolor.convert in Python, and keep the state_dict() of what
 
 
 def check_names(source: str | Path, output: Path, data: str | None = None) -> None:
-    """Refuse a source, output or dataset that cannot be used, before anything is computed."""
+    """Refuse a source, output or dataset that cannot be used, before anything is computed.
+
+    The code of a network in a Python file is not run.
+    """
     if output.suffix not in ("", _SUFFIX):
         raise ValueError(f"a checkpoint is written as *{_SUFFIX}, got {output}")
-    library, colon, _ = str(source).partition(":")
-    path = Path(source)
-    if not (colon and library in LIBRARIES):
-        if ".py" in (path.suffix, Path(str(source).rpartition(":")[0]).suffix):
-            raise ConversionError(
-                f"the network of {source} could not be built again from a checkpoint, so none can "
-                f"be written: {_IN_PYTHON}. This command takes {_SOURCES}"
-            )
-        if not path.exists():
-            raise FileNotFoundError(f"no network at {source}; expected {_SOURCES}")
-        if path.is_file() and path.suffix not in ("", ".ckpt", _SUFFIX):
-            raise ValueError(f"{source} is no checkpoint; expected {_SOURCES}")
+    if ".py" in (Path(source).suffix, Path(str(source).rpartition(":")[0]).suffix):
+        raise ConversionError(
+            f"the network of {source} could not be built again from a checkpoint, so none can be "
+            f"written: {_IN_PYTHON}. This command takes {_SOURCES}"
+        )
     if data is not None:
         load_dataset(data, "test")
 
