@@ -169,7 +169,7 @@ def test_paths_are_files_folders_and_lines(
 
 def test_the_table_leaves_out_what_it_need_not_say() -> None:
     image = torch.rand(1, 3, 8, 8)
-    assert prediction_table(predict(Mean(), image, top=1)).columns == ["image", "class", "%"]
+    assert prediction_table(predict(Mean(), image, top=1)).columns == ("image", "class", "%")
     table = prediction_table(predict(Mean(), image, turns=(0, -0.25)))
-    assert table.columns == ["image", "hue", "class", "%", "then"]
+    assert table.columns == ("image", "hue", "class", "%", "then")
     assert [line[1] for line in table.rows] == ["0°", "-90°"]

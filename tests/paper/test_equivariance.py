@@ -1,10 +1,12 @@
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
 from equicolor.paper import equivariance
 from equicolor.paper.equivariance import Spec, build, measure
+from equicolor.paper.experiment import Context, Scope
 from equicolor.paper.rows import Findings
 
 
@@ -66,9 +68,12 @@ def test_building_leaves_the_global_seed_alone(photo: torch.Tensor) -> None:
 
 
 @pytest.mark.slow
-def test_rows_hold_the_whole_curve_and_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_hold_the_whole_curve_and_are_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(equivariance, "measure", partial(measure, shifts=12, seeds=1))
-    plain, rgb3, rgb12, hsv12 = rows = equivariance.rows()
+    (job,) = equivariance.EXPERIMENT.plan(Scope(tmp_path))
+    plain, rgb3, rgb12, hsv12 = rows = job.run(job, Context(tmp_path))
     assert plain["worst"] > rgb3["worst"] > rgb12["worst"] > hsv12["worst"]
     assert max(rgb3["at_group_angles"], hsv12["at_group_angles"]) < 3e-6
     assert rgb12["at_group_angles"] > 1e-2

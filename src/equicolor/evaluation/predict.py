@@ -216,29 +216,22 @@ def find_images(paths: Iterable[str | Path]) -> list[Path]:
 
 def prediction_table(predictions: Sequence[Prediction]) -> "Table":
     """Predictions for the terminal, a line for each image and hue shift."""
-    from equicolor.reporting.tables import Table
+    from equicolor.reporting.tables import MISSING, Table
 
+    shifted = any(each.turns for each in predictions)
     lines = [
         (
             each.image,
-            f"{_degrees(each.turns):g}°",
+            f"{_degrees(each.turns):g}°" if shifted else MISSING,
             each.answers[0].name,
             f"{100 * each.answers[0].probability:.1f}",
-            ", ".join(f"{name} {100 * value:.1f}" for name, _, value in each.answers[1:]),
+            ", ".join(f"{name} {100 * value:.1f}" for name, _, value in each.answers[1:])
+            or MISSING,
         )
         for each in predictions
     ]
     columns = ("image", "hue", "class", "%", "then")
-    shown = [0, 1, 2, 3, 4]
-    if all(each.turns == 0 for each in predictions):
-        shown.remove(1)
-    if not any(line[4] for line in lines):
-        shown.remove(4)
-    return Table(
-        [columns[place] for place in shown],
-        [[line[place] for place in shown] for line in lines],
-        text_columns=len(shown),
-    )
+    return Table(columns, lines, text_columns=5).without_empty(["hue", "then"])
 
 
 def _degrees(turns: float) -> float:

@@ -31,7 +31,7 @@ from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import Row
 
 __all__ = [
-    "DEMO", "EXPERIMENT", "Spec", "build", "measure", "plot", "relative_change", "rows",
+    "DEMO", "EXPERIMENT", "Spec", "build", "measure", "plot", "relative_change",
     "sample_photo", "show",
 ]  # fmt: skip
 
@@ -56,12 +56,6 @@ DEMO = (
     Spec("rgb, n = 12", 12, "rgb"),
     Spec("hsv, n = 12", 12, "hsv"),
 )
-
-
-def rows() -> list[Row]:
-    """Measure the networks of :data:`DEMO`."""
-    photo = sample_photo()
-    return [measure(spec, photo) for spec in DEMO]
 
 
 def show(findings: Findings) -> Iterator[Section]:
@@ -204,7 +198,8 @@ def _draw_strip(axes: Axes, photo: Tensor, copies: int = 12) -> None:
 
 
 def _run(job: Job, context: Context) -> list[Row]:
-    return rows()
+    photo = sample_photo()
+    return [measure(spec, photo) for spec in DEMO]
 
 
 EXPERIMENT = Experiment(
