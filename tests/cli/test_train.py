@@ -185,6 +185,12 @@ def test_recipes_are_listed_and_used(folder: Path) -> None:
     recipe = recipe_of(invoke("./pets", "--recipe", "hsv-6+jitter", *options))
     assert recipe.options == {"rotations": 6, "lifting": "hsv", "width": 2}
     assert (recipe.dataset, recipe.jitter, recipe.epochs) == (str(folder / "pets"), 0.5, 3)
+    recipe = recipe_of(invoke("./pets", "--recipe", "rgb-6+jitter-0.2", *options))
+    assert recipe.options == {"rotations": 6, "lifting": "rgb", "width": 2}
+    assert (recipe.jitter, recipe.augmix) == (0.2, "")
+    recipe = recipe_of(invoke("./pets", "--recipe", "hsv-12+jitter+augmix", *options))
+    assert recipe.options == {"rotations": 12, "lifting": "hsv", "width": 2}
+    assert (recipe.jitter, recipe.augmix) == (0.5, "original")
     assert recipe.precision == "float32"
 
 

@@ -12,6 +12,7 @@ from equicolor.paper import image_jobs, space
 from equicolor.paper.experiment import Context, Job, Outcome, Scope
 from equicolor.paper.rows import Findings, identity
 from equicolor.paper.variants import variant_of
+from equicolor.training.recipes import named_recipe
 
 ROW = {"dataset": "flowers102", "model": "resnet18", "rotations": 1, "augmentation": "none"}
 
@@ -63,13 +64,13 @@ def test_turns_are_exact_at_odd_sizes(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_networks_go_by_names_and_rows_apart() -> None:
-    name, recipe = image_jobs.named_recipe("hsv-6+jitter+p4m", "flowers102")
+    name, recipe = named_recipe("hsv-6+jitter+p4m", "flowers102")
     assert name == "hsv-6+p4m+jitter"
     assert recipe.options == {"rotations": 6, "lifting": "hsv", "spatial": "p4m"}
-    name, recipe = image_jobs.named_recipe("baseline+p4", "flowers102")
+    name, recipe = named_recipe("baseline+p4", "flowers102")
     assert (recipe.model, recipe.options) == ("resnet18", {"spatial": "p4"})
     with pytest.raises(ValueError, match="unknown recipe"):
-        image_jobs.named_recipe("baseline+p4+p4m", "flowers102")
+        named_recipe("baseline+p4+p4m", "flowers102")
     rows = [ROW, ROW | {"spatial": "p4"}, ROW | {"spatial": "p4m"}]
     assert len({identity(row) for row in rows}) == 3
     assert [variant_of(row).name for row in rows] == [

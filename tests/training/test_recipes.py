@@ -19,6 +19,7 @@ from equicolor.training.recipes import (
     TrainingRecipe,
     default_recipe,
     find_recipe,
+    named_recipe,
     recipes,
 )
 
@@ -268,3 +269,60 @@ def test_unknown_recipes_name_the_nearest() -> None:
     with pytest.raises(ValueError, match="unknown dataset 'cifar'"):
         find_recipe("ce-3", "cifar")
     assert find_recipe("cifar10/ce-3", "cifar10") == find_recipe("ce-3", "cifar10")
+
+
+def test_names_of_the_tables_keep_their_recipes() -> None:
+    for name, recipe in recipes("flowers102").items():
+        found = named_recipe(name.partition("/")[2], "flowers102")
+        assert found == (name.partition("/")[2], recipe)
+
+
+@pytest.mark.parametrize(
+    ("name", "dataset", "canonical"),
+    [
+        ("rgb-3", "flowers102", "ce-4"),
+        ("rgb-3", "cifar10", "ce-3"),
+        ("hsv-1", "cifar10", "baseline"),
+        ("rgb-1+jitter-0.5", "flowers102", "baseline+jitter"),
+        ("baseline+jitter-0", "flowers102", "baseline"),
+        ("rgb-3+jitter-0.20", "flowers102", "ce-4+jitter-0.2"),
+        ("rgb-3+jitter+flatten", "flowers102", "ce-4+flatten+jitter"),
+        ("hsv-5+augmix", "flowers102", "hsv-5+augmix"),
+        ("hsv-24+augmix+jitter", "flowers102", "hsv-24+jitter+augmix"),
+    ],
+)
+def test_equal_recipes_have_one_name(name: str, dataset: str, canonical: str) -> None:
+    found = named_recipe(name, dataset)
+    assert found[0] == canonical
+    assert named_recipe(canonical, dataset) == found
+
+
+def test_what_a_name_changes() -> None:
+    plain = find_recipe("baseline", "flowers102")
+    ten = named_recipe("rgb-10", "flowers102")[1]
+    assert plain.differences(ten) == [
+        "model ce_resnet18 instead of resnet18",
+        "options {'rotations': 10, 'lifting': 'rgb'} instead of {}",
+    ]
+    flat = named_recipe("ce-4+flatten+jitter-0.1", "flowers102")[1]
+    assert flat.options == {"rotations": 3, "ce_stages": 4, "coset_pool": None}
+    assert flat.jitter == 0.1
+    both = find_recipe("flowers102/ce-4+jitter+augmix")
+    assert (both.jitter, both.augmix) == (0.5, "original")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("hvs-12", "unknown recipe 'flowers102/hvs-12'; did you mean"),
+        ("ce-4+jiter", "unknown recipe 'flowers102/ce-4\\+jiter'; did you mean"),
+        ("ce-4+jitter+jitter-0.1", "unknown recipe"),
+        ("baseline+flatten", "baseline has no rotations to pool"),
+        ("gray+avg", "gray has no rotations to pool"),
+        ("cifar10/ce-2", "unknown recipe"),
+    ],
+)
+def test_bad_names_are_refused(name: str, message: str) -> None:
+    for full, dataset in ((name, "flowers102"), (f"flowers102/{name}", None)):
+        with pytest.raises(ValueError, match=message):
+            find_recipe(full, dataset)

@@ -1,9 +1,9 @@
 """The paper's ablations (appendix D): number of rotations, strength of jitter, coset pooling.
 
 Their rows are those of the classification experiment, with other numbers of rotations, other
-strengths of hue jitter or another pooling; :func:`.image_jobs.named_recipe` has the names.
-Networks that were trained otherwise than in the paper, or than others, have panels of their own,
-whose titles say how.
+strengths of hue jitter or another pooling; :func:`equicolor.training.recipes.named_recipe` has
+the names. Networks that were trained otherwise than in the paper, or than others, have panels of
+their own, whose titles say how.
 """
 
 import functools

@@ -3,14 +3,10 @@
 The tables, the ablations and the analyses are about the same networks. They plan equal jobs, so
 each network is trained once.
 
-Networks go by the names of the recipes of the paper's tables, or by a network and what was
-changed, joined by plus signs: ``rgb-6`` and ``hsv-6`` are equivariant in all stages with six
-rotations, ``+jitter-0.2`` draws hues from ±0.2 turns, ``+flatten`` and ``+avg`` replace the
-maximum over the rotations, ``+p4`` and ``+p4m`` are invariant to turns and mirror images, too.
+Networks go by the names of :func:`equicolor.training.recipes.named_recipe`.
 """
 
 import dataclasses
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,24 +25,13 @@ from equicolor.paper.quick_images import IMAGES, write_images
 from equicolor.paper.rows import SUBJECT
 from equicolor.paper.variants import PAPER_DATASET, all_stages
 from equicolor.results import Row
-from equicolor.training.recipes import (
-    JITTER,
-    ROW_KEYS,
-    TrainingRecipe,
-    find_recipe,
-    has_recipe,
-    recipes,
-)
+from equicolor.training.recipes import ROW_KEYS, TrainingRecipe, named_recipe, recipes
 
 __all__ = [
-    "datasets_on_disk", "facts", "follow", "main_datasets", "named_recipe", "narrow",
+    "datasets_on_disk", "facts", "follow", "main_datasets", "narrow",
     "network_and_images", "of_other_datasets", "place", "top", "training_jobs",
 ]  # fmt: skip
 
-_GROUP = re.compile(r"(rgb|hsv)-([1-9]\d*)")
-_JITTER = re.compile(r"jitter(?:-(0(?:\.\d+)?|1(?:\.0+)?))?")
-_POOLS: dict[str, str | None] = {"flatten": None, "avg": "avg"}
-_SPATIAL = ("p4", "p4m")
 # Small networks on small images, with large steps: seconds to a minute each.
 _QUICK_RECIPE: dict[str, Any] = {
     "size": 28, "resize": 28, "crop": "padded", "flip": False, "epochs": 10, "batch_size": 50,
@@ -85,64 +70,6 @@ def of_other_datasets(old: Row, new: Sequence[Row]) -> bool:
     return all(old.get("dataset") != row.get("dataset") for row in new)
 
 
-def named_recipe(name: str, dataset: str) -> tuple[str, TrainingRecipe]:
-    """The canonical name of a network, which equal recipes share, and its recipe.
-
-    A changed network has its spatial group and its pooling before its augmentations in that name:
-    ``+jitter`` or ``+jitter-0.1``, then ``+augmix``. A name without a recipe is refused, with the
-    nearest ones.
-
-    Example:
-        >>> named_recipe("rgb-3", "flowers102")[0], named_recipe("hsv-1", "cifar10")[0]
-        ('ce-4', 'baseline')
-    """
-    title = find_dataset(dataset).name
-    name = name.removeprefix(f"{title}/")
-    if has_recipe(f"{title}/{name}", dataset):
-        return name, find_recipe(name, dataset)
-    network, *changes = name.split("+")
-    canonical, recipe = _network(network, dataset)
-    spatial = [change for change in changes if change in _SPATIAL]
-    pools = [change for change in changes if change in _POOLS]
-    jitters = [match for change in changes if (match := _JITTER.fullmatch(change))]
-    mixes = [change for change in changes if change == "augmix"]
-    counts = [len(each) for each in (spatial, pools, jitters, mixes)]
-    if max(counts) > 1 or sum(counts) < len(changes):
-        find_recipe(name, dataset)  # says what is wrong with the name
-        raise AssertionError(name)
-    for group in spatial:
-        options = {**recipe.options, "spatial": group}
-        recipe, canonical = dataclasses.replace(recipe, options=options), f"{canonical}+{group}"
-    for pool in pools:
-        if recipe.options.get("rotations", 1) == 1:
-            raise ValueError(f"{network} has no rotations to pool: +{pool} does not apply to it")
-        options = {**recipe.options, "coset_pool": _POOLS[pool]}
-        recipe, canonical = dataclasses.replace(recipe, options=options), f"{canonical}+{pool}"
-    for match in jitters:
-        turns = float(match[1] or JITTER)
-        recipe = dataclasses.replace(recipe, jitter=turns)
-        if turns:
-            canonical += "+jitter" if turns == JITTER else f"+jitter-{turns:g}"
-    for mix in mixes:
-        recipe, canonical = dataclasses.replace(recipe, augmix="original"), f"{canonical}+{mix}"
-    return canonical, recipe
-
-
-def _network(name: str, dataset: str) -> tuple[str, TrainingRecipe]:
-    group = _GROUP.fullmatch(name)
-    if group is None:
-        return name, find_recipe(name, dataset)
-    lifting, rotations = group[1], int(group[2])
-    plain = find_recipe("baseline", dataset)
-    if rotations == 1:
-        return "baseline", plain
-    if (lifting, rotations) == ("rgb", 3):
-        name = f"ce-{all_stages(plain.model)}"
-        return name, find_recipe(name, dataset)
-    options = {"rotations": rotations, "lifting": lifting}
-    return name, dataclasses.replace(plain, model=f"ce_{plain.model}", options=options)
-
-
 def narrow(recipe: TrainingRecipe, width: int) -> TrainingRecipe:
     """The recipe of a ResNet whose plain network begins with so many channels, for quick runs.
 
@@ -163,8 +90,8 @@ def training_jobs(
 
     Args:
         dataset: a name, or a folder of class folders.
-        networks: names for :func:`named_recipe`; by default the recipes of the paper's tables.
-            What is named twice is trained once.
+        networks: names for :func:`equicolor.training.recipes.named_recipe`; by default the recipes
+            of the paper's tables. What is named twice is trained once.
         scope: seeds, epochs, size and whether it is quick.
         actions: hue shifts to evaluate under, beside the HSV hue shift that every training has.
 

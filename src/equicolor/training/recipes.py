@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,7 +31,7 @@ from equicolor.training.pretrained import load_pretrained
 
 __all__ = [
     "COMPARED_KEYS", "ROW_KEYS", "UNPUBLISHED_KEYS", "TrainingRecipe", "default_recipe",
-    "find_recipe", "has_recipe", "recipes",
+    "find_recipe", "named_recipe", "recipes",
 ]  # fmt: skip
 
 JITTER = 0.5  # turns: the whole circle, as in the paper
@@ -361,67 +362,121 @@ def recipes(dataset: str | None = None) -> dict[str, TrainingRecipe]:
     network has three), ``ciconv-w`` and ``gray``, each of the paper; and ``hsv-3``, ``hsv-6``
     and ``hsv-12``, lifted exactly for HSV hue shifts with so many rotations.
     """
-    return {
-        name: dataclasses.replace(plain, **change)
-        for name, (plain, change) in _named_changes(dataset).items()
-    }
+    return {name: find_recipe(name, each) for name, each in _listed(dataset).items()}
 
 
-def has_recipe(name: str, dataset: str) -> bool:
-    """Whether :func:`recipes` has a name, ``DATASET/NETWORK``, for a dataset."""
-    return name in _named_changes(dataset)
-
-
-def _named_changes(dataset: str | None) -> dict[str, tuple[TrainingRecipe, dict[str, Any]]]:
-    """Plain recipes and their changes, by name: to make one takes longer than to look it up."""
-    by_name = {}
+def _listed(dataset: str | None) -> dict[str, str]:
+    """The names of :func:`recipes`, each with its dataset: to make a recipe takes longer."""
+    listed: dict[str, str] = {}
     for each in DATASETS if dataset is None else [dataset]:
         plain, title = default_recipe(each), find_dataset(each).name
-        for network, change in _networks(plain.model).items():
-            for suffix, augmentation in _AUGMENTATIONS.items():
-                if suffix == "+augmix" and network in _NO_AUGMIX:
-                    continue
-                by_name[f"{title}/{network}{suffix}"] = plain, {**change, **augmentation}
-    return by_name
+        for network in _networks(plain.model):
+            suffixes = ("", "+jitter") if network in _NO_AUGMIX else ("", "+jitter", "+augmix")
+            listed |= dict.fromkeys((f"{title}/{network}{suffix}" for suffix in suffixes), each)
+    return listed
 
 
-_AUGMENTATIONS: dict[str, dict[str, Any]] = {
-    "": {},
-    "+jitter": {"jitter": JITTER},
-    "+augmix": {"augmix": "original"},
-}
 _NO_AUGMIX = ("ciconv-w", "gray")  # the paper mixes only the baseline and equivariant networks
+_STAGES = {"resnet18": 4, "resnet44": 3}
 
 
 def _networks(plain: str) -> dict[str, dict[str, Any]]:
     """What tells each network's recipe from the plain ResNet's."""
-    equivariant = f"ce_{plain}"
     networks: dict[str, dict[str, Any]] = {"baseline": {}}
     for stages in range(1, _STAGES[plain] + 1):
         hybrid = {"rotations": 3, "ce_stages": stages}
-        networks[f"ce-{stages}"] = {"model": equivariant, "options": hybrid}
+        networks[f"ce-{stages}"] = {"model": f"ce_{plain}", "options": hybrid}
     networks["ciconv-w"] = {"model": f"ciconv_{plain}"}
     networks["gray"] = {"gray": True}
     for rotations in (3, 6, 12):
-        exact = {"rotations": rotations, "lifting": "hsv"}
-        networks[f"hsv-{rotations}"] = {"model": equivariant, "options": exact}
+        networks[f"hsv-{rotations}"] = _in_all_stages(plain, "hsv", rotations)
     return networks
 
 
-_STAGES = {"resnet18": 4, "resnet44": 3}
+def _in_all_stages(plain: str, lifting: str, rotations: int) -> dict[str, Any]:
+    return {"model": f"ce_{plain}", "options": {"rotations": rotations, "lifting": lifting}}
+
+
+_GROUP = re.compile(r"(rgb|hsv)-([1-9]\d*)")
+# A change of a network or of its training. The kinds are in the order of canonical names.
+_CHANGE = re.compile(
+    r"(?P<spatial>p4m?)|(?P<pool>flatten|avg)"
+    r"|(?P<jitter>jitter(?:-(?:0(?:\.\d+)?|1(?:\.0+)?))?)|(?P<augmix>augmix)"
+)
 
 
 def find_recipe(name: str, dataset: str | None = None) -> TrainingRecipe:
-    """A recipe of :func:`recipes` by name; with a dataset, ``DATASET/`` may be left out.
+    """The recipe that :func:`named_recipe` finds."""
+    return named_recipe(name, dataset)[1]
+
+
+def named_recipe(name: str, dataset: str | None = None) -> tuple[str, TrainingRecipe]:
+    """The canonical name of a network, which equal recipes share, and its recipe.
+
+    A name is that of a network of :func:`recipes`, or ``rgb-6`` or ``hsv-6``, equivariant in all
+    stages with so many rotations; and changes joined to it by plus signs. ``+p4`` and ``+p4m`` are
+    invariant to turns and mirror images, too, ``+flatten`` and ``+avg`` replace the maximum over
+    the rotations, ``+jitter-0.2`` draws hues from ±0.2 turns, and ``+augmix`` mixes. Canonical
+    names have them in this order. ``DATASET/`` comes first, unless the dataset is given.
 
     Raises:
-        ValueError: if there is none, with the nearest names.
+        ValueError: if there is no such recipe, with the nearest names of :func:`recipes`.
+
+    Example:
+        >>> named_recipe("flowers102/rgb-3+jitter-0.5")[0], named_recipe("hsv-1", "cifar10")[0]
+        ('ce-4+jitter', 'baseline')
     """
-    by_name = _named_changes(dataset)
+    place = name.partition("/")[0] if dataset is None else dataset
+    if dataset is None and place not in DATASETS:
+        raise _unknown(name, dataset)
+    plain = default_recipe(place)
+    network, *texts = name.removeprefix(f"{find_dataset(place).name}/").split("+")
+    change = _network(network, plain.model)
+    changes: dict[str, str] = {}
+    for text in texts:
+        match = _CHANGE.fullmatch(text)
+        kind = "" if match is None else str(match.lastgroup)
+        if kind in ("", *changes):
+            raise _unknown(name, dataset)
+        changes[kind] = text
+    if change is None:
+        raise _unknown(name, dataset)
+    network, fields = change
+    options = dict(fields.get("options", {}))
+    if "spatial" in changes:
+        options["spatial"] = changes["spatial"]
+    if "pool" in changes:
+        if "rotations" not in options:
+            raise ValueError(
+                f"{network} has no rotations to pool: +{changes['pool']} does not apply to it"
+            )
+        options["coset_pool"] = None if changes["pool"] == "flatten" else changes["pool"]
+    fields = fields | {"options": options}
+    if "jitter" in changes:
+        fields["jitter"] = turns = float(changes["jitter"].partition("-")[2] or JITTER)
+        changes["jitter"] = "jitter" if turns == JITTER else f"jitter-{turns:g}" * bool(turns)
+    if "augmix" in changes:
+        fields["augmix"] = "original"
+    parts = network, *(changes.get(kind, "") for kind in _CHANGE.groupindex)
+    return "+".join(filter(None, parts)), dataclasses.replace(plain, **fields)
+
+
+def _network(name: str, plain: str) -> tuple[str, dict[str, Any]] | None:
+    """The canonical name of a network, and what tells its recipe from the plain ResNet's."""
+    if group := _GROUP.fullmatch(name):
+        lifting, rotations = group[1], int(group[2])
+        if (lifting, rotations) == ("rgb", 3):
+            name = f"ce-{_STAGES[plain]}"
+        elif rotations == 1:
+            name = "baseline"
+        else:
+            return name, _in_all_stages(plain, lifting, rotations)
+    networks = _networks(plain)
+    return (name, networks[name]) if name in networks else None
+
+
+def _unknown(name: str, dataset: str | None) -> ValueError:
     if dataset is not None and "/" not in name:
         name = f"{find_dataset(dataset).name}/{name}"
-    if name in by_name:
-        plain, change = by_name[name]
-        return dataclasses.replace(plain, **change)
-    hint = did_you_mean(name.lower(), by_name, "it is DATASET/NETWORK")
-    raise ValueError(f"unknown recipe {name!r}; {hint}")
+    hint = did_you_mean(name.lower(), _listed(dataset), "it is DATASET/NETWORK")
+    return ValueError(f"unknown recipe {name!r}; {hint}")
