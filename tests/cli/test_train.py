@@ -256,6 +256,12 @@ def test_what_is_trained_further_is_not_tested_on_what_it_knows(folder: Path) ->
     recipe = recipe_of(result)
     assert (recipe.split_seed, recipe.size, recipe.resize) == (4, 19, 21)
     assert "test images are training images of" in result.stderr
+    refused = "s3 holds the network to fine-tune: choose another folder for the run"
+    dry = invoke(*further, "-o", "s3", "--force")
+    assert f"would not begin: {refused}\n" in dry.stderr
+    for force in ([], ["--force"]):
+        result = invoke(*further[:-1], "-o", "s3", *force)
+        assert (result.exit_code, result.stderr) == (2, f"equicolor: {refused}\n")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from PIL import Image
 from equicolor.data.datasets import load_dataset
 from equicolor.models import Network, load_model, save_model
 from equicolor.training.finetuning import finetune_recipe, finetune_remarks, finetune_seen
+from equicolor.training.fit import fit
 from equicolor.training.pretrained import load_pretrained
 from equicolor.training.recipes import TrainingRecipe
 
@@ -132,6 +133,21 @@ def test_the_seed_draws_the_classifier(run: Path, shapes: Path) -> None:
     assert not torch.equal(
         first, head(dataclasses.replace(recipe, seed=6).build(2, ("cat", "dog")))
     )
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("base", [".", "model.safetensors"])
+def test_the_network_to_begin_with_is_not_replaced(
+    run: Path, shapes: Path, tmp_path: Path, base: str, overwrite: bool
+) -> None:
+    before = (run / "model.safetensors").read_bytes()
+    (tmp_path / "link").symlink_to(run)
+    recipe = finetune_recipe(str(shapes), run / base)
+    for folder in (run, tmp_path / "link"):
+        with pytest.raises(ValueError, match=rf"^{folder} holds the network to fine-tune: choose"):
+            fit(recipe, folder, overwrite=overwrite)
+    assert {path.name for path in run.iterdir()} == {"model.safetensors", "recipe.json"}
+    assert (run / "model.safetensors").read_bytes() == before
 
 
 def test_another_network_under_the_same_path_is_refused(run: Path) -> None:

@@ -272,10 +272,11 @@ def _describe(recipe: TrainingRecipe, folder: Path, options: RunOptions, force: 
         f"{device} device(s), in {folder}"
     )
     run = RunFolder(folder)
-    if force and run.recipe.is_file():
-        typer.echo(f"would delete the run in {folder}", err=True)
-        return
     try:
+        run.check_base(recipe)
+        if force and run.recipe.is_file():
+            typer.echo(f"would delete the run in {folder}", err=True)
+            return
         run.check(recipe)
         run.check_images(list_images(images).files)
     except (OSError, ValueError) as error:

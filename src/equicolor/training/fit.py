@@ -77,6 +77,7 @@ def fit(
     options = RunOptions() if options is None else options
     options.check_launcher()
     folder = RunFolder(Path(output))
+    folder.check_base(recipe)
     first = getattr(rank_zero_only, "rank", 0) == 0
     console = console if first else None
     anew = overwrite and folder.recipe.is_file()

@@ -53,6 +53,15 @@ class RunFolder:
                 f"{self.recipe} is not the recipe of a training run: {error}"
             ) from None
 
+    def check_base(self, recipe: TrainingRecipe) -> None:
+        """Refuse a run that would replace the network that it fine-tunes."""
+        if recipe.finetune is None:
+            return
+        if checkpoint_file(recipe.finetune).resolve() == self.model.resolve():
+            raise ValueError(
+                f"{self.path} holds the network to fine-tune: choose another folder for the run"
+            )
+
     def check(self, recipe: TrainingRecipe) -> None:
         """Refuse a folder that holds something else than a run of this recipe."""
         if not self.recipe.is_file():
