@@ -3,6 +3,7 @@
 import dataclasses
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from PIL import Image
 
 from equicolor.data.datasets import load_dataset
 from equicolor.models import Network, load_model, save_model
+from equicolor.training import fit as fitting
 from equicolor.training.finetuning import finetune_recipe, finetune_remarks, finetune_seen
-from equicolor.training.fit import fit
+from equicolor.training.fit import RunOptions, fit
 from equicolor.training.pretrained import load_pretrained
 from equicolor.training.recipes import TrainingRecipe
 
@@ -148,6 +150,28 @@ def test_the_network_to_begin_with_is_not_replaced(
             fit(recipe, folder, overwrite=overwrite)
     assert {path.name for path in run.iterdir()} == {"model.safetensors", "recipe.json"}
     assert (run / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_shifts")
+def test_the_network_to_begin_with_may_disappear_meanwhile(
+    run: Path, shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = fitting.train
+
+    def train_and_delete(*arguments: Any) -> int:
+        epochs = train(*arguments)
+        shutil.rmtree(run)
+        return epochs
+
+    monkeypatch.setattr(fitting, "train", train_and_delete)
+    recipe = dataclasses.replace(finetune_recipe(str(shapes), run), epochs=1, precision="float32")
+    options = RunOptions(device="cpu", cache=tmp_path / "cache")
+    state = torch.get_rng_state()
+    assert fit(recipe, tmp_path / "further", options) is not None
+    assert torch.equal(torch.get_rng_state(), state)
+    network = load_model(tmp_path / "further" / "model.safetensors")
+    assert (network.class_names, network.config["width"]) == (NAMES, [2, 4, 8, 16])
 
 
 def test_another_network_under_the_same_path_is_refused(run: Path) -> None:

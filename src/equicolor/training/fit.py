@@ -24,7 +24,7 @@ from equicolor.evaluation import evaluate
 from equicolor.evaluation.images import try_images
 from equicolor.models import Network, save_model
 from equicolor.models.checkpoints import read_header
-from equicolor.models.registry import GrayInput
+from equicolor.models.registry import GrayInput, build_from_config
 from equicolor.reporting.progress import counting, say
 from equicolor.results import read_rows, write_results
 from equicolor.training.finetuning import finetune_remarks, finetune_seen
@@ -203,7 +203,8 @@ def _trained_network(
 
     It turns images grey itself where training did.
     """
-    network = task.recipe.build(len(class_names))
+    with torch.random.fork_rng(devices=[]):
+        network = build_from_config(task.network.config)  # what the recipe fine-tunes may be gone
     network.load_state_dict(task.trained.state_dict(), assign=True)
     network.class_names = class_names
     if task.recipe.gray and not isinstance(network, GrayInput):
