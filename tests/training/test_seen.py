@@ -134,6 +134,19 @@ def test_moved_images_are_known(
     assert finetune_seen(dataclasses.replace(fine, split_seed=0)).names == tuple(seen)
 
 
+def test_a_network_that_was_replaced_says_nothing_of_what_came_of_it(
+    run: Path, pets: Path, recipe: TrainingRecipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fine = trained(finetune_recipe(str(pets), run), run.parent / "fine")
+    # It is replaced by a network that began with the fine-tuned one.
+    (run / "recipe.json").write_text(finetune_recipe(str(pets), fine).to_json())
+    save_model(dataclasses.replace(recipe, seed=1).build(2), run / "model.safetensors")
+    for path in (run, fine):
+        assert "warning" not in warnings_of(path, capsys)
+    (run / "model.safetensors").unlink()  # as while it is trained again
+    assert "warning" not in warnings_of(fine, capsys)
+
+
 def test_a_class_more_does_not_hide_moved_images(
     pets: Path, recipe: TrainingRecipe, tmp_path: Path
 ) -> None:

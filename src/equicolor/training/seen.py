@@ -8,7 +8,9 @@ from equicolor._text import enumerated
 from equicolor.data.datasets import DatasetInfo, find_dataset, load_dataset
 from equicolor.data.folder_datasets import Caltech101, Folder
 from equicolor.data.images import ImageSet, Listing, list_images
+from equicolor.models.checkpoints import checkpoint_file, weights_digest
 from equicolor.models.registry import Origin
+from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.run_folder import find_run, origin_of
 
 __all__ = ["Seen", "find_seen", "seed_of_training"]
@@ -54,12 +56,23 @@ def find_seen(
     run = find_run(checkpoint)
     before = {} if run is None else run.read_images()
     last = _seen_last(checkpoint, origin, dataset, tested, before)
-    earlier = None if run is None else run.read_recipe().finetune
-    if earlier is None or not Path(earlier).exists():
+    earlier = None if run is None else _begun_with(run.read_recipe())
+    if earlier is None:
         return last
     first = find_seen(earlier, origin_of(earlier), dataset, tested)
     names = dict.fromkeys(last.names + first.names)
     return Seen(tuple(names), last.remarks + first.remarks)
+
+
+def _begun_with(recipe: TrainingRecipe) -> str | None:
+    """The network that a recipe fine-tunes, unless it is gone or another one has taken its place.
+
+    A run that replaced it says nothing of it, and might even have begun with what came of it.
+    """
+    if recipe.finetune is None or not (file := checkpoint_file(recipe.finetune)).is_file():
+        return None
+    same = recipe.finetune_digest in ("", weights_digest(file))
+    return recipe.finetune if same else None
 
 
 def _seen_last(
