@@ -17,6 +17,7 @@ from equicolor.models.cost import cost
 from equicolor.models.export import export
 from equicolor.models.tensor_files import read_weights, write_weights
 from equicolor.nn import CEBatchNorm2d, CELiftConv2d, fold
+from equicolor.training.pretrained import load_pretrained
 
 N = 6
 
@@ -287,6 +288,19 @@ def test_a_converted_network_is_saved_with_its_selector(canonical, network, imag
     loaded = load_model(save_model(model, tmp_path / "model.safetensors"))
     with torch.no_grad():
         torch.testing.assert_close(loaded(images.float()), model(images.float()))
+
+
+def test_a_converted_and_canonicalised_network_is_trained_further(canonical, network, tmp_path):
+    model = canonical(equicolor.convert(network.float(), 3, image_size=40, verify=False)).float()
+    path = save_model(model, tmp_path / "model.safetensors")
+    before = load_model(path).state_dict()
+    for classes in (5, 7):
+        again = load_pretrained(path, classes)
+        assert again.eval()(torch.rand(2, 3, 40, 40)).shape == (2, classes)
+        after = again.state_dict()
+        changed = [key for key in before if not torch.equal(before[key], after[key])]
+        head = [key for key in before if ".linear." in key]
+        assert changed == (head if classes == 7 else [])
 
 
 def test_a_canonicalised_network_is_no_source(canonical, network):

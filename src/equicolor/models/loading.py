@@ -3,7 +3,6 @@
 import importlib.util
 import sys
 import traceback
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,14 @@ from torch import nn
 from equicolor import _checks
 from equicolor.models.checkpoints import checkpoint_file, load_model
 from equicolor.models.foreign import LIBRARIES, ForeignNetwork, load_foreign
-from equicolor.models.registry import Network, Origin, class_names_of, create_model, list_models
+from equicolor.models.registry import (
+    Network,
+    Origin,
+    class_names_of,
+    create_model,
+    list_models,
+    original_of,
+)
 from equicolor.models.tensor_files import WEIGHTS
 
 _FORMS = (
@@ -70,7 +76,7 @@ def is_foreign(spec: str | Path) -> bool:
     return bool(colon) and library in LIBRARIES
 
 
-def named_by_library(config: Mapping[str, Any], origin: Origin) -> bool:
+def named_by_library(config: dict[str, Any], origin: Origin) -> bool:
     """Whether a converted or canonicalised network calls its classes as timm or torchvision does.
 
     They call the classes of ImageNet by words, its folders have codes. A network that was trained
@@ -81,9 +87,7 @@ def named_by_library(config: Mapping[str, Any], origin: Origin) -> bool:
         >>> named_by_library(config, Origin()), named_by_library(config, Origin(dataset="mine"))
         (True, False)
     """
-    while "source" in config.get("source_options", {}):  # canonicalised after it was converted
-        config = config["source_options"]
-    return is_foreign(config.get("source", "")) and not origin.dataset
+    return is_foreign(original_of(config)[0]) and not origin.dataset
 
 
 def find_model(spec: str, *, pretrained: bool = True) -> tuple[nn.Module, bool]:

@@ -214,9 +214,26 @@ def class_names_of(network: nn.Module) -> tuple[str, ...]:
     return tuple(map(str, getattr(network, "class_names", None) or ()))
 
 
+def original_of(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Where the network came from that was converted, canonicalised or both; empty if it was not.
+
+    Returns:
+        The source, and the arguments that its builder was called with.
+
+    Example:
+        >>> converted = {"source": "timm:resnet18", "source_options": {"num_classes": 5}}
+        >>> original_of({"source": "equicolor:converted", "source_options": converted})
+        ('timm:resnet18', {'num_classes': 5})
+    """
+    source = str(config.get("source", ""))
+    while isinstance(options := config.get("source_options"), dict):
+        source, config = str(options.get("source", source)), options
+    return source, config
+
+
 def classes_of(config: dict[str, Any]) -> int | None:
     """The number of classes a configuration says; None if it does not."""
-    classes = _builder_options(config).get("num_classes")
+    classes = original_of(config)[1].get("num_classes")
     return classes if isinstance(classes, int) else None
 
 
@@ -232,16 +249,10 @@ def with_classes(network: Network, num_classes: int) -> Network:
     if classes is None:
         raise ValueError("the network does not say its number of classes: its head stays")
     config = copy.deepcopy(network.config)
-    _builder_options(config)["num_classes"] = num_classes
+    original_of(config)[1]["num_classes"] = num_classes
     new = build_from_config(config)
     state = new.state_dict()
     shared = {k: v for k, v in network.state_dict().items() if v.shape == state[k].shape}
     new.load_state_dict(shared, strict=False)
     weight = next(network.parameters())
     return new.to(weight.device, weight.dtype).train(network.training)
-
-
-def _builder_options(config: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of the network's builder, of the original's for a converted network."""
-    options = config.get("source_options")
-    return options if isinstance(options, dict) else config
