@@ -92,11 +92,16 @@ def test_changed_headers(tmp_path: Path, evil: Path) -> None:  # noqa: F811
     assert counted["refused: CheckpointError"] > 3
 
 
-def test_a_small_file_may_not_ask_for_a_huge_network(saved, tmp_path):
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_small_file_may_not_ask_for_a_huge_network(nested, saved, tmp_path):
     # RegNet cannot be built without weights; this one would take gigabytes.
     header, tensors = saved[of_torchvision]
     config = json.loads(header["config"]) | {"source": "torchvision:regnet_y_128gf"}
     config["source_options"] = {"num_classes": 3}
+    if nested:
+        del config["model"]
+        outer = {"model": "canonicalized", "source": "equicolor:converted", "select": "energy"}
+        config = outer | {"source_options": config}
     write_weights(tmp_path / "b", tensors, {"config": json.dumps(config)})
     with pytest.raises(CheckpointError, match="128gf has 644,812,894 parameters, the file"):
         load_model(tmp_path / "b")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from equicolor import _checks
 from equicolor._text import enumerated
 from equicolor.models.foreign import published_parameters
-from equicolor.models.registry import Network, Origin, build_from_config
+from equicolor.models.registry import Network, Origin, build_from_config, original_of
 from equicolor.models.tensor_files import (
     WEIGHTS,
     CheckpointError,
@@ -183,7 +183,7 @@ def _no_configuration(path: str | Path, error: BaseException) -> CheckpointError
     )
 
 
-def _build_for(config: Mapping[str, Any], state: Mapping[str, Tensor], path: Path) -> Network:
+def _build_for(config: dict[str, Any], state: Mapping[str, Tensor], path: Path) -> Network:
     """Build the network that weights are for; memory is allocated only if they fit."""
     try:
         _check_numbers(config, state)
@@ -215,18 +215,19 @@ def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
             yield from _numbers(item, key)
 
 
-def _empty(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Network:
+def _empty(config: dict[str, Any], state: Mapping[str, Tensor]) -> Network:
     """The network of a configuration, without weights if its builder can do without."""
     try:
         with torch.device("meta"):
             return build_from_config(config)
     except NotImplementedError:  # torchvision's RegNet computes widths with tensors
         values = sum(value.numel() for value in state.values())
-        parameters = published_parameters(str(config.get("source")))
+        source, _ = original_of(config)
+        parameters = published_parameters(source)
         # Conversion keeps most of them; another head has fewer.
         if parameters > 2 * values:
             raise ValueError(
-                f"{config['source']} has {parameters:,} parameters, the file {values:,}"
+                f"{source} has {parameters:,} parameters, the file {values:,}"
             ) from None
         return build_from_config(config)
 
