@@ -10,6 +10,8 @@ from equicolor.canonicalization import Canonicalized, hue_selector
 from equicolor.color import shift_hue
 from equicolor.models import load_model, save_model
 from equicolor.models.export import export
+from equicolor.models.foreign import ForeignNetwork
+from equicolor.models.registry import with_classes
 from equicolor.nn import fold
 
 MISSING = "torchvision or timm is missing; 'make vision' has both"
@@ -126,6 +128,14 @@ def test_timm_knows_its_normalisation_and_source(tmp_path, images, canonical):
     assert isinstance(loaded, Canonicalized)
     with torch.no_grad():
         torch.testing.assert_close(loaded(images.float()), model(images.float()))
+
+
+def test_torchvisions_weights_say_how_many_classes_there_are(canonical):
+    network = torchvision.models.resnet18(num_classes=3)
+    named = ForeignNetwork(network, "torchvision:resnet18", class_names="abc")
+    model = canonical(named).float()
+    assert with_classes(model, 3) is model
+    assert with_classes(model, 7)(torch.rand(2, 3, SIZE, SIZE)).shape == (2, 7)
 
 
 def test_a_transformer_is_exported_with_its_selector(tmp_path, canonical):

@@ -14,7 +14,7 @@ from equicolor.conversion.plan import Plan
 from equicolor.conversion.supported import ConversionError
 from equicolor.models.foreign import LIBRARIES, ForeignNetwork, load_foreign
 from equicolor.models.layers import IMAGENET_MEAN, IMAGENET_STD
-from equicolor.models.registry import Network, build_from_config, list_models
+from equicolor.models.registry import Network, build_from_config, class_names_of, list_models
 
 OURS = "equicolor"
 # What a checkpoint may set in a network of torchvision or timm: sizes, and layers by name. Other
@@ -110,7 +110,8 @@ def known_source(model: nn.Module, source: str | Source | None) -> Source | None
     if name.partition(":")[0] not in LIBRARIES:
         return None
     body = model.network if isinstance(model, ForeignNetwork) else model
-    classes = getattr(body, "num_classes", None)  # timm's say it
+    # timm's networks say it; torchvision's weights name the classes.
+    classes = getattr(body, "num_classes", len(class_names_of(model)) or None)
     return Source(name, {"num_classes": classes} if isinstance(classes, int) else {})
 
 
