@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,10 @@ from equicolor.cli.app import app
 from equicolor.cli.options import settle_threads
 from equicolor.devices import choose_device
 from equicolor.models import cecnn, save_model
+from equicolor.training import loop
+from equicolor.training.monitor import Monitor
 from equicolor.training.recipes import TrainingRecipe
+from equicolor.training.run_folder import RunFolder
 from equicolor.training.run_options import RunOptions
 
 
@@ -30,9 +34,27 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="torch sees no CUDA device"):
         choose_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose_device() == torch.device("cuda")
     assert choose_device("cuda:1") == torch.device("cuda:1")
     assert choose_device("cpu") == torch.device("cpu")
+    with pytest.raises(ValueError, match="'cuda:2' was asked for, but torch sees 2 CUDA devices"):
+        choose_device("cuda:2")
+
+
+def test_training_takes_the_gpu_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(loop.pl, "Trainer", lambda **options: options["devices"])
+
+    def devices_of(options: RunOptions) -> Any:
+        monitor = Monitor(RunFolder(tmp_path), options, None)
+        return loop._trainer(TrainingRecipe(), options, monitor)
+
+    assert devices_of(RunOptions(device="cuda:1")) == [1]
+    assert devices_of(RunOptions(device="cuda", devices=2)) == 2
+    with pytest.raises(ValueError, match="cuda:0 is one device, but 2 were asked for"):
+        RunOptions(device="cuda:0", devices=2)
 
 
 @pytest.mark.parametrize(("others", "threads"), [(0, 6), (1, 3), (3, 1), (90, 1)])

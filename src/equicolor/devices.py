@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from equicolor import _checks
+from equicolor._text import counted
 
 __all__ = [
     "KERNEL_DTYPES", "PRECISIONS", "check_device", "choose_device", "choose_precision", "cores",
@@ -35,7 +36,11 @@ def choose_device(name: str = "auto") -> torch.device:
     available = torch.cuda.is_available()
     if name.startswith("cuda") and not available:
         raise ValueError("device 'cuda' was asked for, but torch sees no CUDA device; use 'cpu'")
-    return torch.device(("cuda" if available else "cpu") if name == "auto" else name)
+    device = torch.device(("cuda" if available else "cpu") if name == "auto" else name)
+    if device.index is not None and device.index >= torch.cuda.device_count():
+        seen = counted(torch.cuda.device_count(), "CUDA device")
+        raise ValueError(f"device {name!r} was asked for, but torch sees {seen}, from cuda:0 on")
+    return device
 
 
 def check_device(name: str) -> None:

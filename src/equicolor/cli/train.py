@@ -258,7 +258,7 @@ def _describe(recipe: TrainingRecipe, folder: Path, options: RunOptions, force: 
 
     options.check_launcher()
     data = ImageData(recipe, options)
-    images, device = data.train, options.accelerator
+    images, device = data.train, choose_device(options.device)
     network = build_network(data)
     for remark in finetune_remarks(recipe, images.class_names, finetune_seen(recipe)):
         typer.echo(remark, err=True)
@@ -269,7 +269,7 @@ def _describe(recipe: TrainingRecipe, folder: Path, options: RunOptions, force: 
         f"would train {recipe.model} ({count:,} parameters) on {len(images):,} images of "
         f"{len(images.class_names)} classes, {data.path(images, device)}, for "
         f"{counted(recipe.epochs, 'epoch')} of {counted(steps, 'step')} on {options.processes} "
-        f"{device} device(s), in {folder}"
+        f"{device.type} device(s), in {folder}"
     )
     run = RunFolder(folder)
     try:

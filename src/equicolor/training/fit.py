@@ -20,6 +20,7 @@ from equicolor._packages import how_to_install
 from equicolor._text import counted, enumerated
 from equicolor.data.epochs import Epochs
 from equicolor.data.images import Listing, list_images
+from equicolor.devices import choose_device
 from equicolor.evaluation import evaluate
 from equicolor.evaluation.images import try_images
 from equicolor.models import Network, save_model
@@ -121,7 +122,7 @@ def fit(
         facts |= {f"skipped_{split}": len(data.skipped(split)) for split in ("train", "test")}
         row = _judge(network, data, facts)
         whole = {"recipe": asdict(recipe), "class_names": class_names}
-        write_results(folder.result, [row], device=options.accelerator, **whole)
+        write_results(folder.result, [row], device=choose_device(options.device), **whole)
     return Fit(folder, row, epochs_before)
 
 
@@ -224,7 +225,7 @@ def _speed(folder: RunFolder) -> dict[str, float]:
 
 def _judge(network: Network, data: ImageData, facts: dict[str, Any]) -> dict[str, Any]:
     """The row of a trained network: accuracy on the test set, as it is and under hue shifts."""
-    device = torch.device(data.options.accelerator)
+    device = choose_device(data.options.device)
     with counting(data.console, "judging under hue shifts") as progress:
         evaluation = evaluate(
             network.to(device),

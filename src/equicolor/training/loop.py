@@ -16,6 +16,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy
 
+from equicolor.devices import choose_device
 from equicolor.models.tensor_files import CheckpointError, one_line, read_pickle, write_pickle
 from equicolor.reporting.progress import say
 from equicolor.training.image_data import ImageData
@@ -88,7 +89,7 @@ class SafeCheckpointIO(TorchCheckpointIO):
 
 
 def _trainer(recipe: TrainingRecipe, options: RunOptions, monitor: Monitor) -> pl.Trainer:
-    many = options.processes > 1
+    many, number = options.processes > 1, choose_device(options.device).index
     # Buffers are the same everywhere as long as batch norms share their statistics.
     ddp = DDPStrategy(broadcast_buffers=not options.sync_norm, gradient_as_bucket_view=True)
     plugins: list[Any] = [SafeCheckpointIO()]
@@ -97,7 +98,7 @@ def _trainer(recipe: TrainingRecipe, options: RunOptions, monitor: Monitor) -> p
         plugins.append(SLURMEnvironment(auto_requeue=False))
     return pl.Trainer(
         accelerator=options.accelerator,
-        devices=options.devices,
+        devices=options.devices if number is None else [number],
         num_nodes=options.num_nodes,
         strategy=ddp if many or options.strategy == "ddp" else "auto",
         precision=_PRECISIONS[recipe.precision],  # type: ignore[arg-type]

@@ -70,6 +70,8 @@ class RunOptions:
         """Refuse what cannot run here."""
         accelerator = self.accelerator
         check(self)
+        if ":" in self.device and self.devices > 1:
+            raise ValueError(f"{self.device} is one device, but {self.devices} were asked for")
         if accelerator == "cuda" and self.devices > torch.cuda.device_count():
             count = torch.cuda.device_count()
             raise ValueError(f"{self.devices} devices were asked for, but torch sees {count}")
