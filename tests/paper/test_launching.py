@@ -101,6 +101,17 @@ def test_several_workers_need_submitit(
     assert launch(listed, Store(tmp_path / "jobs"), Launch(devices=("cpu",))) == {}
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:1"])
+def test_one_device_needs_no_other_process(
+    tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    places: list[str] = []
+    monkeypatch.setattr(launching.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(launching, "_work", lambda jobs, store, place, _: places.append(place))
+    launch([job("only", log)], Store(tmp_path / "jobs"), Launch(devices=(device,)))
+    assert places == [device]
+
+
 def test_a_job_that_another_process_runs_is_left_to_it(tmp_path: Path, log: Path) -> None:
     store = Store(tmp_path / "jobs")
     first = job("first", log)

@@ -110,8 +110,8 @@ def launch(
     store = Store(store.root.resolve(), notes)
     places = how.places()[: len(listed)]
     try:
-        if how.launcher == "processes" and places in (["cpu"], ["cuda"], ["cuda:0"], ["auto"]):
-            _work(listed, store, places[0].partition(":")[0], console)
+        if how.launcher == "processes" and len(places) == 1:
+            _work(listed, store, places[0], console)
         else:
             _with_submitit(listed, store, how, places, console)
         ended = f"a worker ended before it did; {store.root / _LOGS} has its output"
@@ -196,8 +196,8 @@ def _run(job: Job, store: Store, device: str, console: Console | None) -> None:
             "it gave several rows about the same thing: put a curve into one row, or the key that "
             "tells the rows apart into SUBJECT of equicolor/paper/rows.py"
         )
-    kind = choose_device(device).type
-    store.write(job, rows, device=kind, seconds=seconds, resumed=resumed)
+    name = str(choose_device(device))
+    store.write(job, rows, device=name, seconds=seconds, resumed=resumed)
 
 
 def _with_submitit(
