@@ -217,9 +217,15 @@ def slug(network: str, data: str | None) -> str:
         'first-my_images'
     """
     path = Path(network)
-    name = path.parent.name if path.name == "model.safetensors" else path.name
-    parts = [name] if data is None else [name, Path(data).name]
-    return short_name(re.sub(r"[^\w.+-]+", "_", "-".join(parts)))
+    paths = [path.parent if path.name == "model.safetensors" else path]
+    if data is not None:
+        paths.append(Path(data))
+    return short_name(re.sub(r"[^\w.+-]+", "_", "-".join(map(_last_part, paths))))
+
+
+def _last_part(path: Path) -> str:
+    """The name of a file or folder, also of one that is given as . or .., or that is the root."""
+    return (path.resolve() if path.name in ("", "..") else path).name or "root"
 
 
 @contextmanager
