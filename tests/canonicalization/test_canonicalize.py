@@ -511,8 +511,26 @@ def test_a_selector_that_nobody_trained_is_not_asked(network, images):
         with pytest.raises(ValueError, match=r"not trained: call fit\(images\) first"):
             ask(images.float())
     assert cost(model, 32).macs > cost(network, 32).macs
-    model.load_state_dict(model.state_dict())
-    assert model(images.float()).shape == (len(images), 5)
+
+
+def test_a_state_tells_whether_its_selector_was_trained(network, images, tmp_path):
+    def new():
+        return equicolor.canonicalize(network.float(), N, preset="fast")
+
+    state = new().state_dict()
+    rest = {key: value for key, value in state.items() if not key.startswith("selector.")}
+    for partial in (state, rest):
+        model = new()
+        model.load_state_dict(partial, strict=False)
+        with pytest.raises(ValueError, match=r"not trained: call fit\(images\) first"):
+            model(images.float())
+    with pytest.raises(ValueError, match=r"not trained: call fit\(images\) first"):
+        save_model(model, tmp_path / "model.safetensors")
+    fitted = new().fit(torch.rand(16, 3, 64, 64), epochs=1, batch_size=16)
+    model.load_state_dict(fitted.state_dict())
+    model.load_state_dict(rest, strict=False)
+    with torch.no_grad():
+        assert torch.equal(model(images.float()), fitted(images.float()))
 
 
 def test_images_without_pixels(canonical, network):

@@ -26,7 +26,7 @@ from equicolor.conversion.source import (
 )
 from equicolor.models.foreign import ForeignNetwork
 from equicolor.models.registry import Network, class_names_of
-from equicolor.models.selector import HueSelector
+from equicolor.models.selector import HueSelector, hue_selector
 
 __all__ = ["canonicalize", "canonicalized"]
 
@@ -184,7 +184,10 @@ def canonicalized(
         differentiable=differentiable, size=size, width=width, image_size=image_size, resize=resize,
         mean=None if mean is None else list(mean), std=None if std is None else list(std),
     )  # fmt: skip
-    network = Canonicalized(build_source(origin, also=("converted",)).eval(), options)
+    selector = None
+    if select == "learned":  # only trained ones are saved
+        selector = hue_selector(rotations=rotations, size=size, width=width)
+    network = Canonicalized(build_source(origin, also=("converted",)).eval(), options, selector)
     network.config = _config(origin, options)
     return network
 

@@ -138,7 +138,8 @@ class Canonicalized(Network):
             self.score = select
         elif options.select == "learned":
             self.selector = hue_selector(**{key: getattr(options, key) for key in OF_SELECTOR})
-        # A selector that is given, or loaded from a file, was trained by somebody.
+        # A selector that is given was trained by somebody. One that is loaded was if it has seen
+        # batches, which its batch norms count.
         self._untrained = self.selector is not None and select is None
         self.fitted: Fit | None = None
         self.normalize: nn.Module = nn.Identity()
@@ -148,9 +149,11 @@ class Canonicalized(Network):
         self._check = RangeCheck(_NOT_IMAGES)
         self.train(network.training)
 
-    def _load_from_state_dict(self, *args: Any) -> None:
-        super()._load_from_state_dict(*args)
-        self._untrained = False
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        start, end = f"{prefix}selector.", ".num_batches_tracked"
+        batches = [v for k, v in state_dict.items() if k.startswith(start) and k.endswith(end)]
+        self._untrained = self._untrained and not any(batches)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of the network; the selector is in eval mode, except while it is fitted."""
