@@ -1,5 +1,5 @@
-"""Experiments: one module per figure or table.
+"""Experiments, the paper's and others, and what runs and reports them.
 
-Each module measures with pure functions, plots what they return, and offers ``run(output)``
-that writes both to a folder. They need the ``[train]`` extra.
+:mod:`equicolor.paper.experiment` says what one is, :mod:`equicolor.paper.registry` lists them. They
+need the ``[train]`` extra.
 """

@@ -1,8 +1,8 @@
 """What an experiment is: one object in one module, with its jobs and its sections.
 
-A module of an experiment defines ``EXPERIMENT``, an :class:`Experiment`. Its ``plan`` turns a
-:class:`Scope` into jobs, each :class:`Job` names the function that runs it, and its ``show``
-turns rows into sections of the report.
+A module defines an :class:`Experiment` as ``EXPERIMENT``, or several under other names. Its
+``plan`` turns a :class:`Scope` into jobs, each :class:`Job` names the function that runs it, and
+its ``show`` turns rows into sections of the report.
 """
 
 import functools
