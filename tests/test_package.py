@@ -1,8 +1,10 @@
 """The package as its users see it: what importing costs, and the recorded public names."""
 
+import ast
 import importlib.resources
 import inspect
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -18,6 +20,7 @@ import equicolor.models.export
 import equicolor.nn
 import equicolor.nn.functional
 import equicolor.testing
+from equicolor._packages import how_to_install
 from equicolor.data import default_cache
 
 ROOT = Path(__file__).parents[1]
@@ -255,6 +258,32 @@ print({OPTIONAL!r} & {{name.split(".")[0] for name in sys.modules}})
 
 def test_these_tests_keep_out_of_the_users_cache(tmp_path_factory):
     assert default_cache().is_relative_to(tmp_path_factory.getbasetemp())
+
+
+def imported(path):
+    """The packages that a module of ours imports or looks for."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module
+    yield from re.findall(r"(?:find_spec|import_vision)\(\"([\w.]+)\"\)", path.read_text())
+
+
+def test_every_package_that_is_used_is_in_the_extra_that_errors_name():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {
+        extra: {re.match(r"[\w-]+", package)[0] for package in packages}
+        for extra, packages in project["optional-dependencies"].items()
+    }
+    used = {name.split(".")[0] for path in ROOT.glob("src/**/*.py") for name in imported(path)}
+    # torch brings Triton, where it can; who logs to Weights & Biases has wandb.
+    used -= {*sys.stdlib_module_names, "equicolor", "torch", "numpy", "triton", "wandb"}
+    assert {"lightning", "sklearn", "submitit", "timm"} <= used
+    called = {"PIL": "pillow", "sklearn": "scikit-learn"}
+    for package in used:
+        extra = re.search(r"\.\[(\w+)\]", how_to_install(package))[1]
+        assert called.get(package, package) in extras[extra]
 
 
 @pytest.mark.parametrize("extra", ["train", "hub"])
