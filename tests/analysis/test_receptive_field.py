@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from equicolor.analysis import find_layers, receptive_fields
+from equicolor.analysis.layers import LayerError
 from equicolor.analysis.taps import tapped
 from equicolor.models import cecnn, ciconv_resnet44, resnet44
 
@@ -327,12 +328,12 @@ def test_layers_by_default_are_nonlinearities_before_global_pooling():
 
 def test_names_that_are_wrong_get_a_hint():
     network = resnet44(4, width=2)
-    with pytest.raises(ValueError, match=r"no layer 'layer.0'; did you mean 'layers.0'"):
+    with pytest.raises(LayerError, match=r"no layer 'layer.0'; did you mean 'layers.0'"):
         find_layers(network, 32, ["layer.0"])
-    with pytest.raises(ValueError, match=r"'layers.0.0.relu' is called 2 times: say .*#1 to .*#2"):
+    with pytest.raises(LayerError, match=r"'layers.0.0.relu' is called 2 times: say .*#1 to .*#2"):
         find_layers(network, 32, ["layers.0.0.relu"])
     tokens = nn.Sequential(nn.Conv2d(3, 4, 2, 2), nn.Flatten(2))
-    with pytest.raises(ValueError, match=r"'1' must give \[B, C\], .* got \[1, 4, 16\]"):
+    with pytest.raises(LayerError, match=r"'1' must give \[B, C\], .* got \[1, 4, 16\]"):
         find_layers(tokens, 8, ["1"])
 
 

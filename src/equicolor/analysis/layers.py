@@ -16,7 +16,14 @@ from equicolor.analysis.receptive_field import ReceptiveField, field_from_planes
 from equicolor.analysis.taps import TIMES, run_tapped
 from equicolor.evaluation.asker import Asker
 
-__all__ = ["Layer", "find_layers", "layers_left_out", "receptive_fields", "stage_ends"]
+__all__ = [
+    "Layer",
+    "LayerError",
+    "find_layers",
+    "layers_left_out",
+    "receptive_fields",
+    "stage_ends",
+]
 
 # By name: other libraries have classes of their own for them.
 _ACTIVATIONS = {
@@ -34,6 +41,10 @@ _KINDS: tuple[Callable[[nn.Module], bool], ...] = (
     lambda module: isinstance(module, _NORMS),
     lambda module: type(module).__name__.lower() in _CONVOLUTIONS,
 )
+
+
+class LayerError(ValueError):
+    """A layer that cannot be looked at: no one has its name, or it gives no features of units."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +85,7 @@ class Layer:
 def _features(name: str, output: object, batch: int, channels_last: bool) -> Tensor:
     shape = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if not isinstance(output, Tensor) or output.ndim not in (2, 4, 5) or len(output) % batch:
-        raise ValueError(
+        raise LayerError(
             f"layer {name!r} must give [B, C], [B, C, H, W] or [B, C, n, H, W] for {batch} "
             f"images, got {shape}"
         )
@@ -223,7 +234,7 @@ def _watch(network: nn.Module, image: tuple[int, int]) -> dict[str, _Call]:
 def _layer(name: str, call: _Call, image: tuple[int, int]) -> Layer:
     planes = call.planes
     if planes is None:
-        raise ValueError(f"layer {name!r} does not depend on the image")
+        raise LayerError(f"layer {name!r} does not depend on the image")
     last = _is_channels_last(planes)
     shaped = tuple(_features(name, plane, 1, last) for plane in planes)
     _, channels, rotations, height, width = shaped[0].shape
@@ -255,11 +266,11 @@ def _check_name(name: str, calls: Mapping[str, _Call]) -> str:
         return name
     times = sum(layer.startswith(f"{name}{TIMES}") for layer in calls)
     if times:
-        raise ValueError(
+        raise LayerError(
             f"layer {name!r} is called {times} times: say {name}{TIMES}1 to {name}{TIMES}{times}"
         )
     hint = did_you_mean(name, calls, f"it has {', '.join(calls)}")
-    raise ValueError(f"the network has no layer {name!r}; {hint}")
+    raise LayerError(f"the network has no layer {name!r}; {hint}")
 
 
 def stage_ends(layers: Mapping[str, Layer]) -> list[str]:

@@ -6,6 +6,7 @@ import io
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,34 @@ def test_classes_have_the_names_that_the_network_knows(images: Tensor) -> None:
     assert turn_hues(subject, [], steps=2, examples=1).class_names == known
     subject.network.class_names = ()
     assert turn_hues(subject, [], steps=2, examples=1).class_names == ("output 0", "output 1")
+
+
+def test_another_kind_of_network_shows_layers_of_its_own(images: Tensor) -> None:
+    class Refusing(nn.Module):
+        asked = 0
+
+        def forward(self, images: Tensor) -> Tensor:
+            self.asked += 1
+            raise ValueError("the user's own")
+
+    def network(*layers: nn.Module) -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(3, 4, 7, 7), *layers, nn.Flatten(), nn.Linear(64, 3))
+
+    def layers_beside(other: nn.Module) -> list[str]:
+        first = network(nn.ReLU())
+        sheet = SimpleNamespace(layer=find_layers(first, 28, ["1"])["1"])
+        inspection: Any = SimpleNamespace(sheets=[sheet], left_out={}, evaluation=None)
+        subjects = subject_of(first, images), subject_of(other, images, unjudged="not asked")
+        _, found = interactive.turn(subjects[0], inspection, subjects[1], examples=1)
+        return [rows.name for rows in found.layers]
+
+    assert layers_beside(network(nn.ReLU(), nn.ReLU())) == ["1"]
+    assert layers_beside(network(nn.Flatten(2))) == ["0"]  # of tokens
+    assert layers_beside(cecnn(3, width=2))[0] == "blocks.2.2"
+    refusing = Refusing()
+    with pytest.raises(ValueError, match="the user's own"):
+        layers_beside(refusing)
+    assert refusing.asked == 1
 
 
 def test_answers_and_images_are_those_of_shifted_images(images: Tensor) -> None:

@@ -33,7 +33,7 @@ from equicolor.analysis.inspection.turning import (
     shrunk,
     turn_hues,
 )
-from equicolor.analysis.layers import find_layers, layers_left_out, stage_ends
+from equicolor.analysis.layers import LayerError, find_layers, layers_left_out, stage_ends
 from equicolor.evaluation.diagnose import Subject, judge
 from equicolor.reporting.html import html_page, provenance_list
 
@@ -85,7 +85,7 @@ def turn(
         network, size = other.network, other.facts["size"]
         try:
             layers = find_layers(network, size, [layer.name for layer in drawn])
-        except ValueError:  # another kind of network
+        except LayerError:  # another kind of network
             found = find_layers(network, size)
             layers = {name: found[name] for name in stage_ends(found)[-SHEETS:]}
         evaluation = None
