@@ -275,17 +275,6 @@ def test_what_which_network_says_besides_is_in_the_rows() -> None:
     ) in page
 
 
-def test_the_command_tells_what_is_stronger_by_the_rows() -> None:
-    usual, stronger = (
-        statistics.fmean(
-            row["hue_mean"] for row in rows_of_options("classification", "flowers102", options)
-        )
-        for options in ("--model ce_resnet18", "--model ce_resnet18 --rotations 12 --lifting hsv")
-    )
-    source = (ROOT / "src/equicolor/cli/train.py").read_text()
-    assert f"(Flowers-102: {stronger:.1f} % instead of {usual:.1f} %)" in source
-
-
 def test_the_fastest_plain_network_of_the_speed_page_is_that_of_the_rows() -> None:
     _, part = (ROOT / "docs/speed.md").read_text().split("× fastest plain |\n|---|---:|---:|\n")
     lines = [line.strip("| ").split(" | ")[1:] for line in part.partition("\n\n")[0].splitlines()]
