@@ -9,8 +9,6 @@ from types import ModuleType
 
 import torch
 
-__all__ = ["declare_vision_operators", "how_to_install", "import_vision"]
-
 # Checked here, because pip can ignore what a package requires.
 if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11):
     raise ImportError(

@@ -7,8 +7,6 @@ run draws the same numbers as an uninterrupted one, and has no state to save.
 import torch
 from torch import Tensor
 
-__all__ = ["permutation", "uniform"]
-
 _MASK = 0xFFFFFFFF
 _WEIGHTS = (0x2545F4914F6CDD1D, 0x5851F42D4C957F2D, 0x369DEA0F31A53F85)
 _ROUNDS = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))  # of int64

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from equicolor.devices import on_device_of
 
-__all__ = ["compose", "decompose", "shift_hue"]
-
 _PIXELS = tl.constexpr(1024)  # of a tile
 _WARPS = 4
 

@@ -17,12 +17,6 @@ from torch import Tensor
 from equicolor import _checks
 from equicolor._text import counted
 
-__all__ = [
-    "KERNEL_DTYPES", "PRECISIONS", "check_device", "choose_device", "choose_precision", "cores",
-    "device_name", "on_device_of", "out_of_memory", "runs_triton", "takes_kernels",
-    "usable_threads",
-]  # fmt: skip
-
 PRECISIONS = ("float32", "bfloat16")
 
 _TRITON = (3, 6)  # the oldest version that our kernels are tested with

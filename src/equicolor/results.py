@@ -15,8 +15,6 @@ import torch
 from equicolor._files import write_whole
 from equicolor.devices import device_name
 
-__all__ = ["Row", "provenance", "read_results", "read_rows", "write_results"]
-
 Row = dict[str, Any]  # one result: a flat JSON object
 
 _VERSIONS = ("equicolor", "torch", "numpy", "lightning", "torchvision", "timm", "triton")

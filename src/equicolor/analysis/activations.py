@@ -21,15 +21,6 @@ from equicolor.color import shift_hue
 from equicolor.data.loaders import ResidentLoader
 from equicolor.reporting.progress import Progress
 
-__all__ = [
-    "Batches",
-    "RandomHues",
-    "TopActivations",
-    "activations_at",
-    "select_images",
-    "top_activations",
-]
-
 _STREAM = 7  # of random numbers; any that is not used for images elsewhere
 # Images [B, 3, H, W] in [0, 1], or pairs of them and labels; the same ones every time.
 Batches = Iterable[Tensor | tuple[Tensor, Tensor]]

@@ -20,8 +20,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from equicolor.analysis import planes as rules
 from equicolor.analysis.planes import Planes
 
-__all__ = ["Dependence"]
-
 # Results that depend on the shape of a tensor alone.
 _SHAPE_ONLY = {
     "empty_like", "full_like", "is_same_size", "new_empty", "new_full", "new_ones", "new_zeros",

@@ -10,8 +10,6 @@ from equicolor.analysis.layers import Layer
 from equicolor.analysis.taps import run_tapped
 from equicolor.testing import ACTIONS, relative_deviation
 
-__all__ = ["layer_equivariance"]
-
 
 @torch.no_grad()
 def layer_equivariance(

@@ -11,8 +11,6 @@ from equicolor.groups import HueGroup
 from equicolor.nn import CELiftConv2d
 from equicolor.nn.batched import BatchedCEConv2d, HueLift
 
-__all__ = ["FirstFilters", "first_filters"]
-
 
 @dataclass(frozen=True, eq=False)
 class FirstFilters:

@@ -16,11 +16,6 @@ from equicolor.analysis.activations import Batches, TopActivations
 from equicolor.analysis.neuron_features import NeuronFeatures, neuron_features
 from equicolor.reporting.progress import Progress
 
-__all__ = [
-    "MEASURED", "SELECTIVE", "HueRows", "UnitRows", "by_selectivity", "chroma", "hue_rows",
-    "mean_colour", "unit_rows",
-]  # fmt: skip
-
 SELECTIVE = 0.25  # channels from here on are called selective
 MEASURED = 48  # channels of a layer whose hues are measured, unless another number is asked for
 _LIMIT = 128  # pixels of a frame at most, and those of the image: late units see more

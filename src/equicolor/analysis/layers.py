@@ -16,15 +16,6 @@ from equicolor.analysis.receptive_field import ReceptiveField, field_from_planes
 from equicolor.analysis.taps import TIMES, run_tapped
 from equicolor.evaluation.asker import Asker
 
-__all__ = [
-    "Layer",
-    "LayerError",
-    "find_layers",
-    "layers_left_out",
-    "receptive_fields",
-    "stage_ends",
-]
-
 # By name: other libraries have classes of their own for them.
 _ACTIVATIONS = {
     "celu", "elu", "gelu", "gelutanh", "hardmish", "hardswish", "hardswishme", "leakyrelu", "mish",

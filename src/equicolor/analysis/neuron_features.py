@@ -18,8 +18,6 @@ from equicolor.analysis.activations import Batches, TopActivations, select_image
 from equicolor.reporting.progress import Progress
 from equicolor.testing import ACTIONS
 
-__all__ = ["ROWS", "NeuronFeatures", "neuron_features"]
-
 ROWS = ("dataset", "orbit")
 
 

@@ -24,8 +24,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["EXACT", "NOMINAL", "STEPS", "Planes", "pixel_planes"]
-
 Planes = tuple[Tensor, ...]
 EXACT, NOMINAL, STEPS = range(4), range(4, 8), range(8, 12)
 _STEPS_ALONG = {-2: (8, 9), -1: (10, 11)}  # by the axis

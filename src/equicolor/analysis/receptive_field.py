@@ -14,8 +14,6 @@ from torch import Tensor
 from equicolor._text import brief_repr
 from equicolor.analysis.planes import NOMINAL, Planes
 
-__all__ = ["SINGLE", "Box", "ReceptiveField", "field_from_planes"]
-
 Box = tuple[int, int, int, int]  # top, left, bottom, right; the last two just outside
 SINGLE = "padding of a single position"
 

@@ -22,8 +22,6 @@ from equicolor.analysis.activations import (
 from equicolor.light import LUMA
 from equicolor.reporting.progress import Progress
 
-__all__ = ["GREYS", "Selectivity", "grey_projection", "luma", "selectivity", "selectivity_index"]
-
 GREYS = ("luma", "opponent")
 # Opponent colours: intensity, red against green, yellow against blue.
 _OPPONENT = ((1 / 1.5, 1 / 1.5, 1 / 1.5), (1.0, -1.0, 0.0), (0.5, 0.5, -1.0))

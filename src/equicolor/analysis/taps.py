@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from equicolor import _checks
 from equicolor.evaluation.asker import Asker, evaluating
 
-__all__ = ["TIMES", "run_tapped", "tapped"]
-
 TIMES = "#"
 
 

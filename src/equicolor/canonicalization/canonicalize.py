@@ -28,8 +28,6 @@ from equicolor.models.foreign import ForeignNetwork
 from equicolor.models.registry import Network, class_names_of
 from equicolor.models.selector import HueSelector, hue_selector
 
-__all__ = ["canonicalize", "canonicalized"]
-
 Selection = str | Score | HueSelector
 
 

@@ -28,8 +28,6 @@ from equicolor.models.tensor_files import CheckpointError, digest, read_pickle, 
 from equicolor.nn import capture
 from equicolor.reporting.progress import Progress
 
-__all__ = ["FEWEST", "Fit", "collect", "fit_selector", "load_for_selector", "load_unlabelled"]
-
 FEWEST = 16  # images; batch norms of fewer mean nothing
 _SHARPER = 2  # how much larger than the selector's input images are kept, for crops of them
 _SMALLEST_CROP = 0.5  # of the side

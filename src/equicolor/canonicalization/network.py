@@ -24,8 +24,6 @@ from equicolor.models.selector import HueSelector, find_modes, hue_selector
 from equicolor.nn.batched import RangeCheck, confidence
 from equicolor.reporting.progress import Progress
 
-__all__ = ["LIGHTS", "OF_SELECTOR", "PRESETS", "SELECTIONS", "Canonicalized", "Options", "Score"]
-
 Score = Callable[[Tensor], Tensor]
 
 # The size of images and the first width of learned selectors.

@@ -37,8 +37,6 @@ from equicolor.reporting.progress import counting, say
 from equicolor.reporting.tables import Table
 from equicolor.results import write_results
 
-__all__ = ["Outcome", "canonicalize_named", "refuse_existing"]
-
 RESULTS, FIGURE, SELECTOR = "canonicalization.json", "hue-curve.png", "selector.safetensors"
 _STATE = "fit.ckpt"  # of an interrupted fit
 _HELD_OUT = 5  # one of so many images without labels is kept to judge with

@@ -33,8 +33,6 @@ from equicolor.cli.predict import predict
 from equicolor.cli.reproduce import reproduce
 from equicolor.cli.train import train
 
-__all__ = ["app", "main"]
-
 
 class _Commands(TyperGroup):
     """Turns expected errors of every command into one line and an exit status."""

@@ -17,8 +17,6 @@ from equicolor.cli.options import (
     with_options,
 )
 
-__all__ = ["canonicalize"]
-
 _LEFT_OUT = ("split", "gray")  # judged is the test part, and grey images have no hue
 _OPTIONS = [
     *(option for option in SUBJECT if option.name not in _LEFT_OUT),

@@ -18,8 +18,6 @@ from equicolor.cli.options import (
     with_options,
 )
 
-__all__ = ["compare"]
-
 
 @with_options([*(option for option in SUBJECT if option.name not in ("network", "data")), *JUDGING])
 def compare(

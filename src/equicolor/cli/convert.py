@@ -9,8 +9,6 @@ from rich.console import Console
 from equicolor._files import refuse_to_replace
 from equicolor.cli.options import Device, Pretrained, Size, option, settle_threads
 
-__all__ = ["convert"]
-
 
 def convert(
     source: Annotated[

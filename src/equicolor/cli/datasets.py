@@ -5,8 +5,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-__all__ = ["datasets"]
-
 datasets = typer.Typer(help="List the datasets, or get one.")
 
 

@@ -8,8 +8,6 @@ from rich.console import Console
 
 from equicolor.cli.options import option
 
-__all__ = ["demo"]
-
 
 def demo(
     output: Annotated[

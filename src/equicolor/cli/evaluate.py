@@ -17,8 +17,6 @@ from equicolor.cli.options import (
     with_options,
 )
 
-__all__ = ["evaluate"]
-
 
 @with_options([*SUBJECT, *JUDGING])
 def evaluate(

@@ -7,8 +7,6 @@ import typer
 
 from equicolor.cli.options import NETWORK, Pretrained, option
 
-__all__ = ["export"]
-
 
 def export(
     model: Annotated[

@@ -17,8 +17,6 @@ from equicolor.cli.options import (
     with_options,
 )
 
-__all__ = ["inspect"]
-
 
 @with_options(SUBJECT)
 def inspect(

@@ -9,8 +9,6 @@ from rich.console import Console
 
 from equicolor.cli.options import NETWORK, network_options, option
 
-__all__ = ["cost", "models"]
-
 
 def models(
     as_json: Annotated[bool, option("Print JSON instead of a table.", True, "--json")] = False,

@@ -14,12 +14,6 @@ import typer
 from equicolor._files import short_name
 from equicolor.training.fields import settings
 
-__all__ = [
-    "JUDGING", "NETWORK", "SUBJECT", "Device", "Pretrained", "Size", "field_options",
-    "field_values", "names", "network_options", "option", "parameter", "settle_threads", "slug",
-    "told_to_skip", "with_options",
-]  # fmt: skip
-
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 

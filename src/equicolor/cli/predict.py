@@ -9,8 +9,6 @@ from rich.console import Console
 
 from equicolor.cli.options import SUBJECT, names, option, settle_threads, told_to_skip, with_options
 
-__all__ = ["predict"]
-
 _TAKEN = ("network", "size", "resize", "gray", "pretrained", "device", "skip_corrupt")
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from equicolor.paper.experiment import Experiment
     from equicolor.paper.launching import Launch
 
-__all__ = ["parse_seeds", "reproduce"]
-
 
 class _Experiments(TyperGroup):
     """Finds its commands when they are asked for, since experiments import much."""

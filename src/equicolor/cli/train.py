@@ -24,9 +24,6 @@ from equicolor.models.registry import usual_resize
 from equicolor.training.recipes import TrainingRecipe, default_recipe, find_recipe, recipes
 from equicolor.training.run_options import RunOptions
 
-__all__ = ["train"]
-
-
 _network = functools.partial(option, panel="Network")
 _running = functools.partial(option, panel="Running")
 

@@ -15,8 +15,6 @@ from equicolor.data import crops
 from equicolor.data.augmix import AugMix
 from equicolor.data.crops import LEFT, TOP
 
-__all__ = ["Augmentation"]
-
 PADDING = 4  # how far padded crops may reach outside the image
 # Places among an image's numbers, after those of a random-resized crop. They are fixed, so that
 # switching one augmentation on or off does not change the others.

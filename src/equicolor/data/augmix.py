@@ -22,8 +22,6 @@ from torch import Tensor
 
 from equicolor import _checks
 
-__all__ = ["COLOUR_OPERATIONS", "OPERATIONS", "AugMix", "apply_operations"]
-
 GEOMETRIC = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
 OPERATIONS = (
     "autocontrast", "equalize", "posterize", "rotate", "solarize",

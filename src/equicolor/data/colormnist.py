@@ -19,8 +19,6 @@ from equicolor._text import brief_repr
 from equicolor.color import hsv_to_rgb
 from equicolor.data.mnist import Digits, load_mnist
 
-__all__ = ["ColorMNIST", "Split", "biased_colormnist", "longtailed_colormnist"]
-
 COLORS = ("red", "green", "blue")
 # The first seed whose draw has as many training images as the paper's: 1,514.
 LONGTAILED_SEED = 967

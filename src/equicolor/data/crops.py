@@ -12,8 +12,6 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["centre_boxes", "flip_boxes", "padded_crop_boxes", "random_resized_boxes", "resample"]
-
 SCALE = (0.08, 1.0)  # the area of a random-resized crop, relative to the image's
 RATIO = (3 / 4, 4 / 3)  # its width over its height
 TRIES = 10  # before it takes the centre

@@ -16,18 +16,6 @@ from equicolor.data.layouts import Layout
 from equicolor.data.listed_datasets import Flowers102, OxfordPet, StanfordCars
 from equicolor.data.pixel_datasets import CIFAR10, CIFAR100, Stl10
 
-__all__ = [
-    "DATASETS",
-    "DatasetInfo",
-    "DatasetState",
-    "MissingDataError",
-    "canonical_dataset",
-    "data_root",
-    "dataset_state",
-    "find_dataset",
-    "load_dataset",
-]
-
 
 class MissingDataError(FileNotFoundError):
     """A dataset that is not there: what was looked for, where, and how to get it."""

@@ -23,8 +23,6 @@ from equicolor.reporting.progress import Progress, say
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Decoded", "decode", "default_cache", "estimated_bytes", "telling_cache"]
-
 # On a CPU, larger images than this many pixels are cut one by one: faster than padding all to the
 # largest height and width, and one high and one wide image do not fill the memory.
 _SMALL = 256**2

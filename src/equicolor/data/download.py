@@ -14,8 +14,6 @@ from equicolor.data import datasets, mnist
 from equicolor.data.datasets import DATASETS, DatasetInfo, MissingDataError, data_root
 from equicolor.reporting.progress import Progress
 
-__all__ = ["DownloadError", "Listed", "download", "list_datasets"]
-
 # Addresses of MNIST, to which the name of a file is added.
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",

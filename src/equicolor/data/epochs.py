@@ -14,8 +14,6 @@ from torch import Tensor
 from equicolor import _checks
 from equicolor._random import permutation, uniform
 
-__all__ = ["Epochs"]
-
 _ORDER, _AUGMENT = range(2)  # streams of random numbers
 
 

@@ -14,8 +14,6 @@ from equicolor._text import counted, enumerated
 from equicolor.data.images import WHOLE, ImageFiles, ImageSet
 from equicolor.data.layouts import Contents, Layout
 
-__all__ = ["Caltech101", "Folder", "ImageNet", "images_below"]
-
 # Torchvision's suffixes, and the others of image formats that Pillow reads. Pillow also opens
 # documents, icons and films (.pdf, .ico, .mpg), which are rarely images of a class. The list is
 # fixed, so that a folder is the same dataset with every version of Pillow.

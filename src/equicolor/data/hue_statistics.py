@@ -8,8 +8,6 @@ from torch import Tensor
 from equicolor.color import rgb_to_hsv
 from equicolor.data.decoding import Decoded
 
-__all__ = ["HueStatistics", "hue_statistics"]
-
 _BINS = 24
 _FOLDS = 5
 _SHRINKAGE = 0.1  # of the covariance of features, which few images determine badly

@@ -22,19 +22,6 @@ from equicolor.reporting.progress import Progress
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = [
-    "CorruptImageError",
-    "ImageFile",
-    "ImageFiles",
-    "ImageSet",
-    "Listing",
-    "changes",
-    "find_corrupt",
-    "in_threads",
-    "list_images",
-    "to_rgb",
-]
-
 SPLITS = ("train", "test")
 LONGEST = 100_000  # files whose sizes are read and whose names a listing holds
 WHOLE = -1  # the size of an image that is a whole file

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from equicolor.data.images import ImageFile
 
-__all__ = ["Contents", "Layout"]
-
 
 class Contents(NamedTuple):
     """One split: the fields of :class:`~equicolor.data.ImageSet` that a reader decides."""

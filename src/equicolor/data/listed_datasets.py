@@ -13,8 +13,6 @@ import torch
 from equicolor.data.images import SPLITS, ImageFile
 from equicolor.data.layouts import Contents, Layout
 
-__all__ = ["Flowers102", "OxfordPet", "StanfordCars"]
-
 
 class Listed(Layout):
     """Image files whose names and labels are in lists; paths are relative to ``folder``."""

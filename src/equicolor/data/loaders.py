@@ -25,8 +25,6 @@ from equicolor.data.packing import decode_image
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Loader", "ResidentLoader", "StreamingLoader", "check_sizes", "choose_data_path"]
-
 Batch = tuple[Tensor, Tensor]
 
 DATA_PATHS = ("auto", "resident", "streaming")

@@ -19,8 +19,6 @@ from torch import Tensor
 from equicolor._text import brief_repr
 from equicolor.data.datasets import MissingDataError, data_root
 
-__all__ = ["Digits", "load_mnist", "missing_files"]
-
 FOLDER = "MNIST/raw"  # torchvision's layout
 # Names of the digits in rows of results and in reports.
 FULL_SOURCE = "MNIST, full"

@@ -30,8 +30,6 @@ from equicolor.reporting.progress import Progress
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Decoder", "Plan", "buffer_size", "decode_image", "final_size", "shrink"]
-
 SHARD = 64  # images
 _FORMAT = 4  # of the files of the cache and their contents
 _PIXELS, _JOURNAL = "pixels.u8", "journal.jsonl"

@@ -12,8 +12,6 @@ import torch
 
 from equicolor.data.layouts import Contents, Layout
 
-__all__ = ["CIFAR10", "CIFAR100", "Stl10", "restricted_unpickle"]
-
 _SIDE = 32
 _PIXELS = 3 * _SIDE * _SIDE
 

@@ -11,8 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["crops"]
-
 _HEIGHT, _WIDTH, _WARPS = 8, 32, 4
 
 

@@ -11,8 +11,6 @@ from equicolor.color import compose, decompose, rotate_hue
 from equicolor.groups import SpatialGroup
 from equicolor.light import cast_light, change_brightness, change_gamma, change_saturation
 
-__all__ = ["ACTIONS", "HUE_ACTIONS", "Action", "action_named", "action_values"]
-
 Change = Callable[[float | Tensor], Tensor]  # from a value to changed images
 
 CAST_STRENGTH = 0.3  # gains of 0.7 to 1.3

@@ -11,8 +11,6 @@ from equicolor import _checks
 from equicolor.models import Network
 from equicolor.nn import CEConv2d, capture, fold
 
-__all__ = ["Asker", "check_logits", "evaluating"]
-
 
 class Asker:
     """A network that takes images of any device and dtype.

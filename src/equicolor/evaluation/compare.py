@@ -29,11 +29,6 @@ from equicolor.reporting.html import Section, write_report
 from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import provenance, write_results
 
-__all__ = [
-    "FIGURE", "PAGE", "RESULTS", "Compared", "class_table", "compare", "comparison_figure",
-    "comparison_table", "headline", "refuse_existing", "write",
-]  # fmt: skip
-
 RESULTS, FIGURE, PAGE = "comparison.json", "curves.png", "comparison.html"
 _LONGEST = 36  # characters of a name in a figure
 

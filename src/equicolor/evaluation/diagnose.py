@@ -32,8 +32,6 @@ from equicolor.reporting.progress import counting, say
 from equicolor.training.run_folder import recipe_of_run
 from equicolor.training.seen import find_seen, seed_of_training
 
-__all__ = ["Subject", "diagnose", "judge", "load_subject", "open_subject"]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Subject:

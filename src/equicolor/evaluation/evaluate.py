@@ -15,8 +15,6 @@ from equicolor.evaluation.hue_sweep import Batches, HueSweep, hue_shifts, sweep_
 from equicolor.models.facts import network_facts, network_title
 from equicolor.reporting.progress import Progress
 
-__all__ = ["ClassChange", "Evaluation", "evaluate"]
-
 # How the keys of a row begin: the HSV shift is the paper's.
 PREFIX = {name: name.replace("-", "_") for name in ACTIONS} | {"hsv": "hue"}
 

@@ -20,11 +20,6 @@ from equicolor.evaluation.hue_sweep import HueSweep
 from equicolor.models.facts import network_title
 from equicolor.reporting.figures import as_it_is
 
-__all__ = [
-    "ACTION_NAMES", "Curve", "action_panels", "curve_style", "evaluation_figure", "hue_panels",
-    "plot_sweep", "spread", "sweep_curve",
-]  # fmt: skip
-
 ACTION_NAMES = {name: action_named(name).label for name in ACTIONS}
 _ACTION_STYLES = {
     "hsv": {"color": "#0072b2", "marker": "o"},

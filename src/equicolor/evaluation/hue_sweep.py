@@ -20,8 +20,6 @@ from equicolor.reporting.progress import Progress
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["HueSweep", "hue_shifts", "hue_sweep", "sweep_actions"]
-
 Batches = Iterable[tuple[Tensor, Tensor]]
 
 _SAME = 9  # decimals in which equal shifts agree

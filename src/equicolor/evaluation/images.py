@@ -28,20 +28,6 @@ from equicolor.reporting.progress import Progress
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = [
-    "OtherClassesError",
-    "Preparation",
-    "choose_preparation",
-    "count_outputs",
-    "load_batches",
-    "match_classes",
-    "prepare_image",
-    "some_images",
-    "spread_over_classes",
-    "subset",
-    "try_images",
-]
-
 
 class OtherClassesError(ValueError):
     """The network's outputs are not the classes of the images; ``reason`` is without advice."""

@@ -14,14 +14,6 @@ from torch import Tensor
 from equicolor import _checks
 from equicolor._text import brief_repr
 
-__all__ = [
-    "Reliability",
-    "accuracy",
-    "negative_log_likelihood",
-    "per_class_accuracy",
-    "reliability",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Reliability:

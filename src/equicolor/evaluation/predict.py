@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from equicolor.reporting.tables import Table
 
-__all__ = ["Answer", "Prediction", "find_images", "predict", "prediction_table"]
-
 _BATCH = 64  # images decoded and classified at once
 STDIN = "-"
 

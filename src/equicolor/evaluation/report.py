@@ -17,11 +17,6 @@ from equicolor.reporting.figures import png
 from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import write_results
 
-__all__ = [
-    "FIGURE", "RESULTS", "class_table", "details", "headline", "refuse_existing", "show",
-    "summary_table", "write",
-]  # fmt: skip
-
 RESULTS, FIGURE = "evaluation.json", "hue-curve.png"
 
 

@@ -14,8 +14,6 @@ from equicolor.models.registry import Network
 from equicolor.models.resnet import Block, stem
 from equicolor.nn import CEAdaptiveAvgPool2d, CosetFlatten
 
-__all__ = ["HueSelector", "find_modes", "hue_selector", "subsample"]
-
 _BINS_OF_MODE = 1.5  # how far a mode reaches from its best score
 # A folded selector keeps it whole: it looks at shapes.
 fx.wrap("subsample")

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 from equicolor.nn._fused.frozen import cached_tensors
 
-__all__ = ["capture"]
-
 _WARM_UP = 3  # calls: kernels are compiled, and cuDNN tries its algorithms
 
 

@@ -38,11 +38,6 @@ from equicolor.reporting.html import Section
 from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import Row
 
-__all__ = [
-    "COSETPOOL", "JITTER", "ROTATIONS", "figures", "of_ablation", "peak_table", "peaks",
-    "rows_shown", "table",
-]  # fmt: skip
-
 _ROTATIONS, _JITTER, _POOLING = "ablation-rotations", "ablation-jitter", "ablation-cosetpool"
 _QUICK_ORDERS, _QUICK_STRENGTHS = (1, 3, 6), (0.0, 0.1, 0.5)
 _MARKERS = "osD^vPX<>hd"

@@ -24,8 +24,6 @@ from equicolor.reporting.html import Section
 from equicolor.reporting.tables import Table, mean_and_std
 from equicolor.results import Row
 
-__all__ = ["EXPERIMENT", "measure", "plan", "show"]
-
 STOPS = (-2.0, -1.0, 0.0, 1.0, 2.0)  # in the table
 _NETWORKS = ("baseline", "ce-4", "hsv-12", "gray", "baseline+jitter")
 _QUICK_NETWORKS = ("baseline", "ce-4")

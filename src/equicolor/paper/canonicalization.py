@@ -27,8 +27,6 @@ from equicolor.reporting.progress import counting
 from equicolor.reporting.tables import MISSING, Table, mean_and_std
 from equicolor.results import Row
 
-__all__ = ["EXPERIMENT", "fit", "measure", "plan", "show"]
-
 _NETWORKS = ("baseline", "hsv-6", "hsv-12")
 _ROTATIONS = 12
 # What is put in front of a network, by the words of the tables.

@@ -41,11 +41,6 @@ from equicolor.reporting.html import Section
 from equicolor.reporting.tables import MISSING, Table, difference, mean_and_std
 from equicolor.results import Row
 
-__all__ = [
-    "EXPERIMENT", "accuracy_table", "figure_1b", "gains_table", "headline", "hue_figure",
-    "mean_curve", "measured", "paper_numbers", "plan", "show", "table1", "table3",
-]  # fmt: skip
-
 _QUICK_NETWORKS = ("baseline", "gray", "ce-2", "ce-4", "hsv-6", "baseline+jitter", "ce-4+jitter")
 _DATASETS = (
     "flowers102", "cifar10", "cifar100", "stl10", "oxford_pet", "caltech101", "stanford_cars",

@@ -33,11 +33,6 @@ from equicolor.results import Row
 from equicolor.training.ensemble.runs import Recipe, Result
 from equicolor.training.ensemble.train import train_many
 
-__all__ = [
-    "BIASED_EXPERIMENT", "EXPERIMENTS", "HUE_SHIFTS", "LONGTAILED_EXPERIMENT", "MODELS", "SIGMAS",
-    "best_known", "hue_curve", "plan", "quick_recipe", "row", "train", "trained",
-]  # fmt: skip
-
 EXPERIMENTS = (LONGTAILED, BIASED)
 SIGMAS = (0.0, 12.0, 24.0, 36.0, 48.0, 60.0, 1e6)
 QUICK_EPOCHS = 20

@@ -34,11 +34,6 @@ from equicolor.reporting.html import Section
 from equicolor.reporting.tables import standard_error
 from equicolor.results import Row
 
-__all__ = [
-    "BIASED", "HUE_IMAGES", "LONGTAILED", "digits_of", "hue_figure", "per_class_figure",
-    "sample_sheet", "show_biased", "show_longtailed", "sigma_figure",
-]  # fmt: skip
-
 LONGTAILED, BIASED = "colormnist-longtailed", "colormnist-biased"
 HUE_IMAGES = 30  # of a class, on which the first seed is swept
 _NETWORKS = """Z2CNN is a plain seven-layer network, CECNN the colour-equivariant one with as many

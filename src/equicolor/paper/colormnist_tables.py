@@ -10,11 +10,6 @@ from equicolor.paper.variants import TOY_NETWORKS, Variant
 from equicolor.reporting.tables import MISSING, Table, difference, mean_and_std
 from equicolor.results import Row
 
-__all__ = [
-    "Cells", "biased_table", "by_training", "curves_of", "gains", "gains_table", "headline",
-    "longtailed_table", "sigma_label", "sigmas_of",
-]  # fmt: skip
-
 _TRAININGS = ("none", "jitter 0.5", "weighted loss")  # in the order of the tables
 # Mean over ten seeds and the deviation given with it, in percent (paper, section 4.1).
 PAPER_LONGTAILED = {

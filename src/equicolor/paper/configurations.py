@@ -28,11 +28,6 @@ from equicolor.reporting.progress import tracked
 from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import Row
 
-__all__ = [
-    "BEYOND", "EXPERIMENT", "PAPER", "Configuration", "headline", "measure", "paper_macs", "plot",
-    "report_table", "run", "show", "summary", "table",
-]  # fmt: skip
-
 
 class Configuration(NamedTuple):
     """A network of the paper's Table 4, with its numbers, or one of ours without."""

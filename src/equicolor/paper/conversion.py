@@ -27,8 +27,6 @@ from equicolor.training.recipes import JITTER
 from equicolor.training.run_folder import origin_of, recipe_of_run
 from equicolor.training.run_options import RunOptions
 
-__all__ = ["EXPERIMENT", "hue_figure", "plan", "run", "show", "table"]
-
 _POOLS = ("max", "avg")
 _LR = 1e-4  # the highest of a fine-tune
 

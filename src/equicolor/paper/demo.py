@@ -38,11 +38,6 @@ from equicolor.results import Row, provenance, write_results
 from equicolor.training.ensemble.runs import Recipe
 from equicolor.training.ensemble.train import train_many
 
-__all__ = [
-    "MODELS", "REPORT", "SHIFTED", "SUMMARY", "Demo", "Trained", "headline", "run", "shift_table",
-    "table",
-]  # fmt: skip
-
 MODELS = ("z2cnn", "cecnn")
 EPOCHS = colormnist.QUICK_EPOCHS
 # Networks for the second promise, with about as many parameters each.

@@ -23,8 +23,6 @@ from equicolor.paper.store import JOBS, Store, refuse_first_edition
 from equicolor.reporting.progress import say
 from equicolor.results import Row, provenance, read_results, write_results
 
-__all__ = ["Reproduced", "reproduce", "state"]
-
 
 class Reproduced(NamedTuple):
     """What was run and written."""

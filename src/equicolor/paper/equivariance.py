@@ -30,11 +30,6 @@ from equicolor.reporting.html import Section
 from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import Row
 
-__all__ = [
-    "DEMO", "EXPERIMENT", "Spec", "build", "measure", "plot", "relative_change",
-    "sample_photo", "show",
-]  # fmt: skip
-
 WIDTHS = (16, 32, 64)
 SHIFTS = 72  # every 5 degrees, so that the angles of n = 3, 6 and 12 are among them
 SEEDS = 3

@@ -21,8 +21,6 @@ from equicolor.results import Row
 if TYPE_CHECKING:
     from equicolor.paper.rows import Findings
 
-__all__ = ["Context", "Experiment", "Job", "Outcome", "Scope", "digest"]
-
 
 @dataclass(frozen=True)
 class Scope:

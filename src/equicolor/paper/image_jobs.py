@@ -27,11 +27,6 @@ from equicolor.paper.variants import PAPER_DATASET, all_stages
 from equicolor.results import Row
 from equicolor.training.recipes import ROW_KEYS, TrainingRecipe, named_recipe, recipes
 
-__all__ = [
-    "datasets_on_disk", "facts", "follow", "main_datasets", "narrow",
-    "network_and_images", "of_other_datasets", "place", "top", "training_jobs",
-]  # fmt: skip
-
 # Small networks on small images, with large steps: seconds to a minute each.
 _QUICK_RECIPE: dict[str, Any] = {
     "size": 28, "resize": 28, "crop": "padded", "flip": False, "epochs": 10, "batch_size": 50,

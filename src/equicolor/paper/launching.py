@@ -32,8 +32,6 @@ from equicolor.paper.rows import identity
 from equicolor.paper.store import Store
 from equicolor.reporting.progress import say
 
-__all__ = ["LAUNCHERS", "Launch", "launch", "uninterrupted", "with_needed"]
-
 LAUNCHERS = ("processes", "slurm")
 _POLL = 0.5  # seconds between two looks at jobs that others are running
 _LOGS = ".submitit"  # what workers print

@@ -30,8 +30,6 @@ from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import Row
 from equicolor.training.recipes import default_recipe
 
-__all__ = ["EXPERIMENT", "draw", "measure_and_draw", "plan", "sheet", "show"]
-
 
 def show(findings: Findings) -> Iterator[Section]:
     """The hues of the features in numbers and, where its file is there, the figure."""

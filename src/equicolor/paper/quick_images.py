@@ -18,8 +18,6 @@ from PIL import Image
 
 from equicolor.data import biased_colormnist, load_mnist
 
-__all__ = ["IMAGES", "quick_note", "write_images"]
-
 
 class QuickImages(NamedTuple):
     """A folder of coloured digits: its title, the spread of hues in degrees, numbers of images."""

@@ -18,8 +18,6 @@ from equicolor.paper import (
 )
 from equicolor.paper.experiment import Experiment
 
-__all__ = ["EXPERIMENTS", "find_experiment", "missing_data"]
-
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.id: experiment
     for experiment in (

@@ -21,8 +21,6 @@ from equicolor.reporting.progress import say
 from equicolor.reporting.tables import Table
 from equicolor.results import Row, read_results
 
-__all__ = ["REPORT", "Written", "figures", "read", "sections", "write"]
-
 REPORT = "report.html"
 FIGURES, RESULTS = "figures", "results"
 

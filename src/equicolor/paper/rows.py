@@ -23,11 +23,6 @@ from equicolor.training.recipes import (
     default_recipe,
 )
 
-__all__ = [
-    "SUBJECT", "TRAINED", "Findings", "alike", "check", "common", "deviations", "distinct",
-    "identity", "in_words", "merged", "paper_settings", "setting", "titled",
-]  # fmt: skip
-
 # What a row is about, beside the training (the fields of the recipe); the rest of it was measured.
 # A new key that tells rows of an experiment apart belongs here: rows that agree in all are one.
 SUBJECT = (

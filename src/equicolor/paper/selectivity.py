@@ -30,8 +30,6 @@ from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import Row
 from equicolor.training.recipes import default_recipe
 
-__all__ = ["EXPERIMENT", "gain_figure", "gains", "measure", "plan", "show", "table"]
-
 _MARKERS = "osD^vPX"
 # About what the literature quotes for a plain ResNet's units on each dataset.
 _QUOTED = {"flowers102": "about 0.70"}

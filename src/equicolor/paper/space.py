@@ -35,8 +35,6 @@ from equicolor.reporting.tables import Table, mean_and_std
 from equicolor.results import Row
 from equicolor.testing import equivariance_error
 
-__all__ = ["EXPERIMENT", "TURNS", "exactness", "measure", "plan", "show"]
-
 _NETWORKS = ("baseline", "hsv-6", "baseline+p4m", "hsv-6+p4m")
 _SIZE = 69  # at which ResNets with a spatial group are exact: 32 k + 5
 _PLANE = SpatialGroup("p4m")

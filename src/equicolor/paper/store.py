@@ -14,8 +14,6 @@ from equicolor._files import locked, write_whole
 from equicolor.paper.experiment import Job, Outcome
 from equicolor.results import Row, read_results, write_results
 
-__all__ = ["JOBS", "Store", "refuse_first_edition", "refuse_run"]
-
 JOBS = "jobs"  # the folder of the store in the folder of a run
 _PROVENANCE = ("date", "device", "python", "versions", "seconds", "resumed")
 

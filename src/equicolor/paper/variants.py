@@ -10,12 +10,6 @@ from equicolor.models.widths import ARCHITECTURES, matched_widths
 from equicolor.paper.rows import common, deviations, in_words, paper_settings, setting
 from equicolor.results import Row
 
-__all__ = [
-    "AUGMENTATIONS", "PAPER_DATASET", "REDRAWN", "TOY_NETWORKS", "Variant", "all_stages",
-    "by_variant", "dataset_title", "datasets_of", "figure_file", "shared_setting", "style",
-    "variant_of",
-]  # fmt: skip
-
 PAPER_DATASET = "flowers102"  # of the paper's figures and ablations
 AUGMENTATIONS = ("none", "jitter 0.5", "augmix")  # the paper's, in its order
 REDRAWN = "data drawn for every seed"

@@ -8,8 +8,6 @@ from PIL import Image
 
 from equicolor._text import printable
 
-__all__ = ["as_it_is", "photo_png", "png"]
-
 
 def png(figure: Figure, dpi: int = 110, limit: int = 150_000) -> bytes:
     """A figure as a small PNG: 256 colours, or fewer (at least 100) to stay below some bytes."""

@@ -17,8 +17,6 @@ from equicolor._text import printable
 from equicolor.reporting.figures import png
 from equicolor.reporting.tables import Table
 
-__all__ = ["Section", "html_page", "provenance_list", "write_report"]
-
 _MANY_COLUMNS = 7  # from here on smaller type, so that eight fit into the page
 _STYLE = """
 :root { --ink: #1c1e21; --soft: #5b6168; --line: #d9dce0; --accent: #0072b2; --paper: #fff; }

@@ -15,8 +15,6 @@ if TYPE_CHECKING:  # the alias is used where rich must not be imported
     from rich.console import Console
     from rich.progress import Progress as Bars
 
-__all__ = ["PRINT_EVERY", "Pace", "Progress", "counting", "progress_bars", "say", "tracked"]
-
 PRINT_EVERY = 30.0  # seconds between two lines where there is no terminal
 
 T = TypeVar("T")

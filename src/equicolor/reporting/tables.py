@@ -12,8 +12,6 @@ from rich.text import Text
 
 from equicolor._text import printable
 
-__all__ = ["MISSING", "Table", "difference", "mean_and_std", "standard_error"]
-
 MISSING = "–"
 
 

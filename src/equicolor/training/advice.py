@@ -26,8 +26,6 @@ from equicolor.models.registry import usual_resize
 from equicolor.training.losses import cross_entropy
 from equicolor.training.recipes import JITTER, TrainingRecipe, default_recipe
 
-__all__ = ["Advice", "Proposal", "advise", "command", "measure_seconds"]
-
 _IMAGES = 1000  # whose colours are measured
 _SHORT_SIDE = 64  # they are decoded to
 _SMALL = 48  # pixels: up to here images are for the network of CIFAR

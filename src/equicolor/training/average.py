@@ -6,8 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-__all__ = ["WeightAverage"]
-
 
 class WeightAverage(nn.Module):
     """A copy of a network whose weights follow the network's slowly.

@@ -14,8 +14,6 @@ from typing import Any, get_args, get_origin
 
 from equicolor import _checks
 
-__all__ = ["Setting", "check", "setting", "settings"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:

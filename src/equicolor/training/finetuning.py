@@ -13,8 +13,6 @@ from equicolor.training.recipes import FINETUNING, TrainingRecipe, default_recip
 from equicolor.training.run_folder import origin_of, recipe_of_run
 from equicolor.training.seen import Seen, find_seen, seed_of_training
 
-__all__ = ["finetune_recipe", "finetune_remarks", "finetune_seen"]
-
 # What a fine-tune takes over from the training of the network, beside split and size.
 _LIKE_BEFORE = ("flip", "batch_size", "seed")
 

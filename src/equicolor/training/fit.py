@@ -37,8 +37,6 @@ from equicolor.training.run_options import RunOptions
 from equicolor.training.sync_norm import sync_batch_norm
 from equicolor.training.task import ClassificationTask
 
-__all__ = ["Fit", "RunOptions", "build_network", "fit"]
-
 
 class Fit(NamedTuple):
     """A finished run."""

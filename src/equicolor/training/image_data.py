@@ -27,8 +27,6 @@ from equicolor.reporting.progress import counting, say
 from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.run_options import RunOptions
 
-__all__ = ["ImageData"]
-
 
 class ImageData(pl.LightningDataModule):
     """Training and test images of a recipe on the device that trains.

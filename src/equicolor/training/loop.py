@@ -26,8 +26,6 @@ from equicolor.training.run_folder import RunFolder
 from equicolor.training.run_options import RunOptions
 from equicolor.training.task import REMEDY, ClassificationTask
 
-__all__ = ["train"]
-
 _PRECISIONS = {"bfloat16": "bf16-mixed", "float32": "32-true"}
 
 

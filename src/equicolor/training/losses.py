@@ -8,8 +8,6 @@ from torch import Tensor
 
 from equicolor.data.loaders import SKIPPED
 
-__all__ = ["cross_entropy", "jensen_shannon"]
-
 _JS_WEIGHT = 12.0  # AugMix's
 
 

@@ -26,8 +26,6 @@ from equicolor.training.run_options import RunOptions
 from equicolor.training.tally import NEVER, Counts
 from equicolor.training.task import ClassificationTask
 
-__all__ = ["DivergedError", "Monitor"]
-
 _ASK_EVERY = 2.0  # seconds between two questions to the device
 _DRAW_EVERY = 0.25  # seconds between two updates of the progress bar
 # What tells how long a run will take, after a step that warms up: steps, or seconds of a step.

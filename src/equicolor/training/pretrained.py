@@ -7,8 +7,6 @@ from equicolor.models.checkpoints import checkpoint_file, load_model, read_heade
 from equicolor.models.loading import named_by_library
 from equicolor.models.registry import Network, classes_of, with_classes
 
-__all__ = ["load_pretrained", "new_head"]
-
 
 def new_head(
     checkpoint: str | Path, num_classes: int, class_names: Sequence[str] | None = None

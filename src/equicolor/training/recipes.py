@@ -29,11 +29,6 @@ from equicolor.models.tensor_files import name_of_file
 from equicolor.training.fields import check, setting, settings
 from equicolor.training.pretrained import load_pretrained
 
-__all__ = [
-    "COMPARED_KEYS", "ROW_KEYS", "UNPUBLISHED_KEYS", "TrainingRecipe", "default_recipe",
-    "find_recipe", "named_recipe", "recipes",
-]  # fmt: skip
-
 JITTER = 0.5  # turns: the whole circle, as in the paper
 FINETUNING = {"epochs": 20, "lr": 1e-4}  # a tenth of the paper's
 

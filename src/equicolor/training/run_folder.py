@@ -15,8 +15,6 @@ from equicolor.models.checkpoints import checkpoint_file, read_header
 from equicolor.models.registry import Origin
 from equicolor.training.recipes import TrainingRecipe
 
-__all__ = ["RunFolder", "find_run", "origin_of", "recipe_of_run"]
-
 _COLUMNS = (
     "epoch", "step", "lr", "loss", "accuracy", "test_loss", "test_accuracy",
     "images_per_second", "seconds",

@@ -12,8 +12,6 @@ from equicolor.data.loaders import DATA_PATHS
 from equicolor.devices import choose_device
 from equicolor.training.fields import check, setting
 
-__all__ = ["RunOptions"]
-
 
 def _started() -> tuple[str, int] | None:
     """What started processes from outside, and how many; None if this one is alone."""

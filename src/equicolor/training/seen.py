@@ -13,8 +13,6 @@ from equicolor.models.registry import Origin
 from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.run_folder import find_run, origin_of
 
-__all__ = ["Seen", "find_seen", "seed_of_training"]
-
 _SHOWN = 3  # names in a remark
 
 

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from equicolor.nn import CEBatchNorm2d
 
-__all__ = ["SyncedBatchNorm2d", "SyncedCEBatchNorm2d", "sync_batch_norm"]
-
 M = TypeVar("M", bound=nn.Module)
 
 _DIMS = (0, 2, 3)  # what statistics run over

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from equicolor.data.loaders import SKIPPED
 
-__all__ = ["NEVER", "Counts", "Tally"]
-
 NEVER = torch.iinfo(torch.int64).max
 
 

@@ -29,8 +29,6 @@ from equicolor.training.losses import cross_entropy, jensen_shannon
 from equicolor.training.recipes import TrainingRecipe
 from equicolor.training.tally import Counts, Tally
 
-__all__ = ["REMEDY", "ClassificationTask"]
-
 REMEDY = "delete it to train from the start, or the whole run with --force"
 _OPTIMIZERS: dict[str, type[Optimizer]] = {"adam": Adam, "adamw": AdamW, "sgd": SGD}
 _OWNER = "equicolor"  # where in a checkpoint it says what it belongs to

@@ -15,15 +15,6 @@ from equicolor.analysis import FirstFilters, NeuronFeatures
 from equicolor.evaluation.evaluate import ClassChange
 from equicolor.reporting.figures import as_it_is
 
-__all__ = [
-    "class_figure",
-    "equivariance_figure",
-    "filter_figure",
-    "selectivity_figure",
-    "sheet_figure",
-    "tiles",
-]
-
 _BLUE, _ORANGE, _GREY = "#0072b2", "#d55e00", "#8a8f96"
 _TILE = 60  # pixels of an image on a sheet
 _GAP = 3

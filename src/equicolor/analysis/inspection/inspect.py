@@ -37,8 +37,6 @@ from equicolor.evaluation.evaluate import Evaluation
 from equicolor.models.facts import network_facts
 from equicolor.reporting.progress import counting
 
-__all__ = ["SHEETS", "Inspection", "Sheet", "inspect"]
-
 SHEETS = 4  # layers whose units are drawn
 _COMPARED = 8  # images to measure equivariance on
 _PLAIN_ROTATIONS = 3  # thirds of a turn for networks without a group

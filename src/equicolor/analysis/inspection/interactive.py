@@ -37,8 +37,6 @@ from equicolor.analysis.layers import LayerError, find_layers, layers_left_out, 
 from equicolor.evaluation.diagnose import Subject, judge
 from equicolor.reporting.html import html_page, provenance_list
 
-__all__ = ["LARGEST", "page_beside", "turn", "write"]
-
 LARGEST = 6_000_000  # bytes of a page
 _CLASSES = 5  # shown of every example, beside the right one
 _BLOCK = 8  # pixels that JPEG compresses together

@@ -19,9 +19,6 @@ from equicolor.reporting.html import Section, write_report
 from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import provenance, write_results
 
-__all__ = ["BRIEF", "COLUMNS", "headline", "layer_table", "refuse_existing", "sections", "write"]
-
-
 COLUMNS = (
     "layer", "units", "field", "selectivity", "quartiles", "silent", "error", "hue of rows",
 )  # fmt: skip

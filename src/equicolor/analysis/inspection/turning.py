@@ -23,8 +23,6 @@ from equicolor.models.facts import network_facts, network_title
 from equicolor.models.registry import class_names_of
 from equicolor.reporting.progress import counting
 
-__all__ = ["FeatureRows", "TurnedHues", "count_steps", "shrunk", "turn_hues"]
-
 PHOTO = 160  # pixels of an image at most
 TILE = 24  # pixels of a feature map at most
 _STEPS = 36  # at least so many angles

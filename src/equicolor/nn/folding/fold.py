@@ -40,8 +40,6 @@ from equicolor.nn.folding.trace import (
     trace,
 )
 
-__all__ = ["fold"]
-
 PLAIN_FORMS = ("auto", "dense", "cyclic")  # on the CPU, "auto" is dense or cyclic
 FORMS = (*PLAIN_FORMS, "fused")
 

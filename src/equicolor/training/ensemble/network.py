@@ -20,8 +20,6 @@ from equicolor.color import rotation_matrix, shift_hue_orbit
 from equicolor.models.z2cnn import DEPTH, DROPPING, Z2CNN
 from equicolor.nn.functional import dense_filters
 
-__all__ = ["StackedZ2CNN", "stack_states"]
-
 State = Mapping[str, Tensor]
 MOMENTUM, EPS = 0.1, 1e-5  # of torch's batch norms
 # Lanes a network in grouped convolutions. Measured on one H200, bfloat16: 64 are four times

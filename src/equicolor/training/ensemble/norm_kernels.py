@@ -18,8 +18,6 @@ from torch import Tensor
 
 from equicolor.training.ensemble.network import EPS, join_hues, to_lanes
 
-__all__ = ["norm_and_cut"]
-
 _ROWS, _LANES = 32, 128  # a tile, the fastest of eight on one H200
 _PROGRAMS = 2048  # of a reduction, several for each multiprocessor
 

@@ -14,8 +14,6 @@ from equicolor.models.registry import create_model
 from equicolor.models.z2cnn import DROPPING, Z2CNN
 from equicolor.training.fields import check, setting
 
-__all__ = ["Recipe", "Result", "Run", "check_runs", "identity"]
-
 Run = tuple[ColorMNIST, int]  # what a network is trained on, and its seed
 
 

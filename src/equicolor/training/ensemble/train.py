@@ -28,8 +28,6 @@ from equicolor.reporting.progress import Progress
 from equicolor.training.ensemble.network import StackedZ2CNN, stack_states
 from equicolor.training.ensemble.runs import Recipe, Result, Run, check_runs, identity
 
-__all__ = ["StackedTrainer", "train_many"]
-
 _SHUFFLE, _JITTER, _DROPOUT = range(3)  # streams of random numbers
 _BETA2, _EPS = 0.999, 1e-8  # Adam's, as in torch
 _TEST_BATCH = 250
