@@ -34,7 +34,7 @@ def compare(
     actions: Annotated[
         str,
         option(
-            "What is done to the images, as in 'equicolor evaluate'; the table is about the first.",
+            "What is done to the images, as in 'equicolor evaluate'; the first has more columns.",
             metavar="A,B",
         ),
     ] = "hsv",

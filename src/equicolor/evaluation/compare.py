@@ -252,7 +252,8 @@ def write(
     sections = [
         Section(
             "Accuracy and cost",
-            "GMACs are billions of multiply-accumulates that are executed for one image. Answers "
+            "GMACs are billions of multiply-accumulates that are executed for one image, by the "
+            "algorithm that every layer chooses here ('equicolor cost' counts both). Answers "
             "changed: images that get another answer than untouched, on average.",
             comparison_table(compared),
             figure,
