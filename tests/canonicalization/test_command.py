@@ -15,6 +15,7 @@ from equicolor.cli.app import app
 from equicolor.models import load_model, save_model, z2cnn
 from equicolor.models.tensor_files import read_pickle
 from equicolor.results import read_results
+from equicolor.training.recipes import TrainingRecipe
 
 FAST = "--preset fast --rotations 3 --epochs 1 --device cpu --size 28"
 
@@ -137,6 +138,25 @@ def test_other_images_to_train_on(run, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("uncounted")
+def test_a_run_knows_its_data(place, run, tmp_path, monkeypatch):
+    shutil.copytree(place, tmp_path / "here")
+    finished = tmp_path / "run"
+    finished.mkdir()
+    shutil.copy(place / "net.safetensors", finished / "model.safetensors")
+    recipe = TrainingRecipe("z2cnn", dataset=str(place / "images"), size=28, resize=28)
+    (finished / "recipe.json").write_text(recipe.to_json())
+    for label in ("leaf", "sky"):  # a folder of the same name that is not the run's
+        for file in (tmp_path / "here" / "images" / label).glob("1*.png"):
+            file.unlink()
+    monkeypatch.chdir(tmp_path / "here")
+    result = run(f"{finished} {FAST}")
+    assert result.exit_code == 0, result.output
+    before, after = json.loads((tmp_path / "out" / "canonicalization.json").read_text())["rows"]
+    assert before["images"] + after["canonicalization"]["fitted"]["images"] == 40
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("uncounted")
 @pytest.mark.parametrize("data", ["--unlabelled corrupt", "--data images --unlabelled corrupt"])
 def test_corrupt_images_are_left_out(data, run, tmp_path):
     result = run(f"net.safetensors {data} --skip-corrupt {FAST}")
@@ -190,11 +210,12 @@ def test_what_needs_no_training(select, run, tmp_path):
         ("net.safetensors --unlabelled corrupt", "0.png cannot be decoded.*--skip-corrupt"),
     ],
 )
-def test_mistakes_are_one_line(words, message, run):
+def test_mistakes_are_one_line(words, message, run, tmp_path):
     result = run(f"{words} --device cpu --size 28")
     assert result.exit_code in (1, 2), result.output
     assert isinstance(result.exception, SystemExit)
     assert re.search(message, result.stderr.splitlines()[-1]), result.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_earlier_result_is_kept(run, tmp_path):

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from torch import Tensor, nn
 
-from equicolor._files import output_folder, refuse_files, refuse_to_replace, write_whole
+from equicolor._files import refuse_files, refuse_to_replace, write_whole
 from equicolor._text import counted
 from equicolor.canonicalization.canonicalize import canonicalize
 from equicolor.canonicalization.fit import FEWEST, load_for_selector, load_unlabelled
@@ -80,7 +80,8 @@ def canonicalize_named(
 
     Args:
         network: see :func:`equicolor.models.loading.load_network`.
-        data: what both are judged on; the selector is trained on its training images.
+        data: what both are judged on; the selector is trained on its training images. By default
+            what the network was trained on, see :func:`equicolor.evaluation.diagnose.open_subject`.
         output: the folder that is written.
         unlabelled: train on the images of this folder, or of this dataset, instead. Without
             ``data``, one in five of them is kept, and judged by the network's own answers.
@@ -112,22 +113,22 @@ def canonicalize_named(
             f"{canonical.options.select!r} has no weights of its own: nothing could be saved; use "
             "equicolor.canonicalize in Python"
         )
-    folder = output_folder(output)
+    refuse_files(output)  # the folder is made with its first file: a failed fit leaves none
     if fits:
         if images is None:
-            facts = subject.facts
-            source = data if data is not None else facts["dataset"]
-            images = load_dataset(source, "train", seed=facts["split_seed"])
+            assert subject.data is not None
+            # Of a run without --data this is the path in its recipe; facts have a display name.
+            images = load_dataset(subject.data, "train", seed=subject.facts["split_seed"])
         skip = bool(loading.get("skip_corrupt"))
-        _fit(canonical, images, epochs, seed, folder, console, skip_corrupt=skip)
+        _fit(canonical, images, epochs, seed, output, console, skip_corrupt=skip)
     subjects = subject, dataclasses.replace(subject, network=canonical.to(device).eval())
     before, after = (judge(each, actions=["hsv"], console=console) for each in subjects)
-    written = [_save(canonical, folder)]
+    written = [_save(canonical, output)]
     rows = [each.rows()[0] | {"by_own_answers": by_own_answers} for each in (before, after)]
     rows[1]["canonicalization"] = canonical.info
-    written.append(write_results(folder / RESULTS, rows, device=device))
-    written.append(write_whole(folder / FIGURE, png(_figure(before, after))))
-    (folder / _STATE).unlink(missing_ok=True)
+    written.append(write_results(output / RESULTS, rows, device=device))
+    written.append(write_whole(output / FIGURE, png(_figure(before, after))))
+    (output / _STATE).unlink(missing_ok=True)
     what = "answers as untouched" if by_own_answers else "accuracy"
     columns = (f"{what} in %", "before", "canonicalised")
     summary = f"{what}: {headline(before, after, 'canonicalisation')}"
