@@ -6,12 +6,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from tests.data import trees
 
 from equicolor.data.datasets import load_dataset
 from equicolor.data.images import list_images
 from equicolor.evaluation.diagnose import load_subject
 from equicolor.models import save_model
+from equicolor.results import write_results
 from equicolor.training.finetuning import finetune_recipe, finetune_remarks, finetune_seen
 from equicolor.training.fit import RunOptions, fit
 from equicolor.training.recipes import TrainingRecipe
@@ -190,6 +192,32 @@ def test_runs_do_not_go_on_with_other_training_images(
     }
     with pytest.raises(ValueError, match=said[change]):
         fit(recipe, run, RunOptions(device="cpu"))
+
+
+def test_a_finished_run_tells_that_its_training_images_changed(
+    run: Path, pets: Path, recipe: TrainingRecipe
+) -> None:
+    row = {"dataset": "pets", "original": 50.0, "hue_mean": 40.0, "epochs": 1}
+    write_results(run / "result.json", [row], device="cpu")
+
+    def said() -> str:
+        with (run / "said").open("w") as file:
+            found = fit(recipe, run, RunOptions(device="cpu"), console=Console(file=file))
+        assert found is not None
+        assert found.row["original"] == 50
+        return (run / "said").read_text()
+
+    assert said() == ""
+    path = trained_and_tested(pets)[0]
+    path.write_bytes(path.read_bytes() + b"\0")
+    trees.write(path.with_name("0001.png"), 1)
+    assert said() == (
+        f"warning: the training images of {run} have changed since it began: 1 file is new "
+        "(cat/0001.png), 1 file has another size (cat/0.jpg). The result is that of the images "
+        "before; --force trains it anew\n"
+    )
+    pets.rename(pets.with_name("moved"))
+    assert "cannot be compared with those it began with: no folder" in said()
 
 
 def test_training_images_that_were_written_again_are_named(run: Path, pets: Path) -> None:

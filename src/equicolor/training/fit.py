@@ -18,8 +18,9 @@ from rich.console import Console
 
 from equicolor._packages import how_to_install
 from equicolor._text import counted, enumerated
+from equicolor.data.datasets import load_dataset
 from equicolor.data.epochs import Epochs
-from equicolor.data.images import Listing, list_images
+from equicolor.data.images import ImageSet, Listing, changes, list_images
 from equicolor.devices import choose_device
 from equicolor.evaluation import evaluate
 from equicolor.evaluation.images import try_images
@@ -86,19 +87,16 @@ def fit(
         if first:
             folder.check(recipe)
         if folder.result.is_file():
-            return _finished(folder) if first else None
+            if not first:
+                return None
+            _say_what_changed(folder, recipe, console)
+            return _finished(folder)
     _check_saving()
     data = ImageData(recipe, options, console)
     images, class_names = list_images(data.train), data.train.class_names
     if not anew:
         folder.check_images(images.files)
-        newer = folder.newer_images(data.train)
-        if newer:
-            say(
-                console,
-                f"warning: {counted(len(newer), 'training file')} may have changed since the run "
-                f"began ({enumerated(newer, 3)}); --force trains it anew",
-            )
+        _say_what_is_newer(folder, data.train, console)
     task = _task(data, images)
     if not first:
         with _threads_restored():
@@ -141,6 +139,36 @@ def _check_saving() -> None:
             f"trained networks are saved with safetensors: {how_to_install('safetensors')}",
             name="safetensors",
         )
+
+
+def _say_what_is_newer(folder: RunFolder, images: ImageSet, console: Console | None) -> None:
+    newer = folder.newer_images(images)
+    if newer:
+        say(
+            console,
+            f"warning: {counted(len(newer), 'training file')} may have changed since the run "
+            f"began ({enumerated(newer, 3)}); --force trains it anew",
+        )
+
+
+def _say_what_changed(folder: RunFolder, recipe: TrainingRecipe, console: Console | None) -> None:
+    """Say which training images of a finished run changed since it began; no image is opened."""
+    try:
+        before = folder.read_images()
+        if not before:  # without files, or too many to list
+            return
+        images = load_dataset(recipe.dataset, "train", seed=recipe.split_seed)
+        changed = changes(before, list_images(images).files)
+        if not changed:
+            _say_what_is_newer(folder, images, console)
+            return
+        reason = (
+            f"have changed since it began: {', '.join(changed)}. The result is that of the images "
+            "before; --force trains it anew"
+        )
+    except (OSError, ValueError) as error:  # the result is there all the same
+        reason = f"cannot be compared with those it began with: {error}"
+    say(console, f"warning: the training images of {folder.path} {reason}")
 
 
 def _finished(folder: RunFolder) -> Fit:
