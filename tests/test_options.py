@@ -256,7 +256,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "rows.json").write_text("{}")
     (place / "page.html").write_text("")
     (place / "run").mkdir()
-    (place / "run" / "recipe.json").write_text("{}")
+    (place / "run" / "recipe.json").write_text(TrainingRecipe().to_json())
     (place / "canonicalization").mkdir()
     (place / "canonicalization" / "canonicalization.json").write_text("{}")
     (place / "evaluation").mkdir()

@@ -215,9 +215,17 @@ def test_json_round_trip_and_differences() -> None:
         "options {'width': 4} instead of {'width': [4, 8, 16, 32]}",
         "lr 0.1 instead of 0.001",
     ]
-    strange = json.loads(recipe.to_json()) | {"momentum": 1}
+    contents = json.loads(recipe.to_json())
     with pytest.raises(ValueError, match="momentum"):
-        TrainingRecipe.from_json(json.dumps(strange))
+        TrainingRecipe.from_json(json.dumps(contents | {"momentum": 1}))
+    del contents["warmup"]  # as written before there was this setting
+    assert recipe.differences(TrainingRecipe.from_json(json.dumps(contents))) == []
+    for nothing in ({}, []):
+        with pytest.raises(ValueError, match="not a training recipe"):
+            TrainingRecipe.from_json(json.dumps(nothing))
+    del contents["model"]
+    with pytest.raises(ValueError, match=r"it lacks model$"):
+        TrainingRecipe.from_json(json.dumps(contents))
 
 
 def test_networks_of_small_images_get_them() -> None:

@@ -276,7 +276,10 @@ class TrainingRecipe:
 
     @classmethod
     def from_json(cls, text: str) -> "TrainingRecipe":
-        """The recipe of :meth:`to_json`; raises ValueError for keys that no recipe has."""
+        """The recipe of :meth:`to_json`; raises ValueError for anything else.
+
+        A recipe may lack settings that are newer than its file.
+        """
         try:
             contents = json.loads(text)
         except RecursionError:
@@ -285,6 +288,8 @@ class TrainingRecipe:
         unknown = sorted(contents.keys() - names) if isinstance(contents, dict) else [contents]
         if unknown:
             raise ValueError(f"not a training recipe: it holds {unknown!r:.100}")
+        if lacking := [name for name in ("model", "options", "dataset") if name not in contents]:
+            raise ValueError(f"not a training recipe: it lacks {', '.join(lacking)}")
         return cls(**contents)
 
     def differences(self, other: "TrainingRecipe") -> list[str]:
