@@ -115,6 +115,16 @@ def test_files_of_other_things_are_passed_over(tmp_path: Path) -> None:
         report.read([tmp_path / "missing.json"])
 
 
+def test_the_folder_of_a_run_has_its_results_below(tmp_path: Path) -> None:
+    for name in ("jobs", "figures"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "figures" / "neuron-features-pets.png").write_bytes(b"drawn")
+    write_results(tmp_path / "results" / "mine.json", [trained()], experiment="classification")
+    found = report.read([tmp_path])
+    assert found.of("classification") == report.read([tmp_path / "results"]).of("classification")
+    assert found.figures == {"neuron-features-pets": b"drawn"}
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

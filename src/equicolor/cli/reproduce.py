@@ -96,8 +96,8 @@ _RUNNING = [
     parameter("output", Path | None, "The folder.", "--output", "-o",
               default="runs/reproduce, or -quick; runs/report-from"),
     parameter("sources", list[Path] | None,
-              "No training: show the rows of this file, or folder of files; repeatable.", "--from",
-              metavar="PATH"),
+              "No training: show the rows of this file, folder of files, or run; repeatable.",
+              "--from", metavar="PATH"),
     parameter("figures", Path | None, "With --from: write the figures alone to this folder."),
     parameter("pictures", Path | None, "Renamed: --figures.", hidden=True),
 ]  # fmt: skip

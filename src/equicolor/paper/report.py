@@ -15,6 +15,7 @@ from equicolor.paper.ablations import rows_shown
 from equicolor.paper.experiment import Experiment
 from equicolor.paper.registry import EXPERIMENTS
 from equicolor.paper.rows import Findings, check, distinct
+from equicolor.paper.store import JOBS
 from equicolor.reporting.figures import png
 from equicolor.reporting.html import Section, write_report
 from equicolor.reporting.progress import say
@@ -37,17 +38,19 @@ class Written(NamedTuple):
 def read(sources: Sequence[Path | str]) -> Findings:
     """Read the rows of all experiments from files of results, without training.
 
-    A folder has such files, and the figures that rows cannot hold (``neuron-features*.png``). Files
-    of other things, such as benchmarks, are skipped. A row that is there twice counts once; two
-    that are about the same thing and do not agree are a ValueError. A ``note`` in a file goes into
-    the report.
+    A folder has such files, and the figures that rows cannot hold (``neuron-features*.png``); the
+    folder of a run has them in its ``results/`` and ``figures/``. Files of other things, such as
+    benchmarks, are skipped. A row that is there twice counts once; two that are about the same
+    thing and do not agree are a ValueError. A ``note`` in a file goes into the report.
     """
     files: list[Path] = []
     figures: dict[str, bytes] = {}
     for source in map(Path, sources):
         if source.is_dir():
-            files += sorted(source.glob("*.json"))
-            for path in sorted(source.glob("neuron-features*.png")):
+            of_run = (source / JOBS).is_dir()
+            files += sorted((source / RESULTS if of_run else source).glob("*.json"))
+            folder = source / FIGURES if of_run else source
+            for path in sorted(folder.glob("neuron-features*.png")):
                 figures[path.stem] = path.read_bytes()
         else:
             files.append(source)
