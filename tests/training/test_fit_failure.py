@@ -213,6 +213,7 @@ class TestFailure:
             options = dataclasses.replace(CPU, data_path=path, workers=0)
             with pytest.raises(ValueError, match=r"class[12]/[14]\.png cannot be decoded"):
                 fit(recipe, tmp_path / path, options)
+            assert not (tmp_path / path).exists()  # the run never began
             skipping = dataclasses.replace(options, skip_corrupt=True)
             with (tmp_path / f"{path}.log").open("w") as file:
                 found = fit(recipe, tmp_path / path, skipping, console=Console(file=file))
@@ -240,8 +241,16 @@ class TestFailure:
         monkeypatch.setattr(tasks.ClassificationTask, "training_step", too_late)
         recipe = dataclasses.replace(toy_recipe, dataset=str(tmp_path / "data"))
         options = dataclasses.replace(CPU, data_path=path, workers=0)
+        run = tmp_path / "run"
         with pytest.raises(ValueError, match=r"test/class0/2\.png cannot be decoded"):
-            fit(recipe, tmp_path / "run", options)
+            fit(recipe, run, options)
+        assert not run.exists()
+        run.mkdir()  # by the user: it stays, and so does a run that was there
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"test/class0/2\.png cannot be decoded"):
+                fit(recipe, run, options)
+            names = {path.name for path in run.iterdir()}
+            assert names == {".lock", "recipe.json", "images.json"}
 
     def test_skipped_images_are_counted_over_interruptions(
         self, toy_recipe: TrainingRecipe, toy_folder: Path, tmp_path: Path

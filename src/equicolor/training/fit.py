@@ -105,13 +105,19 @@ def fit(
     seen = finetune_seen(recipe)
     for remark in finetune_remarks(recipe, class_names, seen):
         say(console, remark)
+    made = not folder.path.exists()
     with folder.locked(), _threads_restored():  # now that nothing can be wrong with the recipe
         if not anew:  # meanwhile another process may have trained here
             folder.check(recipe)
             if folder.result.is_file():
                 return _finished(folder)
         folder.begin(recipe, images.files, anew=anew)
-        epochs_before = train(task, data, folder)
+        try:
+            epochs_before = train(task, data, folder)
+        except Exception:
+            if made:
+                folder.remove_unbegun()
+            raise
         network = _trained_network(task, class_names, images)
         save_model(network, folder.model)
         facts = {"dataset": data.test.name, **recipe.row(), **_speed(folder), **seen.facts()}

@@ -141,6 +141,17 @@ class RunFolder:
         if files and not self.checkpoint.is_file():
             write_whole(self.images, json.dumps(files, indent=0) + "\n")
 
+    def remove_unbegun(self) -> None:
+        """Remove the folder, unless it holds more than :meth:`begin` writes.
+
+        The caller holds the lock, and made the folder.
+        """
+        written = {self.recipe, self.images, self._lock}
+        if set(self.path.iterdir()) <= written:
+            for path in written:
+                path.unlink(missing_ok=True)
+            self.path.rmdir()
+
     def read_metrics(self) -> list[dict[str, str]]:
         """The rows of the table that are whole: a crash may have cut the last one short."""
         if not self.metrics.is_file():
