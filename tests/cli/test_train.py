@@ -158,6 +158,17 @@ def test_the_cache_goes_where_it_is_told(folder: Path) -> None:
     assert not (folder / "cache").exists()
 
 
+def test_a_cache_that_is_a_file_is_refused_at_once(folder: Path) -> None:
+    (folder / "mine.py").write_text("kept")
+    for words in (["mine.py"], ["mine.py/below", "--dry-run"]):
+        result = invoke("pets", *TINY, "--cache", *words)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert result.stderr == (
+            "equicolor: decoded images are kept in a folder (--cache), but mine.py is a file\n"
+        )
+    assert not (folder / "runs").exists()
+
+
 def test_crops_larger_than_padded_images_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -402,6 +402,7 @@ def test_bfloat16_is_said(run_folder: Path) -> None:
         ({"data": "flowers"}, ValueError, "unknown dataset 'flowers'; did you mean 'flowers102'"),
         ({"data": "./absent"}, MissingDataError, "no folder of images at absent"),
         ({"size": 30, "resize": 20}, ValueError, "resize must be at least size=30, got 20"),
+        ({"cache": Path(__file__)}, NotADirectoryError, r"\(--cache\), but .*\.py is a file"),
     ],
 )
 def test_bad_options(run_folder: Path, options: dict, error: type, message: str) -> None:

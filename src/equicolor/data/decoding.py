@@ -129,6 +129,16 @@ def default_cache() -> Path:
     return user_cache() / "decoded"
 
 
+def check_cache(cache: Path) -> Path:
+    """Refuse a cache that is a file, or below one, before anything is decoded; returns the path."""
+    for place in (cache, *cache.parents):
+        if place.exists() and not place.is_dir():
+            raise NotADirectoryError(
+                f"decoded images are kept in a folder (--cache), but {place} is a file"
+            )
+    return cache
+
+
 @contextlib.contextmanager
 def telling_cache(cache: Path | None, console: "Console | None") -> Iterator[None]:
     """Say where decoded images are kept, and how large all of them are, if the block adds some."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from equicolor import _checks
 from equicolor._text import counted
 from equicolor.data.datasets import DATASETS, find_dataset, load_dataset
-from equicolor.data.decoding import default_cache, telling_cache
+from equicolor.data.decoding import check_cache, default_cache, telling_cache
 from equicolor.data.images import ImageSet
 from equicolor.devices import choose_precision
 from equicolor.evaluation.actions import HUE_ACTIONS, action_values
@@ -127,6 +127,7 @@ def open_subject(
     """
     if limit is not None:
         _checks.positive_int("limit", limit)
+    decoded: Path | None = default_cache() if cache is None else check_cache(cache)
     device = torch.device(device)
     precision = choose_precision(precision, cuda=device.type == "cuda")
 
@@ -160,9 +161,8 @@ def open_subject(
         facts |= seen.facts()
         for remark in seen.remarks:
             say(console, remark)
-    folder: Path | None = default_cache() if cache is None else cache
     if limit is not None and limit < len(images):
-        images, folder = some_images(images, limit), None
+        images, decoded = some_images(images, limit), None
     unjudged = ""
     try:
         images = match_classes(model, images, preparation.size, by_index=classes_by_index)
@@ -183,7 +183,7 @@ def open_subject(
         device=device,
         autocast=torch.bfloat16 if precision == "bfloat16" else None,
         unjudged=unjudged,
-        cache=folder,
+        cache=decoded,
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from equicolor.data.decoding import check_cache
 from equicolor.data.loaders import DATA_PATHS
 from equicolor.devices import choose_device
 from equicolor.training.fields import check, setting
@@ -68,6 +69,8 @@ class RunOptions:
         """Refuse what cannot run here."""
         accelerator = self.accelerator
         check(self)
+        if self.cache is not None:
+            check_cache(self.cache)
         if ":" in self.device and self.devices > 1:
             raise ValueError(f"{self.device} is one device, but {self.devices} were asked for")
         if accelerator == "cuda" and self.devices > torch.cuda.device_count():
