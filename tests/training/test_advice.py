@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 from equicolor.cli.app import app
 from equicolor.data import ImageSet, biased_colormnist, decode, load_mnist, longtailed_colormnist
 from equicolor.data.colormnist import ColorMNIST
+from equicolor.data.datasets import load_dataset
 from equicolor.data.hue_statistics import HueStatistics, hue_statistics
 from equicolor.models import Network
 from equicolor.training import advice
@@ -286,6 +287,22 @@ def test_corrupt_images_are_told_or_left_out(folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr(advice, "measure_seconds", lambda *_: 1e-3)
     said = invoke("my fruit", "--advise", "--device", "cpu", "--skip-corrupt")
     assert said.exit_code == 0, said.stderr
+    assert "Left out 11 corrupt images of 40 that were read, the first because " in said.stdout
+    commands = [line for line in said.stdout.splitlines() if "equicolor train " in line]
+    assert len(commands) >= 3
+    assert all(line.endswith(" --skip-corrupt") for line in commands)
+
+
+def test_corrupt_test_images_are_told_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run would stop on them."""
+    monkeypatch.setattr(advice, "measure_seconds", lambda *_: 1e-3)
+    said = invoke("my fruit", "--advise", "--device", "cpu")
+    assert "Left out" not in said.stdout
+    assert "--skip-corrupt" not in said.stdout
+    load_dataset("my fruit", "test").files[0].path.write_bytes(b"no image")
+    said = invoke("my fruit", "--advise", "--device", "cpu")
+    assert said.exit_code == 2
+    assert "leave corrupt images out with --skip-corrupt" in said.stderr
 
 
 def test_a_measured_step_is_one_of_the_recipe(folder: Path) -> None:

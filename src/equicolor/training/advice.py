@@ -17,7 +17,7 @@ from equicolor._text import counted, roughly
 from equicolor.data.datasets import find_dataset, load_dataset
 from equicolor.data.decoding import Decoded, decode
 from equicolor.data.hue_statistics import HueStatistics, hue_statistics
-from equicolor.data.images import CorruptImageError, ImageSet
+from equicolor.data.images import CorruptImageError, ImageSet, find_corrupt
 from equicolor.data.loaders import ResidentLoader
 from equicolor.data.packing import final_size
 from equicolor.devices import choose_precision, device_name
@@ -67,11 +67,20 @@ class Advice(NamedTuple):
     hues: HueStatistics  # what colour tells of the classes
     finding: str  # the same in words
     proposals: tuple[Proposal, ...]  # what to run
+    skip_corrupt: bool = False  # whether corrupt images were left out, as the commands do then
+    read: int = 0  # how many images were read
+    skipped: tuple[str, ...] = ()  # what is wrong with those that were left out
 
     def lines(self) -> Iterator[str]:
         """All of it, to print."""
-        hues = self.hues
+        hues, skip = self.hues, " --skip-corrupt" * self.skip_corrupt
         yield self.facts
+        if self.skipped:
+            yield (
+                f"Left out {counted(len(self.skipped), 'corrupt image')} of {self.read:,} that "
+                f"were read, the first because {self.skipped[0]}. The commands below leave corrupt "
+                "images out, too."
+            )
         yield ""
         yield (
             "What colour tells of the classes: a tiny classifier of histograms, cross-validated "
@@ -91,11 +100,11 @@ class Advice(NamedTuple):
         for proposal in self.proposals:
             yield ""
             yield f"{proposal.when}:"
-            yield f"  {command(proposal.recipe)}"
+            yield f"  {command(proposal.recipe)}{skip}"
             yield f"  {proposal.why}"
             yield f"  Training and judging take about {roughly(proposal.seconds)}.{proposal.remedy}"
             if proposal.shortened:
-                yield f"  On a GPU: {command(proposal.full)}"
+                yield f"  On a GPU: {command(proposal.full)}{skip}"
         yield ""
         if any(proposal.shortened for proposal in self.proposals):
             yield (
@@ -121,13 +130,15 @@ def advise(
     Args:
         dataset: a name, or a folder of class folders.
         device: where it would be trained.
-        split_seed: of a folder without a split; only training images are looked at.
-        skip_corrupt: leave corrupt images out instead of raising CorruptImageError.
+        split_seed: of a folder without a split; only training images are measured.
+        skip_corrupt: leave corrupt images out instead of raising CorruptImageError. They are found
+            among the images that are read: up to 1,000 for training, and as many for testing.
     """
     device = torch.device(device)
     images, test = (load_dataset(dataset, split, seed=split_seed) for split in ("train", "test"))
-    sample = some_images(images, min(_IMAGES, len(images)))
+    sample, tested = (some_images(each, min(_IMAGES, len(each))) for each in (images, test))
     on_corrupt = "skip" if skip_corrupt else "error"
+    unreadable = find_corrupt(tested, on_corrupt=on_corrupt)  # which would stop a run
     decoded = decode(sample, short_side=_SHORT_SIDE, on_corrupt=on_corrupt)
     hues, side = hue_statistics(decoded), _median_side(sample)
     plain = dataclasses.replace(
@@ -139,7 +150,15 @@ def advise(
     for when, why, recipe in _cases(plain, hues):
         fitting, seconds = _affordable(recipe, decoded, device, len(images), len(test))
         proposals.append(Proposal(when, why, fitting, seconds, recipe))
-    return Advice(_facts(images, side, device), hues, _finding(hues), tuple(proposals))
+    return Advice(
+        _facts(images, side, device),
+        hues,
+        _finding(hues),
+        tuple(proposals),
+        skip_corrupt=skip_corrupt,
+        read=len(sample) + len(tested),
+        skipped=decoded.skipped + unreadable,
+    )
 
 
 def _median_side(images: ImageSet) -> int:
