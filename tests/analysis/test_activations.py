@@ -7,6 +7,7 @@ from torch import nn
 from equicolor.analysis import (
     activations_at,
     find_layers,
+    neuron_features,
     selectivity,
     selectivity_index,
     top_activations,
@@ -188,6 +189,12 @@ def test_images_that_are_gone_the_second_time(network, images):
     found = top_activations(network, once, ["2"], top=2)
     with pytest.raises(ValueError, match=r"batches gave 0 of the .* images it gave before"):
         activations_at(network, once, found, luma)
+    with pytest.raises(ValueError, match="take a list or a loader instead of a generator"):
+        neuron_features(network, (part for part in images.split(4)), "2")
+    with pytest.raises(ValueError, match=r"batches gave 4 of the 11 images"):
+        list(select_images([images[:4]], torch.arange(11)))
+    with pytest.raises(ValueError, match="batches gave 0 of the"):
+        selectivity(network, iter([images]), ["2"], grey="opponent")
 
 
 def test_bad_input(network, images):

@@ -195,7 +195,8 @@ def select_images(batches: Batches, which: Tensor) -> Iterator[tuple[Tensor, Ten
 
     Images that lie decoded in the memory are gathered; else all batches are gone through.
     ``which`` are the numbers in the order of the data, int64 ``[M]`` on the CPU, sorted and all
-    different. Yields pairs of numbers ``[B]``, on the CPU, and images ``[B, 3, H, W]``.
+    different. Yields pairs of numbers ``[B]``, on the CPU, and images ``[B, 3, H, W]``. Raises a
+    ValueError at the end if there are fewer images than that.
     """
     if isinstance(batches, RandomHues):
         for numbers, images in select_images(batches.batches, which):
@@ -207,7 +208,7 @@ def select_images(batches: Batches, which: Tensor) -> Iterator[tuple[Tensor, Ten
             numbers = batches.epochs.numbers(0, indices, batches.augmentation.numbers)
             yield part, batches.images(indices, numbers)
         return
-    first = 0
+    first = done = 0
     for batch in batches:
         images = images_of(batch)
         start, end = torch.searchsorted(which, torch.tensor([first, first + len(images)]))
@@ -217,6 +218,12 @@ def select_images(batches: Batches, which: Tensor) -> Iterator[tuple[Tensor, Ten
         first += len(images)
         if end == len(which):
             return
+        done = int(end)
+    if done < len(which):
+        raise ValueError(
+            f"batches gave {done} of the {len(which)} images it gave before: it is gone through "
+            "twice, so take a list or a loader instead of a generator"
+        )
 
 
 @torch.no_grad()
@@ -270,6 +277,4 @@ def activations_at(
         done += len(numbers)
         if progress:
             progress(done, len(which))
-    if done < len(which):
-        raise ValueError(f"batches gave {done} of the {len(which)} images it gave before")
     return values
