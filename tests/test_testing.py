@@ -220,6 +220,35 @@ class TestAssertion:
             assert_equivariant(layer, images, output="invariant")
 
 
+class TestImagesThatTestNothing:
+    @pytest.mark.parametrize("action", ["rgb", "hsv", lambda x, turns: x.roll(round(3 * turns), 1)])
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+    @pytest.mark.parametrize("grey", [0.0, 0.3, 0.5])
+    def test_grey_ones(self, grey, dtype, action):
+        images = torch.full((2, 3, 8, 8), grey, dtype=dtype)
+        with pytest.raises(ValueError, match="images without hue test nothing"):
+            assert_equivariant(lambda x: x[:, :1], images, 3, action, tolerance=0.01)
+        assert equivariance_error(lambda x: x[:, :1], images, 3, action) < 0.01
+        images[0, 0, 0, 0] += 0.1  # one pixel with a hue
+        assert_equivariant(lambda x: x.mean(1), images, 3, action, tolerance=0.01)
+
+    def test_features_that_are_equal_in_all_rotations(self):
+        features = torch.rand(2, 4, 1, 5, 5).expand(-1, -1, 3, -1, -1)
+        with pytest.raises(ValueError, match="features that differ between rotations"):
+            assert_equivariant(lambda x: x, features)
+
+    def test_no_images(self):
+        for measure in (assert_equivariant, equivariance_error):
+            with pytest.raises(ValueError, match=r"no images test nothing: .* \[0, 3, 8, 8\]"):
+                measure(lambda x: x, torch.rand(0, 3, 8, 8))
+
+    def test_grey_ones_tell_of_turns_alone(self):
+        grey = torch.rand(2, 1, 8, 8).expand(-1, 3, -1, -1)
+        assert_equivariant(lambda x: x.mean((2, 3)), grey, 1, spatial="p4")
+        with pytest.raises(ValueError, match="images without hue"):
+            assert_equivariant(lambda x: x.mean((2, 3)), grey, 3, spatial="p4")
+
+
 class PerChannel(nn.Module):
     """Normalises images, by numbers of their own for the three channels if there are three."""
 

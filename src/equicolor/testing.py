@@ -57,7 +57,7 @@ def equivariance_error(
             with the images.
 
     Returns:
-        The error; 0 for a group of one element.
+        The error; 0 for a group of one element, and for images that no hue shift changes.
 
     Example:
         >>> from equicolor.nn import CELiftConv2d
@@ -72,6 +72,8 @@ def equivariance_error(
     _checks.one_of("output", output, ("auto", "features", "invariant"))
     group = SpatialGroup(spatial)
     transform = _input_action(images, rotations, action, group)
+    if not images.numel():
+        raise ValueError(f"no images test nothing: expected some, got {list(images.shape)}")
     with torch.no_grad(), _unchanged(module):
         reference = _seeded(module, images)
         _check_output(reference)
@@ -131,6 +133,8 @@ def assert_equivariant(
     submodule that breaks equivariance, even if the output does not depend on it. It says so if
     the cause is a normalisation of images that treats the three channels differently.
 
+    Images that no hue shift changes, such as grey ones, test nothing: that is a ``ValueError``.
+
     Args:
         module, images, rotations, action, output, spatial: as in :func:`equivariance_error`.
         tolerance: the largest relative error allowed; 1e-5 suits float32.
@@ -149,6 +153,22 @@ def assert_equivariant(
             f"relative error {error:.2e}, allowed {tolerance:.2e}"
             + _cause(module, images, rotations, action, output, tolerance, spatial)
         )
+    if rotations > 1 and _without_hue(images, rotations, action):
+        raise ValueError(
+            "images without hue test nothing: no hue shift changes them; expected colours, or "
+            "features that differ between rotations"
+        )
+
+
+@torch.no_grad()
+def _without_hue(images: Tensor, rotations: int, action: str | Action) -> bool:
+    """Whether no hue shift changes images or features by more than rounding."""
+    transform = _input_action(images, rotations, action, SpatialGroup("p1"))
+    rounding = 8 * torch.finfo(images.dtype).eps
+    return all(
+        relative_deviation(transform(images, (m, 0)), images) <= rounding
+        for m in range(1, rotations)
+    )
 
 
 def _cause(
