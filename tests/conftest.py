@@ -330,6 +330,7 @@ def settle():
             var, mean = torch.var_mean(by_channel, 1)
             norm.running_mean.copy_(mean)
             norm.running_var.copy_(var.clamp(min=0.1 * var.mean()))  # dead channels stay dead
+            norm.num_batches_tracked += 1
 
         hooks = []
         for module in network.eval().modules():

@@ -151,9 +151,9 @@ def test_gray_images_pass_unchanged(canonical, network):
 
 
 @pytest.mark.parametrize("light", ["gray-world", "shades-of-gray"])
-def test_gains_of_the_channels_change_nothing(light, network, images, relative_error):
+def test_gains_of_the_channels_change_nothing(light, network, images, relative_error, settle):
     dim = 0.6 * images
-    hues = hue_selector(rotations=N, size=32, width=4)
+    hues = settle(hue_selector(rotations=N, size=32, width=4), images.float())
     for select in (light, (light, hues), (reds, light)):
         model = equicolor.canonicalize(network, select=select).double()
         with torch.no_grad():
@@ -511,6 +511,22 @@ def test_a_selector_that_nobody_trained_is_not_asked(network, images):
         with pytest.raises(ValueError, match=r"not trained: call fit\(images\) first"):
             ask(images.float())
     assert cost(model, 32).macs > cost(network, 32).macs
+
+
+def test_a_selector_that_is_given_untrained_is_fitted_first(network, images):
+    photos, small = torch.rand(16, 3, 64, 64), images.float()
+    selector = hue_selector(rotations=N, size=16, width=4)
+    first, second = (equicolor.canonicalize(network.float(), select=selector) for _ in range(2))
+    for model in (first, second):
+        with pytest.raises(ValueError, match=r"not trained: call fit\(images\) first"):
+            model(small)
+    first.fit(photos, epochs=1, batch_size=16)
+    third = equicolor.canonicalize(network.float(), select=selector)
+    with torch.no_grad():
+        for model in (second, third):  # whose selector is the same
+            assert torch.equal(model(small), first(small))
+    with torch.device("meta"):
+        equicolor.canonicalize(resnet18(5, width=4), N, preset="fast")
 
 
 def test_a_state_tells_whether_its_selector_was_trained(network, images, tmp_path):

@@ -56,7 +56,7 @@ def canonicalize(
             own.
         select: what finds the hue: ``"learned"``, a small equivariant network; ``"energy"``,
             ``"entropy"`` or ``"confidence"``, what the network itself is surest of, for :math:`n`
-            more passes; a :class:`~equicolor.models.selector.HueSelector` that was trained before;
+            more passes; a :class:`~equicolor.models.selector.HueSelector`, trained or to be fitted;
             or a function of images :math:`[B, 3, H, W]` in [0, 1] that scores them :math:`[B]`.
             ``"gray-world"`` or ``"shades-of-gray"`` takes the colour of the light away instead
             (:func:`equicolor.light.balance_light`); ``("gray-world", "learned")`` does both.

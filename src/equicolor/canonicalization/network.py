@@ -1,7 +1,7 @@
 """A canonicalised network: it sees every image in its natural hue."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -136,9 +136,7 @@ class Canonicalized(Network):
             self.score = select
         elif options.select == "learned":
             self.selector = hue_selector(**{key: getattr(options, key) for key in OF_SELECTOR})
-        # A selector that is given was trained by somebody. One that is loaded was if it has seen
-        # batches, which its batch norms count.
-        self._untrained = self.selector is not None and select is None
+        self._untrained = self.selector is not None and not _is_trained(self.selector.state_dict())
         self.fitted: Fit | None = None
         self.normalize: nn.Module = nn.Identity()
         if options.mean is not None and options.std is not None:
@@ -149,9 +147,7 @@ class Canonicalized(Network):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)
-        start, end = f"{prefix}selector.", ".num_batches_tracked"
-        batches = [v for k, v in state_dict.items() if k.startswith(start) and k.endswith(end)]
-        self._untrained = self._untrained and not any(batches)
+        self._untrained = self._untrained and not _is_trained(state_dict, f"{prefix}selector.")
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of the network; the selector is in eval mode, except while it is fitted."""
@@ -230,6 +226,8 @@ class Canonicalized(Network):
     def scores(self, images: Tensor) -> Tensor:
         """How natural balanced images ``[B, 3, H, W]`` look with k/n turns less: ``[B, n]``."""
         if self.selector is not None:
+            if self._untrained and not _is_recorded(images):  # by others, since it was given
+                self._untrained = not _is_trained(self.selector.state_dict())
             if self._untrained and not images.is_meta:  # its cost can be counted
                 raise ValueError(
                     f"the selector of {_NAME} is not trained: call fit(images) first, or give "
@@ -383,6 +381,13 @@ class Canonicalized(Network):
     def same_outputs(self, rebuilt: Network) -> bool:
         """Whether a network with equal names and shapes of weights computes the same from them."""
         return compute_same(self, rebuilt)
+
+
+def _is_trained(state: Mapping[str, Any], prefix: str = "") -> bool:
+    """Whether a selector, below a prefix, has seen batches, which its batch norms count."""
+    end = ".num_batches_tracked"
+    batches = [v for k, v in state.items() if k.startswith(prefix) and k.endswith(end)]
+    return any(count for count in batches if not count.is_meta)
 
 
 def _exact(values: Tensor) -> Tensor:
