@@ -32,6 +32,8 @@ def positive_int(name: str, value: object) -> int:
     return value
 
 
+MARGIN = 0.01  # how far resampling may carry images out of [0, 1]
+
 # Old names of values, and what they are called now.
 _RENAMED = {
     ("action", "rotate"): "rgb",
@@ -124,6 +126,22 @@ def image_batch(name: str, images: Tensor) -> None:
         hint = "; add the batch dimension with images.unsqueeze(0)" if images.ndim == 3 else ""
         raise ValueError(
             f"{name} expects a batch of RGB images [B, 3, H, W], got {list(images.shape)}{hint}"
+        )
+
+
+def images_in_range(name: str, images: Tensor) -> None:
+    """Refuse anything that is not a batch of RGB images in [0, 1]; resampling may leave it a bit.
+
+    Values are looked at, which waits for a GPU.
+    """
+    image_batch(name, images)
+    if not images.numel():
+        return
+    low, high = (float(value) for value in images.detach().aminmax())
+    if not (low >= -MARGIN and high <= 1 + MARGIN):  # so that NaN is refused, too
+        raise ValueError(
+            f"{name} expects images in [0, 1], but got values from {low:.3g} to {high:.3g}: leave "
+            "out your own normalisation, and divide 8-bit images by 255"
         )
 
 

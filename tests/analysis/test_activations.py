@@ -7,6 +7,7 @@ from torch import nn
 from equicolor.analysis import (
     activations_at,
     find_layers,
+    layer_equivariance,
     neuron_features,
     selectivity,
     selectivity_index,
@@ -85,8 +86,30 @@ def test_nan_and_other_sizes_are_refused(network, images):
         top_activations(network, [images, images[..., :8, :8]])
     broken = images.clone()
     broken[-1, 0, 0, 0] = torch.nan
-    with pytest.raises(ValueError, match="gives NaN for some images"):
+    with pytest.raises(ValueError, match="values from nan to nan"):
         top_activations(network, [broken])
+    next(network.parameters()).data.fill_(torch.nan)
+    with pytest.raises(ValueError, match="gives NaN for some images"):
+        top_activations(network, [images])
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda network, images: top_activations(network, [images]),
+        lambda network, images: selectivity(network, [images, images]),
+        lambda network, images: neuron_features(network, [images], "2"),
+        lambda network, images: layer_equivariance(network, images, find_layers(network, 12)),
+        lambda network, images: selectivity(
+            network, [images], found=top_activations(network, [images.clamp(0, 1)])
+        ),
+    ],
+)
+def test_images_outside_0_to_1_are_refused(look, network, images):
+    look(network, images)
+    for scaled, values in ((255 * images, "values from .* to 25"), (images - 1, "values from -1 ")):
+        with pytest.raises(ValueError, match=rf"expects images in \[0, 1\], but got {values}"):
+            look(network, scaled)
 
 
 def test_selectivity_is_that_of_greyed_receptive_fields(network, images):

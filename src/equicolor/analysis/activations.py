@@ -150,6 +150,7 @@ def top_activations(
         images = images_of(batch)
         if not len(images):  # for example if all of them were corrupt
             continue
+        _checks.images_in_range("top_activations", images)
         height, width = images.shape[-2:]
         if not watched:
             size = height, width
@@ -214,7 +215,9 @@ def select_images(batches: Batches, which: Tensor) -> Iterator[tuple[Tensor, Ten
         start, end = torch.searchsorted(which, torch.tensor([first, first + len(images)]))
         part = which[start:end]
         if len(part):
-            yield part, images[(part - first).to(images.device)]
+            chosen = images[(part - first).to(images.device)]
+            _checks.images_in_range("the second pass", chosen)
+            yield part, chosen
         first += len(images)
         if end == len(which):
             return

@@ -46,6 +46,7 @@ def layer_equivariance(
     """
     _checks.positive_int("rotations", rotations)
     _checks.one_of("action", action, tuple(ACTIONS))
+    _checks.images_in_range("layer_equivariance", images)
     reference: dict[str, Tensor] = {}
     errors = dict.fromkeys(layers, 0.0)
 

@@ -97,13 +97,7 @@ def _kept(batch: object, side: int, prepare: Callable[[Tensor], Tensor]) -> Tens
         )
     if batch.dtype == torch.uint8:
         batch = batch / 255
-    _checks.image_batch("fit", batch)
-    low, high = (float(value) for value in batch.detach().aminmax())
-    if not (low >= -0.01 and high <= 1.01):  # so that NaN is refused, too
-        raise ValueError(
-            f"fit expects images in [0, 1], but got values from {low:.3g} to {high:.3g}: leave out "
-            "your own normalisation, and divide 8-bit images by 255"
-        )
+    _checks.images_in_range("fit", batch)
     natural = prepare(batch.detach().float().clamp(0, 1))
     bytes_ = natural.mul(255).round().to(torch.uint8).cpu()
     # All of one size, so that they fit into one tensor. Images that are smaller are enlarged.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from equicolor import _checks
 from equicolor._text import counted
 from equicolor.evaluation.actions import HUE_ACTIONS, action_named, action_values
 from equicolor.evaluation.asker import Asker, evaluating
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 Batches = Iterable[tuple[Tensor, Tensor]]
 
 _SAME = 9  # decimals in which equal shifts agree
-_MARGIN = 0.01  # how far resampling may carry an image out of [0, 1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,7 +292,7 @@ def _placed(action: str, values: Tensor, images: Tensor) -> Sequence[float | Ten
 
 def _problems(images: Tensor, labels: Tensor, logits: Tensor) -> Tensor:
     """How many images are not in [0, 1], labels have no output, and answers are NaN: ``[3]``."""
-    outside = ((images < -_MARGIN) | (images > 1 + _MARGIN)).flatten(1).any(1)
+    outside = ((images < -_checks.MARGIN) | (images > 1 + _checks.MARGIN)).flatten(1).any(1)
     unknown = (labels < 0) | (labels >= logits.shape[1])
     return torch.stack([each.sum() for each in (outside, unknown, logits.isnan().any(1))])
 
