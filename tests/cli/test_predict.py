@@ -97,6 +97,7 @@ def test_corrupt_images_are_counted(place: Path) -> None:
         ("mine.py:Dict fruit", 2, "must give logits [2, classes] for images [2, 3, 28, 28], got a"),
         ("net.safetensors fruit --no-pretrained", 2, "leave --no-pretrained out"),
         ("net.safetensors fruit --hue red", 2, "--hue takes degrees separated by commas, such as"),
+        ("net.safetensors fruit --hue 60,480", 2, "from -360 to 360; got '60,480'"),
         ("net.safetensors fruit --hue inf", 2, "--hue takes degrees separated by commas, such as"),
         ("net.safetensors fruit --top 0", 2, "top must be at least 1, got 0"),
         ("net.safetensors fruit --size 90", 2, "cecnn cannot take images of 90 × 90 pixels"),

@@ -84,6 +84,8 @@ def slow_counts(model: nn.Module, batches: list[tuple[Tensor, Tensor]], turns: l
 @pytest.mark.parametrize("action", COLOURS)
 @pytest.mark.parametrize("shifts", [37, [0.1, 0.7, 2.25]])
 def test_counts_match_a_loop_over_images(batches, action: str, shifts) -> None:
+    if shifts != 37 and action in (*HUE_ACTIONS, "cast"):  # in turns
+        shifts = [0.1, 0.7, -0.75]
     model = MeanColour().eval()
     sweep = hue_sweep(model, batches, shifts, action)
     turns = RANGE[action] if shifts == 37 else shifts
@@ -136,7 +138,7 @@ def test_shifts_are_those_of_shift_hue_in_single_precision() -> None:
     model = MeanColour(torch.float32)
     for action in COLOURS:
         model.seen.clear()
-        values = (0.3, -0.5) if action in HUE_ACTIONS else (0.3, 1.5)
+        values = (0.3, -0.5) if action in (*HUE_ACTIONS, "cast") else (0.3, 1.5)
         hue_sweep(model, [(images, torch.zeros(4).long())], values, action)
         for seen, value in zip(model.seen[1:], values, strict=True):
             assert torch.equal(seen, SHIFT[action](images, value))
@@ -435,6 +437,8 @@ def test_bad_batches_and_networks(answer, batches, message: str) -> None:
         ([], "hsv", "a list of finite turns"),
         ([0.1, float("nan")], "hsv", "a list of finite turns"),
         ([[0.1]], "hsv", "a list of finite turns"),
+        ([-120, -60, 0, 60, 120], "hsv", "shifts are in turns, .* 120 degrees are 1/3; got -120"),
+        (torch.tensor([0.5, 1.5]), "rgb-clip", "shifts are in turns, from -1 to 1: .* got 1.5"),
         (1, "gamma", "shifts must be at least 2, to span from end to end; got 1"),
         ([0.5, 0.0], "gamma", "change_gamma expects a gamma above 0, got 0.0"),
         ([float("inf")], "brightness", "a list of finite stops"),

@@ -131,6 +131,10 @@ def test_what_cannot_be_predicted_is_refused(photos: list[Path], tmp_path: Path)
         predict(network, photos, top=0)
     with pytest.raises(ValueError, match=r"turns must be finite numbers, one or more; got \[\]"):
         predict(network, photos, turns=())
+    with pytest.raises(
+        ValueError, match=r"hue shifts are in turns, .* 120 degrees are 1/3; got 120"
+    ):
+        predict(network, photos, turns=(0, 120))
     with pytest.raises(ValueError, match="there are no images"):
         predict(network, [])
     with pytest.raises(ValueError, match=r"expects a batch of RGB images \[B, 3, H, W\]"):

@@ -83,6 +83,9 @@ def _parse_hues(text: str | None) -> list[float]:
         degrees = [float(part) for part in names(text) or ()]
     except ValueError:
         degrees = [math.nan]
-    if not all(map(math.isfinite, degrees)):
-        raise ValueError(f"--hue takes degrees separated by commas, such as 60,120; got {text!r}")
+    if not all(abs(each) <= 360 for each in degrees):  # nor is NaN
+        raise ValueError(
+            "--hue takes degrees separated by commas, such as 60,120, from -360 to 360; "
+            f"got {text!r}"
+        )
     return degrees

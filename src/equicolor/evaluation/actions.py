@@ -150,6 +150,15 @@ def action_values(
     return {name: _values(action, shifts) for name, action in named.items()}
 
 
+def check_turns(what: str, turns: Sequence[float]) -> None:
+    """Refuse hue shifts beyond a whole turn: degrees, taken for turns, would change nothing."""
+    beyond = [each for each in turns if not abs(each) <= 1]
+    if beyond:
+        raise ValueError(
+            f"{what} are in turns, from -1 to 1: 120 degrees are 1/3; got {beyond[0]:g}"
+        )
+
+
 def _values(action: Action, shifts: int | Sequence[float] | Tensor) -> Tensor:
     if isinstance(shifts, (int, float)):
         return action.spaced(int(shifts))
@@ -158,6 +167,8 @@ def _values(action: Action, shifts: int | Sequence[float] | Tensor) -> Tensor:
         raise ValueError(
             f"shifts must be a number or a list of finite {action.unit}, got {shifts!r}"
         )
+    if action.cyclic:
+        check_turns("shifts", values.tolist())
     change = action.change(torch.zeros(1, 3, 1, 1))
     for value in values.tolist():
         change(value)  # refuses what it cannot be; values of tensors go unchecked

@@ -189,8 +189,9 @@ def hue_sweep(
             in eval mode, and back into the mode it was in at the end.
         batches: pairs of images and labels :math:`[B]`, gone through once. They are moved
             to the model's device; channels-last images stay so.
-        shifts: a number of shifts from -0.5 to 0.5 turns, or the shifts themselves; of other
-            actions than hue shifts, a number of values over the range below, or the values.
+        shifts: a number of shifts from -0.5 to 0.5 turns, or the shifts themselves in turns,
+            from -1 to 1; of other actions than hue shifts, a number of values over the range
+            below, or the values.
         action: ``"hsv"`` (:func:`equicolor.color.shift_hue`), ``"rgb"``
             (:func:`equicolor.color.rotate_hue`, which may leave [0, 1]) or ``"rgb-clip"``;
             ``"cast"`` (:func:`equicolor.light.cast_light` of strength 0.3, light of all hues in

@@ -14,6 +14,7 @@ from equicolor.color import shift_hue
 from equicolor.data.folder_datasets import images_below
 from equicolor.data.images import CorruptImageError, in_threads
 from equicolor.devices import cores
+from equicolor.evaluation.actions import check_turns
 from equicolor.evaluation.asker import Asker, check_logits, evaluating
 from equicolor.evaluation.images import choose_preparation, count_outputs, prepare_image
 from equicolor.models.registry import class_names_of
@@ -83,7 +84,7 @@ def predict(
         images: paths or images of Pillow, cut by :func:`prepare_image`; or a tensor
             :math:`[B, 3, H, W]` in [0, 1], taken as it is.
         top: how many classes to name.
-        turns: hue shifts to try, each by :func:`equicolor.color.shift_hue`.
+        turns: hue shifts to try, from -1 to 1, each by :func:`equicolor.color.shift_hue`.
         size, resize: how files are cut, see :func:`prepare_image`.
         on_corrupt: ``"error"`` to raise CorruptImageError for a file that is not a whole image, or
             ``"skip"`` to leave it out.
@@ -106,6 +107,7 @@ def predict(
     _checks.one_of("on_corrupt", on_corrupt, ("error", "skip"))
     if not turns or not all(math.isfinite(each) for each in turns):
         raise ValueError(f"turns must be finite numbers, one or more; got {list(turns)}")
+    check_turns("hue shifts", turns)
     found: list[Prediction] = []
     with evaluating(network), torch.no_grad():
         if isinstance(images, Tensor):
