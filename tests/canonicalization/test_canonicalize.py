@@ -583,6 +583,16 @@ def test_outputs_that_say_nothing_of_classes(canonical, images):
         canonical(Odd(reds), modes=2, normalization=None)([images[0]])
 
 
+def test_scores_that_are_no_numbers(canonical, network, images):
+    def broken(images):
+        return reds(images) * torch.tensor([1.0, torch.nan, 1.0])
+
+    with pytest.raises(ValueError, match=r"select='broken' must score .* gave NaN for 1 of 3"):
+        canonical(network, broken)(images)
+    with torch.no_grad():
+        assert canonical(network, lambda x: reds(x) - torch.inf)(images).isfinite().all()
+
+
 def test_a_score_of_another_shape(canonical, images):
     with pytest.raises(ValueError, match=r"one score an image, \[3\], got \[3, 40\]"):
         canonical(Odd(reds), lambda x: x.mean((1, 2)), normalization=None)(images)

@@ -239,6 +239,12 @@ class Canonicalized(Network):
             # Hue by hue, which needs no more memory than the network itself.
             n = self.options.rotations
             scores = torch.stack([self._score(shift_hue(images, -k / n)) for k in range(n)], 1)
+            if self.score is not None and not _is_recorded(images) and scores.isnan().any():
+                bad = int(scores.isnan().any(1).sum())
+                raise ValueError(
+                    f"select={self.options.select!r} must score how natural images look, but gave "
+                    f"NaN for {bad} of {len(images)}"
+                )
         return _exact(scores)
 
     def _score(self, images: Tensor) -> Tensor:
