@@ -103,6 +103,11 @@ def test_a_repository_is_downloaded_by_name(network, tmp_path, monkeypatch):
     ]
 
 
+def test_other_networks_are_refused():
+    with pytest.raises(TypeError, match=r"expects a network of equicolor\.models.* got Linear$"):
+        hub.HubModel(torch.nn.Linear(1, 2))
+
+
 def test_network_options_are_not_swallowed(tmp_path):
     hub.HubModel(cecnn(3, width=2)).save_pretrained(tmp_path)
     with pytest.raises(TypeError, match="takes no network options, got width"):

@@ -44,6 +44,11 @@ class HubModel(
     """
 
     def __init__(self, network: Network) -> None:
+        if not isinstance(network, Network):
+            raise TypeError(
+                "HubModel expects a network of equicolor.models, or one that was converted or "
+                f"canonicalised, got {type(network).__name__}"
+            )
         super().__init__()
         self.network = network
         # What the mixin writes as config.json.
