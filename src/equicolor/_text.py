@@ -58,13 +58,19 @@ def roughly(seconds: float) -> str:
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "") -> str:
     """The names nearest to an unknown one, as a question; without any, ``otherwise``.
 
+    Nearest is the same name inside something else.
+
     Example:
         >>> did_you_mean("resnet19", ["resnet18", "cecnn"])
         "did you mean 'resnet18'?"
+        >>> did_you_mean("relu", ["network.conv1", "network.relu"])
+        "did you mean 'network.relu'?"
         >>> did_you_mean("x", ["resnet18"], "see 'equicolor models'")
         "see 'equicolor models'"
     """
-    near = difflib.get_close_matches(name, list(names), n=2, cutoff=0.6)
+    names = list(names)
+    inside = sorted((each for each in names if each.endswith(f".{name}")), key=len)
+    near = inside[:2] or difflib.get_close_matches(name, names, n=2, cutoff=0.6)
     return f"did you mean {' or '.join(map(repr, near))}?" if near else otherwise
 
 

@@ -1,5 +1,7 @@
 """Receptive fields against gradients, which say what a unit depends on for one input."""
 
+from collections import OrderedDict
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -332,6 +334,13 @@ def test_names_that_are_wrong_get_a_hint():
         find_layers(network, 32, ["layer.0"])
     with pytest.raises(LayerError, match=r"'layers.0.0.relu' is called 2 times: say .*#1 to .*#2"):
         find_layers(network, 32, ["layers.0.0.relu"])
+    with pytest.raises(LayerError, match=r"no layer 'x'; it has normalize, .* and [0-9]+ more$"):
+        find_layers(network, 32, ["x"])
+    inside = nn.Sequential(OrderedDict(network=network))
+    with pytest.raises(LayerError, match=r"no layer 'relu'; did you mean 'network.relu' or"):
+        find_layers(inside, 32, ["relu"])
+    with pytest.raises(LayerError, match=r"did you mean 'network.layers.0.0.relu'\?"):
+        find_layers(inside, 32, ["layers.0.0.relu"])
     tokens = nn.Sequential(nn.Conv2d(3, 4, 2, 2), nn.Flatten(2))
     with pytest.raises(LayerError, match=r"'1' must give \[B, C\], .* got \[1, 4, 16\]"):
         find_layers(tokens, 8, ["1"])

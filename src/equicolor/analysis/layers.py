@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from equicolor import _checks
-from equicolor._text import did_you_mean
+from equicolor._text import did_you_mean, enumerated
 from equicolor.analysis.dependence import Dependence
 from equicolor.analysis.planes import NOMINAL, Planes
 from equicolor.analysis.receptive_field import ReceptiveField, field_from_planes
@@ -32,6 +32,9 @@ _KINDS: tuple[Callable[[nn.Module], bool], ...] = (
     lambda module: isinstance(module, _NORMS),
     lambda module: type(module).__name__.lower() in _CONVOLUTIONS,
 )
+
+
+_NAMED = 12  # layers that an error lists
 
 
 class LayerError(ValueError):
@@ -260,7 +263,8 @@ def _check_name(name: str, calls: Mapping[str, _Call]) -> str:
         raise LayerError(
             f"layer {name!r} is called {times} times: say {name}{TIMES}1 to {name}{TIMES}{times}"
         )
-    hint = did_you_mean(name, calls, f"it has {', '.join(calls)}")
+    names = dict.fromkeys([*(call.partition(TIMES)[0] for call in calls), *calls])
+    hint = did_you_mean(name, names, f"it has {enumerated(list(calls), _NAMED)}")
     raise LayerError(f"the network has no layer {name!r}; {hint}")
 
 
