@@ -13,7 +13,7 @@ from equicolor.paper.classification import table1, table3
 from equicolor.paper.colormnist import EXPERIMENTS
 from equicolor.paper.colormnist_tables import biased_table, gains_table, longtailed_table
 from equicolor.paper.registry import EXPERIMENTS as ALL_EXPERIMENTS
-from equicolor.reporting.tables import Table, standard_error
+from equicolor.reporting.tables import Table, mean_and_std, standard_error
 from equicolor.results import Row, read_results
 
 ROOT = Path(__file__).parents[1]
@@ -187,6 +187,43 @@ def test_the_tables_of_classification_are_those_of_the_rows(
     assert len(lines) == len(expected)
     gained = classification.gains_table(rows, dataset)
     assert (gained.markdown() in section.partition("\n## ")[0]) == bool(gained.rows)
+
+
+def test_the_page_on_fruits_is_that_of_the_rows() -> None:
+    rows = read_results(ROOT / "results/fruits.json")["rows"]
+    text = (ROOT / "docs/experiments/fruits.md").read_text()
+
+    def values(network: str, dataset: str, key: str) -> list[float]:
+        found = [row for row in rows if (row["network"], row["dataset"]) == (network, dataset)]
+        return [row[key] for row in found]
+
+    columns = list(itertools.product(("fruits", "fruit-colours"), ("original", "hue_mean")))
+    networks = {row["network"] for row in rows}
+    lines = re.findall(r"^\| ([\w, =]+) \| (.+) \|$", text, re.MULTILINE)[1:]
+    assert {name for name, _ in lines} == networks
+    for name, cells in lines:
+        expected = (mean_and_std(values(name, *column), 1) for column in columns)
+        assert cells == " | ".join(expected)
+    plain, twelve, jitter = (
+        statistics.fmean(values(name, "fruit-colours", "original"))
+        for name in ("plain", "HSV lifting, n = 12, pooled", "plain, jitter of half a turn")
+    )
+    page = " ".join(text.split())
+    assert f"{twelve:.1f} instead of {plain:.1f} %" in page
+    assert f"cost {plain - twelve:.0f} points on the colours" in page
+    assert f"hue jitter is, {jitter:.1f} %" in page
+    lost = [
+        statistics.fmean(values("plain", dataset, "original"))
+        - statistics.fmean(values("plain behind a selector", dataset, "original"))
+        for dataset in ("fruits", "fruit-colours")
+    ]
+    assert "loses {:.0f} and {:.0f} points".format(*lost) in page
+    curves = values("HSV lifting, n = 6, pooled", "fruit-colours", "hue_curve")
+    thirty = [curve[21] for curve in curves]  # the 37 shifts go by tens from -180 degrees
+    assert f"rightly {min(thirty):.0f} to {max(thirty):.0f} % of the time" in page
+    assert (
+        f"twelve lose {plain - twelve:.0f} points" in (ROOT / "docs/which-network.md").read_text()
+    )
 
 
 def rows_of_options(file: str, dataset: str, options: str) -> list[Row]:
