@@ -177,6 +177,8 @@ def start_script(tmp_path_factory):
             return subprocess.CompletedProcess(script, code, *streams)
 
         yield start
+        # It would wait for the end of its input, of which other forks may hold a copy.
+        starter.terminate()
 
 
 @pytest.fixture(autouse=True)
