@@ -119,7 +119,9 @@ def _build(model: str, *, selector: str | None = None, **options: Any) -> Networ
     network = create_model(model, num_classes=CLASSES, **options)
     if selector is None:
         return network
-    return canonicalize(network, select=hue_selector(rotations=12, **PRESETS[selector]))
+    in_front = hue_selector(rotations=12, **PRESETS[selector])
+    in_front(torch.rand(2, 3, 32, 32))  # one that has seen no image would be refused
+    return canonicalize(network, select=in_front)
 
 
 def network_steps(

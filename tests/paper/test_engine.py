@@ -126,7 +126,7 @@ def test_missing_data_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         reproduce(scope, ["ablation-jitter"], CPU)
     assert not scope.output.exists()
     counted = read_results(ROOT / "results" / "configurations.json")["rows"]
-    monkeypatch.setattr(configurations, "run", lambda: counted)
+    monkeypatch.setattr(configurations, "run", lambda console: counted)
     run = reproduce(scope, ["ablation-jitter", "configurations"], CPU)  # goes on with others
     assert "Flowers-102 is not in" in run.incomplete["ablation-jitter"]
     assert "Not complete: Flowers-102 is not in" in run.report.read_text()
@@ -140,12 +140,12 @@ def test_what_fails_is_said_and_the_rest_is_written(
 ) -> None:
     monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
     counted = read_results(ROOT / "results" / "configurations.json")["rows"]
-    monkeypatch.setattr(configurations, "run", lambda: counted)
+    monkeypatch.setattr(configurations, "run", lambda console: counted)
 
-    def broken(*arguments) -> None:
+    def broken(*arguments: object) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(equivariance, "rows", broken)
+    monkeypatch.setattr(equivariance, "measure", broken)
     scope = Scope(tmp_path / "out")
     for how in (CPU, replace(CPU, shard=(0, 1))):
         run = reproduce(scope, ["equivariance", "configurations"], how)
@@ -363,7 +363,7 @@ def test_ablations_have_the_papers_networks(
 def test_a_damaged_record_does_not_keep_others_from_being_listed(
     scope: Scope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(equivariance, "rows", list)
+    monkeypatch.setattr(equivariance, "DEMO", ())
     reproduce(scope, ["equivariance"], CPU)
     assert state("equivariance", scope) == "done"
     (record,) = (scope.output / "jobs").glob("equivariance-*.json")
