@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from tests.other_values import other_value
+from torch.utils.flop_counter import FlopCounterMode
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
@@ -312,9 +313,14 @@ def test_a_measured_step_is_one_of_the_recipe(folder: Path) -> None:
     )  # fmt: skip
     pixels = torch.zeros(6, 3, 20, 20, dtype=torch.uint8)
     toy = ImageSet("toy", "train", torch.arange(6) % 2, ("a", "b"), pixels=pixels)
-    small = advice.measure_seconds(plain, decode(toy))
     wide = dataclasses.replace(plain, options={"width": 32}, size=64, resize=73)
-    assert 0 < small < advice.measure_seconds(wide, decode(toy))
+    operations = []
+    for recipe in (plain, wide):
+        with FlopCounterMode(display=False) as counter:
+            assert advice.measure_seconds(recipe, decode(toy)) > 0
+        operations.append(counter.get_total_flops())
+    # Sixteen times the channels in and out and sixteen times the pixels, but for three colours.
+    assert 0 < 100 * operations[0] < operations[1]
 
 
 @pytest.mark.parametrize(
