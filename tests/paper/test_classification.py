@@ -310,3 +310,11 @@ def test_networks_are_compared_with_the_plain_one_of_their_seed(rows: list[dict[
     assert not names & {"ResNet-18", "ResNet-18 + jitter", "CIConv-W ResNet-18"}
     assert "ResNet-18 (grey input)" in names
     assert gains_table(rows[:1], "flowers102").rows == []
+
+
+def test_rows_that_were_not_swept_have_no_shifted_difference() -> None:
+    made = [row(model, seed) for model in ("resnet18", "ce_resnet18") for seed in (0, 1)]
+    made[2]["hue_mean"] = None
+    del made[3]["hue_mean"]
+    (line,) = gains_table(made, "flowers102").rows
+    assert line == ("CE-ResNet-18", "+0.00 ± 0.00", "–", "2")

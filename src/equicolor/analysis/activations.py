@@ -209,10 +209,11 @@ def select_images(batches: Batches, which: Tensor) -> Iterator[tuple[Tensor, Ten
             numbers = batches.epochs.numbers(0, indices, batches.augmentation.numbers)
             yield part, batches.images(indices, numbers)
         return
-    first = done = 0
+    first = end = 0
     for batch in batches:
         images = images_of(batch)
-        start, end = torch.searchsorted(which, torch.tensor([first, first + len(images)]))
+        places = torch.searchsorted(which, torch.tensor([first, first + len(images)]))
+        start, end = places.tolist()
         part = which[start:end]
         if len(part):
             chosen = images[(part - first).to(images.device)]
@@ -221,10 +222,9 @@ def select_images(batches: Batches, which: Tensor) -> Iterator[tuple[Tensor, Ten
         first += len(images)
         if end == len(which):
             return
-        done = int(end)
-    if done < len(which):
+    if end < len(which):
         raise ValueError(
-            f"batches gave {done} of the {len(which)} images it gave before: it is gone through "
+            f"batches gave {end} of the {len(which)} images it gave before: it is gone through "
             "twice, so take a list or a loader instead of a generator"
         )
 

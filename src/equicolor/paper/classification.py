@@ -197,15 +197,21 @@ def gains_table(rows: Sequence[Row], dataset: str) -> Table:
     for variant, group in groups.items():
         plain_one = Variant("baseline", variant.network, augmentation=variant.augmentation)
         beside = groups.get(plain_one._replace(setting=variant.setting), [])
-        plain = {row["seed"]: row for row in beside}
-        pairs = [(row, plain[row["seed"]]) for row in group if row["seed"] in plain]
+        plain = {row.get("seed"): row for row in beside}
+        pairs = [(row, plain[row.get("seed")]) for row in group if row.get("seed") in plain]
         if beside == group or len(pairs) < 2:  # one difference is mostly noise
             continue
-        gained = [difference([row[key] - other[key] for row, other in pairs]) for key in _TEST_SETS]
+        gained = [_gain(pairs, key) for key in _TEST_SETS]
         lines.append((variant.name, *gained, str(len(pairs))))
     title = f"{dataset_title(dataset)}: points above the plain network of the same seed"
     columns = "network", "original", "hue-shifted", "seeds"
     return Table(columns, lines, f"{title} (mean ± standard error)")
+
+
+def _gain(pairs: Sequence[tuple[Row, Row]], key: str) -> str:
+    """The mean difference of the pairs in which both were measured."""
+    both = [pair for pair in pairs if len(measured(pair, key)) == 2]
+    return difference([row[key] - other[key] for row, other in both])
 
 
 def measured(rows: Sequence[Row], key: str) -> list[Any]:

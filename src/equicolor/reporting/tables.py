@@ -116,13 +116,13 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def difference(values: Sequence[float]) -> str:
-    """The mean of two or more differences and its standard error.
+    """The mean of two or more differences and its standard error; of fewer, a dash.
 
     Example:
         >>> difference([1.0, 3.0]), difference([-0.001, 0.001]), difference([])
         ('+2.00 ± 1.00', '+0.00 ± 0.00', '–')
     """
-    if not values:
+    if len(values) < 2:
         return MISSING
     mean = statistics.fmean(values)  # z: no negative zero
     return f"{mean:+z.2f} ± {standard_error(values):.2f}".replace("-", "−")
