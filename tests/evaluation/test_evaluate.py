@@ -61,6 +61,20 @@ def test_numbers_fit_together(found: Evaluation, batches) -> None:
     assert found.seconds > 0
 
 
+def test_accuracy_has_double_precision() -> None:
+    """That of the sweep and of the evaluation, also of networks in double precision."""
+
+    class Nearly(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return torch.tensor([1, 1 + 1e-12], dtype=torch.float64).expand(len(images), 2)
+
+    batches = [(torch.rand(3, 3, 4, 4), torch.tensor([0, 0, 1]))]
+    found = evaluate(Nearly(), batches, shifts=[0.0], actions=["hsv"])
+    sweep = found.sweeps["hsv"]
+    for value in (found.original, sweep.original, float(sweep.accuracy[0])):
+        assert value == pytest.approx(100 / 3, rel=1e-12)
+
+
 def test_results_are_short_in_a_notebook(found: Evaluation) -> None:
     assert repr(found).startswith(
         "Evaluation(Colours on toy, 20 images of 4 classes: original 90.0"

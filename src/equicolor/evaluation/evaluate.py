@@ -165,7 +165,7 @@ def evaluate(
                 f"the network has {logits.shape[1]} outputs, but the images have "
                 f"{len(class_names)} classes"
             )
-        answers.append((logits.float(), labels))
+        answers.append((logits, labels))
 
     sweeps = sweep_actions(
         network, batches, shifts, actions, autocast=autocast, progress=progress, on_original=keep

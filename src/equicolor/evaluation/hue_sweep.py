@@ -95,7 +95,7 @@ class HueSweep:
     @property
     def original(self) -> float:
         """Accuracy on the untouched images, in percent."""
-        return float(100 * self.correct_original.sum() / self.counts.sum())
+        return float(100 * self.correct_original.sum().double() / self.counts.sum())
 
     @property
     def accuracy(self) -> Tensor:
