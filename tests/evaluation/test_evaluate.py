@@ -195,6 +195,9 @@ def test_values_beyond_the_usual_range_are_drawn(batches) -> None:
     found = evaluate(Colours(), batches, actions=["gamma"], shifts=[1.0, 4.0])
     axes, strip = evaluation_figure(found).axes
     assert axes.get_xlim() == strip.get_xlim() == (-1, 2)  # powers of two
+    found = evaluate(Colours(), batches, actions=["hsv"], shifts=[0.0, 1 / 3, 2 / 3])
+    axes, strip = evaluation_figure(found).axes
+    assert axes.get_xlim() == strip.get_xlim() == (-180, 240)
 
 
 def test_without_actions_only_the_original_images_count(batches, tmp_path: Path) -> None:

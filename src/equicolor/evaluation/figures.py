@@ -58,11 +58,9 @@ class _Axis:
     show: Callable[[float], str] = "{:g}".format  # from where a tick is drawn to its text
 
     def range_of(self, curves: Sequence[Curve]) -> tuple[float, float]:
-        """The range of the action, and beyond if curves go further; circles are full."""
+        """The range of the action, and beyond if curves go further."""
         action = action_named(self.action)
-        ends = [action.low, action.high]
-        if not action.cyclic:
-            ends += [value for curve in curves for value in curve.values]
+        ends = [action.low, action.high, *(value for curve in curves for value in curve.values)]
         return min(ends), max(ends)
 
     def draw_strip(self, axes: Axes, low: float, high: float) -> None:
