@@ -146,8 +146,10 @@ def test_what_cannot_be_predicted_is_refused(photos: list[Path], tmp_path: Path)
         predict(network, photos)
     with pytest.raises(ValueError, match=r"cecnn cannot take images of 200 × 200 pixels"):
         predict(cecnn(), photos, size=200)
-    with pytest.raises(ValueError, match="logits are NaN for image 1"):
-        predict(Mean(), torch.stack([torch.rand(3, 8, 8), torch.full((3, 8, 8), torch.nan)]))
+    for bad in (torch.nan, torch.inf):  # both without probabilities
+        images = torch.stack([torch.rand(3, 8, 8), torch.full((3, 8, 8), bad)])
+        with pytest.raises(ValueError, match="logits are NaN or infinite for image 1"):
+            predict(Mean(), images)
 
 
 def test_corrupt_images_are_left_out_if_asked(photos: list[Path], tmp_path: Path) -> None:

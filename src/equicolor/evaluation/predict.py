@@ -176,10 +176,11 @@ def _answers(
         raise ValueError(
             f"the network has {classes} outputs, but names {len(names)} classes in class_names"
         )
-    undefined = logits.isnan().any(1).nonzero().flatten().tolist()
-    if undefined:
-        raise ValueError(f"the network's logits are NaN for image {files[undefined[0]]}")
-    highest = logits.double().softmax(1).topk(min(top, classes), 1)
+    probabilities = logits.double().softmax(1)
+    for file, undefined in zip(files, probabilities.isnan().any(1).tolist(), strict=True):
+        if undefined:
+            raise ValueError(f"the network's logits are NaN or infinite for image {file}")
+    highest = probabilities.topk(min(top, classes), 1)
     return [
         tuple(Answer(names[number], number, value) for number, value in zip(*each, strict=True))
         for each in zip(highest.indices.tolist(), highest.values.tolist(), strict=True)
