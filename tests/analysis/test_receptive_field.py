@@ -356,6 +356,26 @@ def test_unknown_operations_are_said_and_see_everything():
     assert field.box(0, 0) == (0, 0, 8, 8)
 
 
+def test_units_that_see_nothing_have_an_empty_field():
+    network = nn.Sequential(nn.Conv2d(3, 2, 1, padding=1))  # the corner sees padding alone
+    field = receptive_fields(network, 4, ["0"])["0"]
+    assert field.box(0, 0) == (0, 0, 0, 0)
+    assert field.box(0, 7) == (0, 0, 1, 1)
+    assert field.frame(0, 0) == (-1, -1, 0, 0)
+
+
+def test_a_number_of_the_image_written_into_a_tensor_sees_the_image():
+    class Fill(nn.Module):
+        def forward(self, x):
+            out = x.clone()
+            out[:, 1] = x.mean()
+            return out
+
+    field = receptive_fields(nn.Sequential(nn.Conv2d(3, 2, 1), Fill()), 6, ["1"])["1"]
+    assert field.box(0, 0) == (0, 0, 1, 1)
+    assert field.box(1, 0) == (0, 0, 6, 6)
+
+
 def test_elements_that_the_image_chooses_may_be_any():
     class Brightest(nn.Module):
         def forward(self, features):

@@ -184,15 +184,11 @@ def _same(call: _Operation) -> list[Planes]:
     return [call.first]
 
 
-@_rule_of("copy")
-def _copy(call: _Operation) -> list[Planes]:
-    source = call.seen.planes(call.named["src"])
-    return _fill(call) if source is None else [source]
-
-
-@_rule_of("fill zero")
-def _fill(call: _Operation) -> list[Planes]:
-    return [rules.nothing(call.outputs[0].device)]
+@_rule_of("copy fill zero")
+def _overwrite(call: _Operation) -> list[Planes]:
+    source = call.named.get("src", call.named.get("value"))
+    planes = call.seen.planes(source) if isinstance(source, Tensor) else None
+    return [rules.nothing(call.outputs[0].device) if planes is None else planes]
 
 
 # They move elements, and move planes in the same way; so do all views.

@@ -23,11 +23,12 @@ class ReceptiveField:
     """What the units of a layer can see, and the frame to show it in.
 
     The **field** of a unit at a position is the smallest box that holds every pixel it depends
-    on. The **frame** has the same size at every position and may reach outside the image: it
-    is the field in an image without borders. Global pooling within a network, as in
-    squeeze-and-excitation or instance norms, makes the field the whole image, but not the
-    frame, which follows what is local. Where there is no such frame, or a map of one row or
-    column is padded of which nobody knows how far the next one would be, it is the whole image.
+    on; it is (0, 0, 0, 0) if there are none. The **frame** is the field in an image without
+    borders: it has the same size at every position and may reach outside the image. Global
+    pooling within a network, as in squeeze-and-excitation or instance norms, makes the field the
+    whole image, but not the frame, which follows local operations. The frame is the whole image
+    where fields differ in size, or where the padding of a map of one row or column has no known
+    distance to the next.
 
     Attributes:
         rows: int64 :math:`[C, H, 2]`, of every channel and row of positions the first row of
@@ -87,7 +88,8 @@ def field_from_planes(
     if any(bool((lows[index] == -torch.inf).any()) for index in NOMINAL):
         unknown = unknown | {SINGLE}
     frames = _frame(nominal_rows, image[0]), _frame(nominal_columns, image[1])
-    return ReceptiveField(rows.long(), columns.long(), *frames, unknown)
+    fields = (ends.nan_to_num(posinf=0, neginf=0).long() for ends in (rows, columns))
+    return ReceptiveField(*fields, *frames, unknown)
 
 
 def _frame(interval: Tensor, extent: int) -> Tensor:
