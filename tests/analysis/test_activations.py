@@ -223,6 +223,8 @@ def test_images_that_are_gone_the_second_time(network, images):
 def test_bad_input(network, images):
     with pytest.raises(ValueError, match="batches holds no images"):
         top_activations(network, [])
+    with pytest.raises(ValueError, match="layers must name at least one layer, got none"):
+        top_activations(network, [images], [])
     with pytest.raises(ValueError, match="top must be at least 1, got 0"):
         top_activations(network, [images], top=0)
     with pytest.raises(ValueError, match="grey must be one of 'luma', 'opponent'; got 'mean'"):

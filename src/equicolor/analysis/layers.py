@@ -130,6 +130,8 @@ def find_layers(
             )
     else:
         names = [_check_name(name, calls) for name in layers]
+        if not names:
+            raise ValueError("layers must name at least one layer, got none")
     return {name: _layer(name, call, image) for name, call in calls.items() if name in names}
 
 
