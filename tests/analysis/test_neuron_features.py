@@ -214,6 +214,9 @@ def test_filters_answer_like_the_layer(lifting):
 def test_filters_of_plain_networks():
     assert first_filters(resnet44(width=4)).images.shape == (4, 1, 3, 3, 3)
     assert first_filters(nn.Sequential(nn.Flatten(), nn.Linear(3, 2))) is None
+    by_colour = nn.Conv2d(3, 6, 1, groups=3)  # two filters of each colour
+    drawn = first_filters(nn.Sequential(by_colour)).images
+    assert ((drawn != 0.5).flatten(1).nonzero()[:, 1]).tolist() == [0, 0, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("lifting", ["rgb", "hsv"])

@@ -59,7 +59,11 @@ def first_filters(network: nn.Module) -> FirstFilters | None:
         if isinstance(module, (nn.Conv2d, BatchedCEConv2d)) and module.in_channels in (1, 3):
             weight = module.weight.detach().float()
             weight = weight.squeeze(2) if weight.ndim == 5 else weight
-            weight = weight.expand(-1, 3, -1, -1)
+            if module.groups == 1:
+                weight = weight.expand(-1, 3, -1, -1)
+            else:  # every filter sees one colour
+                colors = torch.eye(3, device=weight.device).repeat_interleave(len(weight) // 3, 0)
+                weight = weight * colors[..., None, None]
             if lift is None:
                 return _draw(name, weight, 1, None, None)
             matrices = HueGroup(lift.rotations).matrices if lift.lifting == "rgb" else None
