@@ -1,5 +1,6 @@
 """A page about a network: what it leaves out it says, and it measures what the experiments do."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -49,6 +50,15 @@ def test_wrong_numbers_are_refused_before_the_network_runs(option: str) -> None:
     network.register_forward_pre_hook(lambda *_: pytest.fail("the network ran"))
     with pytest.raises(ValueError, match=f"{option} must be at least 1, got 0"):
         inspect(subject_of(network, torch.rand(4, 3, 16, 16)), **{option: 0})
+
+
+def test_corrupt_images_are_not_counted() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    images = torch.rand(4, 3, 8, 8)
+    subject = dataclasses.replace(subject_of(network, images), unjudged="")
+    subject.batches[0] = images[:3], torch.tensor([0, 1, 0])  # the last one could not be decoded
+    found = inspect(subject, top=2, units=1, shifts=2)
+    assert found.images == found.summary()["images"] == 3
 
 
 @pytest.mark.slow

@@ -213,7 +213,7 @@ def inspect(
         equivariance=errors,
         rotations=rotations,
         action=action,
-        images=len(subject.images),
+        images=len(subject.images) if evaluation is None else evaluation.images,
         seconds=time.perf_counter() - start,
         unjudged=subject.unjudged,
         left_out=layers_left_out(network, size) if layers is None else {},
