@@ -91,7 +91,7 @@ def turn(
             evaluation = judge(other, actions=["hsv"], shifts=shifts, console=console)
         left_out = layers_left_out(network, size)
         subjects.append((other, list(layers.values()), left_out, evaluation))
-    rotations = [max(layer.rotations for layer in layers) for _, layers, _, _ in subjects]
+    rotations = [max([1, *(one.rotations for one in layers)]) for _, layers, _, _ in subjects]
     return [
         turn_hues(
             one,
