@@ -90,7 +90,7 @@ def test_corrupt_images_are_counted(place: Path) -> None:
         ("net.safetensors absent.png", 1, "no image at absent.png; expected a file, a folder of"),
         ("net.safetensors mine.py", 2, "mine.py cannot be decoded: it is in no format that Pillow"),
         ("net.safetensors empty", 2, "empty holds no images (.apng, .avif"),
-        ("net.safetensors -", 2, "no path came on stdin: expected images or folders, one a line"),
+        ("net.safetensors -", 2, "no path came on stdin: expected images or folders, one per line"),
         ("absent fruit", 1, "no network at absent; expected a checkpoint"),
         ("resnet18 fruit", 1, "that is the name of an architecture, which has no weights"),
         ("mine.py:Nut fruit", 2, "mine.py has no function 'Nut'"),

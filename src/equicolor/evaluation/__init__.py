@@ -1,4 +1,4 @@
-"""Judging networks: hue sweeps, calibration, and reports on any network and images."""
+"""Judging networks: hue sweeps, calibration, and reports for any network and images."""
 
 from equicolor.evaluation.actions import ACTIONS, HUE_ACTIONS
 from equicolor.evaluation.evaluate import ClassChange, Evaluation, evaluate

@@ -11,29 +11,29 @@ from equicolor.color import compose, decompose, rotate_hue
 from equicolor.groups import SpatialGroup
 from equicolor.light import cast_light, change_brightness, change_gamma, change_saturation
 
-Change = Callable[[float | Tensor], Tensor]  # from a value to changed images
+Change = Callable[[float | Tensor], Tensor]  # from a value to the changed images
 
 CAST_STRENGTH = 0.3  # gains of 0.7 to 1.3
 
 
 @dataclass(frozen=True)
 class Action:
-    """Something that is done to images, more or less of it."""
+    """A change of images whose strength or direction is a number, the value."""
 
-    label: str  # what it is called in tables and figures
+    label: str  # its name in tables and figures
     unit: str  # of its values, in the plural
-    low: float  # where a sweep begins
-    high: float  # where it ends
-    # Images [B, 3, H, W] to a function from a value to changed images; work that all values share
-    # is done once.
+    low: float  # the first value of a sweep
+    high: float  # the last one
+    # From images [B, 3, H, W] to a function from a value to the changed images, so that work that
+    # all values share is done once.
     change: Callable[[Tensor], Change]
-    show: Callable[[float], str]  # how a value is written
-    cyclic: bool = False  # the values lie on a circle, of which 1 is the whole
-    doubling: bool = False  # a sweep takes equal ratios, not differences, of its values
+    show: Callable[[float], str]  # formats a value
+    cyclic: bool = False  # the values are angles in turns
+    doubling: bool = False  # the values of a sweep have equal ratios, not equal differences
     whole: bool = False  # the values are whole numbers, and a sweep takes all of them
 
     def spaced(self, count: int) -> Tensor:
-        """A number of values over the range, both ends included, float64."""
+        """``count`` values over the range, both ends included, float64."""
         if self.whole:
             return torch.arange(self.low, self.high + 1, dtype=torch.float64)
         steps = torch.arange(count, dtype=torch.float64) / (count - 1)
@@ -47,39 +47,39 @@ def _shift_hsv(images: Tensor) -> Change:
     return lambda turns: compose(hue + turns, chroma, low)
 
 
-_PLANE = SpatialGroup("p4m")
+_P4M = SpatialGroup("p4m")
 
 
 def _turn(images: Tensor) -> Change:
     def change(element: float | Tensor) -> Tensor:
         if float(element) % 1:
             raise ValueError(
-                f"turn expects whole numbers from 0 to {_PLANE.order - 1}, got {float(element):g}"
+                f"turn expects whole numbers from 0 to {_P4M.order - 1}, got {float(element):g}"
             )
-        return _PLANE.transform(images, int(element)).contiguous()
+        return _P4M.transform(images, int(element)).contiguous()
 
     return change
 
 
-def _of_the_circle(label: str, change: Callable[[Tensor], Change]) -> Action:
-    """An action whose values are turns."""
+def _in_turns(label: str, change: Callable[[Tensor], Change]) -> Action:
+    """An action whose values are turns, over the whole circle."""
     return Action(
         label, "turns", -0.5, 0.5, change, lambda turns: f"{360 * turns:z.0f}°", cyclic=True
     )
 
 
-# What shifts the hue: see equicolor.color for the difference.
-_HUE: dict[str, Action] = {
-    "hsv": _of_the_circle("HSV shift", _shift_hsv),
-    "rgb": _of_the_circle("RGB rotation", lambda images: lambda turns: rotate_hue(images, turns)),
-    "rgb-clip": _of_the_circle(
+# Hue shifts: equicolor.color explains the difference.
+_HUE_SHIFTS: dict[str, Action] = {
+    "hsv": _in_turns("HSV shift", _shift_hsv),
+    "rgb": _in_turns("RGB rotation", lambda images: lambda turns: rotate_hue(images, turns)),
+    "rgb-clip": _in_turns(
         "RGB rotation, clipped",
         lambda images: lambda turns: rotate_hue(images, turns, clip=True),
     ),
 }
-# What a hue shift is not: see equicolor.light and equicolor.groups. All of them stay in [0, 1].
-_OTHER: dict[str, Action] = {
-    "cast": _of_the_circle(
+# See equicolor.light and equicolor.groups. All of these stay in [0, 1].
+_OTHER_ACTIONS: dict[str, Action] = {
+    "cast": _in_turns(
         f"light cast, {100 * CAST_STRENGTH:.0f} %",
         lambda images: lambda turns: cast_light(images, turns, CAST_STRENGTH, clip=True),
     ),
@@ -100,25 +100,25 @@ _OTHER: dict[str, Action] = {
         lambda factor: f"× {factor:.2f}",
     ),
     "turn": Action(
-        "turns and mirror images", "quarter turns, mirrored from 4 on", 0.0, _PLANE.order - 1.0,
+        "turns and mirror images", "quarter turns, mirrored from 4 on", 0.0, _P4M.order - 1.0,
         _turn,
         lambda element: f"{90 * (element % 4):.0f}°{', mirrored' * (element >= 4)}",
         whole=True,
     ),
 }  # fmt: skip
-_ALL = _HUE | _OTHER
-HUE_ACTIONS, ACTIONS = tuple(_HUE), tuple(_ALL)
+_ALL_ACTIONS = _HUE_SHIFTS | _OTHER_ACTIONS
+HUE_ACTIONS, ACTIONS = tuple(_HUE_SHIFTS), tuple(_ALL_ACTIONS)
 
 
 def action_named(name: str) -> Action:
-    """The action of a name.
+    """The action with a name.
 
     Example:
         >>> gamma = action_named("gamma")
         >>> gamma.label, gamma.spaced(3).tolist()
         ('gamma', [0.5, 1.0, 2.0])
     """
-    return _ALL[_checks.one_of("action", name, ACTIONS)]
+    return _ALL_ACTIONS[_checks.one_of("action", name, ACTIONS)]
 
 
 def action_values(
@@ -129,7 +129,7 @@ def action_values(
     Args:
         actions: some of :data:`ACTIONS`.
         shifts: how many values, over the whole range of each action; or the values themselves,
-            for actions that have one unit.
+            if all actions have the same unit.
 
     Example:
         >>> {name: values.tolist() for name, values in action_values(["hsv", "gamma"], 3).items()}
@@ -151,7 +151,7 @@ def action_values(
 
 
 def check_turns(what: str, turns: Sequence[float]) -> None:
-    """Refuse hue shifts beyond a whole turn: degrees, taken for turns, would change nothing."""
+    """Refuse hue shifts beyond a whole turn: degrees, taken as turns, would change nothing."""
     beyond = [each for each in turns if not abs(each) <= 1]
     if beyond:
         raise ValueError(
@@ -171,5 +171,5 @@ def _values(action: Action, shifts: int | Sequence[float] | Tensor) -> Tensor:
         check_turns("shifts", values.tolist())
     change = action.change(torch.zeros(1, 3, 1, 1))
     for value in values.tolist():
-        change(value)  # refuses what it cannot be; values of tensors go unchecked
+        change(value)  # refuses bad values; in a sweep, values are tensors, which go unchecked
     return values

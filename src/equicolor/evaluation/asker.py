@@ -1,4 +1,4 @@
-"""Running a network to judge it or to look into it."""
+"""Running a network, to judge it or to look into it."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -49,39 +49,39 @@ class Asker:
         if like is not None and like.is_contiguous(memory_format=torch.channels_last):
             images = images.contiguous(memory_format=torch.channels_last)
         if self._call is None:
-            self._call = self._recorded(images)
+            self._call = self._record(images)
         return check_logits(self._call(images), images)
 
     def run(self, images: Tensor) -> object:
-        """Whatever the network gives for images of any device and dtype, without a recording."""
+        """The network's output for images of any device and dtype, without a CUDA graph."""
         device, dtype = self.device or images.device, self.dtype or images.dtype
         images = images.to(device, dtype, non_blocking=True)
         with nullcontext() if self.autocast is None else torch.autocast(device.type, self.autocast):
             result: object = self.model(images)
         return result
 
-    def _recorded(self, images: Tensor) -> Callable[[Tensor], object]:
-        if images.is_cuda and isinstance(self.model, Network):  # others may not allow it
+    def _record(self, images: Tensor) -> Callable[[Tensor], object]:
+        if images.is_cuda and isinstance(self.model, Network):  # others may fail when recorded
             try:
                 return capture(_folded(self.model), images, self.autocast)
             except (RuntimeError, TypeError) as error:
-                warnings.warn(f"evaluates without CUDA graphs: {error}", stacklevel=2)
+                warnings.warn(f"evaluating without CUDA graphs: {error}", stacklevel=2)
         return self.run
 
 
 def check_logits(output: object, images: Tensor) -> Tensor:
-    """What a network gave for images ``[B, 3, H, W]``; it must be logits ``[B, C]``."""
+    """Return a network's output for images ``[B, 3, H, W]`` if it is logits ``[B, C]``."""
     if isinstance(output, Tensor) and output.ndim == 2 and len(output) == len(images):
         return output
-    came = list(output.shape) if isinstance(output, Tensor) else f"a {type(output).__name__}"
+    got = list(output.shape) if isinstance(output, Tensor) else f"a {type(output).__name__}"
     raise ValueError(
         f"the network must give logits [{len(images)}, classes] for images {list(images.shape)}, "
-        f"got {came}"
+        f"got {got}"
     )
 
 
 def _folded(model: nn.Module) -> nn.Module:
-    """A network in the fused form, or as it is."""
+    """A network in the fused form, or unchanged if it has none."""
     if not any(isinstance(layer, CEConv2d) for layer in model.modules()):
         return model  # folding batch norms into plain convolutions changes the rounding
     try:
@@ -92,10 +92,10 @@ def _folded(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put every part of a network in eval mode, and back into its mode afterwards."""
+    """Put all modules of a network in eval mode, and each back into its mode afterwards."""
     before = [(module, module.training) for module in model.modules()]
     benchmark = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True  # all batches but the last have one shape
+    torch.backends.cudnn.benchmark = True  # all batches but the last have the same shape
     model.eval()
     try:
         yield

@@ -15,19 +15,19 @@ from equicolor.evaluation.hue_sweep import Batches, HueSweep, hue_shifts, sweep_
 from equicolor.models.facts import network_facts, network_title
 from equicolor.reporting.progress import Progress
 
-# How the keys of a row begin: the HSV shift is the paper's.
+# Of the keys of a row. The HSV shift, which is the paper's, is just "hue".
 PREFIX = {name: name.replace("-", "_") for name in ACTIONS} | {"hsv": "hue"}
 
 
 class ClassChange(NamedTuple):
-    """What hue shifts, or another action, do to one class; numbers in percent.
+    """The effect of hue shifts, or of another action, on one class; numbers in percent.
 
     Attributes:
         name: of the class.
         images: how many there are.
         original: accuracy on the untouched images.
         shifted: mean accuracy over the distinct shifts.
-        changed: how often, on average, a shift changes the answer.
+        changed: how often a shift changes the answer, on average.
     """
 
     name: str
@@ -44,7 +44,7 @@ class ClassChange(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """What :func:`evaluate` found.
+    """The result of :func:`evaluate`.
 
     Attributes:
         facts: about the network and the images, for rows and tables.
@@ -73,15 +73,15 @@ class Evaluation:
             f"{action_named(action).label} {sweep.mean:.1f} %"
             for action, sweep in self.sweeps.items()
         ]
-        found = [f"original {self.original:.1f} %", *swept]
+        accuracies = [f"original {self.original:.1f} %", *swept]
         return (
             f"Evaluation({network_title(self.facts)}, {counted(self.images, 'image')} of "
-            f"{len(self.class_names)} classes: {', '.join(found)}, calibration error "
+            f"{len(self.class_names)} classes: {', '.join(accuracies)}, calibration error "
             f"{self.reliability.expected_error:.1f})"
         )
 
     def class_changes(self, action: str = "hsv") -> list[ClassChange]:
-        """What every class that has images loses under an action, the largest loss first.
+        """The effect of an action on every class that has images, the largest loss first.
 
         Args:
             action: one that was swept.
@@ -102,8 +102,8 @@ class Evaluation:
             A list of one row: the facts; ``original`` accuracy; ``hue_mean``,
             ``hue_mean_distinct`` and ``hue_curve`` of the HSV shift, and the same of the other
             actions under their names (``rgb_…``, ``rgb_clip_…``, ``gamma_…``); ``nll`` and
-            ``ece``; how many ``images`` and seconds it took. ``shifts`` are there if they are
-            not the paper's; values that are no turns always are, such as ``gamma_values``.
+            ``ece``; the number of ``images`` and ``evaluate_seconds``. ``shifts`` are there if they
+            are not the paper's; values in other units, such as ``gamma_values``, always are.
         """
         row = {**self.facts, "original": round(self.original, 3)}
         for action, sweep in self.sweeps.items():
@@ -142,18 +142,17 @@ def evaluate(
     Args:
         network, batches, shifts, autocast, progress: see :func:`equicolor.evaluation.hue_sweep`.
         class_names: one for each output; numbers by default.
-        actions: what is done to the images, some of :data:`equicolor.evaluation.ACTIONS`; may be
-            empty.
+        actions: some of :data:`equicolor.evaluation.ACTIONS`; may be empty.
         facts: more entries for the row: dataset, seed, and so on.
 
     Example:
         >>> from equicolor.models import cecnn
         >>> batches = [(torch.rand(8, 3, 28, 28), torch.arange(8) % 4)]
         >>> network = cecnn(4, coset_pool="max")
-        >>> found = evaluate(network, batches, shifts=[0.0, 1 / 3], actions=["rgb"])
-        >>> found.sweeps["rgb"].accuracy.tolist() == [found.original] * 2
+        >>> result = evaluate(network, batches, shifts=[0.0, 1 / 3], actions=["rgb"])
+        >>> result.sweeps["rgb"].accuracy.tolist() == [result.original] * 2
         True
-        >>> found.rows()[0]["model"], found.images, len(found.class_changes("rgb"))
+        >>> result.rows()[0]["model"], result.images, len(result.class_changes("rgb"))
         ('cecnn', 8, 4)
     """
     start = time.perf_counter()

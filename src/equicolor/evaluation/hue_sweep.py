@@ -1,6 +1,6 @@
 """Accuracy under hue shifts: how much a network's answers depend on the hue of an image.
 
-The test images are shifted by many angles, and the network is run each time (paper,
+The hues of the test images are shifted by many angles, and the network is run each time (paper,
 section 4.2). Other actions than hue shifts, such as coloured light, are swept in the same way.
 The counts stay on the device until the end, so that a GPU never waits.
 """
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 
-_SAME = 9  # decimals in which equal shifts agree
+_DECIMALS = 9  # in which equal shifts agree
 
 
 @dataclass(frozen=True, eq=False)
 class HueSweep:
-    """What a network answers when the hue of the images is shifted, counted per class.
+    """A network's answers to images with shifted hues, counted per class.
 
-    Or when something else is done to them: then ``shifts`` are the values of that action.
+    For another action than a hue shift, ``shifts`` are the values of that action.
 
     Attributes:
         action: what was done, one of :data:`equicolor.evaluation.ACTIONS`.
         shifts: turns, or values in the unit of the action, float64 :math:`[K]`.
         counts: images of every class, int64 :math:`[C]`.
-        correct_original: how many of them are recognised as they are, int64 :math:`[C]`.
+        correct_original: how many of them are recognised untouched, int64 :math:`[C]`.
         correct: how many are recognised under every shift, int64 :math:`[K, C]`.
-        changed: how many get another answer than they do untouched, int64 :math:`[K, C]`.
+        changed: how many get another answer than untouched, int64 :math:`[K, C]`.
 
     Example:
         >>> class Red(nn.Module):  # class 1: more red than green
@@ -88,7 +88,7 @@ class HueSweep:
             >>> [text.get_text().partition(",")[0] for text in axes.get_legend().get_texts()]
             ['plain', 'another']
         """
-        from equicolor.evaluation.figures import plot_sweep  # which imports matplotlib
+        from equicolor.evaluation.figures import plot_sweep  # imports matplotlib
 
         return plot_sweep(self, axes, label=label)
 
@@ -109,11 +109,11 @@ class HueSweep:
 
     @property
     def distinct(self) -> list[int]:
-        """Positions of the shifts that differ: the two ends of the default sweep are one."""
+        """Positions of the distinct shifts: the two ends of the default sweep are one."""
         cyclic = action_named(self.action).cyclic
         first: dict[float, int] = {}
         for position, value in enumerate(self.shifts.tolist()):
-            same = round(value % 1, _SAME) % 1 if cyclic else round(value, _SAME)
+            same = round(value % 1, _DECIMALS) % 1 if cyclic else round(value, _DECIMALS)
             first.setdefault(same, position)
         return list(first.values())
 
@@ -152,16 +152,16 @@ class HueSweep:
 
     @property
     def drop(self) -> Tensor:
-        """Points every class loses on average over the distinct shifts, float64 :math:`[C]`."""
+        """Points that every class loses on average over the distinct shifts, :math:`[C]`."""
         return self.original_per_class - self.mean_per_class
 
 
 def hue_shifts(shifts: int | Sequence[float] | Tensor = 37) -> Tensor:
-    """A number of hue shifts from -0.5 to 0.5 turns, or the shifts themselves.
+    """Hue shifts in turns, from a number of shifts or the shifts themselves.
 
     Args:
-        shifts: a number of equally spaced shifts, both ends included as in the paper, or
-            the shifts themselves.
+        shifts: a number of equally spaced shifts from -0.5 to 0.5, both ends included as in
+            the paper, or the shifts themselves.
 
     Returns:
         Turns, float64 :math:`[K]`.
@@ -187,10 +187,10 @@ def hue_sweep(
     Args:
         model: maps images :math:`[B, 3, H, W]` in [0, 1] to logits :math:`[B, C]`. It is put
             in eval mode, and back into the mode it was in at the end.
-        batches: pairs of images and labels :math:`[B]`, gone through once. They are moved
-            to the model's device; channels-last images stay so.
+        batches: pairs of images and labels :math:`[B]`, read once. They are moved to the
+            model's device; channels-last images stay so.
         shifts: a number of shifts from -0.5 to 0.5 turns, or the shifts themselves in turns,
-            from -1 to 1; of other actions than hue shifts, a number of values over the range
+            from -1 to 1; for other actions than hue shifts, a number of values over the range
             below, or the values.
         action: ``"hsv"`` (:func:`equicolor.color.shift_hue`), ``"rgb"``
             (:func:`equicolor.color.rotate_hue`, which may leave [0, 1]) or ``"rgb-clip"``;
@@ -198,7 +198,7 @@ def hue_sweep(
             turns), ``"gamma"`` (from 0.5 to 2, in equal ratios), ``"brightness"`` (from -2 to 2
             stops) or ``"saturation"`` (factors from 0 to 2), all of :mod:`equicolor.light`
             and clipped to [0, 1]; ``"turn"``, the elements 0 to 7 of
-            :class:`equicolor.groups.SpatialGroup` ``"p4m"``, whatever their number.
+            :class:`equicolor.groups.SpatialGroup` ``"p4m"``, whatever number is asked for.
         autocast: compute with torch's autocast to this dtype; hues are shifted outside it.
         progress: called with (passes through the network done, passes in all if known).
 
@@ -239,7 +239,7 @@ def sweep_actions(
     ask = Asker(model, autocast)
     counts: Tensor | None = None
     problems: list[Tensor] = []  # a batch each
-    placed: dict[str, Sequence[float | Tensor]] = {}  # values, one by one
+    on_device: dict[str, Sequence[float | Tensor]] = {}  # the values, one by one
     classes = done = 0
 
     def count_pass() -> None:
@@ -261,14 +261,14 @@ def sweep_actions(
             classes = logits.shape[1]
             problems.append(_problems(images, labels, logits))
             if counts is None:
-                _refuse(problems, classes)  # early: a sweep may take minutes
+                _refuse(problems, classes)  # now, because a sweep may take minutes
                 shape = 3, passes, classes
                 counts = torch.zeros(shape, dtype=torch.int64, device=logits.device)
-                placed = {action: _placed(action, each, exact) for action, each in values.items()}
+                on_device = {name: _unbound(name, each, exact) for name, each in values.items()}
             answers = [logits.argmax(1)]
             for action in actions:
                 change = action_named(action).change(exact)
-                for value in placed[action]:
+                for value in on_device[action]:
                     logits = ask(change(value), like=images)
                     count_pass()
                     problems[-1][2] += logits.isnan().any(1).sum()
@@ -285,21 +285,21 @@ def sweep_actions(
     }
 
 
-def _placed(action: str, values: Tensor, images: Tensor) -> Sequence[float | Tensor]:
-    """Values one by one, on the device of the images unless Python has to look at them."""
+def _unbound(action: str, values: Tensor, images: Tensor) -> Sequence[float | Tensor]:
+    """Values one by one, on the device of the images; as numbers if Python has to read them."""
     numbers: list[float] = values.tolist()
     return numbers if action_named(action).whole else values.to(images).unbind()
 
 
 def _problems(images: Tensor, labels: Tensor, logits: Tensor) -> Tensor:
-    """How many images are not in [0, 1], labels have no output, and answers are NaN: ``[3]``."""
+    """The numbers of images outside [0, 1], labels without an output, and NaN answers: ``[3]``."""
     outside = ((images < -_checks.MARGIN) | (images > 1 + _checks.MARGIN)).flatten(1).any(1)
     unknown = (labels < 0) | (labels >= logits.shape[1])
     return torch.stack([each.sum() for each in (outside, unknown, logits.isnan().any(1))])
 
 
 def _refuse(problems: Sequence[Tensor], classes: int) -> None:
-    """Raise an error if the counts would mean nothing; waits for the device."""
+    """Raise an error if there are problems; waits for the device."""
     outside, unknown, undefined = torch.stack(tuple(problems)).sum(0).tolist()
     if outside:
         raise ValueError(
@@ -319,7 +319,7 @@ def _count(counts: Tensor, answers: Tensor, labels: Tensor) -> None:
     """Add a batch to ``counts``: images, right and changed answers ``[3, passes, classes]``.
 
     ``answers`` are ``[passes, B]``, the first to the untouched images. Labels without an output
-    may go anywhere: they are refused at the end.
+    are clamped here, and refused at the end.
     """
     kinds = torch.ones_like(answers), answers == labels, answers != answers[0]
     labels = labels.clamp(0, counts.shape[2] - 1)

@@ -1,4 +1,4 @@
-"""The images to judge a network on, prepared as it expects them."""
+"""The images to judge a network on, prepared as the network expects them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class OtherClassesError(ValueError):
-    """The network's outputs are not the classes of the images; ``reason`` is without advice."""
+    """The network's outputs are not the classes of the images; ``reason`` leaves out the advice."""
 
     def __init__(self, reason: str, advice: str) -> None:
         super().__init__(f"{reason}{advice}")
@@ -47,15 +47,15 @@ class Preparation(NamedTuple):
 def choose_preparation(
     network: nn.Module, kind: str = "large", *, size: int | None = None, resize: int | None = None
 ) -> Preparation:
-    """How to cut test images for a network, where ``size`` and ``resize`` do not say it.
+    """How to cut test images for a network, if ``size`` and ``resize`` are not given.
 
-    What the network knows of its training comes first, then the size it was made for.
-    ``"small"`` images, such as CIFAR's, are not cropped.
+    The sizes of its training come first, then those it was made for. ``"small"`` images, such as
+    CIFAR's, are not cropped.
     """
     if size is None:
         origin = network.origin if isinstance(network, Network) else Origin()
         size = origin.image_size or int(getattr(network, "image_size", 224))
-        if resize is None and origin.dataset:  # trained so, whatever the images are now
+        if resize is None and origin.dataset:  # as in training, even for another kind of images
             resize = origin.resize
         if resize is None and isinstance(network, (ForeignNetwork, Network)) and kind != "small":
             resize = network.resize
@@ -72,16 +72,16 @@ def prepare_image(
     size: int | None = None,
     resize: int | None = None,
 ) -> Tensor:
-    """From a file, or an image of Pillow, to the tensor that a network takes.
+    """Turn a file, or an image of Pillow, into the tensor that a network takes.
 
     The short side is resized and the centre cropped, as ``equicolor evaluate`` does it. There is
     no normalisation here: networks of this package, and those of
     :func:`equicolor.models.load_network`, normalise images themselves.
 
     Args:
-        image: a path, or an image of Pillow in any mode but fractions.
-        network: decides the sizes: those it was trained with, else those it was made for; without
-            one, 224 of 256.
+        image: a path, or an image of Pillow in any mode but floating point.
+        network: decides the sizes: those it was trained with, else those it was made for. Without
+            a network, 224 are cut from 256.
         size: height and width of the result.
         resize: the short side before the crop, at least ``size``.
 
@@ -111,11 +111,11 @@ def prepare_image(
 
 
 def try_images(network: nn.Module, size: int, batch: int = 2) -> object:
-    """What a network makes of black images of a size; a ValueError says why it cannot take them."""
+    """The output for black images of a size; a ValueError says why the network cannot take them."""
     try:
         with torch.no_grad():
             return Asker(network, None).run(torch.zeros(batch, 3, size, size))
-    # With these, torch and other libraries refuse a shape.
+    # The errors with which torch and other libraries refuse a shape.
     except (RuntimeError, ValueError, AssertionError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         usual = getattr(network, "image_size", None)
@@ -134,38 +134,38 @@ def count_outputs(network: nn.Module, size: int) -> int:
 def match_classes(
     network: nn.Module, images: ImageSet, size: int, *, by_index: bool = False
 ) -> ImageSet:
-    """Images whose labels number the classes as the outputs of a network in eval mode do.
+    """The images, with labels in the order of the outputs of a network in eval mode.
 
     If the network does not know the names of its classes, has those of timm or torchvision, or
-    with ``by_index``, the order is taken on trust. ``size`` is that of images to try the network
-    with.
+    with ``by_index``, the two orders are assumed to be the same. The network is tried on images
+    of this ``size``.
 
     Raises:
         OtherClassesError: if the number of outputs or the names differ.
     """
-    outputs, theirs = count_outputs(network, size), images.class_names
-    if outputs != len(theirs):
+    outputs, class_names = count_outputs(network, size), images.class_names
+    if outputs != len(class_names):
         raise OtherClassesError(
-            f"the network has {outputs} outputs, but {images.name} has {len(theirs)} classes",
+            f"the network has {outputs} outputs, but {images.name} has {len(class_names)} classes",
             ": it was trained on something else",
         )
     names = class_names_of(network)
-    if by_index or not names or names == theirs or _of_library(network):
+    if by_index or not names or names == class_names or _has_library_names(network):
         return images
-    if sorted(names) != sorted(theirs) or len(set(names)) != len(names):
-        pairs = [f"{a!r} and {b!r}" for a, b in zip(names, theirs, strict=False) if a != b]
+    if sorted(names) != sorted(class_names) or len(set(names)) != len(names):
+        pairs = [f"{a!r} and {b!r}" for a, b in zip(names, class_names, strict=False) if a != b]
         raise OtherClassesError(
             f"the network was trained on other classes than those of {images.name}: "
             f"{enumerated(pairs, 3)}",
-            ". If they are the same under other names, in the same order, go on with "
+            ". If they are the same classes in the same order, under other names, use "
             "--classes-by-index",
         )
-    number = torch.tensor([names.index(name) for name in theirs])
+    number = torch.tensor([names.index(name) for name in class_names])
     return replace(images, labels=number[images.labels], class_names=names)
 
 
-def _of_library(network: nn.Module) -> bool:
-    """Whether a network calls its classes as timm or torchvision does."""
+def _has_library_names(network: nn.Module) -> bool:
+    """Whether the names of a network's classes are those of timm or torchvision."""
     if isinstance(network, GrayInput):
         network = network.network
     if isinstance(network, Network):
@@ -174,7 +174,7 @@ def _of_library(network: nn.Module) -> bool:
 
 
 def some_images(images: ImageSet, count: int) -> ImageSet:
-    """So many images, evenly from every class, in their order.
+    """``count`` images, evenly from every class, in their order.
 
     Example:
         >>> pixels = torch.zeros(6, 3, 8, 8, dtype=torch.uint8)
@@ -187,7 +187,7 @@ def some_images(images: ImageSet, count: int) -> ImageSet:
 
 
 def spread_over_classes(labels: Tensor, count: int) -> Tensor:
-    """The positions of so many images, evenly from every class, in their order: int64 ``[count]``.
+    """The positions of ``count`` images, evenly from every class, in their order, int64.
 
     Example:
         >>> spread_over_classes(torch.tensor([1, 0, 0, 1]), 2).tolist()
@@ -199,7 +199,7 @@ def spread_over_classes(labels: Tensor, count: int) -> Tensor:
 
 
 def subset(images: ImageSet, numbers: Tensor) -> ImageSet:
-    """The images of some numbers, int64 ``[M]``."""
+    """The images with some numbers, int64 ``[M]``."""
     return replace(
         images,
         labels=images.labels[numbers],

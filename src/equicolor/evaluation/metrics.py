@@ -36,7 +36,7 @@ class Reliability:
 
     @property
     def expected_error(self) -> float:
-        """The expected calibration error: mean gap of the bins by images, in points."""
+        """The expected calibration error: the mean gap over all images, in points."""
         gaps = (self.confidence - self.accuracy).abs().nan_to_num(0.0)
         return float((gaps * self.counts).sum() / self.counts.sum())
 
@@ -53,7 +53,7 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
 
 
 def per_class_accuracy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Percent of every class's images that are recognised, as in :func:`accuracy`.
+    """The :func:`accuracy` of every class.
 
     Returns:
         float64 :math:`[C]`; NaN for classes without images.
@@ -83,7 +83,7 @@ def negative_log_likelihood(logits: Tensor, labels: Tensor) -> float:
 
 
 def reliability(logits: Tensor, labels: Tensor, bins: int = 15) -> Reliability:
-    """How often a network is right when it is so confident.
+    """How often a network is right at each level of confidence.
 
     Args:
         logits, labels: :math:`[N, C]` and int64 :math:`[N]`.
@@ -93,7 +93,7 @@ def reliability(logits: Tensor, labels: Tensor, bins: int = 15) -> Reliability:
         The bins, on the CPU, with the expected calibration error.
 
     Example:
-        >>> logits = torch.tensor([0.8, 0.2]).log().expand(10, 2)  # sure to 80 percent
+        >>> logits = torch.tensor([0.8, 0.2]).log().expand(10, 2)  # 80 percent sure
         >>> round(reliability(logits, torch.zeros(10).long()).expected_error, 4)
         20.0
     """
@@ -108,7 +108,7 @@ def reliability(logits: Tensor, labels: Tensor, bins: int = 15) -> Reliability:
         )
     hits = (answers == labels).double().cpu()
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
-    # (lower, upper]; rounding may carry a probability a hair past 1.
+    # Bins are (lower, upper]; rounding may carry a probability just above 1.
     index = (torch.bucketize(confidence, edges) - 1).clamp(0, bins - 1)
     counts = torch.bincount(index, minlength=bins)
 

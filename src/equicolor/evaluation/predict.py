@@ -1,4 +1,4 @@
-"""What a network says of single images: classes with probabilities, also with shifted hues."""
+"""The classes of single images, with probabilities, also with shifted hues."""
 
 import math
 import sys
@@ -33,7 +33,7 @@ class Answer(NamedTuple):
     """A class and its probability.
 
     Attributes:
-        name: of the class; its number, if the network does not know names.
+        name: of the class; its number if the network has no names.
         number: of the output.
         probability: in [0, 1]; those of all classes add up to 1.
     """
@@ -44,12 +44,12 @@ class Answer(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What a network says of one image in one hue.
+    """A network's answers to one image in one hue.
 
     Attributes:
         image: the path, or the number of an image without one.
-        turns: by which the hue was shifted; 0 is the image as it is.
-        answers: the most probable classes, the first one first.
+        turns: the hue shift; 0 leaves the image unchanged.
+        answers: the most probable classes, the most probable one first.
     """
 
     image: str
@@ -76,13 +76,13 @@ def predict(
     on_corrupt: str = "error",
     progress: Progress | None = None,
 ) -> list[Prediction]:
-    """Classify images, as they are or with shifted hues.
+    """Classify images, unchanged or with shifted hues.
 
     Args:
         network: maps images :math:`[B, 3, H, W]` in [0, 1] to logits :math:`[B, C]`. If it has
-            ``class_names``, answers are called by them.
+            ``class_names``, answers have these names.
         images: paths or images of Pillow, cut by :func:`prepare_image`; or a tensor
-            :math:`[B, 3, H, W]` in [0, 1], taken as it is.
+            :math:`[B, 3, H, W]` in [0, 1], which is not cut.
         top: how many classes to name.
         turns: hue shifts to try, from -1 to 1, each by :func:`equicolor.color.shift_hue`.
         size, resize: how files are cut, see :func:`prepare_image`.
@@ -97,10 +97,10 @@ def predict(
         >>> from equicolor.models import cecnn
         >>> network = cecnn(2, coset_pool="max")
         >>> network.class_names = ("apple", "banana")
-        >>> (found,) = predict(network, torch.rand(1, 3, 28, 28))
-        >>> sorted(answer.name for answer in found.answers)
+        >>> (prediction,) = predict(network, torch.rand(1, 3, 28, 28))
+        >>> sorted(answer.name for answer in prediction.answers)
         ['apple', 'banana']
-        >>> round(sum(answer.probability for answer in found.answers), 5)
+        >>> round(sum(answer.probability for answer in prediction.answers), 5)
         1.0
     """
     _checks.positive_int("top", top)
@@ -108,29 +108,29 @@ def predict(
     if not turns or not all(math.isfinite(each) for each in turns):
         raise ValueError(f"turns must be finite numbers, one or more; got {list(turns)}")
     check_turns("hue shifts", turns)
-    found: list[Prediction] = []
+    predictions: list[Prediction] = []
     with evaluating(network), torch.no_grad():
         if isinstance(images, Tensor):
             _checks.image_batch("predict", images)
             batches = _split(images)
         else:
             sizes = choose_preparation(network, size=size, resize=resize)
-            count_outputs(network, sizes.size)  # a size it cannot take is known at once
+            count_outputs(network, sizes.size)  # refuses a size before images are decoded
             batches = _decoded(images, *sizes, skip=on_corrupt == "skip")
         ask = Asker(network, None)
         for done, names, batch in batches:
             shifted = (shift_hue(batch, each) if each else batch for each in turns)
             answers = [_answers(network, ask, each, names, top) for each in shifted]
             for name, *each in zip(names, *answers, strict=True):
-                found += [Prediction(name, *one) for one in zip(turns, each, strict=True)]
+                predictions += [Prediction(name, *one) for one in zip(turns, each, strict=True)]
             if progress:
                 progress(done, len(images))
-    if not found:
+    if not predictions:
         raise ValueError("all images are corrupt" if len(images) else "there are no images")
-    return found
+    return predictions
 
 
-_Batch = tuple[int, list[str], Tensor]  # images done with it, names, images
+_Batch = tuple[int, list[str], Tensor]  # images done after this batch, their names, the images
 
 
 def _split(images: Tensor) -> Iterator[_Batch]:
@@ -143,7 +143,7 @@ def _split(images: Tensor) -> Iterator[_Batch]:
 def _decoded(
     images: "Sequence[str | Path | Image]", size: int, resize: int, *, skip: bool
 ) -> Iterator[_Batch]:
-    """Images batch by batch, so that a folder of any size fits into memory."""
+    """Decode images batch by batch, so that memory does not limit their number."""
 
     def prepare(index: int) -> Tensor | None:
         try:
@@ -156,13 +156,13 @@ def _decoded(
     for start in range(0, len(images), _BATCH):
         numbers = range(start, min(start + _BATCH, len(images)))
         prepared = zip(numbers, in_threads(prepare, numbers, min(cores(), 32)), strict=True)
-        whole = {index: image for index, image in prepared if image is not None}
-        if whole:
+        decoded = {index: image for index, image in prepared if image is not None}
+        if decoded:
             names = [
                 str(images[index] if isinstance(images[index], (str, Path)) else index)
-                for index in whole
+                for index in decoded
             ]
-            yield numbers.stop, names, torch.stack([*whole.values()])
+            yield numbers.stop, names, torch.stack([*decoded.values()])
 
 
 def _answers(
@@ -188,35 +188,35 @@ def _answers(
 
 
 def find_images(paths: Iterable[str | Path]) -> list[Path]:
-    """The image files that some paths mean.
+    """The image files at some paths.
 
     Args:
-        paths: files; folders, whose images are taken in order, with those of the folders below;
-            or ``-`` for paths from stdin, one a line.
+        paths: files; folders, which stand for all images in and below them, in order; or ``-``
+            for paths from stdin, one per line.
 
     Raises:
-        FileNotFoundError: for a path where there is nothing.
+        FileNotFoundError: for a path that does not exist.
         ValueError: for a folder without images, and for a stdin without paths.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         if str(path) == STDIN:
             lines = [line.rstrip("\r\n") for line in sys.stdin]
-            named = [line for line in lines if line.strip() and line != STDIN]
-            if not named:
-                raise ValueError("no path came on stdin: expected images or folders, one a line")
-            found += find_images(named)
+            listed = [line for line in lines if line.strip() and line != STDIN]
+            if not listed:
+                raise ValueError("no path came on stdin: expected images or folders, one per line")
+            files += find_images(listed)
         elif Path(path).is_dir():
-            found += [file.path for file in images_below(Path(path)).files]
+            files += [file.path for file in images_below(Path(path)).files]
         elif Path(path).exists():
-            found.append(Path(path))
+            files.append(Path(path))
         else:
             raise FileNotFoundError(f"no image at {path}; expected a file, a folder of images or -")
-    return found
+    return files
 
 
 def prediction_table(predictions: Sequence[Prediction]) -> "Table":
-    """Predictions for the terminal, a line for each image and hue shift."""
+    """Predictions for the terminal, one line per image and hue shift."""
     from equicolor.reporting.tables import MISSING, Table
 
     shifted = any(each.turns for each in predictions)
