@@ -112,7 +112,7 @@ def test_networks_of_different_splits_are_refused(place: Path) -> None:
     ("arguments", "status", "line"),
     [
         ("net.safetensors", 2, "compare needs two networks or more, got 1: ['net.safetensors']"),
-        ("mine.py:Net mine.py:Net", 2, "every network is compared once, got twice: mine.py:Net"),
+        ("mine.py:Net mine.py:Net", 2, "networks must differ, got twice: mine.py:Net"),
         ("net.safetensors absent", 1, "no network at absent; expected a checkpoint"),
         ("net.safetensors mine.py:Three", 2, "mine.py:Three: the network has 3 outputs, but fruit"),
         ("net.safetensors pear.safetensors", 2, "pear.safetensors: the network was trained on oth"),

@@ -1,4 +1,4 @@
-"""Several networks judged on the same images, beside each other: tables, a figure and a page."""
+"""Several networks judged on the same images: tables, a figure and a page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from equicolor.evaluation.evaluate import Evaluation
 from equicolor.evaluation.figures import Curve, action_panels, curve_style, sweep_curve
 from equicolor.evaluation.hue_sweep import HueSweep
 from equicolor.evaluation.images import OtherClassesError
-from equicolor.evaluation.report import details
+from equicolor.evaluation.report import details, lowest_cells
 from equicolor.models.cost import Cost, cost
 from equicolor.models.facts import network_title
 from equicolor.models.loading import is_foreign
@@ -30,20 +30,20 @@ from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import provenance, write_results
 
 RESULTS, FIGURE, PAGE = "comparison.json", "curves.png", "comparison.html"
-_LONGEST = 36  # characters of a name in a figure
+_NAME_LENGTH = 36  # characters of a name in a figure, at most
 
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """One of several networks, judged on images that all of them have seen."""
+    """One of several networks that were judged on the same images."""
 
-    network: str  # as it was named
-    name: str  # a short one, which no other has
+    network: str  # as the user named it
+    name: str  # a shorter one, unique among the networks
     cost: Cost | None  # for one image; None if it cannot be counted
     evaluation: Evaluation
 
     @property
-    def main(self) -> HueSweep:
+    def first_sweep(self) -> HueSweep:
         """The sweep of the action that was named first."""
         return next(iter(self.evaluation.sweeps.values()))
 
@@ -64,35 +64,35 @@ def compare(
     """Judge several networks on the same images.
 
     All networks are loaded, and their classes compared with those of the images, before the first
-    one is judged. Each gets images of its own size.
+    one is judged. Each network gets images of its own size.
 
     Args:
         networks: two or more, each as :func:`equicolor.models.load_network` takes it.
         data: a dataset by name or folder; by default what the first network was trained on.
         actions, shifts: see :func:`equicolor.evaluation.evaluate`; there must be an action.
         pretrained: load the weights that timm and torchvision offer.
-        split_seed: of datasets without a split of their own; by default that of the networks that
-            were trained on them, which must have one in common.
+        split_seed: for datasets without a split of their own; by default that of the training,
+            which must be the same for all networks trained on the dataset.
         batch_size, skip_corrupt, console: see :func:`equicolor.evaluation.diagnose.load_subject`.
         options: others of :func:`equicolor.evaluation.diagnose.open_subject`, for all networks.
     """
     specs = [str(network) for network in networks]
     if len(specs) < 2:
         raise ValueError(f"compare needs two networks or more, got {len(specs)}: {specs}")
-    twice = [spec for spec in dict.fromkeys(specs) if specs.count(spec) > 1]
-    if twice:
-        raise ValueError(f"every network is compared once, got twice: {enumerated(twice)}")
+    repeated = [spec for spec in dict.fromkeys(specs) if specs.count(spec) > 1]
+    if repeated:
+        raise ValueError(f"networks must differ, got twice: {enumerated(repeated)}")
     if not action_values(actions, shifts):
         raise ValueError("compare needs an action, such as hsv; got none")
     _checks.positive_int("batch_size", batch_size)
     console = Console(stderr=True) if console is None else console
     if not pretrained and not any(map(is_foreign, specs)):
         raise ValueError(
-            "pretrained chooses the weights of timm's and torchvision's networks, and none is "
-            "among these: leave --no-pretrained out"
+            "pretrained chooses the weights of timm's and torchvision's networks, but none of "
+            "these is one: leave --no-pretrained out"
         )
 
-    def opened(spec: str, data: str | Path | None, seed: int | None) -> Subject:
+    def open_one(spec: str, data: str | Path | None, seed: int | None) -> Subject:
         weights = pretrained or not is_foreign(spec)
         try:
             return open_subject(
@@ -101,11 +101,11 @@ def compare(
         except OtherClassesError as error:
             raise ValueError(f"{spec}: {error}") from None
 
-    subjects = [opened(specs[0], data, split_seed)]
-    subjects += [opened(spec, subjects[0].data, split_seed) for spec in specs[1:]]
+    subjects = [open_one(specs[0], data, split_seed)]
+    subjects += [open_one(spec, subjects[0].data, split_seed) for spec in specs[1:]]
     seed = _common_seed(specs, subjects)
     subjects = [
-        subject if (subject.split_seed or 0) == seed else opened(spec, subjects[0].data, seed)
+        subject if (subject.split_seed or 0) == seed else open_one(spec, subjects[0].data, seed)
         for spec, subject in zip(specs, subjects, strict=True)
     ]
     compared = []
@@ -116,14 +116,14 @@ def compare(
         evaluation = judge(subject, actions=actions, shifts=shifts, console=console)
         try:
             counts = cost(subject.network, evaluation.facts["size"])
-        except (RuntimeError, ValueError):  # not every network runs without numbers
+        except (RuntimeError, ValueError):  # not every network runs on the meta device
             counts = None
         compared.append(Compared(spec, name, counts, evaluation))
     return compared
 
 
 def _common_seed(specs: Sequence[str], subjects: Sequence[Subject]) -> int:
-    """The seed of the split that the networks were trained on, as far as they know one."""
+    """The split seed of all networks that know theirs; 0 if none does."""
     seeds = {
         spec: subject.split_seed
         for spec, subject in zip(specs, subjects, strict=True)
@@ -140,7 +140,7 @@ def _common_seed(specs: Sequence[str], subjects: Sequence[Subject]) -> int:
 
 
 def short_names(specs: Sequence[str]) -> list[str]:
-    """The last parts of paths and names; whole ones where two would be the same.
+    """The last parts of paths and names, or the whole ones where two would be the same.
 
     Example:
         >>> short_names(["runs/first/model.safetensors", "runs/second/", "timm:resnet18"])
@@ -156,7 +156,7 @@ def short_names(specs: Sequence[str]) -> list[str]:
 
 
 def comparison_table(compared: Sequence[Compared], *, brief: bool = False) -> Table:
-    """Cost and accuracy, a line for each network; ``brief`` leaves out what a terminal breaks."""
+    """Cost and accuracy, one line per network; ``brief`` leaves out columns, for a terminal."""
     first, *others = (action_named(action) for action in compared[0].evaluation.sweeps)
     columns = ["network", "architecture", "parameters", "GMACs", "original", first.label]
     columns += ["lowest", *([] if brief else ["lowest at", "answers changed"])]
@@ -164,9 +164,7 @@ def comparison_table(compared: Sequence[Compared], *, brief: bool = False) -> Ta
         columns += [other.label, "lowest"]
     lines = []
     for each in compared:
-        evaluation, sweep = each.evaluation, each.main
-        worst = int(sweep.accuracy.argmin())
-        changed = 100 * sweep.changed.sum(1).double() / sweep.counts.sum()
+        evaluation, sweep = each.evaluation, each.first_sweep
         title = network_title(evaluation.facts | {"run": "", "dataset": ""})
         line = [
             each.name,
@@ -175,11 +173,8 @@ def comparison_table(compared: Sequence[Compared], *, brief: bool = False) -> Ta
             MISSING if each.cost is None else f"{each.cost.macs / 1e9:.3g}",
             f"{evaluation.original:.2f}",
             f"{sweep.mean:.2f}",
-            f"{float(sweep.accuracy[worst]):.2f}",
+            *lowest_cells(sweep)[: 1 if brief else 3],
         ]
-        if not brief:
-            line.append(first.show(float(sweep.shifts[worst])))
-            line.append(f"{float(changed[sweep.distinct].mean()):.2f}")
         for another in list(evaluation.sweeps.values())[1:]:
             line += [f"{another.mean:.2f}", f"{float(another.accuracy.min()):.2f}"]
         lines.append(line)
@@ -190,8 +185,9 @@ def comparison_table(compared: Sequence[Compared], *, brief: bool = False) -> Ta
 
 def class_table(compared: Sequence[Compared], *, most: int = 10) -> Table:
     """The classes whose mean accuracy under the first action differs most between networks."""
+    action = compared[0].first_sweep.action
     accuracy = [
-        {change.name: change.shifted for change in each.evaluation.class_changes(each.main.action)}
+        {change.name: change.shifted for change in each.evaluation.class_changes(action)}
         for each in compared
     ]
     names = [name for name in accuracy[0] if all(name in each for each in accuracy)]
@@ -203,29 +199,28 @@ def class_table(compared: Sequence[Compared], *, most: int = 10) -> Table:
     names.sort(key=difference, reverse=True)
     lines = [(name, *(f"{each[name]:.1f}" for each in accuracy)) for name in names[:most]]
     which = f"The {most} of {len(names)} classes" if len(names) > most else "Classes"
-    label = action_named(compared[0].main.action).label
-    title = f"{which} that differ most; accuracy in percent, mean over {label}"
+    title = f"{which} that differ most; accuracy in percent, mean over {action_named(action).label}"
     return Table(("class", *(each.name for each in compared)), lines, title)
 
 
 def comparison_figure(compared: Sequence[Compared]) -> Figure:
-    """A panel for each action, with the curves of all networks."""
+    """One panel per action, with the curves of all networks."""
     panels: dict[str, list[Curve]] = {action: [] for action in compared[0].evaluation.sweeps}
     for place, each in enumerate(compared):
-        name = shortened(each.name, _LONGEST)
+        name = shortened(each.name, _NAME_LENGTH)
         for action, sweep in each.evaluation.sweeps.items():
             panels[action].append(sweep_curve(sweep, name, curve_style(place)))
     return action_panels(panels, width=7.4)
 
 
 def headline(compared: Sequence[Compared]) -> str:
-    """One sentence: the network that withstands the first action best."""
-    best = max(compared, key=lambda each: each.main.mean)
+    """One sentence: the best networks, under the first action and on the original images."""
+    best = max(compared, key=lambda each: each.first_sweep.mean)
     original = max(compared, key=lambda each: each.evaluation.original)
-    label = action_named(best.main.action).label
+    label = action_named(best.first_sweep.action).label
     return (
-        f"Highest mean over {label}: {best.name} with {best.main.mean:.1f} %; on the original "
-        f"images: {original.name} with {original.evaluation.original:.1f} %."
+        f"Highest mean over {label}: {best.name} with {best.first_sweep.mean:.1f} %; on the "
+        f"original images: {original.name} with {original.evaluation.original:.1f} %."
     )
 
 
@@ -247,14 +242,14 @@ def write(
         row = {"network": each.network, "name": each.name, "parameters": parameters, "macs": macs}
         rows.append(row | each.evaluation.rows()[0] | details(each.evaluation))
     figure = png(comparison_figure(compared))
-    label = action_named(compared[0].main.action).label
+    label = action_named(compared[0].first_sweep.action).label
     classes = class_table(compared)
     sections = [
         Section(
             "Accuracy and cost",
-            "GMACs are billions of multiply-accumulates that are executed for one image, by the "
+            "GMACs are billions of multiply-accumulates executed for one image, with the "
             "algorithm that every layer chooses here ('equicolor cost' counts both). Answers "
-            "changed: images that get another answer than untouched, on average.",
+            "changed: the share of images with another answer than untouched, on average.",
             comparison_table(compared),
             figure,
             "Accuracy of every network over what is done to the test images.",
@@ -266,7 +261,7 @@ def write(
         f"{counted(len(compared), 'network')} on {compared[0].evaluation.facts['dataset']}",
         sections,
         lead=headline(compared),
-        numbers={f"{each.name}, {label}": f"{each.main.mean:.1f} %" for each in compared[:4]},
+        numbers={f"{one.name}, {label}": f"{one.first_sweep.mean:.1f} %" for one in compared[:4]},
         provenance=provenance(device),
     )
     results = write_results(folder / RESULTS, rows, device=device)

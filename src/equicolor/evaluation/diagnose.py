@@ -1,4 +1,4 @@
-"""From the name of a network and of a dataset to an evaluation."""
+"""Evaluations from the names of a network and a dataset."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -35,25 +35,25 @@ from equicolor.training.seen import find_seen, seed_of_training
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Subject:
-    """A network and the images to judge it on, which fit together."""
+    """A network and the images to judge it on, prepared for it."""
 
     network: nn.Module  # in eval mode, on its device
     images: ImageSet
-    batches: Batches  # the images as the network expects them; none before they are decoded
-    facts: dict[str, Any]  # dataset, split and, of a training run, how it was trained
+    batches: Batches  # the images as the network expects them; empty before they are decoded
+    facts: dict[str, Any]  # dataset, split and, for a training run, how it was trained
     autocast: torch.dtype | None  # the dtype to compute in, if not that of the network
-    unjudged: str = ""  # why the outputs are not the classes of the images, if they are not
-    data: str | Path | None = None  # the dataset, by name or folder; None of images made otherwise
-    # What decoding needs, and comparing; of subjects of open_subject.
+    class_mismatch: str = ""  # why the outputs are not the classes of the images, if so
+    data: str | Path | None = None  # the dataset, by name or folder; None if it is none
+    # Set by open_subject, to decode and to compare.
     preparation: Preparation | None = None
-    split_seed: int | None = None  # that was given, or that of the training; None if unknown
+    split_seed: int | None = None  # as given, else that of the training; None if unknown
     device: torch.device | None = None
     cache: Path | None = None
 
     def decode(
         self, *, batch_size: int = 256, skip_corrupt: bool = False, console: Console | None = None
     ) -> "Subject":
-        """Decode the images, or get ready to, if they do not fit into memory."""
+        """Decode the images; those that do not fit into memory later, batch by batch."""
         assert self.preparation is not None
         assert self.device is not None
         with (
@@ -81,7 +81,7 @@ def load_subject(
     console: Console | None = None,
     **options: Any,
 ) -> Subject:
-    """Load a network and images by their names; see :func:`open_subject` for the ``options``."""
+    """Load a network and images by their names; ``options`` are those of :func:`open_subject`."""
     _checks.positive_int("batch_size", batch_size)
     console = Console(stderr=True) if console is None else console
     subject = open_subject(network, data, console=console, **options)
@@ -106,28 +106,28 @@ def open_subject(
     cache: Path | None = None,
     console: Console | None = None,
 ) -> Subject:
-    """Load a network and list the images by their names, and see that they fit together.
+    """Load a network and list images, both by name, and check that their classes agree.
 
     The images are not decoded yet: see :meth:`Subject.decode`.
 
     Args:
         network, pretrained: see :func:`equicolor.models.loading.load_network`.
-        data: a dataset by name or folder; by default what the network was trained on, as far as
-            its run or its file says that.
-        split_seed: of datasets without a split of their own; by default that of the training, if
-            it was on the same data, or on a folder with the same classes.
-        limit: take no more images than this, evenly from all of them.
+        data: a dataset by name or folder; by default what the network was trained on, if its
+            run or its file names it.
+        split_seed: for datasets without a split of their own; by default that of the training,
+            if it was on the same data, or on a folder with the same classes.
+        limit: take no more images than this, evenly from every class.
         size, resize: see :func:`equicolor.evaluation.images.choose_preparation`.
-        gray: feed the network the mean of the channels; a run that was trained so says it.
+        gray: feed the network the mean of the channels; networks trained on grey always do so.
         precision: ``"float32"``, ``"bfloat16"`` (autocast), or ``"auto"``: bfloat16 on a GPU.
-        any_classes: also take a network whose outputs are not the classes of the images.
+        any_classes: accept a network whose outputs are not the classes of the images.
         classes_by_index: see :func:`equicolor.evaluation.images.match_classes`.
-        cache: where decoded images are kept (default: :func:`equicolor.data.default_cache`).
+        cache: folder of decoded images (default: :func:`equicolor.data.default_cache`).
         console: shows remarks (default: none).
     """
     if limit is not None:
         _checks.positive_int("limit", limit)
-    decoded: Path | None = default_cache() if cache is None else check_cache(cache)
+    cache_folder: Path | None = default_cache() if cache is None else check_cache(cache)
     device = torch.device(device)
     precision = choose_precision(precision, cuda=device.type == "cuda")
 
@@ -138,14 +138,14 @@ def open_subject(
         facts |= {"epochs": recipe.epochs, "seed": recipe.seed}
         data = recipe.dataset if data is None else data
     elif data is not None:
-        find_dataset(data)  # so that a wrong name is known at once
+        find_dataset(data)  # refuses a wrong name before the network is loaded
     model = load_network(network, pretrained=pretrained, device=device)
     origin = model.origin if isinstance(model, Network) else Origin()
     if origin.dataset:
         facts["trained_on"] = origin.dataset
     if Path(network).exists():
         facts["run"] = Path(network).resolve().name
-    data = _data_of(network, origin) if data is None else data
+    data = _training_dataset(network, origin) if data is None else data
     info = find_dataset(data)
     if split_seed is None:
         class_names = model.class_names if isinstance(model, Network) else ()
@@ -162,14 +162,14 @@ def open_subject(
         for remark in seen.remarks:
             say(console, remark)
     if limit is not None and limit < len(images):
-        images, decoded = some_images(images, limit), None
-    unjudged = ""
+        images, cache_folder = some_images(images, limit), None
+    class_mismatch = ""
     try:
         images = match_classes(model, images, preparation.size, by_index=classes_by_index)
     except OtherClassesError as error:
         if not any_classes:
             raise
-        unjudged = error.reason
+        class_mismatch = error.reason
     facts |= {"dataset": info.name, "split": split, "split_seed": split_seed or 0}
     facts |= {**preparation._asdict(), "precision": precision}
     return Subject(
@@ -182,13 +182,13 @@ def open_subject(
         split_seed=split_seed,
         device=device,
         autocast=torch.bfloat16 if precision == "bfloat16" else None,
-        unjudged=unjudged,
-        cache=decoded,
+        class_mismatch=class_mismatch,
+        cache=cache_folder,
     )
 
 
-def _data_of(network: str | Path, origin: Origin) -> str:
-    """The dataset that a network was trained on, by name."""
+def _training_dataset(network: str | Path, origin: Origin) -> str:
+    """The name of the dataset that a network was trained on."""
     if origin.dataset in DATASETS:
         return origin.dataset
     hint = f"; it was trained on a folder called {origin.dataset!r}" if origin.dataset else ""
@@ -204,12 +204,12 @@ def diagnose(
     actions: Sequence[str] = HUE_ACTIONS,
     shifts: int | Sequence[float] | Tensor = 37,
     console: Console | None = None,
-    **loading: Any,
+    **options: Any,
 ) -> Evaluation:
     """Load a network and images as :func:`load_subject`, and judge the network on them."""
-    action_values(actions, shifts)  # so that wrong ones are known at once
+    action_values(actions, shifts)  # refuses wrong ones before anything is loaded
     console = Console(stderr=True) if console is None else console
-    subject = load_subject(network, data, console=console, **loading)
+    subject = load_subject(network, data, console=console, **options)
     return judge(subject, actions=actions, shifts=shifts, console=console)
 
 

@@ -12,6 +12,7 @@ from equicolor._files import output_folder, refuse_files, refuse_to_replace, wri
 from equicolor.evaluation.actions import HUE_ACTIONS, action_named
 from equicolor.evaluation.evaluate import PREFIX, Evaluation
 from equicolor.evaluation.figures import ACTION_NAMES, evaluation_figure
+from equicolor.evaluation.hue_sweep import HueSweep
 from equicolor.models.facts import network_title
 from equicolor.reporting.figures import png
 from equicolor.reporting.tables import MISSING, Table
@@ -23,26 +24,28 @@ RESULTS, FIGURE = "evaluation.json", "hue-curve.png"
 def summary_table(evaluation: Evaluation) -> Table:
     """Accuracy on the original images and under every action.
 
-    The paper's mean counts -180° and 180°, which are one shift, twice; the next column once. It
-    is empty for actions that do not go around a circle.
+    The first mean, the paper's, counts -180° and 180° as two shifts, though they are one; the
+    second counts them once, and is empty for actions that are not cyclic.
     """
     lines = [("original", f"{evaluation.original:.2f}", *[MISSING] * 4)]
     for action, sweep in evaluation.sweeps.items():
-        about, worst = action_named(action), int(sweep.accuracy.argmin())
-        changed = 100 * sweep.changed.sum(1).double() / sweep.counts.sum()
-        lines.append(
-            (
-                about.label,
-                f"{sweep.mean:.2f}",
-                f"{sweep.mean_distinct:.2f}" if about.cyclic else MISSING,
-                f"{float(sweep.accuracy[worst]):.2f}",
-                about.show(float(sweep.shifts[worst])),
-                f"{float(changed[sweep.distinct].mean()):.2f}",
-            )
-        )
+        about = action_named(action)
+        once = f"{sweep.mean_distinct:.2f}" if about.cyclic else MISSING
+        lines.append((about.label, f"{sweep.mean:.2f}", once, *lowest_cells(sweep)))
     columns = ("images", "accuracy", "±180° once", "lowest", "lowest at", "answers changed")
     heading = f"{network_title(evaluation.facts)}, {evaluation.images} images; percent"
     return Table(columns, lines, heading)
+
+
+def lowest_cells(sweep: HueSweep) -> list[str]:
+    """The lowest accuracy, the value it is at, and the mean percentage of answers changed."""
+    lowest = int(sweep.accuracy.argmin())
+    changed = 100 * sweep.changed.sum(1).double() / sweep.counts.sum()
+    return [
+        f"{float(sweep.accuracy[lowest]):.2f}",
+        action_named(sweep.action).show(float(sweep.shifts[lowest])),
+        f"{float(changed[sweep.distinct].mean()):.2f}",
+    ]
 
 
 def class_table(evaluation: Evaluation, action: str = "hsv", *, most: int = 10) -> Table:
@@ -82,7 +85,7 @@ def headline(evaluation: Evaluation) -> str:
 
 
 def show(evaluation: Evaluation, console: Console) -> None:
-    """Print the summary, and the classes of the first sweep."""
+    """Print the summary, and the classes that lose most in the first sweep."""
     console.print(summary_table(evaluation).rich())
     for action in list(evaluation.sweeps)[:1]:
         console.print(class_table(evaluation, action).rich())
@@ -98,7 +101,7 @@ def write(
     Returns:
         The files: ``evaluation.json``, whose one row also holds the accuracy of every class with
         and without shifts (``…_per_class``, null for a class without images) and the bins of
-        the reliability; and ``hue-curve.png``, the curves of all actions, if there were any.
+        the reliability; and ``hue-curve.png``, the curves of all actions, if there are any.
     """
     folder = output_folder(output)
     row = evaluation.rows()[0] | details(evaluation)

@@ -41,7 +41,7 @@ def subject_of(network: nn.Module, images: Tensor) -> Subject:
     image_set = ImageSet("toy", "test", labels, ("apple", "banana"), pixels=pixels)
     facts = {"dataset": "toy", "split": "test", "size": images.shape[-1]}
     other = "the network has other outputs"
-    return Subject(network.eval(), image_set, [(images, labels)], facts, None, unjudged=other)
+    return Subject(network.eval(), image_set, [(images, labels)], facts, None, class_mismatch=other)
 
 
 @pytest.mark.parametrize("option", ["top", "units", "measured_units"])
@@ -55,7 +55,7 @@ def test_wrong_numbers_are_refused_before_the_network_runs(option: str) -> None:
 def test_corrupt_images_are_not_counted() -> None:
     network = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     images = torch.rand(4, 3, 8, 8)
-    subject = dataclasses.replace(subject_of(network, images), unjudged="")
+    subject = dataclasses.replace(subject_of(network, images), class_mismatch="")
     subject.batches[0] = images[:3], torch.tensor([0, 1, 0])  # the last one could not be decoded
     found = inspect(subject, top=2, units=1, shifts=2)
     assert found.images == found.summary()["images"] == 3

@@ -29,12 +29,12 @@ from equicolor.models.foreign import ForeignNetwork
 NAMES = ("apple", "banana", "</script><script>injected = true</script>")
 
 
-def subject_of(network: nn.Module, images: Tensor, unjudged: str = "") -> Subject:
+def subject_of(network: nn.Module, images: Tensor, class_mismatch: str = "") -> Subject:
     labels = torch.arange(len(images)) % len(NAMES)
     image_set = ImageSet("toy", "test", labels, NAMES, pixels=(255 * images).byte())
     facts = {"dataset": "<b>toy</b>", "split": "test", "size": images.shape[-1]}
     batches = list(zip(images.split(4), labels.split(4), strict=True))
-    return Subject(network.eval(), image_set, batches, facts, None, unjudged)
+    return Subject(network.eval(), image_set, batches, facts, None, class_mismatch)
 
 
 def turned(network: nn.Module, layers: list[str], images: Tensor, **options: Any) -> TurnedHues:
@@ -97,7 +97,7 @@ def test_rows_roll_and_pooled_answers_stay(images: Tensor) -> None:
 def test_classes_have_the_names_that_the_network_knows(images: Tensor) -> None:
     known = ("tench", "goldfish")
     foreign = ForeignNetwork(cecnn(2, width=4), "timm:net", image_size=28, class_names=known)
-    subject = subject_of(foreign, images, unjudged="other classes")
+    subject = subject_of(foreign, images, class_mismatch="other classes")
     assert turn_hues(subject, [], steps=2, examples=1).class_names == known
     subject.network.class_names = ()
     assert turn_hues(subject, [], steps=2, examples=1).class_names == ("output 0", "output 1")
@@ -118,7 +118,7 @@ def test_another_kind_of_network_shows_layers_of_its_own(images: Tensor) -> None
         first = network(nn.ReLU())
         sheet = SimpleNamespace(layer=find_layers(first, 28, ["1"])["1"])
         inspection: Any = SimpleNamespace(sheets=[sheet], left_out={}, evaluation=None)
-        subjects = subject_of(first, images), subject_of(other, images, unjudged="not asked")
+        subjects = subject_of(first, images), subject_of(other, images, class_mismatch="not asked")
         _, found = interactive.turn(subjects[0], inspection, subjects[1], examples=1)
         return [rows.name for rows in found.layers]
 

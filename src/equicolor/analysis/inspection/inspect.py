@@ -60,7 +60,7 @@ class Inspection:
     """What :func:`inspect` found."""
 
     facts: dict[str, Any]  # about the network and the images
-    evaluation: Evaluation | None  # under hue shifts; unjudged says why there is none
+    evaluation: Evaluation | None  # under hue shifts; class_mismatch says why there is none
     selectivity: Selectivity
     sheets: list[Sheet]
     filters: FirstFilters | None
@@ -69,7 +69,7 @@ class Inspection:
     action: str
     images: int  # how many were looked at
     seconds: float
-    unjudged: str
+    class_mismatch: str
     left_out: dict[str, list[int]]  # of layers_left_out; empty if layers were named
 
     def rows(self) -> list[dict[str, Any]]:
@@ -175,7 +175,7 @@ def inspect(
     others = [] if layers_seen.keys() >= set(drawn) else find_layers(network, size, drawn)
     names = list(dict.fromkeys([*layers_seen, *others]))
     evaluation = None
-    if not subject.unjudged:
+    if not subject.class_mismatch:
         evaluation = judge(subject, actions=["hsv"], shifts=shifts, console=console)
 
     def strongest(title: str, batches: Batches, names: list[str]) -> dict[str, TopActivations]:
@@ -215,7 +215,7 @@ def inspect(
         action=action,
         images=len(subject.images) if evaluation is None else evaluation.images,
         seconds=time.perf_counter() - start,
-        unjudged=subject.unjudged,
+        class_mismatch=subject.class_mismatch,
         left_out=layers_left_out(network, size) if layers is None else {},
     )
 

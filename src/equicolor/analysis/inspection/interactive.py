@@ -87,7 +87,7 @@ def turn(
             found = find_layers(network, size)
             layers = {name: found[name] for name in stage_ends(found)[-SHEETS:]}
         evaluation = None
-        if not other.unjudged:
+        if not other.class_mismatch:
             evaluation = judge(other, actions=["hsv"], shifts=shifts, console=console)
         left_out = layers_left_out(network, size)
         subjects.append((other, list(layers.values()), left_out, evaluation))

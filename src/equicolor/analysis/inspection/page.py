@@ -107,7 +107,7 @@ def sections(inspection: Inspection) -> list[Section]:
 def _accuracy_sections(inspection: Inspection) -> list[Section]:
     judged = inspection.evaluation
     if judged is None:
-        reason = f" ({inspection.unjudged})" if inspection.unjudged else ""
+        reason = f" ({inspection.class_mismatch})" if inspection.class_mismatch else ""
         why = (
             f"The network's outputs are not the classes of these images{reason}, so there is no "
             "accuracy to measure: neither under hue shifts nor class by class."

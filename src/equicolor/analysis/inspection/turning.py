@@ -133,7 +133,7 @@ def turn_hues(
         layers=[FeatureRows(name, channels[name], torch.stack(maps[name])) for name in maps],
         logits=torch.stack(logits),
         class_names=_class_names(subject, logits[0].shape[1]),
-        judged=not subject.unjudged,
+        judged=not subject.class_mismatch,
         curve=None if evaluation is None else _curve(evaluation),
     )
 
@@ -248,7 +248,7 @@ def _pixels(images: Tensor) -> Tensor:
 
 
 def _class_names(subject: Subject, outputs: int) -> tuple[str, ...]:
-    if not subject.unjudged:
+    if not subject.class_mismatch:
         return subject.images.class_names
     names = class_names_of(subject.network)
     if len(names) == outputs:
