@@ -88,8 +88,8 @@ def field_from_planes(
     if any(bool((lows[index] == -torch.inf).any()) for index in NOMINAL):
         unknown = unknown | {SINGLE}
     frames = _frame(nominal_rows, image[0]), _frame(nominal_columns, image[1])
-    fields = (ends.nan_to_num(posinf=0, neginf=0).long() for ends in (rows, columns))
-    return ReceptiveField(*fields, *frames, unknown)
+    rows, columns = (ends.nan_to_num(posinf=0, neginf=0).long() for ends in (rows, columns))
+    return ReceptiveField(rows, columns, *frames, unknown)
 
 
 def _frame(interval: Tensor, extent: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Hue curves: accuracy against the hue shift, or another action, each labelled where it ends.
+"""Curves of accuracy over the hue shift, or over another action, labelled at their right ends.
 
 Pure functions from numbers to matplotlib figures, with the colours of Okabe and Ito, which
 the colour-blind can tell apart.
@@ -18,7 +18,7 @@ from equicolor.evaluation.actions import ACTIONS, HUE_ACTIONS, action_named
 from equicolor.evaluation.evaluate import Evaluation
 from equicolor.evaluation.hue_sweep import HueSweep
 from equicolor.models.facts import network_title
-from equicolor.reporting.figures import as_it_is
+from equicolor.reporting.figures import literal
 
 ACTION_NAMES = {name: action_named(name).label for name in ACTIONS}
 _ACTION_STYLES = {
@@ -26,13 +26,13 @@ _ACTION_STYLES = {
     "rgb": {"color": "#d55e00", "marker": "s"},
     "rgb-clip": {"color": "#009e73", "marker": "D"},
 }
-_OTHER_STYLE = {"color": "#0072b2", "marker": "o"}  # of actions alone in their panel
+_OTHER_STYLE = {"color": "#0072b2", "marker": "o"}  # of actions with a panel of their own
 _FONT = 9  # points
-# Seven colours and four kinds of dashes: 28 curves before one looks like another.
+# Seven colours and four kinds of dashes make 28 styles.
 _COLORS = ("#d55e00", "#0072b2", "#56b4e9", "#009e73", "#cc79a7", "#000000", "#e69f00")
 _DASHES = ("-", "--", "-.", ":")
 _MARKERS = "osD^vPX"
-_EVERY = 7  # points of a curve from marker to marker
+_MARKER_STEP = 7  # points from marker to marker
 
 
 @dataclass(frozen=True)
@@ -43,19 +43,19 @@ class Curve:
     values: Sequence[float]  # turns, or in the unit of the action
     accuracy: Sequence[float]  # in percent
     deviation: Sequence[float] = ()  # over seeds, drawn as a band
-    style: Mapping[str, Any] = field(default_factory=dict)  # as matplotlib's plot takes it
+    style: Mapping[str, Any] = field(default_factory=dict)  # options of matplotlib's plot
 
 
 @dataclass(frozen=True)
 class _Axis:
     """The horizontal axis of a panel, and the strip below it."""
 
-    action: str  # of its range and its strip
+    action: str  # decides the range and the strip
     label: str
-    color: tuple[float, float, float] | None  # the strip shows what becomes of it
+    color: tuple[float, float, float] | None  # the strip shows it after the action; None: no strip
     ticks: Sequence[float]  # as values
-    place: Callable[[Any], Any] = np.asarray  # from values to where they are drawn
-    show: Callable[[float], str] = "{:g}".format  # from where a tick is drawn to its text
+    place: Callable[[Any], Any] = np.asarray  # from values to coordinates
+    show: Callable[[float], str] = "{:g}".format  # from the coordinate of a tick to its text
 
     def range_of(self, curves: Sequence[Curve]) -> tuple[float, float]:
         """The range of the action, and beyond if curves go further."""
@@ -135,7 +135,7 @@ class _Panel:
 
 
 def hue_panels(panels: Mapping[str, Sequence[Curve]], *, width: float = 6.6) -> Figure:
-    """Panels of hue curves by their title, two in a row, over strips that show what becomes of red.
+    """Panels of hue curves by title, two in a row; strips below show what becomes of red.
 
     ``width`` is that of a panel with its labels, in inches.
     """
@@ -143,18 +143,18 @@ def hue_panels(panels: Mapping[str, Sequence[Curve]], *, width: float = 6.6) -> 
 
 
 def action_panels(curves: Mapping[str, Sequence[Curve]], *, width: float = 6.6) -> Figure:
-    """A panel for each of several actions, with the curves of all that was swept."""
+    """One panel per action, with its curves."""
     panels = [_Panel(ACTION_NAMES[name], each, _AXES[name]) for name, each in curves.items()]
     return _draw(panels, width)
 
 
 def curve_style(index: int) -> dict[str, Any]:
-    """Colour, dashes and marker of a curve of many; markers of equal curves do not coincide."""
+    """The style of one of many curves; markers of equal curves do not coincide."""
     return {
         "color": _COLORS[index % len(_COLORS)],
         "linestyle": _DASHES[index % len(_DASHES)],
         "marker": _MARKERS[index % len(_MARKERS)],
-        "markevery": (index % _EVERY, _EVERY),
+        "markevery": (index % _MARKER_STEP, _MARKER_STEP),
     }
 
 
@@ -168,21 +168,21 @@ def sweep_curve(sweep: HueSweep, name: str, style: Mapping[str, Any]) -> Curve:
 def plot_sweep(sweep: HueSweep, axes: Axes | None = None, *, label: str | None = None) -> Axes:
     """Draw the curve of a sweep; see :meth:`equicolor.evaluation.HueSweep.plot`."""
     axis = _AXES[sweep.action]
-    about = axis.label.partition(";")[0]
+    xlabel = axis.label.partition(";")[0]  # there is no strip here
     if axes is None:
-        from matplotlib import pyplot  # not above: it chooses how windows are made
+        from matplotlib import pyplot  # not above: it chooses a window system
 
         _, axes = pyplot.subplots(figsize=(6.6, 4.1), layout="constrained")
-    elif axes.get_xlabel() not in ("", about):
-        raise ValueError(f"these axes show {axes.get_xlabel()!r}, but the sweep is over {about!r}")
+    elif axes.get_xlabel() not in ("", xlabel):
+        raise ValueError(f"these axes show {axes.get_xlabel()!r}, but the sweep is over {xlabel!r}")
     name = ACTION_NAMES[sweep.action] if label is None else label
     style = curve_style(len(axes.get_lines()) // 2)
     curve = sweep_curve(sweep, name, style)
     ends, ticks = axis.place(axis.range_of([curve])), axis.place(axis.ticks)
-    places, text = axis.place(curve.values), as_it_is(curve.label)
-    axes.plot(places, curve.accuracy, label=text, markersize=3.5, **style)
+    text = literal(curve.label)
+    axes.plot(axis.place(curve.values), curve.accuracy, label=text, markersize=3.5, **style)
     axes.axhline(sweep.original, color=style["color"], linestyle=":", linewidth=1)
-    axes.set(xlim=ends, ylim=(0, 103), xlabel=about, ylabel="accuracy, %")
+    axes.set(xlim=ends, ylim=(0, 103), xlabel=xlabel, ylabel="accuracy, %")
     axes.set_xticks(ticks, [axis.show(tick) for tick in ticks])
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=_FONT)
@@ -202,7 +202,7 @@ def _draw(panels: Sequence[_Panel], width: float) -> Figure:
         axis = panel.axis
         ends, ticks = axis.range_of(panel.curves), axis.place(axis.ticks)
         axes.set(xlim=axis.place(ends), ylim=(0, min(103.0, top + 6)))
-        axes.set_title(as_it_is(panel.title), fontsize=10)
+        axes.set_title(literal(panel.title), fontsize=10)
         axes.grid(alpha=0.3)
         axes.set_xticks(ticks, [])
         if column == 0:
@@ -235,21 +235,21 @@ def _draw_curves(axes: Axes, curves: Sequence[Curve], axis: _Axis) -> None:
                 linewidth=0,
             )  # fmt: skip
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    # Labels need their height in units of the axis, which has some 250 points here.
+    # The height of a label in units of the axis, which is about 250 points high.
     gap = 1.25 * _FONT * (high - low) / 250
     ends = [curve.accuracy[-1] for curve in curves]
     for curve, end, place in zip(curves, ends, spread(ends, gap), strict=True):
         color = curve.style.get("color", "#333333")
         line = {"arrowstyle": "-", "color": color, "linewidth": 0.6}
         axes.annotate(
-            as_it_is(curve.label),
+            literal(curve.label),
             xy=(axis.place(curve.values)[-1], end),
             xytext=(right + 0.04 * (right - left), place),
             color=color,
             fontsize=_FONT,
             verticalalignment="center",
             annotation_clip=False,
-            # From the left end of the label: from its middle, it would cross the one beside it.
+            # From the left end of the label: from its middle, lines would cross other labels.
             arrowprops=line | {"shrinkA": 0, "relpos": (0, 0.5)},
         )
 
@@ -257,7 +257,7 @@ def _draw_curves(axes: Axes, curves: Sequence[Curve], axis: _Axis) -> None:
 def spread(positions: Sequence[float], gap: float) -> list[float]:
     """The nearest positions in the same order that are at least ``gap`` apart.
 
-    Nearest by the sum of squares: neighbours that are too close move apart around their mean.
+    Nearest in least squares: neighbours that are too close move apart around their mean.
     """
     from scipy.optimize import isotonic_regression  # takes half a second to import
 
@@ -269,7 +269,7 @@ def spread(positions: Sequence[float], gap: float) -> list[float]:
 
 
 def evaluation_figure(evaluation: Evaluation) -> Figure:
-    """The curves of one network: all hue shifts in one panel, every other action in its own."""
+    """The curves of one network: all hue shifts in one panel, each other action in its own."""
     groups = [[action for action in evaluation.sweeps if action in HUE_ACTIONS]]
     groups += [[action] for action in evaluation.sweeps if action not in HUE_ACTIONS]
     panels = [_panel(evaluation, actions) for actions in groups if actions]
@@ -277,21 +277,20 @@ def evaluation_figure(evaluation: Evaluation) -> Figure:
     if len(panels) == 1:
         return _draw([replace(panels[0], title=title)], 7.4)
     figure = _draw(panels, 7.4)
-    figure.suptitle(as_it_is(title), fontsize=11)
+    figure.suptitle(literal(title), fontsize=11)
     return figure
 
 
 def _panel(evaluation: Evaluation, actions: Sequence[str]) -> _Panel:
-    """The curves of actions that have one axis, and the accuracy on the original images."""
-    # Labelled at its end like the others: a label on a flat curve could not be read.
-    style = {"color": "#555555", "linestyle": ":", "linewidth": 1.2}
-    label = f"original images: {evaluation.original:.1f}"
+    """The curves of actions that share an axis, and the accuracy on the original images."""
     curves = []
     for place, action in enumerate(actions):
-        # Curves may lie on each other: every one has markers of its own.
-        own = _ACTION_STYLES.get(action, _OTHER_STYLE) | {"markevery": (place, 3)}
-        curves.append(sweep_curve(evaluation.sweeps[action], ACTION_NAMES[action], own))
+        # Curves may coincide, so their markers alternate.
+        style = _ACTION_STYLES.get(action, _OTHER_STYLE) | {"markevery": (place, 3)}
+        curves.append(sweep_curve(evaluation.sweeps[action], ACTION_NAMES[action], style))
     axis = _AXES[actions[0]]
-    original = Curve(label, axis.range_of(curves), [evaluation.original] * 2, style=style)
+    dotted = {"color": "#555555", "linestyle": ":", "linewidth": 1.2}
+    label = f"original images: {evaluation.original:.1f}"
+    original = Curve(label, axis.range_of(curves), [evaluation.original] * 2, style=dotted)
     title = "hue shifts" if axis is _HUE_AXIS else ACTION_NAMES[actions[0]]
     return _Panel(title, [original, *curves], axis)

@@ -24,7 +24,7 @@ from equicolor.paper.variants import (
     figure_file,
     shared_setting,
 )
-from equicolor.reporting.figures import as_it_is
+from equicolor.reporting.figures import literal
 from equicolor.reporting.html import Section
 from equicolor.reporting.tables import MISSING, Table
 from equicolor.results import Row
@@ -142,7 +142,7 @@ def gain_figure(rows: Sequence[Row], trained: Sequence[Row]) -> Figure:
     for index, (dataset, score) in enumerate(scores.items()):
         gain = gains(trained, dataset) or {0: 0.0}
         most = max(most, *gain)
-        label = f"{as_it_is(titles[dataset])}, selectivity {score:z.2f}"
+        label = f"{literal(titles[dataset])}, selectivity {score:z.2f}"
         color = colors(float(span(score)))
         axes.plot(sorted(gain), [gain[count] for count in sorted(gain)], ":", color=color)
         stages = range(max(gain) + 1)

@@ -1,1 +1,1 @@
-"""Saying what was found: tables, figures and self-contained pages. Needs the ``[train]`` extra."""
+"""Tables, figures, self-contained pages and progress bars. Needs the ``[train]`` extra."""

@@ -1,4 +1,4 @@
-"""Pages: one HTML file with everything inside, to open, mail or archive.
+"""Self-contained pages: one HTML file to open, mail or archive.
 
 No links, no other files: styles are inline and figures are PNGs in base64. Reports have no scripts.
 """
@@ -17,7 +17,7 @@ from equicolor._text import printable
 from equicolor.reporting.figures import png
 from equicolor.reporting.tables import Table
 
-_MANY_COLUMNS = 7  # from here on smaller type, so that eight fit into the page
+_MANY_COLUMNS = 7  # tables with as many have smaller type, so that eight columns fit
 _STYLE = """
 :root { --ink: #1c1e21; --soft: #5b6168; --line: #d9dce0; --accent: #0072b2; --paper: #fff; }
 * { box-sizing: border-box; }
@@ -63,8 +63,8 @@ class Section:
     table: Table | None = None  # below the text
     figure: Figure | bytes | None = None  # bytes of a PNG; below the table
     caption: str = ""  # what the figure shows; also its text for screen readers
-    # Name of the figure's own file, without suffix. A section with a name and without a figure says
-    # in its text why the figure cannot be drawn.
+    # The name of the figure's own file, without suffix. If there is a name but no figure, the text
+    # says why the figure cannot be drawn.
     file: str = ""
 
 
@@ -79,8 +79,8 @@ def write_report(
 ) -> Path:
     """Write a report, whole or not at all; returns its path.
 
-    The lead is what a newcomer should know first. Numbers are the headline figures, by what they
-    are. The provenance, of :func:`equicolor.results.provenance`, comes at the end.
+    ``lead`` is what a newcomer should know first. ``numbers`` are headline figures by their names.
+    ``provenance``, from :func:`equicolor.results.provenance`, comes at the end.
     """
     parts = [f"<h1>{html.escape(title)}</h1>"]
     parts += [f'<p class="lead">{html.escape(text)}</p>' for text in _paragraphs(lead)]
@@ -101,10 +101,10 @@ def html_page(title: str, parts: Sequence[str], *, style: str = "", policy: str 
     """A page in the style of reports.
 
     Args:
-        title: what browsers call it; escaped here.
-        parts: HTML of the body, in which everything that comes from outside is escaped.
+        title: plain text, escaped here.
+        parts: HTML of the body; the caller has escaped everything that comes from outside.
         style: CSS that comes after that of reports.
-        policy: what the page may load, as a Content-Security-Policy; none by default.
+        policy: a Content-Security-Policy, which limits what the page may load; none by default.
     """
     body = "\n".join(parts)
     allowed = f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">\n'

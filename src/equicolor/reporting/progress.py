@@ -1,7 +1,7 @@
-"""What long jobs show on the terminal: lines and progress bars.
+"""Lines and progress bars of long jobs on the terminal.
 
-Names of files and classes are shown as they are: none of them is taken for rich's markup, nor for
-a command to the terminal.
+Names of files and classes are shown literally: neither as rich's markup, nor as commands to the
+terminal.
 """
 
 import contextlib
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from equicolor._text import printable, roughly
 
-if TYPE_CHECKING:  # the alias is used where rich must not be imported
+if TYPE_CHECKING:  # this module is imported where rich must not be
     from rich.console import Console
     from rich.progress import Progress as Bars
 
-PRINT_EVERY = 30.0  # seconds between two lines where there is no terminal
+PRINT_EVERY = 30.0  # seconds between two lines if there is no terminal
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ Progress = Callable[[int, int | None], None]
 
 
 def say(console: "Console | None", line: str, style: str = "") -> None:
-    """Print a line, unless the console is None, and let the terminal break it."""
+    """Print a line, which the terminal wraps, unless the console is None."""
     from rich.text import Text
 
     if console is not None:
@@ -32,10 +32,10 @@ def say(console: "Console | None", line: str, style: str = "") -> None:
 
 
 class Pace:
-    """How long a job will take, by how long it took so far.
+    """An estimate of how long a job will take, from how long it took so far.
 
     Args:
-        done: what was done before the clock started, by an interrupted call.
+        done: how much was done before the clock started, by an interrupted call.
 
     Example:
         >>> pace = Pace(done=5)
@@ -47,12 +47,12 @@ class Pace:
         self._before, self._start = done, time.monotonic()
 
     def left(self, done: int, total: int) -> float | None:
-        """Seconds until all is done; None while nothing tells."""
+        """Seconds until all is done; None before the first step."""
         new = done - self._before
         return (time.monotonic() - self._start) / new * (total - done) if new > 0 else None
 
     def words(self, done: int, total: int | None) -> str:
-        """The same to end a line with; empty while nothing tells, and when all is done."""
+        """The same as the end of a line; empty if unknown, and when all is done."""
         seconds = None if total is None else self.left(done, total)
         return f", about {roughly(seconds)} left" if seconds else ""
 
@@ -61,7 +61,7 @@ def progress_bars(console: "Console | None", *, transient: bool = True) -> "Bars
     """Bars with title, count, note, time taken and time left; none if the console is None.
 
     Every task has a note: ``bars.add_task(title, total=10, note="")``. Transient bars are removed
-    at the end, and not shown without a terminal. Otherwise the last state stays, also in a file.
+    at the end, and not shown without a terminal. The last state of others stays, also in a file.
     """
     from rich.progress import (
         BarColumn,
@@ -88,9 +88,9 @@ def progress_bars(console: "Console | None", *, transient: bool = True) -> "Bars
 
 @contextlib.contextmanager
 def counting(console: "Console | None", title: str) -> Iterator[Progress]:
-    """A bar moved by calls with (done, total); none if the console is None.
+    """Show a bar, which calls with (done, total) move; none if the console is None.
 
-    Without a terminal, a line every half minute says how much is done and how long it will take.
+    Without a terminal, a line every half minute says how much is done and how long is left.
     """
     pace: Pace | None = None
     printed = time.monotonic()
@@ -111,7 +111,7 @@ def counting(console: "Console | None", title: str) -> Iterator[Progress]:
 
 
 def tracked(items: Sequence[T], title: str, console: "Console | None") -> Iterator[T]:
-    """Items one by one, with a bar of how many are done; none if the console is None."""
+    """Yield items while a bar counts them; no bar if the console is None."""
     with counting(console, title) as progress:
         for done, item in enumerate(items):
             progress(done, len(items))

@@ -23,7 +23,7 @@ class Table:
         columns: the header.
         rows: as many cells each as there are columns.
         title: one line.
-        text_columns: how many columns, from the left, hold words; numbers go to the right.
+        text_columns: how many columns, from the left, hold words; numbers are aligned right.
 
     Example:
         >>> table = Table(("network", "accuracy"), [("z2cnn", "71.6")])
@@ -47,7 +47,7 @@ class Table:
                 )
 
     def without_empty(self, columns: Iterable[str]) -> "Table":
-        """The table without those of the named columns that hold dashes alone."""
+        """The table without those of the named columns that hold only dashes."""
         optional = set(columns)
         shown = [
             index
@@ -98,7 +98,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def mean_and_std(values: Sequence[float], digits: int = 2) -> str:
-    """The mean of some numbers and, if there are several, their sample standard deviation.
+    """The mean of numbers and, if there are several, their sample standard deviation.
 
     Example:
         >>> mean_and_std([71.0, 72.0]), mean_and_std([71.0]), mean_and_std([])

@@ -13,7 +13,7 @@ from torch import Tensor
 from equicolor._text import shortened
 from equicolor.analysis import FirstFilters, NeuronFeatures
 from equicolor.evaluation.evaluate import ClassChange
-from equicolor.reporting.figures import as_it_is
+from equicolor.reporting.figures import literal
 
 _BLUE, _ORANGE, _GREY = "#0072b2", "#d55e00", "#8a8f96"
 _TILE = 60  # pixels of an image on a sheet
@@ -119,7 +119,7 @@ def selectivity_figure(layers: Mapping[str, Tensor], names: Sequence[str]) -> Fi
 
 def _name_layers(axes: Axes, names: Sequence[str]) -> None:
     axes.set_xlim(-0.7, len(names) - 0.3)
-    ticks = [as_it_is(name) for name in names]
+    ticks = [literal(name) for name in names]
     axes.set_xticks(range(len(names)), ticks, rotation=60, ha="right", fontsize=8)
     axes.grid(axis="y", alpha=0.3)
 
@@ -141,7 +141,7 @@ def class_figure(changes: Sequence[ClassChange], *, most: int = 12) -> Figure:
             f"{rest} classes between", (0.995, most - 0.5), xycoords=("axes fraction", "data"),
             ha="right", va="bottom", fontsize=8, color="#555555",
         )  # fmt: skip
-    axes.set_yticks(places, [as_it_is(shortened(change.name, 32)) for change in shown], fontsize=8)
+    axes.set_yticks(places, [literal(shortened(change.name, 32)) for change in shown], fontsize=8)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(-2, 102)
     axes.set_xlabel("accuracy, %")

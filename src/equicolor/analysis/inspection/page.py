@@ -107,10 +107,10 @@ def sections(inspection: Inspection) -> list[Section]:
 def _accuracy_sections(inspection: Inspection) -> list[Section]:
     judged = inspection.evaluation
     if judged is None:
-        reason = f" ({inspection.class_mismatch})" if inspection.class_mismatch else ""
         why = (
-            f"The network's outputs are not the classes of these images{reason}, so there is no "
-            "accuracy to measure: neither under hue shifts nor class by class."
+            f"The network's outputs are not the classes of these images "
+            f"({inspection.class_mismatch}), so there is no accuracy to measure: neither under hue "
+            "shifts nor class by class."
         )
         return [Section("Hue curve", why), Section("Colour sensitivity of classes", why)]
     changes = judged.class_changes("hsv")
