@@ -82,7 +82,7 @@ def test_fewer_images_than_asked_for(network, images):
 
 
 def test_nan_and_other_sizes_are_refused(network, images):
-    with pytest.raises(ValueError, match=r"one size, \[.*\] as the first, got \[8, 8\]"):
+    with pytest.raises(ValueError, match=r"the size of the first, \[12, 12\], got \[8, 8\]"):
         top_activations(network, [images, images[..., :8, :8]])
     broken = images.clone()
     broken[-1, 0, 0, 0] = torch.nan

@@ -332,7 +332,7 @@ def test_names_that_are_wrong_get_a_hint():
     network = resnet44(4, width=2)
     with pytest.raises(LayerError, match=r"no layer 'layer.0'; did you mean 'layers.0'"):
         find_layers(network, 32, ["layer.0"])
-    with pytest.raises(LayerError, match=r"'layers.0.0.relu' is called 2 times: say .*#1 to .*#2"):
+    with pytest.raises(LayerError, match=r"'layers.0.0.relu' is called 2 times: use .*#1 to .*#2"):
         find_layers(network, 32, ["layers.0.0.relu"])
     with pytest.raises(LayerError, match=r"no layer 'x'; it has normalize, .* and [0-9]+ more$"):
         find_layers(network, 32, ["x"])

@@ -1,8 +1,8 @@
 """The images that excite every unit of a network most, found in one pass over the data.
 
-A unit is a channel, or one rotation of a channel, at the position in an image where it is
-most active; every image counts once. Only activations, positions and the numbers of images are
-stored, so memory does not grow with the data.
+A unit is a channel, or one rotation of a channel. In every image, only the position where it is
+most active counts. Only activations, positions and the numbers of images are stored, so memory
+does not grow with the data.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,8 +21,8 @@ from equicolor.color import shift_hue
 from equicolor.data.loaders import ResidentLoader
 from equicolor.reporting.progress import Progress
 
-_STREAM = 7  # of random numbers; any that is not used for images elsewhere
-# Images [B, 3, H, W] in [0, 1], or pairs of them and labels; the same ones every time.
+_STREAM = 7  # of random numbers; nothing else about images uses it
+# Images [B, 3, H, W] in [0, 1], or pairs of images and labels; the same in every pass.
 Batches = Iterable[Tensor | tuple[Tensor, Tensor]]
 _Tables = tuple[Tensor, ...]  # values, images and positions [C, n, N], on the device
 
@@ -31,15 +31,15 @@ _Tables = tuple[Tensor, ...]  # values, images and positions [C, n, N], on the d
 class TopActivations:
     """The strongest activations of every unit of a layer, strongest first.
 
-    There are :math:`C` channels with :math:`n` rotations each, and :math:`N` images are kept,
-    or as many as there are.
+    There are :math:`C` channels with :math:`n` rotations each. For each unit :math:`N` images are
+    kept, or all if there are fewer.
 
     Attributes:
-        layer: what was looked at.
-        values: float32 :math:`[C, n, N]`, at least 0: a negative activation is none.
-        images: int64 :math:`[C, n, N]`, which image, in the order of the data. Of images
-            that excite a unit equally, the first come first.
-        positions: int64 :math:`[C, n, N]`, where in it: ``row * W + column``.
+        layer: the layer of the units.
+        values: float32 :math:`[C, n, N]`; negative activations count as 0.
+        images: the numbers of the images in the order of the data, int64 :math:`[C, n, N]`. Of
+            images that excite a unit equally, the first come first.
+        positions: int64 :math:`[C, n, N]`, positions in the image: ``row * W + column``.
     """
 
     layer: Layer
@@ -56,7 +56,7 @@ class TopActivations:
 
 
 def images_of(batch: Tensor | tuple[Tensor, Tensor]) -> Tensor:
-    """The images of a batch, with labels or without."""
+    """The images of a batch with or without labels."""
     return batch if isinstance(batch, Tensor) else batch[0]
 
 
@@ -65,9 +65,9 @@ class RandomHues:
     """Batches of images, every image with its hue shifted by a random angle.
 
     The images that excite a rotation of a unit depend on the data: few flowers are green or
-    cyan, so the rotation that looks for those finds others. Among images in random hues, every
-    rotation finds what it looks for. The hue of an image depends on its number and the seed, not
-    on the batches.
+    cyan, so the rotation that looks for these hues finds others. Among images in random hues,
+    every rotation finds what it looks for. The shift of an image depends on its number and the
+    seed, not on the batches.
 
     Args:
         batches: images :math:`[B, 3, H, W]` in [0, 1], or pairs of images and labels.
@@ -92,10 +92,10 @@ class RandomHues:
             first += len(images)
 
     def __len__(self) -> int:
-        return len(self.batches)  # type: ignore[arg-type]  # a TypeError if they have none
+        return len(self.batches)  # type: ignore[arg-type]  # a TypeError if they have no length
 
     def shift(self, images: Tensor, numbers: Tensor) -> Tensor:
-        """Images with the hues of their numbers, int64 :math:`[B]` on the CPU."""
+        """Shift the hues of images by their numbers, int64 :math:`[B]` on the CPU."""
         if not len(images):
             return images
         turns = uniform(torch.tensor([self.seed]), _STREAM, 0, int(numbers.max()) + 1)[0, numbers]
@@ -115,7 +115,7 @@ def top_activations(
     """Find the images that excite the units of some layers most, in one pass.
 
     Args:
-        network: takes images :math:`[B, 3, H, W]` in [0, 1]; looked at in eval mode.
+        network: takes images :math:`[B, 3, H, W]` in [0, 1]; run in eval mode.
         batches: images of one size, or pairs of images and labels.
         layers: names as of :func:`equicolor.analysis.find_layers`; by default all
             nonlinearities.
@@ -157,7 +157,7 @@ def top_activations(
             watched = find_layers(network, (height, width), layers)
         if (height, width) != size:
             raise ValueError(
-                f"images must have one size, {list(size)} as the first, got "
+                f"images must all have the size of the first, {list(size)}, got "
                 f"{[height, width]}: positions would not be comparable"
             )
         run_tapped(network, images, watched, receive, autocast)
@@ -167,9 +167,9 @@ def top_activations(
     if not watched:
         raise ValueError("batches holds no images")
     for name, (values, *_) in tables.items():
-        if bool(values.isnan().any()):  # they sort before all others
+        if bool(values.isnan().any()):  # none is lost: NaN sorts first
             raise ValueError(
-                f"layer {name} gives NaN for some images: the network or they are damaged"
+                f"layer {name} gives NaN for some images: check the weights and the images"
             )
     return {
         name: TopActivations(layer, *(table.cpu() for table in tables[name]))
@@ -178,12 +178,12 @@ def top_activations(
 
 
 def _strongest(before: _Tables | None, features: Tensor, first: int, top: int) -> _Tables:
-    """The ``top`` strongest activations so far, with features of the images from ``first`` on."""
+    """The ``top`` strongest activations before and in the features of images from ``first`` on."""
     values, positions = features.flatten(3).max(-1)
     numbers = torch.arange(first, first + len(values), device=values.device)
     numbers = numbers.view(-1, 1, 1).expand_as(positions)
-    # The images of a unit side by side, in order: the sort is stable, so of equal ones the
-    # first come first.
+    # The images of a unit along the last axis, in order: the sort is stable, so that of equal
+    # activations the first come first.
     tables = [x.movedim(0, -1) for x in (values.float().clamp(min=0), numbers, positions)]
     if before is not None:
         tables = [torch.cat(pair, -1) for pair in zip(before, tables, strict=True)]
@@ -194,10 +194,10 @@ def _strongest(before: _Tables | None, features: Tensor, first: int, top: int) -
 def select_images(batches: Batches, which: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Some of the images, in batches.
 
-    Images that lie decoded in the memory are gathered; else all batches are gone through.
-    ``which`` are the numbers in the order of the data, int64 ``[M]`` on the CPU, sorted and all
-    different. Yields pairs of numbers ``[B]``, on the CPU, and images ``[B, 3, H, W]``. Raises a
-    ValueError at the end if there are fewer images than that.
+    Images that a loader holds decoded are gathered; otherwise all batches are read. ``which`` are
+    numbers in the order of the data, int64 ``[M]`` on the CPU, sorted and all different. Yields
+    pairs of numbers ``[B]``, on the CPU, and images ``[B, 3, H, W]``. Raises a ValueError at the
+    end if some images are missing.
     """
     if isinstance(batches, RandomHues):
         for numbers, images in select_images(batches.batches, which):
@@ -224,8 +224,8 @@ def select_images(batches: Batches, which: Tensor) -> Iterator[tuple[Tensor, Ten
             return
     if end < len(which):
         raise ValueError(
-            f"batches gave {end} of the {len(which)} images it gave before: it is gone through "
-            "twice, so take a list or a loader instead of a generator"
+            f"batches gave {end} of the {len(which)} images it gave before: it is read twice, so "
+            "take a list or a loader instead of a generator"
         )
 
 
@@ -239,15 +239,15 @@ def activations_at(
     autocast: torch.dtype | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Tensor]:
-    """The activations of the same units on the same images at the same positions, changed.
+    """The activations of units at known images and positions after a change of the images.
 
     Args:
         network, batches, autocast, progress: as in :func:`top_activations`.
-        found: what that found.
+        found: the result of :func:`top_activations`: units, images and positions.
         change: from images ``[B, 3, H, W]`` to images of the same shape.
 
     Returns:
-        Of every layer float32 :math:`[C, n, N]` on the CPU, at least 0.
+        For every layer float32 :math:`[C, n, N]` on the CPU; negative activations count as 0.
 
     Example:
         >>> network, images = nn.Sequential(nn.Conv2d(3, 2, 1)), torch.rand(4, 3, 2, 2)
@@ -258,7 +258,7 @@ def activations_at(
     """
     which = torch.cat([tops.images.flatten() for tops in found.values()]).unique()
     values = {name: torch.zeros_like(tops.values) for name, tops in found.items()}
-    # The entries of every layer by the number of their image.
+    # The entries of every layer, sorted by the number of their image.
     sorted_images = {name: tops.images.flatten().sort() for name, tops in found.items()}
     numbers = which
 
@@ -271,8 +271,8 @@ def activations_at(
         image = torch.searchsorted(numbers, of_image[start:end])
         channel, rotation, _ = torch.unravel_index(entries, tops.values.shape)
         places = image, channel, rotation, tops.positions.flatten()[entries]
-        read = features[tuple(place.to(features.device) for place in places)]
-        values[name].view(-1)[entries] = read.float().clamp(min=0).cpu()
+        activations = features[tuple(place.to(features.device) for place in places)]
+        values[name].view(-1)[entries] = activations.float().clamp(min=0).cpu()
 
     done = 0
     for numbers, images in select_images(batches, which):

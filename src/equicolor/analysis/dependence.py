@@ -1,10 +1,10 @@
-"""What the elements of a network's features depend on, from the operations it executes.
+"""Which pixels the elements of a network's features depend on, from the operations it executes.
 
 :class:`Dependence` watches a network run and computes the planes of
 :mod:`equicolor.analysis.planes` for every tensor. It sees the operations below all modules and
 functions, so residual sums, concatenations, group mixing and layers of other libraries need no
-rules of their own. An operation without a rule counts as looking at everything, and its name is
-recorded.
+rules of their own. The result of an operation without a rule is taken to depend on everything,
+and the name of the operation is recorded.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from equicolor.analysis import planes as rules
 from equicolor.analysis.planes import Planes
 
-# Results that depend on the shape of a tensor alone.
+# Operations whose results depend only on the shape of a tensor.
 _SHAPE_ONLY = {
     "empty_like", "full_like", "is_same_size", "new_empty", "new_full", "new_ones", "new_zeros",
     "ones_like", "promote_types", "rand_like", "randn_like", "result_type", "zeros_like",
@@ -31,7 +31,7 @@ _SHAPE_ONLY = {
 class _Operation:
     """An operation that was executed, with at least one argument that depends on the image."""
 
-    seen: "Dependence"
+    dependence: "Dependence"
     name: str  # without the overload
     func: Any
     args: Sequence[Any]
@@ -43,41 +43,41 @@ class _Operation:
     def inputs(self) -> list[Planes]:
         """The planes of all arguments that have some."""
         leaves = tree_leaves((self.args, self.kwargs))
-        all_planes = (self.seen.planes(x) for x in leaves if isinstance(x, Tensor))
+        all_planes = (self.dependence.planes(x) for x in leaves if isinstance(x, Tensor))
         return [planes for planes in all_planes if planes is not None]
 
     @property
     def first(self) -> Planes:
-        """The planes of the first argument, or of all if it has none."""
-        planes = self.seen.planes(self.args[0])
+        """The planes of the first argument, or the hull of all arguments if it has none."""
+        planes = self.dependence.planes(self.args[0])
         return rules.hull(self.inputs, ()) if planes is None else planes
 
 
 class Dependence(TorchDispatchMode):
-    """Records which pixels of an image ``[1, 3, H, W]`` every tensor depends on, while it is on.
+    """A context that records which pixels of an image ``[1, 3, H, W]`` every tensor depends on.
 
-    Use it in inference mode, where tensors are the very objects an operation returned.
+    Use it in inference mode, where tensors are the very objects that an operation returned.
     """
 
     def __init__(self, images: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         height, width = images.shape[-2:]
         self.image = (height, width)
-        self.unknown: set[str] = set()  # operations that were taken to look at everything
+        self.unknown: set[str] = set()  # operations without a rule
         self._planes = WeakTensorKeyDictionary()
         self._planes[images] = rules.pixel_planes(height, width, device=images.device)
-        # Planes of memory that several tensors share and one wrote to, with the memory itself,
-        # so that its address stays its own.
+        # Planes of memory that several tensors share and one wrote to. The memory is kept, so that
+        # no other gets its address.
         self._written: dict[int, tuple[Any, Planes]] = {}
 
     def planes(self, tensor: Tensor) -> Planes | None:
-        """What a tensor depends on; None if not on the image."""
+        """The planes of a tensor; None if it does not depend on the image."""
         if self._written and (memory := _memory(tensor)) in self._written:
-            return _places(tensor, self._written[memory][1])
+            return _view_planes(tensor, self._written[memory][1])
         return self._planes.get(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, and record what its results depend on."""
+        """Run an operation, and record the planes of its results."""
         kwargs = kwargs or {}
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         name = func.overloadpacket.__name__
@@ -89,8 +89,7 @@ class Dependence(TorchDispatchMode):
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-            rule = _look_at_everything
-        # Before the operation, which may write to an argument.
+            rule = _depend_on_everything
         named = {
             argument.name: args[place]
             if place < len(args)
@@ -99,7 +98,7 @@ class Dependence(TorchDispatchMode):
         }
         result = func(*args, **kwargs)
         outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
-        if outputs and rule is _look_at_everything:
+        if outputs and rule is _depend_on_everything:
             self.unknown.add(name)
         call = _Operation(self, name, func, args, kwargs, named, outputs)
         for output, planes in zip(outputs, rule(call) if outputs else (), strict=True):
@@ -111,7 +110,7 @@ class Dependence(TorchDispatchMode):
         return result
 
     def _write(self, output: Tensor, planes: Planes) -> None:
-        """Record that an operation wrote to a tensor: others may share its memory."""
+        """Record what an operation wrote to a tensor, whose memory others may share."""
         memory = _memory(output)
         if memory not in self._written:
             whole = output.nbytes == output.untyped_storage().nbytes()
@@ -125,12 +124,13 @@ class Dependence(TorchDispatchMode):
             self._written[memory] = output.untyped_storage(), mirror
             for tensor in sharing:
                 self._write(tensor, self._planes[tensor])
-        for place, plane in zip(_places(output, self._written[memory][1]), planes, strict=True):
-            place.copy_(plane)
+        parts = _view_planes(output, self._written[memory][1])
+        for part, plane in zip(parts, planes, strict=True):
+            part.copy_(plane)
 
 
-def _places(tensor: Tensor, mirror: Planes) -> Planes:
-    """Where in the planes of a memory those of a tensor are."""
+def _view_planes(tensor: Tensor, mirror: Planes) -> Planes:
+    """The part of the planes of a memory that belongs to a tensor."""
     where = tensor.shape, tensor.stride(), tensor.storage_offset()
     return tuple(plane.as_strided(*where) for plane in mirror)
 
@@ -144,7 +144,7 @@ _RULES: dict[str, _Rule] = {}
 
 
 def _rule_of(*names: str) -> Callable[[_Rule], _Rule]:
-    """Make a function the rule of operations, whose names are separated by spaces."""
+    """Register a function as the rule of operations, named with spaces between."""
 
     def register(rule: _Rule) -> _Rule:
         _RULES.update(dict.fromkeys(" ".join(names).split(), rule))
@@ -154,7 +154,7 @@ def _rule_of(*names: str) -> Callable[[_Rule], _Rule]:
 
 
 def _find_rule(func: Any, name: str) -> _Rule | None:
-    """The rule for an operation or for its version that writes to its argument."""
+    """The rule of an operation, or of the one that it does in place."""
     plain = name.strip("_").removeprefix("i") if name.startswith("__") else name.removesuffix("_")
     if plain in _RULES:
         return _RULES[plain]
@@ -165,17 +165,17 @@ def _find_rule(func: Any, name: str) -> _Rule | None:
     return _move if func.is_view else None
 
 
-# And all operations that torch tags as pointwise.
+# Also the rule of all operations that torch tags as pointwise.
 @_rule_of("_prelu_kernel hardswish log_sigmoid")
 def _pointwise(call: _Operation) -> list[Planes]:
     return [rules.union(call.inputs, output.shape) for output in call.outputs]
 
 
-def _look_at_everything(call: _Operation) -> list[Planes]:
+def _depend_on_everything(call: _Operation) -> list[Planes]:
     return [rules.hull(call.inputs, output.shape) for output in call.outputs]
 
 
-# Copies, and what does nothing in eval mode.
+# Copies, and operations that do nothing in eval mode.
 @_rule_of(
     "_to_copy alias alpha_dropout clone contiguous detach dropout feature_alpha_dropout",
     "feature_dropout lift_fresh to type_as",
@@ -187,11 +187,11 @@ def _same(call: _Operation) -> list[Planes]:
 @_rule_of("copy fill zero")
 def _overwrite(call: _Operation) -> list[Planes]:
     source = call.named.get("src", call.named.get("value"))
-    planes = call.seen.planes(source) if isinstance(source, Tensor) else None
+    planes = call.dependence.planes(source) if isinstance(source, Tensor) else None
     return [rules.nothing(call.outputs[0].device) if planes is None else planes]
 
 
-# They move elements, and move planes in the same way; so do all views.
+# These move elements, and planes are moved in the same way. Also the rule of all views.
 @_rule_of(
     "_unsafe_index cat flip gather im2col index index_select native_channel_shuffle pixel_shuffle",
     "pixel_unshuffle repeat repeat_interleave roll stack tril triu upsample_nearest1d",
@@ -199,21 +199,21 @@ def _overwrite(call: _Operation) -> list[Planes]:
 )
 def _move(call: _Operation) -> list[Planes]:
     if call.name in ("view", "_unsafe_view"):
-        # Planes may lie otherwise in memory.
+        # Not view: planes may have another memory layout.
         return [tuple(plane.reshape(call.outputs[0].shape) for plane in call.first)]
     tensors = [x for x in tree_leaves((call.args[1:], call.kwargs)) if isinstance(x, Tensor)]
-    if any(not x.is_floating_point() and call.seen.planes(x) is not None for x in tensors):
-        return _look_at_everything(call)  # which elements are moved depends on the image
+    if any(not x.is_floating_point() and call.dependence.planes(x) is not None for x in tensors):
+        return _depend_on_everything(call)  # which elements are moved depends on the image
     moved = []
     for index in range(len(call.inputs[0])):
 
         def plane(x: Any, index: int = index) -> Any:
             if not isinstance(x, Tensor):
                 return x
-            planes = call.seen.planes(x)
+            planes = call.dependence.planes(x)
             if planes is not None:
                 return planes[index]
-            # Constants beside what depends on the image, as in cat; indices stay.
+            # Constants, as in cat, depend on nothing; indices stay.
             return torch.full_like(x, torch.inf) if x.is_floating_point() else x
 
         result = call.func(*tree_map(plane, call.args), **tree_map(plane, call.kwargs))
@@ -231,7 +231,7 @@ def _convolve(call: _Operation) -> list[Planes]:
     named, weight, output = call.named, call.named["weight"], call.outputs[0]
     rank = weight.ndim - 2
     if output.ndim != weight.ndim:  # without a batch
-        return _look_at_everything(call)
+        return _depend_on_everything(call)
     kernel, dilation = list(weight.shape[2:]), _pairs(named["dilation"], rank)
     if named["padding"] == "same":
         padding = [d * (k - 1) // 2 for k, d in zip(kernel, dilation, strict=True)]
@@ -259,7 +259,7 @@ def _pool(call: _Operation) -> list[Planes]:
 @_rule_of(*(f"adaptive_avg_pool{rank}d adaptive_max_pool{rank}d" for rank in (1, 2, 3)))
 def _adaptive_pool(call: _Operation) -> list[Planes]:
     rank = int(call.name[-2])
-    planes = rules.bins(call.first, call.outputs[0].shape[-rank:], call.seen.image)
+    planes = rules.bins(call.first, call.outputs[0].shape[-rank:], call.dependence.image)
     return [planes] * len(call.outputs)
 
 
@@ -270,16 +270,16 @@ def _multiply(call: _Operation) -> list[Planes]:
         bias, left, right = call.args[:3]
     if call.name == "linear":
         right = right.mT
-    sides = [call.seen.planes(side) for side in (left, right)]
+    sides = [call.dependence.planes(side) for side in (left, right)]
     if call.name == "linear" and sides[1] is not None:
-        return _look_at_everything(call)
+        return _depend_on_everything(call)
     planes = rules.multiply(sides[0], sides[1], (left, right), call.outputs[0].shape)
-    added = None if bias is None else call.seen.planes(bias)
+    added = None if bias is None else call.dependence.planes(bias)
     return [planes if added is None else rules.union([planes, added], call.outputs[0].shape)]
 
 
 def _axes(call: _Operation) -> list[int]:
-    """The axes an operation reduces."""
+    """The axes that an operation reduces."""
     value, rank = call.named.get("dim"), call.args[0].ndim
     if value is None or value == []:
         return list(range(rank))
@@ -294,7 +294,7 @@ def _reduce(call: _Operation) -> list[Planes]:
     if "other" in call.named:  # max(a, b)
         return _pointwise(call)
     axes, shape = _axes(call), call.outputs[0].shape
-    planes = rules.reduce(call.first, axes, call.seen.image)
+    planes = rules.reduce(call.first, axes, call.dependence.image)
     if len(shape) < call.args[0].ndim:
         for axis in sorted(axes, reverse=True):
             planes = tuple(plane.squeeze(axis) for plane in planes)
@@ -302,10 +302,10 @@ def _reduce(call: _Operation) -> list[Planes]:
 
 
 def _normalise(axes: Callable[[_Operation, int], Sequence[int]]) -> _Rule:
-    """The rule for elements that also depend on statistics over some axes of a rank."""
+    """The rule for elements that also depend on statistics over axes, chosen by the rank."""
 
     def rule(call: _Operation) -> list[Planes]:
-        statistics = rules.reduce(call.first, axes(call, call.args[0].ndim), call.seen.image)
+        statistics = rules.reduce(call.first, axes(call, call.args[0].ndim), call.dependence.image)
         return [rules.union([call.first, statistics], call.outputs[0].shape)]
 
     return rule
@@ -324,7 +324,7 @@ _rule_of("layer_norm native_layer_norm")(
     _normalise(lambda call, rank: range(rank - len(call.named["normalized_shape"]), rank))
 )
 _rule_of("instance_norm")(_normalise(lambda _, rank: range(2, rank)))
-# Channels of a group see the same places; all of them is a little more than needed.
+# Over all channels, not those of a group: usually both see the same places.
 _rule_of("group_norm")(_normalise(lambda _, rank: range(1, rank)))
 
 
@@ -338,6 +338,6 @@ def _pad(call: _Operation) -> list[Planes]:
     planes = rules.slide(call.first, windows, before, sizes)
     if call.name == "constant_pad_nd":
         return [planes]
-    # Reflection and replication really read pixels.
+    # Reflected and replicated elements depend on pixels.
     exact = (call.func(call.first[index].contiguous(), amounts) for index in rules.EXACT)
     return [(*exact, *planes[len(rules.EXACT) :])]

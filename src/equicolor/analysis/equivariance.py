@@ -22,16 +22,16 @@ def layer_equivariance(
 ) -> dict[str, float]:
     """The worst relative equivariance error of every layer over the hue group.
 
-    What :func:`equicolor.testing.equivariance_error` is for a whole network, for all layers in
-    n passes. Layers with n rotations should roll them when the hue of an image is shifted by
-    1/n; all others should give the same, which is invariance.
+    As :func:`equicolor.testing.equivariance_error` for a whole network, but for all layers in n
+    passes. When the hue of an image is shifted by 1/n, layers with n rotations should roll them;
+    the features of all others should not change, which is invariance.
 
     Args:
-        network: takes images in [0, 1]; looked at in eval mode.
-        images: some images, :math:`[B, 3, H, W]`.
+        network: takes images in [0, 1]; run in eval mode.
+        images: :math:`[B, 3, H, W]`.
         layers: of :func:`equicolor.analysis.find_layers`.
         rotations: the order :math:`n` of the group.
-        action: what a hue shift is, ``"rgb"`` or ``"hsv"``, as the network's lifting.
+        action: the kind of hue shift, ``"rgb"`` or ``"hsv"``, as in the network's lifting.
 
     Returns:
         The error by the name of the layer.
@@ -53,7 +53,7 @@ def layer_equivariance(
     def receive(name: str, output: object) -> None:
         features = layers[name].features(output, len(images))
         if step == 0:
-            reference[name] = features.clone()  # what follows may work in place
+            reference[name] = features.clone()  # the next layer may work in place
             return
         expected = reference[name]
         if expected.shape[2] == rotations:

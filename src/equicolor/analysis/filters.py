@@ -1,4 +1,4 @@
-"""The filters a network looks at images with, in all their rotations."""
+"""The filters of a network's first convolution, in all their rotations."""
 
 from dataclasses import dataclass
 
@@ -19,10 +19,9 @@ class FirstFilters:
     Attributes:
         layer: its name.
         images: float32 :math:`[O, n, 3, k_h, k_w]` in [0, 1]: filters with their rotations,
-            mid-grey where the weight is 0, each filter as bright as it can be.
+            mid-grey where the weight is 0, each filter with full contrast.
         lifting: ``"rgb"``, ``"hsv"``, or None for an ordinary convolution. An HSV lift shifts
-            the image and not the filter; its rotations are drawn as the hues the filter is
-            shifted to.
+            the image and not the filter; its rotations are drawn as hue shifts of the filter.
         strength: the norm of every filter, :math:`[O]`.
     """
 
@@ -37,16 +36,13 @@ class FirstFilters:
 def first_filters(network: nn.Module) -> FirstFilters | None:
     """The filters of the first convolution that takes images, or one channel made of them.
 
-    Args:
-        network: any.
-
     Returns:
         None if there is no such layer.
 
     Example:
         >>> from equicolor.models import ce_resnet18
-        >>> found = first_filters(ce_resnet18(10, rotations=6))
-        >>> found.layer, found.images.shape, found.lifting
+        >>> filters = first_filters(ce_resnet18(10, rotations=6))
+        >>> filters.layer, filters.images.shape, filters.lifting
         ('conv1', torch.Size([49, 6, 3, 7, 7]), 'rgb')
     """
     lift: HueLift | None = None  # of a converted network, before an ordinary convolution
@@ -74,19 +70,19 @@ def first_filters(network: nn.Module) -> FirstFilters | None:
 def _draw(
     name: str, weight: Tensor, rotations: int, lifting: str | None, matrices: Tensor | None
 ) -> FirstFilters:
-    """Filters ``[O, 3, k, k]`` as images, rotated as their colours or shifted as hues."""
+    """Filters ``[O, 3, k, k]`` as images, rotated by matrices or else by shifting hues."""
     weight = weight.cpu()
     if matrices is not None:
         group = matrices.detach().float().cpu()
-        images = _bright(torch.einsum("nij,ojhw->onihw", group, weight))
+        images = _full_contrast(torch.einsum("nij,ojhw->onihw", group, weight))
     else:
-        first = _bright(weight.unsqueeze(1)).expand(-1, rotations, -1, -1, -1)
+        first = _full_contrast(weight.unsqueeze(1)).expand(-1, rotations, -1, -1, -1)
         turns = torch.arange(rotations) / rotations
         images = shift_hue(first, turns.expand(len(weight), -1))
     return FirstFilters(name, images, lifting, weight.flatten(1).norm(dim=1))
 
 
-def _bright(filters: Tensor) -> Tensor:
-    """Filters ``[O, n, 3, k, k]`` with 0 at mid-grey, the largest weight of each at an end."""
+def _full_contrast(filters: Tensor) -> Tensor:
+    """Filters ``[O, n, 3, k, k]`` with weight 0 at 0.5 and the largest of each at 0 or 1."""
     largest = filters.abs().amax((1, 2, 3, 4), keepdim=True)
     return 0.5 + filters / (2 * largest.clamp(min=torch.finfo(filters.dtype).tiny))

@@ -1,6 +1,6 @@
-"""Whether the rows of an equivariant unit's neuron feature are n colours of one shape.
+"""Whether the rows of an equivariant unit's neuron feature are one shape in n colours.
 
-Which units are drawn and measured, and how hues are measured, is the same wherever it is done.
+Pages about networks and the paper's experiments choose, draw and measure units alike, from here.
 """
 
 import math
@@ -16,16 +16,16 @@ from equicolor.analysis.activations import Batches, TopActivations
 from equicolor.analysis.neuron_features import NeuronFeatures, neuron_features
 from equicolor.reporting.progress import Progress
 
-SELECTIVE = 0.25  # channels from here on are called selective
-MEASURED = 48  # channels of a layer whose hues are measured, unless another number is asked for
-_LIMIT = 128  # pixels of a frame at most, and those of the image: late units see more
+SELECTIVE = 0.25  # the least index of channels that are called selective
+MEASURED = 48  # channels of a layer whose hues are measured by default
+_LIMIT = 128  # pixels of a frame at most, because late units see large parts of images
 
 
 def chroma(images: Tensor) -> Tensor:
     r"""The colours of images as complex numbers :math:`R + G\omega + B\omega^2`.
 
-    With :math:`\omega = e^{2\pi i/3}`: the angle is the hue and the length how colourful it is,
-    0 for greys. Rotating colours about the grey axis by ``turns`` multiplies the number by
+    With :math:`\omega = e^{2\pi i/3}`: the angle is the hue and the length the chroma, 0 for
+    greys. Rotating colours about the grey axis by ``turns`` multiplies the number by
     :math:`e^{2\pi i \cdot turns}`. Images :math:`[..., 3, H, W]` give :math:`[..., H, W]`.
     """
     angles = torch.arange(3, device=images.device) * (2 * math.pi / 3)
@@ -37,8 +37,8 @@ def chroma(images: Tensor) -> Tensor:
 def mean_colour(features: Tensor) -> Tensor:
     """The mean colour of neuron features :math:`[U, n, 3, h, w]`, :math:`[3]`.
 
-    Of all the units of a layer it is the colour of what they are seen on: the hues that units
-    look for cancel, as every unit has all rotations.
+    Over the units of a layer it is the colour of the background: the hues that units look for
+    cancel, since every unit has all rotations.
     """
     return features.float().mean((0, 1, 3, 4))
 
@@ -48,13 +48,13 @@ class HueRows:
     """The hues of the rows of neuron features.
 
     Attributes:
-        hues: degrees, float32 :math:`[U, n]`: that of the mean colour of every row, in which
-            colourful pixels count more. NaN for a row without colour, such as that of a
-            rotation that is never active, here and below.
-        chroma: the length of the mean colour :math:`[U, n]`, 0 for grey to 1.
-        differences: by how much row 0 has to be turned to be like row k, pixel for pixel, in
-            degrees, between -180 and 180.
-        deviations: how far that is from the expected :math:`360 k / n`, between -180 and 180.
+        hues: the hue of the mean colour of every row in degrees, float32 :math:`[U, n]`; colourful
+            pixels count more. NaN, here and below, for a row without colour, such as that of a
+            rotation that is never active.
+        chroma: the length of the mean colour, :math:`[U, n]`, from 0 for grey to 1.
+        differences: the rotation of row 0 that is nearest to row k, pixel for pixel, in degrees
+            from -180 to 180.
+        deviations: the differences minus the expected :math:`360 k / n`, from -180 to 180.
     """
 
     hues: Tensor
@@ -82,8 +82,8 @@ def hue_rows(features: Tensor, background: Tensor | None = None) -> HueRows:
 
     Args:
         features: :math:`[U, n, 3, h, w]`, of :func:`equicolor.analysis.neuron_features`.
-        background: a colour that all images share, :math:`[3]`, which is subtracted before
-            hues are measured, such as the mean over many units; none by default.
+        background: a colour that all images share, :math:`[3]`, such as the mean over many units;
+            it is subtracted before hues are measured. None by default.
 
     Example:
         >>> from equicolor.color import rotate_hue
@@ -103,11 +103,11 @@ def hue_rows(features: Tensor, background: Tensor | None = None) -> HueRows:
     if background is not None:
         colours = colours - chroma(background.view(3, 1, 1).to(features))
     means = colours.mean((-2, -1))
-    # The angle whose turn leaves the least squares, from quotients: nothing is to be unwrapped.
-    turned = (colours * colours[:, :1].conj()).mean((-2, -1))
+    # The rotation with the least squared difference, from a sum: no angle has to be unwrapped.
+    rotations = (colours * colours[:, :1].conj()).mean((-2, -1))
     expected = torch.arange(features.shape[1], device=features.device) / features.shape[1]
-    straight = turned * torch.polar(torch.ones_like(expected), -2 * math.pi * expected)
-    return HueRows(_degrees(means) % 360, means.abs(), _degrees(turned), _degrees(straight))
+    errors = rotations * torch.polar(torch.ones_like(expected), -2 * math.pi * expected)
+    return HueRows(_degrees(means) % 360, means.abs(), _degrees(rotations), _degrees(errors))
 
 
 def _degrees(numbers: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ def _degrees(numbers: Tensor) -> Tensor:
 
 
 class UnitRows(NamedTuple):
-    """Neuron features of channels, and the hues of those to measure; None if there are none."""
+    """Neuron features of channels, and the hues of the measured ones; None if none is."""
 
     drawn: NeuronFeatures
     hues: HueRows | None
@@ -124,8 +124,8 @@ class UnitRows(NamedTuple):
 def by_selectivity(indices: Tensor, alive: Tensor, least: float = -math.inf) -> list[int]:
     """The channels that are ever active, the most colour selective first.
 
-    Selectivity ``indices`` and ``alive`` are :math:`[C, n]`; the mean over rotations counts, and
-    has to be ``least`` or more.
+    Selectivity ``indices`` and ``alive`` are :math:`[C, n]`. The mean over rotations counts; it
+    must be at least ``least``.
 
     Example:
         >>> indices, alive = torch.tensor([[0.1], [0.9], [0.0]]), torch.tensor([[1], [1], [0]])
@@ -150,9 +150,9 @@ def unit_rows(
 ) -> UnitRows:
     """Draw channels of a layer, and measure the hues of the rows of some.
 
-    Hues are measured against the mean colour of the measured channels, whatever else is drawn,
-    so that the same channels always give the same numbers. Frames are cut to the middle 128
-    pixels, or to the size of the images if that is less.
+    Hues are measured against the mean colour of the measured channels alone, so that the same
+    channels always give the same numbers. Frames are cut to the middle 128 pixels, or to the
+    size of the images if that is less.
     """
     features = neuron_features(
         network,

@@ -1,4 +1,4 @@
-"""The layers of a network: which there are, what their units see, and their features."""
+"""The layers of a network by name, what their units see, and their features."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,29 +16,27 @@ from equicolor.analysis.receptive_field import ReceptiveField, field_from_planes
 from equicolor.analysis.taps import TIMES, run_tapped
 from equicolor.evaluation.asker import Asker
 
-# By name: other libraries have classes of their own for them.
+# By name, since other libraries have classes of their own.
 _ACTIVATIONS = {
     "celu", "elu", "gelu", "gelutanh", "hardmish", "hardswish", "hardswishme", "leakyrelu", "mish",
     "prelu", "quickgelu", "relu", "relu6", "rrelu", "selu", "silu", "softplus", "squaredrelu",
     "swish",
 }  # fmt: skip
-# A rectifier that is called as a function cannot be tapped. Negative activations count as none,
-# so the norm before it has the same units.
+# Rectifiers that are functions cannot be tapped. The norms before them serve as well, since
+# negative activations count as 0.
 _NORMS = (nn.BatchNorm2d, nn.GroupNorm, nn.InstanceNorm2d, nn.LayerNorm)
 _CONVOLUTIONS = {"ceconv2d", "celiftconv2d", "conv2d"}
-# What is looked at by default: all of the first kind that there is.
+# By default, all layers of the first kind that a network has are looked at.
 _KINDS: tuple[Callable[[nn.Module], bool], ...] = (
     lambda module: type(module).__name__.lower() in _ACTIVATIONS,
     lambda module: isinstance(module, _NORMS),
     lambda module: type(module).__name__.lower() in _CONVOLUTIONS,
 )
-
-
-_NAMED = 12  # layers that an error lists
+_LISTED = 12  # layers that an error names
 
 
 class LayerError(ValueError):
-    """A layer that cannot be looked at: no one has its name, or it gives no features of units."""
+    """A layer cannot be looked at: it does not exist, or it gives no features of units."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +47,7 @@ class Layer:
         name: of the module, with the number of the call if there are several.
         channels: :math:`C`; a channel at a position is a unit.
         rotations: :math:`n`, 1 for an ordinary layer.
-        height, width: positions.
+        height, width: of the map of positions.
         channels_last: whether its features are :math:`[B, H, W, C]`.
         field: what its units can see.
     """
@@ -63,11 +61,11 @@ class Layer:
     field: ReceptiveField
 
     def features(self, output: object, batch: int) -> Tensor:
-        """What the layer gave, as features of units.
+        """The output of the layer as features of units.
 
         Args:
             output: ``[B, C]``, ``[B, C, H, W]`` or ``[B, C, n, H, W]``; or ``[n * B, C, H, W]``
-                of networks that keep the rotations in the batch (:mod:`equicolor.nn.batched`).
+                from networks that keep the rotations in the batch (:mod:`equicolor.nn.batched`).
             batch: the number :math:`B` of images.
 
         Returns:
@@ -104,7 +102,7 @@ def find_layers(
         layers: names of modules; ``name#2`` is the second call of one that is called several
             times in a pass. By default the network's nonlinearities before pooling over the
             whole image; if these are functions, which cannot be tapped, the norms before them, or
-            else the convolutions. Layers that give no map :math:`[B, C, H, W]`, as in
+            else the convolutions. By default, layers that give no map :math:`[B, C, H, W]`, as in
             transformers, are left out: see :func:`layers_left_out`.
 
     Raises:
@@ -142,10 +140,10 @@ def layers_left_out(network: nn.Module, size: int | tuple[int, int]) -> dict[str
         network, size: as in :func:`find_layers`.
 
     Returns:
-        The shapes that nonlinearities give for one image, by the name of the layer, in the
-        order of execution: tokens :math:`[1, N, C]`, or the features :math:`[1, C]` of a
-        flattened map. Where those are functions, the norms before them, or else other layers
-        of tokens with weights. What comes after pooling over the whole image does not count.
+        The shapes of the outputs of nonlinearities for one image, by the name of the layer, in
+        the order of execution: tokens :math:`[1, N, C]`, or the features :math:`[1, C]` of a
+        flattened map. If nonlinearities are functions, those of the norms before them, or else
+        of other layers of tokens with weights. Layers after global pooling do not count.
 
     Example:
         >>> network = nn.Sequential(nn.Conv2d(3, 4, 2, 2), nn.Flatten(2), nn.GELU())
@@ -185,7 +183,7 @@ def receptive_fields(
 
 
 class _Call(NamedTuple):
-    """A call of a module, and what its output depends on; ``planes`` is None if on no pixel."""
+    """A call of a module and the planes of its output, None if it depends on no pixel."""
 
     module: nn.Module
     planes: Planes | None
@@ -193,15 +191,15 @@ class _Call(NamedTuple):
 
     @property
     def shape(self) -> list[int]:
-        """The shape of the output; empty if nothing local is left, as after global pooling."""
-        # Nominal planes leave out global pooling.
+        """The shape of the output; empty if it has no local features, as after global pooling."""
+        # Nominal planes are infinite after global pooling.
         if self.planes is None or all((self.planes[i] == torch.inf).all() for i in NOMINAL):
             return []
         return list(self.planes[0].shape)
 
     @property
     def is_map(self) -> bool:
-        """Whether the output is a map of the image."""
+        """Whether the output is a map of positions in the image."""
         return len(self.shape) in (4, 5)
 
 
@@ -211,7 +209,7 @@ def _watch(network: nn.Module, image: tuple[int, int]) -> dict[str, _Call]:
     modules = {name: module for name, module in network.named_modules() if name}
     in_order: list[tuple[str, _Call]] = []
 
-    def note(name: str, output: object) -> None:
+    def record(name: str, output: object) -> None:
         if isinstance(output, Tensor):
             unknown = frozenset(dependence.unknown)
             in_order.append((name, _Call(modules[name], dependence.planes(output), unknown)))
@@ -219,7 +217,7 @@ def _watch(network: nn.Module, image: tuple[int, int]) -> dict[str, _Call]:
     with torch.inference_mode():
         images = torch.full((1, 3, *image), 0.5, device=ask.device, dtype=ask.dtype)
         with Dependence(images) as dependence:
-            run_tapped(network, images, modules, note)
+            run_tapped(network, images, modules, record)
     totals, seen, calls = Counter(name for name, _ in in_order), Counter[str](), {}
     for name, call in in_order:
         seen[name] += 1
@@ -246,13 +244,13 @@ def _is_channels_last(planes: Planes) -> bool:
     def varies(pair: Planes, axis: int) -> bool:
         return any(bool((plane != plane.narrow(axis, 0, 1)).any()) for plane in pair)
 
-    # Where all see the whole image, they still look at different places.
+    # Nominal planes, too: exact ones are all equal if every unit sees the whole image.
     rows, columns = planes[0:2] + planes[4:6], planes[2:4] + planes[6:8]
     return varies(rows, 1) and varies(columns, 2) and not varies(rows + columns, 3)
 
 
 def _first_kind(calls: Mapping[str, _Call]) -> list[str]:
-    """All layers of the first of :data:`_KINDS` that there is."""
+    """All layers of the first of :data:`_KINDS` that there are any of."""
     by_kind = ([n for n, call in calls.items() if is_kind(call.module)] for is_kind in _KINDS)
     return next(filter(None, by_kind), [])
 
@@ -263,15 +261,15 @@ def _check_name(name: str, calls: Mapping[str, _Call]) -> str:
     times = sum(layer.startswith(f"{name}{TIMES}") for layer in calls)
     if times:
         raise LayerError(
-            f"layer {name!r} is called {times} times: say {name}{TIMES}1 to {name}{TIMES}{times}"
+            f"layer {name!r} is called {times} times: use {name}{TIMES}1 to {name}{TIMES}{times}"
         )
     names = dict.fromkeys([*(call.partition(TIMES)[0] for call in calls), *calls])
-    hint = did_you_mean(name, names, f"it has {enumerated(list(calls), _NAMED)}")
+    hint = did_you_mean(name, names, f"it has {enumerated(list(calls), _LISTED)}")
     raise LayerError(f"the network has no layer {name!r}; {hint}")
 
 
 def stage_ends(layers: Mapping[str, Layer]) -> list[str]:
-    """The last layer at every resolution, single values of the whole image left out.
+    """The last layer at every resolution but 1 × 1, unless there is no other.
 
     Args:
         layers: of :func:`find_layers`.
@@ -282,5 +280,4 @@ def stage_ends(layers: Mapping[str, Layer]) -> list[str]:
         ['layers.0.6.relu#2', 'layers.1.6.relu#2', 'layers.2.6.relu#2']
     """
     last = {(layer.height, layer.width): name for name, layer in layers.items()}
-    several = [name for size, name in last.items() if size != (1, 1)]
-    return several or list(last.values())
+    return [name for size, name in last.items() if size != (1, 1)] or list(last.values())

@@ -27,12 +27,12 @@ class NeuronFeatures:
 
     Attributes:
         layer: its name.
-        channels: which :math:`U` of its channels.
+        channels: the numbers of these :math:`U` channels.
         features: float32 :math:`[U, n, 3, h, w]`, a row for each rotation; black for units that
             are never active.
-        crops: the strongest :math:`m` crops of each, :math:`[U, n, m, 3, h, w]`; black where the
-            frame reaches outside the image.
-        values: their activations, float32 :math:`[U, n, m]`.
+        crops: the :math:`m` strongest crops of each unit, :math:`[U, n, m, 3, h, w]`; black where
+            the frame reaches outside the image.
+        values: the activations of these crops, float32 :math:`[U, n, m]`.
     """
 
     layer: str
@@ -44,7 +44,7 @@ class NeuronFeatures:
     __repr__ = brief_repr
 
     def only(self, channels: Sequence[int]) -> "NeuronFeatures":
-        """Those of some of the channels."""
+        """The neuron features of some of the channels."""
         places = [self.channels.index(channel) for channel in channels]
         tables = (table[places] for table in (self.features, self.crops, self.values))
         return NeuronFeatures(self.layer, tuple(channels), *tables)
@@ -69,23 +69,23 @@ def neuron_features(
 
     Args:
         network, autocast: as in :func:`equicolor.analysis.top_activations`.
-        batches: images of one size, or pairs of images and labels; gone through
-            twice, and the same both times.
+        batches: images of one size, or pairs of images and labels; read twice, and the same both
+            times.
         layer: a name as of :func:`equicolor.analysis.find_layers`.
         units: which channels; all by default.
         top: the number of images :math:`N` to average.
-        crops: how many of them to give as well.
-        limit: the largest height and width of a frame; larger ones are cut around their centre.
-            By default none: frames of late layers may be mostly outside the image.
-        rows: what the rows of an equivariant unit are averages of. ``"dataset"``: each rotation
-            of the images that excite it most, as the paper draws it. ``"orbit"``: all of the
-            images that excite the channel most in any rotation, turned to the hue of each
-            row. That is what ``"dataset"`` would give for data that hold every image in
+        crops: how many of the strongest crops to return as well.
+        limit: the largest height and width of a frame; larger ones are cut to their centre. By
+            default there is none, and frames of late layers may be mostly outside the image.
+        rows: how the rows of an equivariant unit are made. ``"dataset"``: each is the mean over
+            the images that excite this rotation most, as the paper draws it. ``"orbit"``: each is
+            the mean over the images that excite the channel most in any rotation, shifted to the
+            hue of the row. ``"dataset"`` would give the same for data that hold every image in
             every hue.
-        action: what turning the hue is, for ``"orbit"``: ``"hsv"`` or ``"rgb"``, as the
-            network's lifting.
-        found: of :func:`equicolor.analysis.top_activations` for this layer, if that has been
-            done; then ``top`` is that.
+        action: the kind of hue shift for ``"orbit"``, ``"hsv"`` or ``"rgb"``, as in the network's
+            lifting.
+        found: the result of :func:`equicolor.analysis.top_activations` for this layer, if there
+            is one; it decides ``top``.
         progress: called with (steps done, steps in all if known).
 
     Example:
@@ -114,7 +114,7 @@ def neuron_features(
             f"got {list(channels)}"
         )
     field = found.layer.field
-    # One frame for all: the largest, within the limit.
+    # All channels have one frame size: the largest, within the limit.
     sizes = zip(*map(field.size, channels), strict=True)
     height, width = (max(size) if limit is None else min(max(size), limit) for size in sizes)
     values, numbers, positions, turns = _entries(found, channels, orbit=rows == "orbit")
@@ -125,7 +125,7 @@ def neuron_features(
     active = values > 0
     which, done = numbers[active].unique(), 0
     for part, images in select_images(batches, which):
-        features = features.to(images.device)  # so that crops stay there
+        features = features.to(images.device)  # where the crops are
         for number, image in zip(part, images, strict=True):
             for unit, row, rank in (active & (numbers == number)).nonzero().tolist():
                 entry = unit, row, rank
@@ -148,9 +148,9 @@ def neuron_features(
 
 
 def _entries(found: TopActivations, channels: Sequence[int], *, orbit: bool) -> tuple[Tensor, ...]:
-    """Activations, numbers of images, positions and turns of all crops, ``[U, n, N]`` each.
+    """Activations, numbers of images, positions and hue shifts of all crops, ``[U, n, N]`` each.
 
-    In an orbit, every row has the strongest images of all rotations, turned to its hue.
+    In an orbit, every row has the strongest images of all rotations, shifted to its hue.
     """
     tables = found.values, found.images, found.positions
     values, numbers, positions = (table[list(channels)] for table in tables)
@@ -159,13 +159,13 @@ def _entries(found: TopActivations, channels: Sequence[int], *, orbit: bool) -> 
     _, rotations, top = values.shape
     order = values.flatten(1).argsort(descending=True, stable=True)[:, :top]
     strongest = (table.flatten(1).gather(1, order) for table in (values, numbers, positions))
-    # Rotation k is active on x as rotation 0 is on x turned by -k/n.
+    # Rotation k responds to x as rotation 0 does to x shifted by -k/n.
     turns = (torch.arange(rotations).view(-1, 1) - (order // top).unsqueeze(1)).double() / rotations
     return *(table.unsqueeze(1).expand(-1, rotations, -1) for table in strongest), turns
 
 
 def _cut(image: Tensor, box: tuple[int, int, int, int], height: int, width: int) -> Tensor:
-    """Cut ``[3, h, w]`` around the middle of a box; black outside the image."""
+    """Cut ``[3, height, width]`` around the middle of a box; black outside the image."""
     top, left, bottom, right = box
     top, left = (top + bottom - height) // 2, (left + right - width) // 2
     rows, columns = image.shape[-2:]

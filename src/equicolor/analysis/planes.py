@@ -1,17 +1,18 @@
-"""Which pixels the elements of a tensor depend on, and what operations do to that.
+"""Which pixels the elements of a tensor depend on, and how operations change that.
 
-The **planes** of a tensor are twelve tensors of its shape. For every element, four of them hold
-the first and last row and the first and last column of the pixels it depends on. The last ones are
-negated, so that the union of two dependences is the minimum; infinity means no dependence.
+The **planes** of a tensor are twelve tensors of its shape. Four of them hold, for every element,
+the first and last row and the first and last column of the pixels it depends on. Last rows and
+columns are negated, so that the union of two dependences is the minimum; infinity means no
+dependence.
 
 - The first four planes are **exact**: they end where the image ends. They say what a unit sees.
-- The next four are **nominal**: they go on into the padding as if the image did, and leave out
+- The next four are **nominal**: they continue into the padding as if the image did, and leave out
   global pooling. They say where a unit looks; minus infinity if that is unknown.
-- The last four are **steps**. Nominal planes go on as neighbouring positions do, but a map of one
-  row or column has no neighbours. Its steps are the smallest and the (negated) largest distance
-  to the next row, and the same for columns; infinity if unknown, or if the map is larger.
+- The last four are **steps**. Nominal planes are continued from neighbouring positions, but a map
+  of one row or column has no neighbours. Its steps are the smallest and the (negated) largest
+  distance to the next row, and the same for columns; infinity if unknown, or if the map is larger.
 
-Rows go along the last axis but one, columns along the last. Planes rarely differ along every axis;
+Rows lie along the last axis but one, columns along the last. Planes rarely differ along every axis;
 along the others they are expanded (stride 0) and computed once.
 """
 
@@ -27,7 +28,7 @@ from torch import Tensor
 Planes = tuple[Tensor, ...]
 EXACT, NOMINAL, STEPS = range(4), range(4, 8), range(8, 12)
 _STEPS_ALONG = {-2: (8, 9), -1: (10, 11)}  # by the axis
-_GLOBAL = 0.75  # of the image: pooling over more than that is no longer a look at a place
+_GLOBAL = 0.75  # of the image: pooling over this much or more counts as global
 
 
 def pixel_planes(height: int, width: int, *, device: torch.device | None = None) -> Planes:
@@ -40,12 +41,12 @@ def pixel_planes(height: int, width: int, *, device: torch.device | None = None)
 
 
 def nothing(device: torch.device | None, count: int = 12) -> Planes:
-    """Planes of elements that depend on nothing, or some of them, such as unknown steps."""
+    """Planes of elements that depend on nothing, or ``count`` of them, such as unknown steps."""
     return (torch.full((), math.inf, device=device),) * count
 
 
 def collapse(plane: Tensor) -> Tensor:
-    """A plane with one element along axes on which all are equal."""
+    """A plane with size 1 along the axes on which it is constant."""
     strides = plane.stride()
     for axis, size in enumerate(plane.shape):
         if size > 1 and strides[axis] == 0:
@@ -57,7 +58,7 @@ def collapse(plane: Tensor) -> Tensor:
 
 
 def union(parts: Iterable[Planes], shape: Sequence[int]) -> Planes:
-    """Elements that depend on all that the given ones do; broadcasts."""
+    """Elements that depend on whatever those of any part do; broadcasts."""
     return tuple(
         functools.reduce(torch.minimum, map(collapse, planes)).expand(tuple(shape))
         for planes in zip(*parts, strict=True)
@@ -84,7 +85,7 @@ class Windows(NamedTuple):
 
 
 def slide(planes: Planes, windows: Windows, before: Sequence[int], sizes: Sequence[int]) -> Planes:
-    """Windows over the last axes, of sizes ``before``; the result has ``sizes``.
+    """The planes of windows over the last axes: from sizes ``before`` to ``sizes``.
 
     Example:
         >>> planes, windows = pixel_planes(3, 3), Windows((3, 3), (2, 2), (1, 1), (1, 1))
@@ -100,12 +101,12 @@ def slide(planes: Planes, windows: Windows, before: Sequence[int], sizes: Sequen
             axis = place - len(sizes)
             step = _step_outside(planes, index, axis, before[place])
             if step is None and plane.shape[axis] == 1:
-                continue  # the plane is equal along the axis, and stays so
-            if step is not None:  # several positions that were one
+                continue  # the plane is constant along the axis, and stays so
+            if step is not None:  # the plane may be constant, but not its padding
                 plane = _expanded(plane, axis, before[place], step)
             reach, stride = windows.reach(place), windows.stride[place]
             start = windows.padding[place]
-            # As many as there are results of: some windows of pooling end outside (ceil_mode).
+            # Enough for all results: some windows of pooling end outside (ceil_mode).
             end = max((size - 1) * stride + reach - plane.shape[axis] - start, 0)
             padded = _pad(plane, axis, (start, end), step, nominal=index in NOMINAL)
             view = padded.unfold(axis, reach, stride)[..., :: windows.dilation[place]]
@@ -119,7 +120,7 @@ def slide(planes: Planes, windows: Windows, before: Sequence[int], sizes: Sequen
 def _slide_steps(
     planes: Planes, stride: Sequence[int], before: Sequence[int], sizes: Sequence[int]
 ) -> Planes:
-    """The steps of what windows give: read off where a single position arises, then kept."""
+    """The steps of the results of windows: measured where one position is left, then kept."""
     steps: list[Tensor] = []
     for axis, pair in _STEPS_ALONG.items():
         bounds = [collapse(planes[index]) for index in pair]
@@ -132,7 +133,7 @@ def _slide_steps(
         if before[axis] > 1:
             plane = collapse(planes[NOMINAL[0] if axis == -2 else NOMINAL[2]])
             apart = plane.diff(dim=axis) if plane.shape[axis] > 1 else torch.zeros_like(plane)
-            # Equal ones were spread from a single one, or see nothing: that is no step.
+            # Equal positions were spread from one, or see nothing: there is no step.
             no_step = (apart == 0) | ~apart.isfinite()
             bounds = [bound.masked_fill(no_step, math.inf) for bound in (apart, -apart)]
         steps += [_over_map(bound) * stride[axis] for bound in bounds]
@@ -144,22 +145,23 @@ def _over_map(plane: Tensor) -> Tensor:
 
 
 def _step_outside(planes: Planes, index: int, axis: int, size: int) -> Tensor | None:
-    """How far a nominal plane goes on into the padding of an axis, counted from the end.
+    """The step by which a nominal plane continues from its end into the padding of an axis.
 
-    None if the positions say it, or if the plane does not go on; NaN where nobody knows.
+    None if the step follows from the positions, or if the plane does not continue along the axis;
+    NaN where it is unknown.
     """
     if index not in NOMINAL or axis != (-2 if index < NOMINAL[2] else -1):
         return None
-    if size > 1:  # equal ones were spread from a single one, and nobody knows what is beside it
-        spread = collapse(planes[index]).shape[axis] == 1
-        return torch.full((), math.nan, device=planes[index].device) if spread else None
+    if size > 1:  # equal positions were spread from one, and the next one is unknown
+        is_spread = collapse(planes[index]).shape[axis] == 1
+        return torch.full((), math.nan, device=planes[index].device) if is_spread else None
     smallest, largest = (_over_map(collapse(planes[bound])) for bound in _STEPS_ALONG[axis])
     step = torch.where(smallest == -largest, smallest, math.nan)
-    return step if index % 2 == 0 else -step  # the last rows and columns are negated
+    return step if index % 2 == 0 else -step  # last rows and columns are negated
 
 
 def _expanded(plane: Tensor, axis: int, size: int, step: Tensor) -> Tensor:
-    """A plane with all positions of an axis, and all channels that have different steps."""
+    """A plane with all positions of an axis, and all channels whose steps differ."""
     shape = list(plane.shape)
     shape[axis] = size
     return plane.expand(shape).expand(torch.broadcast_shapes(shape, step.shape))
@@ -170,7 +172,7 @@ def _pad(
 ) -> Tensor:
     """Pad a plane along an axis before and after; negative amounts cut.
 
-    Padding depends on nothing; nominally, it continues the image.
+    Exactly, padding depends on nothing; nominally, it continues the image.
     """
     before, after = amounts
     plane = plane.narrow(axis, max(-before, 0), plane.shape[axis] + min(before, 0))
@@ -184,7 +186,7 @@ def _pad(
 def _outside(
     plane: Tensor, axis: int, side: int, count: int, step: Tensor | None, *, nominal: bool
 ) -> Tensor:
-    """So many positions before (-1) or after (1) a plane."""
+    """``count`` positions before (side -1) or after (side 1) a plane."""
     size = plane.shape[axis]
     edge = 0 if side < 0 else size - 1
     last = plane.narrow(axis, edge, 1)
@@ -193,8 +195,8 @@ def _outside(
     steps = steps.view(-1, *[1] * (-axis - 1))
     if step is not None:
         outside = last + steps * step
-        nobody_knows = torch.where(last.isinf(), last, -math.inf)
-        outside = torch.where(outside.isnan(), nobody_knows, outside)
+        unknown = torch.where(last.isinf(), last, -math.inf)
+        outside = torch.where(outside.isnan(), unknown, outside)
     elif nominal and size > 1:
         outside = last + steps * side * (last - plane.narrow(axis, edge - side, 1))
         outside = outside.nan_to_num(math.inf, math.inf, math.inf)  # inf - inf
@@ -206,7 +208,7 @@ def _outside(
 
 
 def spread(planes: Planes, windows: Windows, sizes: Sequence[int]) -> Planes:
-    """The same for a transposed convolution, whose windows are on the side of the result."""
+    """As :func:`slide` for a transposed convolution, whose windows are in the result."""
 
     def spread_one(plane: Tensor) -> Tensor:
         plane = collapse(plane)
@@ -242,14 +244,14 @@ def mix_channels(planes: Planes, groups: int, outputs: int) -> Planes:
 
 
 def reduce(planes: Planes, axes: Sequence[int], image: tuple[int, int]) -> Planes:
-    """Elements that depend on all along some axes, which are kept with size 1."""
+    """Elements that depend on all elements along some axes, which are kept with size 1."""
     axes = list(axes)
     result: list[Tensor] = []
     for index in range(0, len(planes), 2):
         pair = [collapse(plane) for plane in planes[index : index + 2]]
         lowest = [plane.amin(axes, keepdim=True) for plane in pair]
         if index in NOMINAL:
-            # Of each result alone: local ones cover the image together, but do not pool it.
+            # The reach of each result alone: local ones cover the image only together.
             reach = (1 - lowest[1] - lowest[0]).nan_to_num(neginf=0.0).amax()
             varied = any(
                 bool((plane.amax(axes, keepdim=True) > low).any())

@@ -1,9 +1,9 @@
 """Receptive fields: which pixels a unit can see, exactly, in any network.
 
-They come from one pass of the network itself, during which every tensor carries along what its
-elements depend on (:mod:`equicolor.analysis.dependence`). Arithmetic on a list of layers would
-need the network to be a chain; gradients are zero where a rectifier is shut, and a maximum has
-one winner. Here a dependence is what the operations allow, whatever weights and images say.
+They come from one pass of the network, during which every tensor carries along what its elements
+depend on (:mod:`equicolor.analysis.dependence`). Arithmetic on a list of layers would need the
+network to be a chain. Gradients are zero where a rectifier is zero, and reach only the largest
+element of a maximum. Here a dependence is what the operations allow, for any weights and images.
 """
 
 from dataclasses import dataclass
@@ -27,15 +27,15 @@ class ReceptiveField:
     borders: it has the same size at every position and may reach outside the image. Global
     pooling within a network, as in squeeze-and-excitation or instance norms, makes the field the
     whole image, but not the frame, which follows local operations. The frame is the whole image
-    where fields differ in size, or where the padding of a map of one row or column has no known
-    distance to the next.
+    if none of one size moves by equal steps, or if a map of one row or column is padded and the
+    distance to the next one is unknown.
 
     Attributes:
-        rows: int64 :math:`[C, H, 2]`, of every channel and row of positions the first row of
+        rows: int64 :math:`[C, H, 2]`: for every channel and row of positions, the first row of
             the image it depends on, and the one after the last.
         columns: int64 :math:`[C, W, 2]`, the same for columns.
-        frame_rows: int64 :math:`[C, 3]`: where the frame of the first position begins, how far
-            the next one's is away, and how large it is.
+        frame_rows: int64 :math:`[C, 3]`: the first row of the frame at the first position, the
+            step from one position to the next, and the height of the frame.
         frame_columns: int64 :math:`[C, 3]`, the same for columns.
         unknown: operations before this layer whose dependence was overestimated, and
             :data:`SINGLE` if that is why the frame is the whole image; empty if fields and
@@ -54,8 +54,8 @@ class ReceptiveField:
         """The field of a unit.
 
         Args:
-            channel: of the unit.
-            position: its place, ``row * W + column``.
+            channel: the number of the channel.
+            position: ``row * W + column``.
         """
         row, column = divmod(position, self.columns.shape[1])
         top, bottom = self.rows[channel, row].tolist()
@@ -78,7 +78,7 @@ class ReceptiveField:
 def field_from_planes(
     planes: Planes, image: tuple[int, int], unknown: frozenset[str] = frozenset()
 ) -> ReceptiveField:
-    """The fields of features ``[1, C, n, H, W]``, whose rotations see the same, in an image."""
+    """The fields of features ``[1, C, n, H, W]``, whose rotations see the same pixels."""
     axes = ((0, 2, 4), (0, 2, 4), (0, 2, 3), (0, 2, 3)) * 2
     lows = [plane.amin(axis).cpu() for plane, axis in zip(planes, axes, strict=False)]
     rows, columns, nominal_rows, nominal_columns = (
@@ -102,7 +102,7 @@ def _frame(interval: Tensor, extent: int) -> Tensor:
         interval.isfinite().all(-1).all(-1)
         & (sizes == sizes[:, :1]).all(-1)
         & (start == start[:, :1] + places * step[:, None]).all(-1)
-        & ((step != 0) | (len(places) == 1))  # one that stays where it is, is none
+        & ((step != 0) | (len(places) == 1))  # a frame must move
     )
     frame = torch.stack((start[:, 0], step, sizes[:, 0]), -1)
     whole = torch.tensor([0.0, 0.0, float(extent)])

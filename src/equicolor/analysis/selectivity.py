@@ -1,4 +1,4 @@
-r"""Colour selectivity: how much of a unit's activation is lost when its image is grey.
+r"""Colour selectivity: how much of a unit's activation is lost when its images are grey.
 
 The index of Rafegas and Vanrell (2018), which the paper averages over the units of a network
 to say how much a dataset is about colour (section 4.2, figure 4).
@@ -26,11 +26,11 @@ GREYS = ("luma", "opponent")
 # Opponent colours: intensity, red against green, yellow against blue.
 _OPPONENT = ((1 / 1.5, 1 / 1.5, 1 / 1.5), (1.0, -1.0, 0.0), (0.5, 0.5, -1.0))
 _OPPONENT_ORIGIN = (-1.0, 0.0, 0.0)
-_SAMPLE = 1024  # images to find the principal axis of colours from
+_SAMPLE = 1024  # images from which the principal axis of colours is found
 
 
 def luma(images: Tensor) -> Tensor:
-    """Images :math:`[..., 3, H, W]` without colour, all three channels their luma."""
+    """Images :math:`[..., 3, H, W]` whose three channels are all their luma."""
     _checks.rgb_images("luma", images)
     red, green, blue = images.unbind(-3)
     grey = LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
@@ -38,13 +38,13 @@ def luma(images: Tensor) -> Tensor:
 
 
 def grey_projection(images: Tensor) -> Callable[[Tensor], Tensor]:
-    r"""A grey made from images: their colours' first principal component in opponent space.
+    r"""A projection to grey: the first principal component of colours in opponent space.
 
     The space is :math:`o_1 = (R + G + B - 1.5)/1.5`, :math:`o_2 = R - G` and
     :math:`o_3 = (R + G - 2B)/2`. Colours are projected on the line through their mean along
-    which they vary most, which for natural images is nearly the intensity. The pixels of
-    ``images`` :math:`[B, 3, H, W]` say which line. The result is a function of images
-    :math:`[..., 3, H, W]`; what it gives is clipped to [0, 1].
+    which they vary most, which for natural images is nearly the intensity. The line is fitted to
+    the pixels of ``images`` :math:`[B, 3, H, W]`. The result is a function of images
+    :math:`[..., 3, H, W]`, whose output is clipped to [0, 1].
     """
     _checks.image_batch("grey_projection", images)
     space = torch.tensor(_OPPONENT, dtype=torch.float64)
@@ -55,7 +55,7 @@ def grey_projection(images: Tensor) -> Callable[[Tensor], Tensor]:
     _, axes = torch.linalg.eigh(centred.T @ centred)
     axis = axes[:, -1:]  # eigenvalues come in ascending order
     back = torch.linalg.inv(space)
-    # Opponent space is an affine image of RGB, and so is the projection.
+    # Opponent space is affine in RGB, and so is the projection.
     matrix = back @ axis @ axis.T @ space
     shift = back @ (axis @ axis.T @ (origin - mean) + mean - origin)
 
@@ -79,8 +79,8 @@ def selectivity_index(values: Tensor, grey: Tensor) -> Tensor:
         grey: those without colour, :math:`a'_j`, of the same shape.
 
     Returns:
-        :math:`[...]`: 1 for a unit that needs colour, 0 for one that does not care, and below
-        for one that likes grey better; 0 for one that is never active.
+        :math:`[...]`: 1 for a unit that needs colour, 0 for one that ignores it, negative for
+        one that responds more to grey; 0 for one that is never active.
 
     Example:
         >>> values = torch.tensor([[4.0, 2.0], [0.0, 0.0]])
@@ -99,8 +99,8 @@ class Selectivity:
     Attributes:
         layers: the index of every unit, float32 :math:`[C, n]`, by the name of the layer;
             n is 1 for ordinary layers.
-        top: the activations it was found from.
-        grey: those without colour, :math:`[C, n, N]`.
+        top: the activations on the images.
+        grey: the activations on the same images made grey, :math:`[C, n, N]`.
     """
 
     layers: dict[str, Tensor]
@@ -115,7 +115,7 @@ class Selectivity:
         return float(torch.cat([index.flatten() for index in self.layers.values()]).double().mean())
 
     def only(self, layers: Collection[str]) -> "Selectivity":
-        """The same for some of the layers."""
+        """The selectivity of some of the layers."""
         return Selectivity(
             {name: self.layers[name] for name in layers},
             {name: self.top[name] for name in layers},
@@ -124,7 +124,7 @@ class Selectivity:
 
     @property
     def units(self) -> int:
-        """How many units there are, rotations counted."""
+        """The number of units; every rotation counts."""
         return sum(index.numel() for index in self.layers.values())
 
 
@@ -141,21 +141,20 @@ def selectivity(
 ) -> Selectivity:
     r"""The colour selectivity of every unit of a network.
 
-    Of the :math:`N` images that excite a unit most, :math:`a_j` is its activation in the
-    j-th, and :math:`a'_j` that at the same position when its receptive field is grey.
-    Receptive fields are exact, so that a unit sees no pixel outside of them, and it makes no
-    difference if the whole image is made grey: one more pass over the data serves all units.
-    (The receptive field of a unit behind global pooling, as in squeeze-and-excitation, *is*
-    the whole image.)
+    Of the :math:`N` images that excite a unit most, :math:`a_j` is its activation in the j-th,
+    and :math:`a'_j` that at the same position when its receptive field is grey. A unit sees no
+    pixel outside its receptive field, so the whole image can be made grey: one more pass over
+    the data serves all units. (The receptive field of a unit behind global pooling, as in
+    squeeze-and-excitation, *is* the whole image.)
 
     Args:
         network, layers, autocast: as in :func:`equicolor.analysis.top_activations`.
-        batches: images of one size, or pairs of images and labels; gone through twice,
-            and the same both times.
+        batches: images of one size, or pairs of images and labels; read twice, and the same both
+            times.
         top: the number of images :math:`N`.
         grey: ``"luma"``, or ``"opponent"`` for :func:`grey_projection` of the images.
-        found: of :func:`equicolor.analysis.top_activations`, if that has been done; then
-            ``layers`` and ``top`` are those.
+        found: the result of :func:`equicolor.analysis.top_activations`, if there is one; it
+            decides ``layers`` and ``top``.
         progress: called with (steps done, steps in all if known), for each of the two passes.
 
     Example:
@@ -179,7 +178,7 @@ def selectivity(
 
 
 def _sample(batches: Batches, found: Mapping[str, TopActivations]) -> Tensor:
-    """Some of the images that excite units, each as few pixels."""
+    """Some of the images that excite units, every fourth pixel of each."""
     numbers = torch.cat([tops.images.flatten() for tops in found.values()]).unique()
     places = torch.linspace(0, len(numbers) - 1, min(_SAMPLE, len(numbers))).long()
     parts = [images[..., ::4, ::4].cpu() for _, images in select_images(batches, numbers[places])]

@@ -52,7 +52,7 @@ def run_tapped(
     receive: Callable[[str, Any], None],
     autocast: torch.dtype | None = None,
 ) -> None:
-    """Show a network in eval mode images ``[B, 3, H, W]``, and listen as :func:`tapped` does."""
+    """Run a network in eval mode on images ``[B, 3, H, W]``, and listen as :func:`tapped`."""
     _checks.image_batch(type(network).__name__, images)
     with evaluating(network), tapped(network, layers, receive):
         Asker(network, autocast).run(images)
