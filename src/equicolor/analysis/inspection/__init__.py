@@ -1,1 +1,1 @@
-"""Looking at one network from all sides: ``equicolor inspect``. Needs the ``[train]`` extra."""
+"""Pages about one network: ``equicolor inspect``. Needs the ``[train]`` extra."""

@@ -36,9 +36,9 @@ def tiles(images: Tensor, size: int = _TILE) -> np.ndarray:
 def sheet_figure(
     groups: Mapping[str, NeuronFeatures], indices: Tensor, *, in_line: int = 3
 ) -> Figure:
-    """Neuron features by group, each with its strongest crops, a row for each rotation.
+    """Neuron features by group, each with its strongest crops, one row per rotation.
 
-    ``indices`` is the colour selectivity of all channels, :math:`[C]`.
+    ``indices`` are the colour selectivity of all channels, :math:`[C]`.
     """
     first = next(iter(groups.values()))
     rotations, crops = first.crops.shape[1:3]
@@ -62,10 +62,10 @@ def sheet_figure(
             side = left + column * (wide + between)
             axes = figure.add_axes((side / width, bottom / height, wide / width, tall / height))
             unit = start + column
-            # White where fewer images excite it than there is room for.
-            there = (group.values[unit] > 0)[..., None, None, None]
-            crops_there = torch.where(there, group.crops[unit], 1.0)
-            drawn = torch.cat((group.features[unit].unsqueeze(1), crops_there), 1)
+            # White where fewer images excite the unit than there is room for.
+            active = (group.values[unit] > 0)[..., None, None, None]
+            active_crops = torch.where(active, group.crops[unit], 1.0)
+            drawn = torch.cat((group.features[unit].unsqueeze(1), active_crops), 1)
             _show_tiles(axes, tiles(drawn), _TILE, rotations if column == 0 else 1)
             index = float(indices[channel])  # z: no negative zero
             axes.set_title(f"channel {channel}, selectivity {index:z.2f}", fontsize=8, pad=3)
@@ -73,7 +73,7 @@ def sheet_figure(
 
 
 def _show_tiles(axes: Axes, image: np.ndarray, side: int, rotations: int) -> None:
-    """Draw tiles without a frame; rows of several rotations are named by their angle."""
+    """Draw tiles without a frame; if there are several rotations, label rows by their angle."""
     axes.imshow(image, interpolation="nearest", aspect="auto")
     axes.set_frame_on(False)
     axes.set_xticks([])
@@ -125,7 +125,7 @@ def _name_layers(axes: Axes, names: Sequence[str]) -> None:
 
 
 def class_figure(changes: Sequence[ClassChange], *, most: int = 12) -> Figure:
-    """What hue shifts do to the ``most`` classes that lose most, and to those that lose least."""
+    """Accuracy under hue shifts of the ``most`` classes that lose most, and that lose least."""
     shown = list(changes) if len(changes) <= 2 * most else [*changes[:most], *changes[-most:]]
     figure = Figure(figsize=(8.4, 0.23 * len(shown) + 0.9), layout="constrained")
     axes = figure.subplots()
@@ -151,7 +151,7 @@ def class_figure(changes: Sequence[ClassChange], *, most: int = 12) -> Figure:
 
 
 def filter_figure(filters: FirstFilters, *, most: int = 48) -> Figure:
-    """The strongest filters of the first layer, a row for each rotation."""
+    """The strongest filters of the first layer, one row per rotation."""
     order = filters.strength.argsort(descending=True)[:most]
     images = filters.images[order].transpose(0, 1)  # [n, O, 3, k, k]
     rotations, count = images.shape[:2]
@@ -178,7 +178,7 @@ def equivariance_figure(errors: Mapping[str, float], names: Sequence[str]) -> Fi
     axes.set_yscale("log")
     axes.set_ylim(smallest / 2, 4 * max([1.0, *(h for h in heights if np.isfinite(h))]))
     axes.axhline(1e-5, color=_GREY, linewidth=1, linestyle=":")
-    # Beside the axes: inside them the curve may run through it.
+    # Beside the axes, since the curve may cross a label inside.
     axes.annotate(
         "rounding\nof float32", (1.005, 1e-5), xycoords=("axes fraction", "data"),
         ha="left", va="center", fontsize=8, color="#555555",

@@ -1,4 +1,4 @@
-"""Everything a page about a network shows, measured."""
+"""Measures everything that a page about a network shows."""
 
 import dataclasses
 import math
@@ -38,47 +38,48 @@ from equicolor.models.facts import network_facts
 from equicolor.reporting.progress import counting
 
 SHEETS = 4  # layers whose units are drawn
-_COMPARED = 8  # images to measure equivariance on
+_EQUIVARIANCE_IMAGES = 8
 _PLAIN_ROTATIONS = 3  # thirds of a turn for networks without a group
 
 
 @dataclass(frozen=True, eq=False)
 class Sheet:
-    """The neuron features of a layer; what comes after ``indices`` needs rotations."""
+    """The neuron features of a layer; fields after ``indices`` are for layers with rotations."""
 
     layer: Layer
     most: NeuronFeatures  # of the most colour selective channels, the most selective first
     least: NeuronFeatures  # of the least selective ones, the least selective first
     indices: Tensor  # colour selectivity of all channels, the mean over rotations, [C]
     hues: HueRows | None = None  # of the rows of selective channels
-    turned: NeuronFeatures | None = None  # most, on the same images in random hues
-    turned_hues: HueRows | None = None  # hues, on these images
+    turned: NeuronFeatures | None = None  # as most, on the same images in random hues
+    turned_hues: HueRows | None = None  # as hues, on the same images in random hues
 
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """What :func:`inspect` found."""
+    """The result of :func:`inspect`."""
 
     facts: dict[str, Any]  # about the network and the images
     evaluation: Evaluation | None  # under hue shifts; class_mismatch says why there is none
     selectivity: Selectivity
     sheets: list[Sheet]
     filters: FirstFilters | None
-    equivariance: dict[str, float]  # the error of every layer, for shifts by the action
-    rotations: int  # how many such shifts
+    equivariance: dict[str, float]  # the error of every layer over `rotations` shifts by `action`
+    rotations: int
     action: str
     images: int  # how many were looked at
     seconds: float
     class_mismatch: str
-    left_out: dict[str, list[int]]  # of layers_left_out; empty if layers were named
+    left_out: dict[str, list[int]]  # by layers_left_out; empty if the user named layers
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a layer, for a result file.
+        """One row per layer, for a result file.
 
         ``receptive_field`` is height and width of the frame, ``dead`` the share of units that
-        are never active. ``hue_deviation``, of layers with rotations that were drawn, is how far
+        are never active. ``hue_deviation``, for layers with rotations that were drawn, is how far
         the hues of rows are from 360 k / n degrees on images in random hues (median over
-        ``hue_channels`` selective channels); ``hue_deviation_data`` on the images as they are.
+        ``hue_channels`` selective channels); ``hue_deviation_data`` is the same on the original
+        images.
         """
         sheets = {sheet.layer.name: sheet for sheet in self.sheets}
         rows = []
@@ -105,7 +106,7 @@ class Inspection:
         return rows
 
     def summary(self) -> dict[str, Any]:
-        """What belongs to the whole network, for a result file."""
+        """The numbers of the whole network, for a result file."""
         deviations = self.hue_deviations.items()
         return {
             **self.facts,
@@ -122,8 +123,8 @@ class Inspection:
     def hue_deviations(self) -> dict[str, float]:
         """How far hues of rows are from 360 k / n degrees: the median over all layers drawn.
 
-        On the images in random hues, and on the images as they are (``_data``); NaN without
-        rotations or selective units.
+        On images in random hues, and on the original images (``_data``); NaN without rotations
+        or selective units.
         """
         return {
             "hue_deviation": _median(sheet.turned_hues for sheet in self.sheets),
@@ -148,23 +149,23 @@ def inspect(
     shifts: int | Sequence[float] | Tensor = 37,
     console: Console | None = None,
 ) -> Inspection:
-    """Look at a network from all sides.
+    """Measure everything that a page about a network shows.
 
     Args:
         subject: of :func:`equicolor.evaluation.diagnose.load_subject`.
-        layers: whose units to look at; by default all nonlinearities.
-        sheet_layers: whose neuron features to draw; by default the last one at every
+        layers: the layers to look at; by default all nonlinearities.
+        sheet_layers: the layers whose neuron features to draw; by default the last one at every
             resolution, at most four.
-        top: images kept for each unit.
+        top: how many images to keep for each unit.
         units: how many of the most and of the least selective channels to draw.
-        measured_units: of how many of the most selective channels to measure the hues of rows.
+        measured_units: for how many of the most selective channels to measure hues of rows.
         grey: see :func:`equicolor.analysis.selectivity`.
         shifts: see :func:`equicolor.evaluation.evaluate`.
         console: shows progress; None shows nothing.
     """
     start = time.perf_counter()
     network, batches, autocast = subject.network, subject.batches, subject.autocast
-    # Wrong options are refused before minutes are spent.
+    # Refuse wrong options now: what follows takes minutes.
     _checks.one_of("grey", grey, GREYS)
     _checks.positive_int("top", top)
     _checks.positive_int("units", units)
@@ -202,7 +203,7 @@ def inspect(
     action = facts["lifting"] or "hsv"
     images, _ = next(iter(batches))
     errors = layer_equivariance(
-        network, images[:_COMPARED], layers_seen, rotations=rotations, action=action
+        network, images[:_EQUIVARIANCE_IMAGES], layers_seen, rotations=rotations, action=action
     )
     return Inspection(
         facts={**facts, **subject.facts},
@@ -228,7 +229,7 @@ def _sheet(
     measured_units: int,
     console: Console | None,
 ) -> Sheet:
-    """The sheet of the one layer that was measured."""
+    """The sheet of a layer; ``measured`` is of this layer alone."""
     ((name, tops),) = measured.top.items()
     all_indices, alive = measured.layers[name], tops.alive
     indices = all_indices.mean(1)

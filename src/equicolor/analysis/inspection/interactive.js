@@ -1,20 +1,20 @@
 "use strict";
-// Shows what was computed for one example at one angle; see interactive.py for the data.
+// Shows the results for one example at one angle; interactive.py writes the data.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const slider = document.getElementById("hue");
 const photo = document.getElementById("photo");
 const half = Math.floor(data.steps / 2);
 const state = { example: 0, step: 0 };
-const sheets = new Map(); // images by their address, decoded at most once
+const sheets = new Map(); // images by address, so that each is decoded once
 const followers = []; // functions that draw the current state
 
-/** An element with attributes and children; texts are never taken for HTML. */
+/** An element with attributes and children; strings become text, never HTML. */
 function element(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...children);
+  return node;
 }
 
 /** Call `use` with a decoded image. */
@@ -29,7 +29,7 @@ function withSheet(address, use) {
   else image.addEventListener("load", () => use(image), { once: true });
 }
 
-/** The number of the angle among those computed, which go from 0 to a whole turn. */
+/** The number of the current angle; those computed go from 0 to a whole turn. */
 const frame = () => (state.step + data.steps) % data.steps;
 const degrees = (step) => `${Math.round((3600 * step) / data.steps) / 10}°`;
 const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(1)} %`);
@@ -44,7 +44,7 @@ function drawPhoto(canvas, address, side, number) {
   });
 }
 
-/** Draw now, and again whenever example or angle change. */
+/** Register a function that draws; it is called whenever the example or the angle changes. */
 function follow(draw) {
   followers.push(draw);
 }
@@ -54,7 +54,7 @@ function show() {
 }
 
 function setStep(step) {
-  // Beyond one end of the slider the other begins.
+  // The slider is a circle: steps beyond one end continue at the other.
   state.step = step > half ? step - data.steps : step < -half ? step + data.steps : step;
   slider.value = state.step;
   show();
@@ -107,7 +107,7 @@ function buildPlay() {
   });
 }
 
-/** Dragging across the image turns the hue once around. */
+/** Dragging across the whole image turns the hue by a whole turn. */
 function buildDrag() {
   let start = null;
   photo.addEventListener("pointerdown", (event) => {
@@ -125,7 +125,7 @@ function buildDrag() {
   }
 }
 
-/** The accuracy between the two nearest shifts that were measured. */
+/** The accuracy, interpolated between the two nearest shifts that were measured. */
 function accuracyAt(curve, turns) {
   const after = curve.findIndex(([shift]) => shift >= turns);
   if (after < 0) return curve[curve.length - 1][1];
@@ -149,7 +149,8 @@ function buildCurve() {
     return value;
   });
   const draw = () => plot.replaceChildren(plotOf(judged, plot.clientWidth));
-  // Texts keep their size at any width. In the next frame: drawing resizes what is observed.
+  // Draw anew, so that texts keep their size at any width. Not before the next frame, because
+  // drawing resizes the observed element.
   new ResizeObserver(() => requestAnimationFrame(draw)).observe(plot);
   follow(() => {
     judged.forEach(({ curve }, index) => {
@@ -166,10 +167,10 @@ function plotOf(networks, width) {
   const x = (turns) => left + (turns + 0.5) * (width - left - right);
   const y = (value) => top + (1 - value / 100) * (height - top - bottom);
   const make = (name, attributes, text = "") => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    made.textContent = text;
-    return made;
+    const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+    node.textContent = text;
+    return node;
   };
   const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" });
   svg.setAttribute("aria-label", "Accuracy in percent over the hue shift in degrees");
@@ -230,8 +231,8 @@ function buildAnswers(network, section) {
     const { label } = data.examples[state.example];
     const verdict = !network.judged ? "" : right ? ", right" : `, wrong: it is ${label}`;
     answer.className = network.judged && !right ? "answer wrong" : "answer";
-    const said = ` with ${percent(probability)}${verdict}`;
-    answer.replaceChildren("Answer: ", element("strong", {}, name), said);
+    const rest = ` with ${percent(probability)}${verdict}`;
+    answer.replaceChildren("Answer: ", element("strong", {}, name), rest);
     body.replaceChildren(...answers.map((each) => answerRow(each, number, each.name === name)));
   });
 }
@@ -252,7 +253,7 @@ function answerRow({ name, right, logits, probabilities }, number, isBest) {
   );
 }
 
-/** What a canonicalised network sees. */
+/** The image as a canonicalised network sees it. */
 function buildNatural(network, section) {
   const canvas = element("canvas", { role: "img", "aria-label": "The image, turned back" });
   const note = element("p", { class: "note" });

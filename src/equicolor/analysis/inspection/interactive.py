@@ -1,6 +1,6 @@
-"""The page on which the hue of an example is turned by hand; the network's answers follow.
+"""The page on which the user turns the hue of an example, and the network's answers follow.
 
-Everything is computed before: the page holds images for all angles, and numbers as JSON. The
+Everything is computed in advance: the page holds images for all angles, and numbers as JSON. The
 script ``interactive.js`` shows those of one angle.
 """
 
@@ -38,8 +38,8 @@ from equicolor.evaluation.diagnose import Subject, judge
 from equicolor.reporting.html import html_page, provenance_list
 
 LARGEST = 6_000_000  # bytes of a page
-_CLASSES = 5  # shown of every example, beside the right one
-_BLOCK = 8  # pixels that JPEG compresses together
+_CLASSES = 5  # shown for every example, besides the right one
+_BLOCK = 8  # side of the blocks of pixels that JPEG compresses together
 _COLUMNS = 6  # angles side by side on a sheet of photos
 # Photos and feature maps get smaller until the page is small enough.
 _SIDES = ((PHOTO, TILE), (128, 20), (112, 16), (96, 12), (80, 8))
@@ -48,7 +48,7 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-
 
 
 def page_beside(page: Path) -> Path:
-    """Where the interactive page goes.
+    """The path of the interactive page beside a page.
 
     Example:
         >>> page_beside(Path("runs/page.html")).as_posix()
@@ -69,11 +69,12 @@ def turn(
     """Turn hues in front of a network that was inspected, and of another beside it.
 
     Args:
-        subject: the network, and its images.
+        subject: the network and its images.
         inspection: of this network; the layers are those that it drew.
-        other: another network with the same images in the same order; it is judged here, if it
-            can be. Its layers are those of the same names, or else those that would be drawn.
-        shifts: of the other's evaluation.
+        other: another network with the same images in the same order; it is judged here, if its
+            outputs are their classes. Its layers are those with the same names, or else those
+            that an inspection would draw.
+        shifts: for the evaluation of the other network.
         examples: how many images.
         console: shows progress; None shows nothing.
     """
@@ -111,7 +112,7 @@ def write(
 ) -> Path:
     """Write the page about one network, or about several that were shown the same examples.
 
-    It has at most :data:`LARGEST` bytes: images get smaller, and then fewer, until they fit.
+    It has at most :data:`LARGEST` bytes: images get smaller, then fewer, until the page fits.
 
     Args:
         path: of the page.
@@ -129,7 +130,7 @@ def write(
 
 
 def _sizes(examples: int) -> Iterator[tuple[int, int, int]]:
-    """Examples, side of a photo and side of a feature map, the largest page first."""
+    """Numbers of examples, sides of photos and sides of feature maps, the largest page first."""
     for photo, tile in _SIDES:
         yield examples, photo, tile
     for fewer in range(examples - 1, 0, -1):
@@ -159,7 +160,7 @@ def _page(
             for each in networks
         ],
     }
-    # Nothing in a script may look like its end.
+    # A "<" could end the script element.
     numbers = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
     title = " beside ".join(each.title for each in networks)
     parts = [
@@ -175,7 +176,7 @@ def _page(
 def _network(
     turned: TurnedHues, classes: Sequence[Sequence[int]], photo: int, tile: int
 ) -> dict[str, Any]:
-    """What the script shows of a network: some classes of every example."""
+    """The data of a network for the script, with some classes of every example."""
     examples = len(classes)
     layers = [
         FeatureRows(layer.name, layer.channels, shrunk(layer.maps[:examples], tile))
@@ -227,7 +228,7 @@ def _shown_classes(
 
 
 def _best(turned: TurnedHues, index: int) -> list[dict[str, Any]]:
-    """The network's answer at every angle, which need not be among the classes shown."""
+    """The network's answer at every angle, which may not be among the classes shown."""
     likeliest = turned.logits[index].softmax(1).nan_to_num(0).max(1)
     return [
         {
@@ -255,20 +256,20 @@ def _answers(turned: TurnedHues, index: int, classes: Sequence[int]) -> list[dic
 
 
 def _finite(value: float, decimals: int) -> float | None:
-    """A number as JSON has it, which knows neither NaN nor infinity."""
+    """A number for JSON, which has neither NaN nor infinity."""
     return round(value, decimals) if math.isfinite(value) else None
 
 
 def _strongest(maps: Tensor) -> list[list[int]]:
-    """The rotation of every channel with the largest mean, ``[K][C]``."""
+    """The rotation with the largest mean, for every angle and channel, ``[K][C]``."""
     return maps.float().mean((-2, -1)).argmax(2).tolist()
 
 
 def _photo_sheet(images: Tensor) -> str:
-    """Images ``[K, 3, s, s]`` from 0 to 255, some columns of them, as a JPEG.
+    """Images ``[K, 3, s, s]`` from 0 to 255, side by side in lines, as a JPEG.
 
-    Frames are whole blocks, so that no image bleeds into the next, and colours keep their
-    resolution: hue is what is shown.
+    Frames are whole blocks, so that no image bleeds into the next. Colours keep their full
+    resolution, since the page is about hue.
     """
     padding = -images.shape[-1] % _BLOCK
     frames = F.pad(images.float(), (0, padding, 0, padding), mode="replicate")
@@ -279,7 +280,7 @@ def _photo_sheet(images: Tensor) -> str:
 
 
 def _feature_sheet(maps: Tensor) -> str:
-    """Maps ``[K, C, n, h, w]`` from 0 to 255, a line for every angle, as a PNG in 32 greys."""
+    """Maps ``[K, C, n, h, w]`` from 0 to 255, one line per angle, as a PNG in 32 greys."""
     greys = (maps.float() * (31 / 255)).round() * (255 / 31)
     sheet = greys.flatten(1, 2).permute(0, 2, 1, 3).flatten(2, 3).flatten(0, 1)
     return _encoded(sheet, "png", optimize=True)

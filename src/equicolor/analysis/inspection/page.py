@@ -31,11 +31,11 @@ def headline(inspection: Inspection) -> str:
     if judged is not None:
         mean = judged.sweeps["hsv"].mean
         accuracy = f"{judged.original:.1f} % correct, {mean:.1f} % when hues are shifted; "
-    in_random_hues, as_they_are = inspection.hue_deviations.values()
+    in_random_hues, original = inspection.hue_deviations.values()
     if not math.isnan(in_random_hues):
         hues = (
             f"; hues of rotations {in_random_hues:.1f}° from where they should be for "
-            f"images in random hues, {as_they_are:.1f}° for images as they are"
+            f"images in random hues, {original:.1f}° for the original images"
         )
     return (
         f"{accuracy}colour selectivity {inspection.selectivity.mean:z.2f} over "
@@ -44,7 +44,7 @@ def headline(inspection: Inspection) -> str:
 
 
 def _left_out(inspection: Inspection) -> str:
-    """A sentence about layers that were not looked at; empty if there are none."""
+    """A sentence about the layers that were not looked at; empty if there are none."""
     which = [
         f"{name} [{'B' if batch == 1 else f'{batch} B'}, {', '.join(map(str, rest))}]"
         for name, (batch, *rest) in inspection.left_out.items()
@@ -60,7 +60,7 @@ def _left_out(inspection: Inspection) -> str:
 def layer_table(inspection: Inspection, columns: Sequence[str] | None = None) -> Table:
     """Every layer: its units, what they see, how selective and how equivariant they are.
 
-    ``columns`` are some of :data:`COLUMNS`; by default those that say something.
+    ``columns`` are some of :data:`COLUMNS`; by default all, without those that would be empty.
     """
     rows = inspection.rows()
     if columns is None:
@@ -96,9 +96,9 @@ def sections(inspection: Inspection) -> list[Section]:
         Section(
             "All layers",
             "Units (channels, and rotations if there are any) with the height and width of their "
-            "receptive field; mean and quartiles of their colour selectivity; the share that no "
-            "image excites; the equivariance error; and how far the hues of rows are from where "
-            f"they should be, in random hues, where that was measured.{_left_out(inspection)}",
+            "receptive field; mean and quartiles of their colour selectivity; silent: the share "
+            "that no image excites; the equivariance error; and, if measured, how far the hues of "
+            f"rows are from where they should be, in random hues.{_left_out(inspection)}",
             table=layer_table(inspection),
         ),
     ]
@@ -119,16 +119,16 @@ def _accuracy_sections(inspection: Inspection) -> list[Section]:
             "Hue curve",
             "Accuracy when the hue of every test image is shifted. A flat line means that "
             "answers do not depend on hue. In the table, accuracy is the mean over all shifts, "
-            "then over those that differ (-180° and 180° are one); lowest is that of the worst "
-            "shift; answers changed is the share of images that a shift gives another answer to.",
+            "then over the distinct ones (-180° and 180° are one); lowest is that of the worst "
+            "shift; answers changed is the mean share of images whose answer a shift changes.",
             table=summary_table(judged),
             figure=evaluation_figure(judged),
             caption="Accuracy over the hue shift.",
         ),
         Section(
             "Colour sensitivity of classes",
-            "What hue shifts do to every class, on average over the shifts. Classes at the top "
-            "are told apart by their colour; those at the bottom by something else.",
+            "The effect of hue shifts on every class, on average over the shifts. The network "
+            "recognises classes at the top by their colour; those at the bottom by something else.",
             table=class_table(judged),
             figure=figures.class_figure(changes),
             caption="Accuracy of classes on the original images and with shifted hues.",
@@ -143,7 +143,7 @@ def _selectivity_section(inspection: Inspection, names: list[str]) -> Section:
     return Section(
         "Colour selectivity",
         f"How much of a unit's activation is lost when the {top} images that excite it most "
-        "are made grey: 1 if all of it, 0 if none, negative if it likes grey better. The mean "
+        "are made grey: 1 if all, 0 if none, negative if the unit responds more to grey. The mean "
         f"over all {inspection.selectivity.units} units is {inspection.selectivity.mean:z.3f}; "
         f"{share:.0f} % of them have {SELECTIVE} or more.{_left_out(inspection)}",
         figure=figures.selectivity_figure(inspection.selectivity.layers, names),
@@ -156,30 +156,28 @@ def _sheet_section(inspection: Inspection, sheet: Sheet) -> Section:
     layer = sheet.layer
     height, width = layer.field.size()
     side = sheet.most.features.shape[-1]
-    groups = {"most colour selective": sheet.most}
+    groups, rows = {"most colour selective": sheet.most}, ""
     if sheet.turned is not None:
         groups["the same units, images in random hues"] = sheet.turned
-    groups["least colour selective"] = sheet.least
-    rows = ""
-    if sheet.turned is not None:
         rows = (
             f" Rows are the {layer.rotations} rotations of a channel, each with the images that "
             "excite it most; they should show one shape in as many colours. What a rotation "
-            "finds depends on the hues there are, so the most selective units are shown once "
+            "finds depends on the hues in the data, so the most selective units are shown once "
             "more with the same images in random hues."
         )
         if sheet.hues is not None and sheet.turned_hues is not None:
             rows += (
                 f" There, over the {len(sheet.hues.hues)} most selective channels, the hue of row "
                 f"k less that of row 0 is {sheet.turned_hues.median_deviation():.1f}° from "
-                f"360·k/{layer.rotations}° (median); among the images as they are it is "
+                f"360·k/{layer.rotations}° (median); among the original images it is "
                 f"{sheet.hues.median_deviation():.1f}°. Unrelated hues would be at 90°."
             )
+    groups["least colour selective"] = sheet.least
     cut = "" if side == width else f", drawn as the {side} pixels around its middle"
     return Section(
         f"Neuron features: {layer.name}",
-        "What a unit looks for: the mean of the crops that excite it most, weighted by how much, "
-        f"and beside it the strongest of them. Its receptive field is {height} × {width} pixels"
+        "What a unit looks for: the mean of the crops that excite it most, weighted by activation, "
+        f"and beside it the strongest crops. Its receptive field is {height} × {width} pixels"
         f"{cut}; black is outside the image.{rows}",
         figure=photo_png(figures.sheet_figure(groups, sheet.indices)),
         caption=f"Neuron features and top crops of channels of {layer.name}.",
@@ -205,7 +203,7 @@ def _filter_sections(inspection: Inspection) -> list[Section]:
             title,
             text,
             figure=photo_png(figures.filter_figure(filters)),
-            caption="The filters the network looks at images with.",
+            caption="The filters of the network's first convolution.",
         )
     ]
 
@@ -219,7 +217,7 @@ def _equivariance_section(inspection: Inspection, names: list[str]) -> Section:
     )
     return Section(
         "Equivariance",
-        f"The worst relative error of every layer when the hue is shifted by multiples of "
+        "The worst relative error of every layer when the hue is shifted by multiples of "
         f"1/{inspection.rotations} turn, by {action}. {what}",
         figure=figures.equivariance_figure(inspection.equivariance, names),
         caption="Relative equivariance error, layer by layer.",
@@ -243,7 +241,7 @@ def write(
     turned: Sequence[TurnedHues] = (),
     device: torch.device | str = "cpu",
 ) -> list[Path]:
-    """Write the page, and beside it its numbers: a row a layer, and those of the network.
+    """Write the page, and beside it its numbers: one row per layer, and those of the network.
 
     Earlier files are replaced; see :func:`refuse_existing`.
 
@@ -251,7 +249,7 @@ def write(
         inspection: what is shown.
         page: where it goes.
         turned: of :func:`equicolor.analysis.inspection.interactive.turn`, for an interactive page
-            beside it; none without.
+            beside it; there is none by default.
         device: on which it was measured.
     """
     numbers, judged, facts = {}, inspection.evaluation, inspection.facts
@@ -266,12 +264,12 @@ def write(
         f"Measured on {inspection.images} images of the {facts['split']} split.",
         *(f"{remark}." for remark in facts.get("warnings", ())),
     ]
-    made = provenance(device)
+    origin = provenance(device)
     written = [page]
     if turned:
         beside = interactive.page_beside(page)
         remarks.append(f"Turn hues by hand in {beside.name}, beside this page.")
-        written.append(interactive.write(beside, turned, provenance=made))
+        written.append(interactive.write(beside, turned, provenance=origin))
     lead = " ".join(f"{remark[0].upper()}{remark[1:]}" for remark in remarks)
     write_report(
         page,
@@ -279,7 +277,7 @@ def write(
         sections(inspection),
         lead=lead,
         numbers=numbers,
-        provenance=made,
+        provenance=origin,
     )
     data = write_results(
         page.with_suffix(".json"), inspection.rows(), device=device, network=inspection.summary()

@@ -1,4 +1,4 @@
-"""What a network makes of example images while their hue is turned: features and answers."""
+"""A network's features and answers for example images in all hues."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,14 +25,14 @@ from equicolor.reporting.progress import counting
 
 PHOTO = 160  # pixels of an image at most
 TILE = 24  # pixels of a feature map at most
-_STEPS = 36  # at least so many angles
+_STEPS = 36  # angles at least
 _MOST_STEPS = 60
 _ROWS = 3  # channels of a layer with rotations
 _PLAIN_ROWS = 8  # channels of a layer without
 _BATCH = 12
-_EXTRA_TOKENS = 5  # that come before the patches: class, distillation, registers
+_EXTRA_TOKENS = 5  # at most, before the patches: class, distillation, registers
 
-# From the output of a layer, and the number of images, to features [B, C, n, H, W].
+# From the output of a layer and the number of images to features [B, C, n, H, W].
 Reader = Callable[[object, int], Tensor]
 
 
@@ -43,12 +43,12 @@ class FeatureRows:
     name: str
     channels: list[int]  # those that change most with the hue
     # uint8 [E, K, C, n, h, w]; 0 and 255 are the smallest and the largest activation of a channel
-    # over all angles of an example. Negative ones count as none.
+    # over all angles of an example. Negative activations count as 0.
     maps: Tensor
 
     @property
     def rotations(self) -> int:
-        """How many maps a channel has."""
+        """The number of maps of a channel."""
         return self.maps.shape[3]
 
 
@@ -56,23 +56,23 @@ class FeatureRows:
 class TurnedHues:
     """A network's features and answers for E examples at K angles; see :func:`turn_hues`."""
 
-    title: str  # the network
+    title: str  # of the network
     images: Tensor  # the examples with their hue shifted by k/K turns, uint8 [E, K, 3, s, s]
-    # The same as a canonicalised network turns them back; None of other networks.
+    # The images as a canonicalised network turns them back; None for other networks.
     natural: Tensor | None
     labels: list[str]  # the class of every example
     layers: list[FeatureRows]
-    logits: Tensor  # the answers, float32 [E, K, O]
-    class_names: tuple[str, ...]  # what the outputs mean
+    logits: Tensor  # float32 [E, K, O]
+    class_names: tuple[str, ...]  # of the outputs
     judged: bool  # whether the outputs are the classes of the images
     # Hue shifts in turns with the accuracy in percent; None if it was not measured.
     curve: list[tuple[float, float]] | None
 
 
 def count_steps(rotations: Sequence[int]) -> int:
-    """A number of angles, 36 or more, among which are all rotations of some networks.
+    """A number of angles, 36 or more, that includes the rotations of all networks.
 
-    If the networks would need too many angles together, the first one counts.
+    If that would be more than 60, only the first network counts.
 
     Example:
         >>> count_steps([1]), count_steps([5]), count_steps([3, 8]), count_steps([7, 9])
@@ -98,12 +98,12 @@ def turn_hues(
 
     Args:
         subject: of :func:`equicolor.evaluation.diagnose.load_subject`.
-        layers: of :func:`equicolor.analysis.find_layers`, whose features are kept.
-        tokens: of :func:`equicolor.analysis.layers_left_out`: the middle and the last of these
-            layers are kept as well, if their tokens are a square of patches.
+        layers: of :func:`equicolor.analysis.find_layers`; their features are kept.
+        tokens: of :func:`equicolor.analysis.layers_left_out`. Of the layers whose tokens are a
+            square of patches, the middle and the last are kept as well.
         steps: how many angles :math:`K`, over the whole circle; see :func:`count_steps`.
         examples: how many images at most, evenly from all classes.
-        evaluation: of the network, whose curve under hue shifts is kept.
+        evaluation: of the network; its curve under hue shifts is kept.
         console: shows progress; None shows nothing.
     """
     _checks.positive_int("steps", steps)
@@ -123,8 +123,8 @@ def turn_hues(
             logits.append(answers)
             if isinstance(subject.network, Canonicalized):
                 natural.append(_pixels(subject.network.natural(shifted)))
-            for name, kept in features.items():
-                maps[name].append(_scaled(kept))
+            for name, rows in features.items():
+                maps[name].append(_scaled(rows))
     return TurnedHues(
         title=network_title({**network_facts(subject.network), **subject.facts}),
         images=torch.stack(photos),
@@ -139,7 +139,7 @@ def turn_hues(
 
 
 def shrunk(maps: Tensor, side: int) -> Tensor:
-    """Maps or images ``[..., h, w]`` of a side at most, by averaging; smaller ones as they are."""
+    """Maps or images ``[..., h, w]``, averaged down to a side unless they are smaller."""
     height, width = maps.shape[-2:]
     scale = max(height, width) / side
     if scale <= 1:
@@ -152,21 +152,21 @@ def shrunk(maps: Tensor, side: int) -> Tensor:
 def _examples(subject: Subject, count: int) -> tuple[list[Tensor], list[str]]:
     """Images ``[3, H, W]`` and the names of their classes."""
     labels = subject.images.labels
-    wanted = spread_over_classes(labels, min(count, len(labels))).tolist()
+    positions = spread_over_classes(labels, min(count, len(labels))).tolist()
     images, names, start = [], [], 0
     for batch, numbers in subject.batches:
-        for position in range(len(batch)):
-            if start + position in wanted:
-                images.append(batch[position].float())
-                names.append(subject.images.class_names[int(numbers[position])])
+        for place in range(len(batch)):
+            if start + place in positions:
+                images.append(batch[place].float())
+                names.append(subject.images.class_names[int(numbers[place])])
         start += len(batch)
-        if start > wanted[-1]:
+        if start > positions[-1]:
             break
     return images, names
 
 
 def _turned(image: Tensor, steps: int) -> Tensor:
-    """An image ``[3, H, W]`` in as many hues, ``[K, 3, H, W]``."""
+    """An image ``[3, H, W]`` in as many hues as ``steps``, ``[K, 3, H, W]``."""
     turns = torch.arange(steps, device=image.device) / steps
     return shift_hue(image.expand(steps, -1, -1, -1), turns).clamp(0, 1)
 
@@ -196,7 +196,7 @@ def _run(
     readers: Mapping[str, Reader],
     channels: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Logits ``[B, O]`` and small features ``[B, C, n, h, w]`` of some channels or of all."""
+    """Logits ``[B, O]`` and shrunk features ``[B, C, n, h, w]`` of all channels or of some."""
     logits: list[Tensor] = []
     features: dict[str, list[Tensor]] = {name: [] for name in readers}
     batch = torch.empty(0)
@@ -216,12 +216,12 @@ def _run(
 def _changing_channels(
     subject: Subject, images: Sequence[Tensor], readers: Mapping[str, Reader]
 ) -> dict[str, list[int]]:
-    """The channels of every layer that quarter turns of the images change most, in order."""
+    """The channels of every layer that quarter turns of the hue change most, in this order."""
     changes: dict[str, Tensor] = {}
     rotations = {}
     for image in images:
         for name, maps in _run(subject, _turned(image, 4), readers)[1].items():
-            # Where nothing changes, as behind coset pooling, the strongest.
+            # If nothing changes, as after coset pooling, the strongest channels count.
             change = maps.var(0).mean((1, 2, 3)) + 1e-3 * maps.square().mean((0, 2, 3, 4))
             changes[name] = changes.get(name, torch.zeros(())) + change
             rotations[name] = maps.shape[2]
@@ -235,7 +235,7 @@ def _changing_channels(
 def _scaled(maps: Tensor) -> Tensor:
     """Maps ``[K, C, n, h, w]`` as uint8, from the smallest activation of a channel to the largest.
 
-    Differences of less than a hundredth stay small: rounding is nothing to look at.
+    Differences below a hundredth of the largest are not stretched, so that rounding stays hidden.
     """
     maps = maps.nan_to_num()
     low, high = (each((0, 2, 3, 4), keepdim=True) for each in (maps.amin, maps.amax))
