@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from equicolor.color import rotate_hue, shift_hue
-from equicolor.evaluation import ACTIONS, HUE_ACTIONS, HueSweep, asker, hue_shifts, hue_sweep
+from equicolor.evaluation import ACTIONS, HUE_ACTIONS, HueSweep, hue_shifts, hue_sweep, runner
 from equicolor.evaluation.actions import action_named
 from equicolor.evaluation.hue_sweep import sweep_actions
 from equicolor.light import (
@@ -379,7 +379,7 @@ def test_a_gpu_answers_the_same_with_graphs(autocast, recwarn) -> None:
 )
 def test_networks_are_folded_where_that_changes_no_number(build, folds: bool) -> None:
     model = build().eval()
-    folded = asker._folded(model)
+    folded = runner._folded(model)
     assert (folded is not model) == folds
     images = torch.rand(2, 3, model.image_size, model.image_size)
     assert torch.equal(folded(images), model(images))

@@ -14,7 +14,7 @@ from equicolor.analysis.dependence import Dependence
 from equicolor.analysis.planes import NOMINAL, Planes
 from equicolor.analysis.receptive_field import ReceptiveField, field_from_planes
 from equicolor.analysis.taps import TIMES, run_tapped
-from equicolor.evaluation.asker import Asker
+from equicolor.evaluation.runner import Runner
 
 # By name, since other libraries have classes of their own.
 _ACTIVATIONS = {
@@ -205,7 +205,7 @@ class _Call(NamedTuple):
 
 def _watch(network: nn.Module, image: tuple[int, int]) -> dict[str, _Call]:
     """Every call of a module in one pass, in order, by the name of the layer."""
-    ask = Asker(network, None)
+    runner = Runner(network, None)
     modules = {name: module for name, module in network.named_modules() if name}
     in_order: list[tuple[str, _Call]] = []
 
@@ -215,7 +215,7 @@ def _watch(network: nn.Module, image: tuple[int, int]) -> dict[str, _Call]:
             in_order.append((name, _Call(modules[name], dependence.planes(output), unknown)))
 
     with torch.inference_mode():
-        images = torch.full((1, 3, *image), 0.5, device=ask.device, dtype=ask.dtype)
+        images = torch.full((1, 3, *image), 0.5, device=runner.device, dtype=runner.dtype)
         with Dependence(images) as dependence:
             run_tapped(network, images, modules, record)
     totals, seen, calls = Counter(name for name, _ in in_order), Counter[str](), {}

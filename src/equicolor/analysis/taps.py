@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from equicolor import _checks
-from equicolor.evaluation.asker import Asker, evaluating
+from equicolor.evaluation.runner import Runner, evaluating
 
 TIMES = "#"
 
@@ -55,4 +55,4 @@ def run_tapped(
     """Run a network in eval mode on images ``[B, 3, H, W]``, and listen as :func:`tapped`."""
     _checks.image_batch(type(network).__name__, images)
     with evaluating(network), tapped(network, layers, receive):
-        Asker(network, autocast).run(images)
+        Runner(network, autocast).run(images)

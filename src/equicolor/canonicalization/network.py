@@ -16,7 +16,7 @@ from equicolor.canonicalization.fit import Fit, collect, fit_selector, load_unla
 from equicolor.color import shift_hue
 from equicolor.conversion.network import compute_same
 from equicolor.data.images import ImageSet
-from equicolor.evaluation.asker import evaluating
+from equicolor.evaluation.runner import evaluating
 from equicolor.light import balance_light
 from equicolor.models.layers import Normalize
 from equicolor.models.registry import Network

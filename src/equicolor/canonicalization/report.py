@@ -21,12 +21,12 @@ from equicolor.conversion.report import COST_COLUMNS, cost_report, cost_rows, he
 from equicolor.data.datasets import load_dataset
 from equicolor.data.images import ImageSet
 from equicolor.devices import choose_precision
-from equicolor.evaluation.asker import Asker, evaluating
 from equicolor.evaluation.diagnose import Subject, judge, load_subject
 from equicolor.evaluation.evaluate import Evaluation
 from equicolor.evaluation.figures import Curve, hue_panels
 from equicolor.evaluation.hue_sweep import Batches
 from equicolor.evaluation.images import choose_preparation, load_batches, subset
+from equicolor.evaluation.runner import Runner, evaluating
 from equicolor.models.checkpoints import load_model, save_model
 from equicolor.models.loading import load_network
 from equicolor.models.selector import HueSelector
@@ -232,11 +232,11 @@ def _own_answers(
     preparation = choose_preparation(network, size=size, resize=resize)
     batches: Batches = load_batches(images, preparation, device=device, skip_corrupt=skip_corrupt)
     autocast = torch.bfloat16 if precision == "bfloat16" else None
-    ask, logits = Asker(network, autocast), torch.zeros(0, 0)
+    runner, logits = Runner(network, autocast), torch.zeros(0, 0)
     answers = []
     with evaluating(network):
         for batch, labels in batches:
-            logits = ask(ask.place(batch, labels)[0])
+            logits = runner(runner.place(batch, labels)[0])
             answers.append(logits.argmax(1))
     names = tuple(map(str, range(logits.shape[1])))
     known = getattr(network, "class_names", ()) or names

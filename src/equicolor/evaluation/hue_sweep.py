@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from equicolor import _checks
 from equicolor._text import counted
 from equicolor.evaluation.actions import HUE_ACTIONS, action_named, action_values
-from equicolor.evaluation.asker import Asker, evaluating
+from equicolor.evaluation.runner import Runner, evaluating
 from equicolor.reporting.progress import Progress
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def sweep_actions(
     sizes = [1, *(len(values[action]) for action in actions)]
     passes = sum(sizes)
     total = len(batches) * passes if isinstance(batches, Sized) else None
-    ask = Asker(model, autocast)
+    runner = Runner(model, autocast)
     counts: Tensor | None = None
     problems: list[Tensor] = []  # a batch each
     on_device: dict[str, Sequence[float | Tensor]] = {}  # the values, one by one
@@ -252,9 +252,9 @@ def sweep_actions(
         for images, labels in batches:
             if not len(images):  # for example if all of them were corrupt
                 continue
-            images, labels = ask.place(images, labels)
+            images, labels = runner.place(images, labels)
             exact = images if images.dtype == torch.float64 else images.float()
-            logits = ask(images)
+            logits = runner(images)
             count_pass()
             if on_original:
                 on_original(logits, labels)
@@ -269,7 +269,7 @@ def sweep_actions(
             for action in actions:
                 change = action_named(action).change(exact)
                 for value in on_device[action]:
-                    logits = ask(change(value), like=images)
+                    logits = runner(change(value), like=images)
                     count_pass()
                     problems[-1][2] += logits.isnan().any(1).sum()
                     answers.append(logits.argmax(1))

@@ -16,8 +16,8 @@ from equicolor.data.decoding import decode
 from equicolor.data.images import ImageFile, ImageSet, to_rgb
 from equicolor.data.loaders import ResidentLoader, StreamingLoader, choose_data_path
 from equicolor.data.packing import shrink
-from equicolor.evaluation.asker import Asker, check_logits
 from equicolor.evaluation.hue_sweep import Batches
+from equicolor.evaluation.runner import Runner, check_logits
 from equicolor.models import Network
 from equicolor.models.facts import network_facts
 from equicolor.models.foreign import ForeignNetwork
@@ -114,7 +114,7 @@ def try_images(network: nn.Module, size: int, batch: int = 2) -> object:
     """The output for black images of a size; a ValueError says why the network cannot take them."""
     try:
         with torch.no_grad():
-            return Asker(network, None).run(torch.zeros(batch, 3, size, size))
+            return Runner(network, None).run(torch.zeros(batch, 3, size, size))
     # The errors with which torch and other libraries refuse a shape.
     except (RuntimeError, ValueError, AssertionError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__

@@ -15,8 +15,8 @@ from equicolor.data.folder_datasets import images_below
 from equicolor.data.images import CorruptImageError, in_threads
 from equicolor.devices import cores
 from equicolor.evaluation.actions import check_turns
-from equicolor.evaluation.asker import Asker, check_logits, evaluating
 from equicolor.evaluation.images import choose_preparation, count_outputs, prepare_image
+from equicolor.evaluation.runner import Runner, check_logits, evaluating
 from equicolor.models.registry import class_names_of
 from equicolor.reporting.progress import Progress
 
@@ -117,10 +117,10 @@ def predict(
             sizes = choose_preparation(network, size=size, resize=resize)
             count_outputs(network, sizes.size)  # refuses a size before images are decoded
             batches = _decoded(images, *sizes, skip=on_corrupt == "skip")
-        ask = Asker(network, None)
+        runner = Runner(network, None)
         for done, names, batch in batches:
             shifted = (shift_hue(batch, each) if each else batch for each in turns)
-            answers = [_answers(network, ask, each, names, top) for each in shifted]
+            answers = [_answers(network, runner, each, names, top) for each in shifted]
             for name, *each in zip(names, *answers, strict=True):
                 predictions += [Prediction(name, *one) for one in zip(turns, each, strict=True)]
             if progress:
@@ -166,10 +166,10 @@ def _decoded(
 
 
 def _answers(
-    network: nn.Module, ask: Asker, images: Tensor, files: Sequence[str], top: int
+    network: nn.Module, runner: Runner, images: Tensor, files: Sequence[str], top: int
 ) -> list[tuple[Answer, ...]]:
     """The most probable classes of every image of a batch."""
-    logits = check_logits(ask.run(images), images)
+    logits = check_logits(runner.run(images), images)
     classes = logits.shape[1]
     names = class_names_of(network) or tuple(map(str, range(classes)))
     if len(names) != classes:

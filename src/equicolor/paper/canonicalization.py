@@ -10,10 +10,10 @@ from equicolor.canonicalization.fit import collect, fit_selector
 from equicolor.canonicalization.network import PRESETS
 from equicolor.data.datasets import load_dataset
 from equicolor.devices import choose_device
-from equicolor.evaluation.asker import Asker, evaluating
 from equicolor.evaluation.evaluate import PREFIX, evaluate
 from equicolor.evaluation.figures import Curve, action_panels, curve_style
 from equicolor.evaluation.hue_sweep import hue_shifts
+from equicolor.evaluation.runner import Runner, evaluating
 from equicolor.models.checkpoints import load_model, save_model
 from equicolor.models.registry import GrayInput
 from equicolor.models.tensor_files import WEIGHTS
@@ -167,9 +167,9 @@ def _in_front(network: nn.Module, selection: str) -> nn.Module:
 @torch.inference_mode()
 def _share_at_zero(network: Canonicalized, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
     """The percentage of images that are left in the hue they have, to half a step."""
-    ask = Asker(network, None)
+    runner = Runner(network, None)
     with evaluating(network):
-        angles = torch.cat([network.angle(ask.place(*batch)[0]) for batch in batches])
+        angles = torch.cat([network.angle(runner.place(*batch)[0]) for batch in batches])
     within = angles.abs() < 0.5 / network.options.rotations
     return round(100 * float(within.double().mean()), 2)
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from equicolor.color import shift_hue
-from equicolor.evaluation.asker import Asker, evaluating
+from equicolor.evaluation.runner import Runner, evaluating
 from equicolor.groups import SpatialGroup
 from equicolor.models import create_model
 from equicolor.nn import CEConv2d, CELiftConv2d
@@ -90,13 +90,13 @@ def _square_photo(size: int) -> Tensor:
 def measure(job: Job, context: Context) -> list[Row]:
     """The accuracy of a network on test images in every turn, mirror image and hue."""
     network, batches, autocast = image_jobs.network_and_images(job, context)
-    ask, hues = Asker(network, autocast), job.settings["hues"]
+    runner, hues = Runner(network, autocast), job.settings["hues"]
     correct, total = [], 0  # [elements, hues], a batch each; on the device, which nothing waits for
     with evaluating(network), counting(context.console, "turning images and hues") as progress:
         for done, batch in enumerate(batches, start=1):
-            images, labels = ask.place(*batch)
+            images, labels = runner.place(*batch)
             answers = [
-                ask(shift_hue(_PLANE.transform(images, element), hue / hues), like=images)
+                runner(shift_hue(_PLANE.transform(images, element), hue / hues), like=images)
                 for element in range(_PLANE.order)
                 for hue in range(hues)
             ]

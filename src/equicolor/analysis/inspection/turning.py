@@ -15,10 +15,10 @@ from equicolor.analysis.layers import Layer
 from equicolor.analysis.taps import tapped
 from equicolor.canonicalization.network import Canonicalized
 from equicolor.color import shift_hue
-from equicolor.evaluation.asker import Asker, check_logits, evaluating
 from equicolor.evaluation.diagnose import Subject
 from equicolor.evaluation.evaluate import Evaluation
 from equicolor.evaluation.images import spread_over_classes
+from equicolor.evaluation.runner import Runner, check_logits, evaluating
 from equicolor.models.facts import network_facts, network_title
 from equicolor.models.registry import class_names_of
 from equicolor.reporting.progress import counting
@@ -206,10 +206,10 @@ def _run(
         maps = maps if channels is None else maps[:, channels[name]]
         features[name].append(shrunk(maps.float().clamp(min=0), TILE).cpu())
 
-    ask = Asker(subject.network, subject.autocast)
+    runner = Runner(subject.network, subject.autocast)
     with evaluating(subject.network), tapped(subject.network, readers, receive):
         for batch in images.split(_BATCH):
-            logits.append(check_logits(ask.run(batch), batch).float().cpu())
+            logits.append(check_logits(runner.run(batch), batch).float().cpu())
     return torch.cat(logits), {name: torch.cat(parts) for name, parts in features.items()}
 
 

@@ -12,7 +12,7 @@ from equicolor.models import Network
 from equicolor.nn import CEConv2d, capture, fold
 
 
-class Asker:
+class Runner:
     """A network that takes images of any device and dtype.
 
     On a GPU, networks of this package are recorded as CUDA graphs at the first call: a sweep runs
