@@ -167,7 +167,7 @@ def top_activations(
     if not watched:
         raise ValueError("batches holds no images")
     for name, (values, *_) in tables.items():
-        if bool(values.isnan().any()):  # none is lost: NaN sorts first
+        if bool(values.isnan().any()):  # NaN sorts first, so none is lost
             raise ValueError(
                 f"layer {name} gives NaN for some images: check the weights and the images"
             )

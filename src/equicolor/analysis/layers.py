@@ -134,7 +134,7 @@ def find_layers(
 
 
 def layers_left_out(network: nn.Module, size: int | tuple[int, int]) -> dict[str, list[int]]:
-    """What :func:`find_layers` leaves out by default because it gives no map of the image.
+    """The layers that :func:`find_layers` leaves out by default, as they give no map of the image.
 
     Args:
         network, size: as in :func:`find_layers`.

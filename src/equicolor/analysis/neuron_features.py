@@ -100,8 +100,9 @@ def neuron_features(
     """
     _checks.one_of("rows", rows, ROWS)
     _checks.one_of("action", action, tuple(ACTIONS))
-    for name, value in (("crops", crops), ("limit", 1 if limit is None else limit)):
-        _checks.positive_int(name, value)
+    _checks.positive_int("crops", crops)
+    if limit is not None:
+        _checks.positive_int("limit", limit)
     if found is None:
         found = top_activations(
             network, batches, [layer], top=top, autocast=autocast, progress=progress

@@ -172,9 +172,9 @@ def selectivity(
             network, batches, layers, top=top, autocast=autocast, progress=progress
         )
     change = luma if grey == "luma" else grey_projection(_sample(batches, found))
-    without = activations_at(network, batches, found, change, autocast=autocast, progress=progress)
-    indices = {name: selectivity_index(tops.values, without[name]) for name, tops in found.items()}
-    return Selectivity(indices, dict(found), without)
+    greyed = activations_at(network, batches, found, change, autocast=autocast, progress=progress)
+    indices = {name: selectivity_index(tops.values, greyed[name]) for name, tops in found.items()}
+    return Selectivity(indices, dict(found), greyed)
 
 
 def _sample(batches: Batches, found: Mapping[str, TopActivations]) -> Tensor:

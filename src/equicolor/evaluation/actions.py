@@ -1,4 +1,4 @@
-"""What a sweep does to images: shifts of hue, changes of light and tone, turns and mirroring."""
+"""What sweeps do to images: hue shifts, changes of light and tone, turns and mirror images."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

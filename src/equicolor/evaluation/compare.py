@@ -252,7 +252,7 @@ def write(
             "changed: the share of images with another answer than untouched, on average.",
             comparison_table(compared),
             figure,
-            "Accuracy of every network over what is done to the test images.",
+            "Accuracy of every network over the values of each action.",
         ),
         Section("Classes", f"{classes.title}.", replace(classes, title="")),
     ]

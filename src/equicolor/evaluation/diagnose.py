@@ -43,7 +43,7 @@ class Subject:
     facts: dict[str, Any]  # dataset, split and, for a training run, how it was trained
     autocast: torch.dtype | None  # the dtype to compute in, if not that of the network
     class_mismatch: str = ""  # why the outputs are not the classes of the images, if so
-    data: str | Path | None = None  # the dataset, by name or folder; None if it is none
+    data: str | Path | None = None  # the dataset, by name or folder, if it is one
     # Set by open_subject, to decode and to compare.
     preparation: Preparation | None = None
     split_seed: int | None = None  # as given, else that of the training; None if unknown

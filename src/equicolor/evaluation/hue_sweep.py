@@ -33,7 +33,7 @@ class HueSweep:
     For another action than a hue shift, ``shifts`` are the values of that action.
 
     Attributes:
-        action: what was done, one of :data:`equicolor.evaluation.ACTIONS`.
+        action: one of :data:`equicolor.evaluation.ACTIONS`.
         shifts: turns, or values in the unit of the action, float64 :math:`[K]`.
         counts: images of every class, int64 :math:`[C]`.
         correct_original: how many of them are recognised untouched, int64 :math:`[C]`.

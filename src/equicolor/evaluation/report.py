@@ -75,8 +75,9 @@ def headline(evaluation: Evaluation) -> str:
     if evaluation.sweeps:
         action = "hsv" if "hsv" in evaluation.sweeps else next(iter(evaluation.sweeps))
         name = ACTION_NAMES[action]
-        when = f"when hues are shifted ({name.split()[0]})"
-        when = when if action in HUE_ACTIONS else f"on average over the values of {name}"
+        when = f"on average over the values of {name}"
+        if action in HUE_ACTIONS:
+            when = f"when hues are shifted ({name.split()[0]})"
         shifted = f", {evaluation.sweeps[action].mean:.1f} % {when}"
     return (
         f"{evaluation.original:.1f} % correct{shifted}; "

@@ -185,15 +185,15 @@ def inspect(
                 network, batches, names, top=top, autocast=autocast, progress=progress
             )
 
-    found = strongest("looking for what excites units", batches, names)
-    with counting(console, "the same without colour") as progress:
+    tops = strongest("finding images that excite units", batches, names)
+    with counting(console, "measuring colour selectivity") as progress:
         measured = selectivity(
-            network, batches, grey=grey, found=found, autocast=autocast, progress=progress
+            network, batches, grey=grey, found=tops, autocast=autocast, progress=progress
         )
-    rotated = [name for name in drawn if found[name].layer.rotations > 1]
+    rotated = [name for name in drawn if tops[name].layer.rotations > 1]
     turned: dict[str, TopActivations] = {}
     if rotated:
-        turned = strongest("the same in random hues", RandomHues(batches), rotated)
+        turned = strongest("finding images in random hues", RandomHues(batches), rotated)
     sheets = [
         _sheet(subject, measured.only([name]), turned.get(name), units, measured_units, console)
         for name in drawn

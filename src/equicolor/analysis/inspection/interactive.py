@@ -43,7 +43,7 @@ _BLOCK = 8  # side of the blocks of pixels that JPEG compresses together
 _COLUMNS = 6  # angles side by side on a sheet of photos
 # Photos and feature maps get smaller until the page is small enough.
 _SIDES = ((PHOTO, TILE), (128, 20), (112, 16), (96, 12), (80, 8))
-# Nothing is loaded from anywhere, whatever the page holds.
+# The page may load nothing from outside.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
@@ -66,7 +66,7 @@ def turn(
     examples: int = 6,
     console: Console | None = None,
 ) -> list[TurnedHues]:
-    """Turn hues in front of a network that was inspected, and of another beside it.
+    """Turn the hues of examples for a network that was inspected, and for another beside it.
 
     Args:
         subject: the network and its images.
@@ -85,8 +85,8 @@ def turn(
         try:
             layers = find_layers(network, size, [layer.name for layer in drawn])
         except LayerError:  # another kind of network
-            found = find_layers(network, size)
-            layers = {name: found[name] for name in stage_ends(found)[-SHEETS:]}
+            layers = find_layers(network, size)
+            layers = {name: layers[name] for name in stage_ends(layers)[-SHEETS:]}
         evaluation = None
         if not other.class_mismatch:
             evaluation = judge(other, actions=["hsv"], shifts=shifts, console=console)
