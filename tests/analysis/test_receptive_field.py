@@ -57,6 +57,14 @@ class Windows(nn.Module):
         return x.unflatten(3, (-1, 3)).unflatten(2, (-1, 3)).mean((3, 5))
 
 
+class Unfolded(nn.Module):
+    """A convolution written as a product over unfolded windows."""
+
+    def forward(self, x):
+        windows = F.unfold(x, 3, padding=2, dilation=2).unflatten(1, (4, 9))
+        return windows.sum(2).unflatten(2, x.shape[2:])
+
+
 class ChannelsLast(nn.Module):
     """What works on ``[B, H, W, C]``, as in ConvNeXt."""
 
@@ -104,6 +112,7 @@ NETWORKS = {
     "channels last": (nn.Sequential(conv(3, 4, 4, stride=4), ChannelsLast()), "1"),
     "excite": (nn.Sequential(conv(3, 4, 3, padding=1), Excite(), conv(4, 4, 3, padding=1)), "2"),
     "windows": (nn.Sequential(conv(3, 4, 3, padding=1), Windows(), conv(4, 4, 2)), "2"),
+    "unfolded": (nn.Sequential(conv(3, 4, 3, padding=1), Unfolded()), "1"),
     "instance norm": (nn.Sequential(conv(3, 4, 3), nn.InstanceNorm2d(4)), "1"),
     "group norm": (nn.Sequential(conv(3, 4, 3), nn.GroupNorm(2, 4)), "1"),
     "in place": (nn.Sequential(conv(3, 4, 3), nn.SELU(inplace=True), Sliced(), conv(4, 4, 2)), "3"),
@@ -354,6 +363,15 @@ def test_unknown_operations_are_said_and_see_everything():
     field = receptive_fields(nn.Sequential(nn.Conv2d(3, 2, 3), Sum(), nn.ReLU()), 8)["2"]
     assert field.unknown == {"cumsum"}
     assert field.box(0, 0) == (0, 0, 8, 8)
+
+
+def test_unfolded_windows_have_the_frame_of_a_convolution():
+    fields = []
+    for last in (Unfolded(), nn.Conv2d(4, 4, 3, padding=2, dilation=2)):
+        network = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), last)
+        fields.append(receptive_fields(network, SIZE, ["1"])["1"])
+    assert fields[0].frame(0, 0) == fields[1].frame(0, 0) == (-5, -5, 6, 6)
+    assert not fields[0].unknown
 
 
 def test_units_that_see_nothing_have_an_empty_field():

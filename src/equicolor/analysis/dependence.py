@@ -193,9 +193,8 @@ def _overwrite(call: _Operation) -> list[Planes]:
 
 # These move elements, and planes are moved in the same way. Also the rule of all views.
 @_rule_of(
-    "_unsafe_index cat flip gather im2col index index_select native_channel_shuffle pixel_shuffle",
-    "pixel_unshuffle repeat repeat_interleave roll stack tril triu upsample_nearest1d",
-    "upsample_nearest2d",
+    "_unsafe_index cat flip gather index index_select native_channel_shuffle pixel_shuffle",
+    "pixel_unshuffle repeat repeat_interleave roll stack upsample_nearest1d upsample_nearest2d",
 )
 def _move(call: _Operation) -> list[Planes]:
     if call.name in ("view", "_unsafe_view"):
@@ -254,6 +253,17 @@ def _pool(call: _Operation) -> list[Planes]:
     windows = rules.Windows(kernel, stride, padding, dilation)
     before, sizes = call.args[0].shape[-rank:], call.outputs[0].shape[-rank:]
     return [rules.slide(call.first, windows, before, sizes)] * len(call.outputs)
+
+
+@_rule_of("im2col")
+def _unfold(call: _Operation) -> list[Planes]:
+    named, (*outer, height, width) = call.named, call.args[0].shape
+    ones, (rows, columns) = [1, 1], _pairs(named["padding"], 2)
+    sizes = height + 2 * rows, width + 2 * columns
+    windows = rules.Windows(ones, ones, (rows, columns), ones)
+    padded = rules.slide(call.first, windows, (height, width), sizes)
+    options = named["kernel_size"], named["dilation"], [0, 0], named["stride"]
+    return [tuple(call.func(plane.expand(*outer, *sizes), *options) for plane in padded)]
 
 
 @_rule_of(*(f"adaptive_avg_pool{rank}d adaptive_max_pool{rank}d" for rank in (1, 2, 3)))
