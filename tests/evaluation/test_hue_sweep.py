@@ -516,5 +516,7 @@ def test_other_actions_have_axes_of_their_own(pyplot) -> None:
     axes = red_sweep("gamma", (0.5, 1, 2)).plot()
     assert axes.get_lines()[0].get_xdata().tolist() == [-1, 0, 1]  # in equal ratios
     assert axes.get_xlabel() == "gamma of the test images"
+    red_sweep("gamma", (0.25, 1, 2)).plot(axes)
+    assert red_sweep("gamma", (1, 2, 4)).plot(axes).get_xlim() == (-2, 2)  # of all curves
     with pytest.raises(ValueError, match="these axes show 'gamma of the test images', but the swe"):
         red_sweep().plot(axes)

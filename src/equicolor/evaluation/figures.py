@@ -179,10 +179,12 @@ def plot_sweep(sweep: HueSweep, axes: Axes | None = None, *, label: str | None =
     style = curve_style(len(axes.get_lines()) // 2)
     curve = sweep_curve(sweep, name, style)
     ends, ticks = axis.place(axis.range_of([curve])), axis.place(axis.ticks)
+    if axes.get_lines():  # earlier curves may go further
+        ends = np.append(ends, axes.get_xlim())
     text = literal(curve.label)
     axes.plot(axis.place(curve.values), curve.accuracy, label=text, markersize=3.5, **style)
     axes.axhline(sweep.original, color=style["color"], linestyle=":", linewidth=1)
-    axes.set(xlim=ends, ylim=(0, 103), xlabel=xlabel, ylabel="accuracy, %")
+    axes.set(xlim=(min(ends), max(ends)), ylim=(0, 103), xlabel=xlabel, ylabel="accuracy, %")
     axes.set_xticks(ticks, [axis.show(tick) for tick in ticks])
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=_FONT)
