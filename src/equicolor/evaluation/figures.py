@@ -26,7 +26,6 @@ _ACTION_STYLES = {
     "rgb": {"color": "#d55e00", "marker": "s"},
     "rgb-clip": {"color": "#009e73", "marker": "D"},
 }
-_OTHER_STYLE = {"color": "#0072b2", "marker": "o"}  # of actions with a panel of their own
 _FONT = 9  # points
 # Seven colours and four kinds of dashes make 28 styles.
 _COLORS = ("#d55e00", "#0072b2", "#56b4e9", "#009e73", "#cc79a7", "#000000", "#e69f00")
@@ -288,7 +287,7 @@ def _panel(evaluation: Evaluation, actions: Sequence[str]) -> _Panel:
     curves = []
     for place, action in enumerate(actions):
         # Curves may coincide, so their markers alternate.
-        style = _ACTION_STYLES.get(action, _OTHER_STYLE) | {"markevery": (place, 3)}
+        style = _ACTION_STYLES.get(action, _ACTION_STYLES["hsv"]) | {"markevery": (place, 3)}
         curves.append(sweep_curve(evaluation.sweeps[action], ACTION_NAMES[action], style))
     axis = _AXES[actions[0]]
     dotted = {"color": "#555555", "linestyle": ":", "linewidth": 1.2}

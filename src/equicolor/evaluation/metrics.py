@@ -63,10 +63,9 @@ def per_class_accuracy(logits: Tensor, labels: Tensor) -> Tensor:
         [100.0, 100.0, 50.0, nan]
     """
     _check(logits, labels)
-    classes = logits.shape[1]
-    hits = (logits.argmax(1) == labels).double()
-    correct = torch.zeros(classes, dtype=torch.float64, device=logits.device)
-    return 100 * correct.index_add(0, labels, hits) / torch.bincount(labels, minlength=classes)
+    hits, classes = (logits.argmax(1) == labels).double(), logits.shape[1]
+    counts = torch.bincount(labels, minlength=classes)
+    return 100 * torch.bincount(labels, hits, classes) / counts
 
 
 def negative_log_likelihood(logits: Tensor, labels: Tensor) -> float:
@@ -111,12 +110,8 @@ def reliability(logits: Tensor, labels: Tensor, bins: int = 15) -> Reliability:
     # Bins are (lower, upper]; rounding may carry a probability just above 1.
     index = (torch.bucketize(confidence, edges) - 1).clamp(0, bins - 1)
     counts = torch.bincount(index, minlength=bins)
-
-    def mean(values: Tensor) -> Tensor:
-        zeros = torch.zeros(bins, dtype=torch.float64)
-        return 100 * zeros.index_add(0, index, values) / counts
-
-    return Reliability(100 * edges, counts, mean(confidence), mean(hits))
+    means = (100 * torch.bincount(index, values, bins) / counts for values in (confidence, hits))
+    return Reliability(100 * edges, counts, *means)
 
 
 def _check(logits: Tensor, labels: Tensor) -> None:
