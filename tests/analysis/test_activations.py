@@ -113,7 +113,7 @@ def test_images_outside_0_to_1_are_refused(look, network, images):
 
 
 def test_selectivity_is_that_of_greyed_receptive_fields(network, images):
-    """Literally: the crop of every unit in every one of its images is made grey."""
+    """By definition: the receptive field of every unit is made grey in each of its images."""
     found = selectivity(network, [images[:6], images[6:]], top=4)
     for layer, index in found.layers.items():
         tops, field = found.top[layer], found.top[layer].layer.field
@@ -199,15 +199,15 @@ def test_select_images_of_a_loader_are_those_of_its_batches():
     toy = ImageSet("toy", "test", torch.zeros(9).long(), ("a",), pixels=pixels)
     centre = Augmentation(size=8, crop="centre", resize=10, flip=False)
     loader = ResidentLoader(decode(toy), centre, batch_size=4)
-    wanted = torch.tensor([0, 3, 5, 6, 8])
+    chosen = torch.tensor([0, 3, 5, 6, 8])
     everything = torch.cat([images for images, _ in loader])
     for batches in (loader, list(loader), [images for images, _ in loader]):
-        selected = list(select_images(batches, wanted))
-        assert torch.equal(torch.cat([numbers for numbers, _ in selected]), wanted)
-        assert torch.equal(torch.cat([images for _, images in selected]), everything[wanted])
+        selected = list(select_images(batches, chosen))
+        assert torch.equal(torch.cat([numbers for numbers, _ in selected]), chosen)
+        assert torch.equal(torch.cat([images for _, images in selected]), everything[chosen])
 
 
-def test_images_that_are_gone_the_second_time(network, images):
+def test_batches_that_are_read_only_once_are_refused(network, images):
     once = iter([images])
     found = top_activations(network, once, ["2"], top=2)
     with pytest.raises(ValueError, match=r"batches gave 0 of the .* images it gave before"):

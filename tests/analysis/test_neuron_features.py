@@ -146,9 +146,9 @@ def test_random_hues_undo_the_bias_of_the_data(red_spots):
 def test_random_hues_are_those_of_the_image_and_not_of_the_batch():
     images = torch.rand(7, 3, 4, 4)
     everything = torch.cat(list(RandomHues(list(images.split(3)))))
-    wanted = torch.tensor([1, 2, 6])
-    selected = list(select_images(RandomHues(list(images.split(2))), wanted))
-    torch.testing.assert_close(torch.cat([part for _, part in selected]), everything[wanted])
+    chosen = torch.tensor([1, 2, 6])
+    selected = list(select_images(RandomHues(list(images.split(2))), chosen))
+    torch.testing.assert_close(torch.cat([part for _, part in selected]), everything[chosen])
     value, low = images.amax(1), images.amin(1)
     torch.testing.assert_close(everything.amax(1), value)
     torch.testing.assert_close(everything.amin(1), low)

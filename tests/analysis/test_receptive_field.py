@@ -13,7 +13,7 @@ from equicolor.analysis.taps import tapped
 from equicolor.models import cecnn, ciconv_resnet44, resnet44
 
 SIZE = 21
-# Even kernels with padding="same" are what is tested here.
+# Some tests use even kernels with padding="same".
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding=.same")
 
 
@@ -66,7 +66,7 @@ class Unfolded(nn.Module):
 
 
 class ChannelsLast(nn.Module):
-    """What works on ``[B, H, W, C]``, as in ConvNeXt."""
+    """Layers on ``[B, H, W, C]``, as in ConvNeXt."""
 
     def __init__(self):
         super().__init__()
@@ -190,7 +190,7 @@ def test_our_networks_against_gradients(rotations, lifting, settle):
         assert layer.rotations == rotations
         assert not layer.field.unknown
         for position in (0, layer.height * layer.width - 1):
-            # All channels and rotations together: any one may be shut in these images.
+            # All channels and rotations together: any one may be zero in these images.
             seen = seen_by_gradient(
                 network, name, images,
                 lambda y, p=position, layer=layer: layer.features(y, 1).flatten(3)[..., p].sum(),
@@ -209,13 +209,13 @@ def test_local_reductions_do_not_count_as_global_pooling():
     assert field.frame(0, 0) == (-1, -1, 4, 4)
 
 
-def test_frames_go_on_where_the_image_ends():
+def test_frames_continue_outside_the_image():
     network = nn.Sequential(nn.Conv2d(3, 2, 3, 2, 1), nn.ReLU(), nn.Conv2d(2, 2, 3, 1, 1))
     field = receptive_fields(network, 8, ["2"])["2"]
     assert field.size() == (7, 7)
     assert field.frame_rows[0].tolist() == [-3, 2, 7]
     assert field.frame(1, 4 * 1 + 2) == (-1, 1, 6, 8)
-    for position in range(16):  # what is in the image of a frame is the field
+    for position in range(16):  # the part of a frame inside the image is the field
         top, left, bottom, right = field.frame(0, position)
         inside = max(top, 0), max(left, 0), min(bottom, 8), min(right, 8)
         assert field.box(0, position) == inside
@@ -264,7 +264,7 @@ def down() -> list[nn.Module]:
 
 @pytest.mark.parametrize("size", [(8, 8), (16, 16), (8, 64)], ids=str)
 def test_frames_do_not_depend_on_how_few_positions_are_left(size):
-    """A map of one position goes on into its padding as it would in a larger image."""
+    """A map of one position continues into its padding as in a larger image."""
     network = nn.Sequential(*down())
     names = [str(index) for index in range(len(network))]
     small, large = (find_layers(network, extent, names) for extent in (size, (256, 256)))
@@ -301,7 +301,7 @@ def test_frames_of_the_paper_s_resnet_in_small_images(rotations):
     assert small["layers.3.1.relu#2"].field.size() == (435, 435)
 
 
-def test_a_step_that_nobody_knows_is_said():
+def test_an_unknown_step_is_reported():
     network = nn.Sequential(nn.Conv2d(3, 4, 3, 4, 1), Thin(), nn.Conv2d(4, 4, 1), nn.ReLU())
     before = receptive_fields(network, 8)["3"]
     assert (before.size(), before.unknown) == ((3, 3), frozenset())
@@ -355,7 +355,7 @@ def test_names_that_are_wrong_get_a_hint():
         find_layers(tokens, 8, ["1"])
 
 
-def test_unknown_operations_are_said_and_see_everything():
+def test_unknown_operations_are_reported_and_see_everything():
     class Sum(nn.Module):
         def forward(self, x):
             return x.cumsum(2)
@@ -432,9 +432,7 @@ def test_looking_changes_nothing():
     ],
     ids=["nearest", "bilinear", "transposed"],
 )
-def test_nobody_knows_what_is_beside_a_position_that_was_spread(
-    up: nn.Module, last: list[nn.Module]
-) -> None:
+def test_padding_beside_a_spread_position_is_unknown(up: nn.Module, last: list[nn.Module]) -> None:
     down = [nn.Conv2d(3 if not i else 2, 2, 3, stride=2, padding=1) for i in range(3)]
     network = nn.Sequential(*down, up, *last).eval()
     name = str(len(network) - 1)
@@ -445,7 +443,7 @@ def test_nobody_knows_what_is_beside_a_position_that_was_spread(
     assert field.unknown == {"padding of a single position"}
 
 
-def test_a_frame_that_stays_where_it_is_is_none() -> None:
+def test_a_frame_must_move() -> None:
     network = nn.Sequential(nn.Conv2d(3, 2, 4, stride=4), nn.Upsample(scale_factor=2)).eval()
     field = receptive_fields(network, 4, ["1"])["1"]
     assert (field.frame(0, 0), field.unknown) == ((0, 0, 4, 4), frozenset())

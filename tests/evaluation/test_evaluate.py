@@ -1,4 +1,4 @@
-"""Evaluations as a whole: numbers that fit together, rows, tables, files and the figure."""
+"""Evaluations: consistent numbers, rows, tables, files and the figure."""
 
 import dataclasses
 import itertools
@@ -22,7 +22,7 @@ NAMES = ("red", "green", "blue", "grey")
 
 
 class Colours(nn.Module):
-    """Names the strongest channel, and grey where none is; sure of itself."""
+    """Names the strongest channel, or grey if there is none; with high confidence."""
 
     def forward(self, images: Tensor) -> Tensor:
         means = images.mean((2, 3))
@@ -42,23 +42,23 @@ def batches() -> list[tuple[Tensor, Tensor]]:
 
 
 @pytest.fixture
-def found(batches) -> Evaluation:
+def result(batches) -> Evaluation:
     return evaluate(Colours(), batches, class_names=NAMES, facts={"dataset": "toy", "seed": 4})
 
 
-def test_numbers_fit_together(found: Evaluation, batches) -> None:
-    assert found.images == 20
-    assert found.original == 90
-    assert found.per_class[[0, 1, 3]].tolist() == pytest.approx([90, 100, 500 / 6])
-    assert found.per_class[2].isnan()
-    assert list(found.sweeps) == ["hsv", "rgb", "rgb-clip"]
-    for action, sweep in found.sweeps.items():
-        assert sweep.original == found.original
+def test_numbers_are_consistent(result: Evaluation, batches) -> None:
+    assert result.images == 20
+    assert result.original == 90
+    assert result.per_class[[0, 1, 3]].tolist() == pytest.approx([90, 100, 500 / 6])
+    assert result.per_class[2].isnan()
+    assert list(result.sweeps) == ["hsv", "rgb", "rgb-clip"]
+    for action, sweep in result.sweeps.items():
+        assert sweep.original == result.original
         alone = hue_sweep(Colours(), batches, action=action)
         assert torch.equal(alone.correct, sweep.correct)
-    assert 0 < found.reliability.expected_error < 20
-    assert found.nll > 0
-    assert found.seconds > 0
+    assert 0 < result.reliability.expected_error < 20
+    assert result.nll > 0
+    assert result.seconds > 0
 
 
 def test_accuracy_has_double_precision() -> None:
@@ -69,31 +69,31 @@ def test_accuracy_has_double_precision() -> None:
             return torch.tensor([1, 1 + 1e-12], dtype=torch.float64).expand(len(images), 2)
 
     batches = [(torch.rand(3, 3, 4, 4), torch.tensor([0, 0, 1]))]
-    found = evaluate(Nearly(), batches, shifts=[0.0], actions=["hsv"])
-    sweep = found.sweeps["hsv"]
-    for value in (found.original, sweep.original, float(sweep.accuracy[0])):
+    result = evaluate(Nearly(), batches, shifts=[0.0], actions=["hsv"])
+    sweep = result.sweeps["hsv"]
+    for value in (result.original, sweep.original, float(sweep.accuracy[0])):
         assert value == pytest.approx(100 / 3, rel=1e-12)
 
 
-def test_results_are_short_in_a_notebook(found: Evaluation) -> None:
-    assert repr(found).startswith(
+def test_results_are_short_in_a_notebook(result: Evaluation) -> None:
+    assert repr(result).startswith(
         "Evaluation(Colours on toy, 20 images of 4 classes: original 90.0"
     )
-    assert "RGB rotation, clipped " in repr(found)
-    assert repr(found.reliability).startswith("Reliability(edges=float64 [16], counts=int64 [15]")
+    assert "RGB rotation, clipped " in repr(result)
+    assert repr(result.reliability).startswith("Reliability(edges=float64 [16], counts=int64 [15]")
     pixels, names = torch.zeros(9, 3, 8, 8, dtype=torch.uint8), tuple("abcdefghi")
     images = ImageSet("toy", "train", torch.arange(9), names, pixels=pixels)
     assert repr(images) == (
         "ImageSet(name='toy', split='train', labels=int64 [9], class_names=9 items, "
         "files=ImageFiles(0 files), pixels=uint8 [9, 3, 8, 8], root=None)"
     )
-    for result in (found, found.reliability, images, decode(images), load_mnist(embedded=True)):
-        assert "\n" not in repr(result)
-        assert len(repr(result)) < 300
+    for each in (result, result.reliability, images, decode(images), load_mnist(embedded=True)):
+        assert "\n" not in repr(each)
+        assert len(repr(each)) < 300
 
 
-def test_changes_are_sorted_by_loss(found: Evaluation) -> None:
-    changes = found.class_changes()
+def test_changes_are_sorted_by_loss(result: Evaluation) -> None:
+    changes = result.class_changes()
     assert {change.name for change in changes} == {"red", "green", "grey"}  # blue has no images
     assert [change.drop for change in changes] == sorted((c.drop for c in changes), reverse=True)
     by_name = {change.name: change for change in changes}
@@ -105,21 +105,21 @@ def test_changes_are_sorted_by_loss(found: Evaluation) -> None:
     assert by_name["green"].changed == pytest.approx(by_name["green"].drop)
 
 
-def test_rows_are_flat_and_complete(found: Evaluation) -> None:
-    (row,) = found.rows()
+def test_rows_are_flat_and_complete(result: Evaluation) -> None:
+    (row,) = result.rows()
     assert row["model"] == "Colours"
     assert (row["dataset"], row["seed"], row["original"], row["images"]) == ("toy", 4, 90.0, 20)
-    sweep = found.sweeps["hsv"]
+    sweep = result.sweeps["hsv"]
     assert row["hue_mean"] == pytest.approx(sweep.mean, abs=1e-3)
     assert row["hue_mean_distinct"] == pytest.approx(sweep.mean_distinct, abs=1e-3)
     assert row["hue_curve"] == pytest.approx(sweep.accuracy.tolist(), abs=1e-3)
     assert len(row["rgb_curve"]) == len(row["rgb_clip_curve"]) == 37
-    assert row["ece"] == pytest.approx(found.reliability.expected_error, abs=1e-3)
-    assert "shifts" not in row  # the paper's need not be said
+    assert row["ece"] == pytest.approx(result.reliability.expected_error, abs=1e-3)
+    assert "shifts" not in row  # left out for the paper's shifts
     assert json.loads(json.dumps(row)) == row
 
 
-def test_other_shifts_are_said(batches) -> None:
+def test_other_shifts_are_in_the_row(batches) -> None:
     (row,) = evaluate(Colours(), batches, actions=["rgb"], shifts=[0.0, 0.25]).rows()
     assert row["shifts"] == [0.0, 0.25]
     assert "hue_mean" not in row
@@ -127,34 +127,34 @@ def test_other_shifts_are_said(batches) -> None:
 
 
 def test_rows_and_tables_of_other_actions_than_hue_shifts(batches) -> None:
-    found = evaluate(Colours(), batches, actions=["gamma", "cast", "brightness"], shifts=5)
-    (row,) = found.rows()
+    result = evaluate(Colours(), batches, actions=["gamma", "cast", "brightness"], shifts=5)
+    (row,) = result.rows()
     assert row["gamma_values"] == pytest.approx([0.5, 0.707107, 1, 1.414214, 2])
     assert row["brightness_values"] == [-2, -1, 0, 1, 2]
     assert row["shifts"] == [-0.5, -0.25, 0.0, 0.25, 0.5]  # of the light's hue
     assert "cast_values" not in row
-    for action, sweep in found.sweeps.items():
+    for action, sweep in result.sweeps.items():
         assert row[f"{action}_mean"] == pytest.approx(sweep.mean, abs=1e-3)
         assert row[f"{action}_mean_distinct"] == pytest.approx(sweep.mean_distinct, abs=1e-3)
         assert row[f"{action}_curve"] == pytest.approx(sweep.accuracy.tolist(), abs=1e-3)
     assert json.loads(json.dumps(row)) == row
-    table = report.summary_table(found)
+    table = report.summary_table(result)
     names = [line[0] for line in table.rows]
     assert names == ["original", "gamma", "light cast, 30 %", "brightness"]
     assert [line[2] == "–" for line in table.rows[1:]] == [True, False, True]
-    for line, sweep in zip(table.rows[1:], found.sweeps.values(), strict=True):
+    for line, sweep in zip(table.rows[1:], result.sweeps.values(), strict=True):
         assert line[1] == f"{sweep.mean:.2f}"
-    worst = float(found.sweeps["brightness"].shifts[found.sweeps["brightness"].accuracy.argmin()])
+    worst = float(result.sweeps["brightness"].shifts[result.sweeps["brightness"].accuracy.argmin()])
     assert table.rows[3][4] == f"{worst:+.1f} stops"
-    classes = report.class_table(found, "gamma")
+    classes = report.class_table(result, "gamma")
     assert classes.title.endswith("gamma; percent, means over values")
-    mean = found.sweeps["gamma"].mean
-    assert f", {mean:.1f} % on average over the values of gamma; " in report.headline(found)
+    mean = result.sweeps["gamma"].mean
+    assert f", {mean:.1f} % on average over the values of gamma; " in report.headline(result)
 
 
 def test_every_action_has_an_axis_of_its_own(batches) -> None:
-    found = evaluate(Colours(), batches, actions=ACTIONS, shifts=5, facts={"model": "all of it"})
-    figure = evaluation_figure(found)
+    result = evaluate(Colours(), batches, actions=ACTIONS, shifts=5, facts={"model": "all of it"})
+    figure = evaluation_figure(result)
     panels = [axes for axes in figure.axes if axes.get_title()]
     strips = [axes for axes in figure.axes if not axes.get_title()]
     titles = ["hue shifts", "light cast, 30 %", "gamma", "brightness", "saturation"]
@@ -171,7 +171,7 @@ def test_every_action_has_an_axis_of_its_own(batches) -> None:
     assert [len(axes.lines) for axes in panels] == [4, 2, 2, 2, 2, 2]  # with the original images
     for axes, strip, action in zip(panels, strips, ("hsv", *ACTIONS[3:]), strict=True):
         line = axes.lines[1]
-        assert line.get_ydata().tolist() == found.sweeps[action].accuracy.tolist()
+        assert line.get_ydata().tolist() == result.sweeps[action].accuracy.tolist()
         assert axes.get_xlim() == strip.get_xlim() == (line.get_xdata()[0], line.get_xdata()[-1])
     assert panels[-1].lines[1].get_markevery() == 1  # each turn is seen
     ticks = [label.get_text() for label in strips[2].get_xticklabels()]
@@ -179,8 +179,8 @@ def test_every_action_has_an_axis_of_its_own(batches) -> None:
     assert strips[2].get_xticks().tolist() == pytest.approx([-1, -0.515, 0, 0.485, 1], abs=1e-3)
 
 
-def test_figure_of_hue_shifts_alone_is_one_panel(found: Evaluation) -> None:
-    figure = evaluation_figure(found)
+def test_figure_of_hue_shifts_alone_is_one_panel(result: Evaluation) -> None:
+    figure = evaluation_figure(result)
     assert [axes.get_title() for axes in figure.axes] == ["Colours on toy", ""]
     assert figure.get_supxlabel().startswith("hue shift of the test images, degrees")
     assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim() == (-180, 180)
@@ -192,19 +192,19 @@ def test_figure_of_hue_shifts_alone_is_one_panel(found: Evaluation) -> None:
 
 
 def test_values_beyond_the_usual_range_are_drawn(batches) -> None:
-    found = evaluate(Colours(), batches, actions=["gamma"], shifts=[1.0, 4.0])
-    axes, strip = evaluation_figure(found).axes
+    result = evaluate(Colours(), batches, actions=["gamma"], shifts=[1.0, 4.0])
+    axes, strip = evaluation_figure(result).axes
     assert axes.get_xlim() == strip.get_xlim() == (-1, 2)  # powers of two
-    found = evaluate(Colours(), batches, actions=["hsv"], shifts=[0.0, 1 / 3, 2 / 3])
-    axes, strip = evaluation_figure(found).axes
+    result = evaluate(Colours(), batches, actions=["hsv"], shifts=[0.0, 1 / 3, 2 / 3])
+    axes, strip = evaluation_figure(result).axes
     assert axes.get_xlim() == strip.get_xlim() == (-180, 240)
 
 
 def test_without_actions_only_the_original_images_count(batches, tmp_path: Path) -> None:
-    found = evaluate(Colours(), batches, actions=())
-    assert found.original == 90
-    assert [path.name for path in report.write(found, tmp_path)] == ["evaluation.json"]
-    assert report.headline(found).startswith("90.0 % correct; calibration error")
+    result = evaluate(Colours(), batches, actions=())
+    assert result.original == 90
+    assert [path.name for path in report.write(result, tmp_path)] == ["evaluation.json"]
+    assert report.headline(result).startswith("90.0 % correct; calibration error")
 
 
 def test_facts_of_our_networks_are_in_the_row() -> None:
@@ -215,7 +215,7 @@ def test_facts_of_our_networks_are_in_the_row() -> None:
     assert (row["ce_stages"], row["width"]) == (1, 4)
 
 
-def test_classes_that_do_not_fit_are_refused_at_once(batches) -> None:
+def test_another_number_of_classes_is_refused_at_once(batches) -> None:
     def endless():
         yield batches[0]
         raise AssertionError("the second batch should not be asked for")
@@ -227,21 +227,21 @@ def test_classes_that_do_not_fit_are_refused_at_once(batches) -> None:
 # --- files -------------------------------------------------------------------------------------
 
 
-def test_files(found: Evaluation, tmp_path: Path) -> None:
+def test_files(result: Evaluation, tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
-    written = report.write(found, folder)
+    written = report.write(result, folder)
     assert [path.name for path in written] == ["evaluation.json", "hue-curve.png"]
     assert written[1].read_bytes().startswith(b"\x89PNG")
     contents = read_results(written[0])
     assert "versions" in contents
     (row,) = contents["rows"]
-    assert row.items() >= found.rows()[0].items()
+    assert row.items() >= result.rows()[0].items()
     assert row["class_names"] == list(NAMES)
     assert row["per_class"] == pytest.approx([90, 100, None, 83.333])
     assert row["hue_per_class"][2] is None
-    changes = {change.name: change for change in found.class_changes()}
+    changes = {change.name: change for change in result.class_changes()}
     assert row["hue_per_class"][1] == pytest.approx(changes["green"].shifted, abs=1e-3)
-    changes = {change.name: change for change in found.class_changes("rgb")}
+    changes = {change.name: change for change in result.class_changes("rgb")}
     assert row["rgb_changed_per_class"][0] == pytest.approx(changes["red"].changed, abs=1e-3)
     assert sum(row["reliability_counts"]) == 20
     for count, confidence in zip(
@@ -250,67 +250,67 @@ def test_files(found: Evaluation, tmp_path: Path) -> None:
         assert (count == 0) == (confidence is None)
 
 
-def test_nothing_is_overwritten_unasked(found: Evaluation, tmp_path: Path) -> None:
+def test_nothing_is_overwritten_without_force(result: Evaluation, tmp_path: Path) -> None:
     (tmp_path / "hue-curve.png").write_text("mine")
     with pytest.raises(FileExistsError, match=r"hue-curve.png exists; --force replaces it"):
         report.refuse_existing(tmp_path, False)
     report.refuse_existing(tmp_path, True)
-    report.write(found, tmp_path)
+    report.write(result, tmp_path)
     assert (tmp_path / "hue-curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_tables_hold_the_numbers(found: Evaluation) -> None:
-    table = report.summary_table(found)
+def test_tables_hold_the_numbers(result: Evaluation) -> None:
+    table = report.summary_table(result)
     assert table.rows[0][:2] == ("original", "90.00")
-    sweep = found.sweeps["hsv"]
+    sweep = result.sweeps["hsv"]
     assert table.rows[1][:3] == ("HSV shift", f"{sweep.mean:.2f}", f"{sweep.mean_distinct:.2f}")
     worst = int(sweep.accuracy.argmin())
     assert table.rows[1][3] == f"{sweep.accuracy[worst]:.2f}"
     assert table.rows[1][4] == f"{360 * float(sweep.shifts[worst]):.0f}°"
     shifted = f"90.0 % correct, {sweep.mean:.1f} % when hues are shifted (HSV); calibration error"
-    assert report.headline(found).startswith(shifted)
-    changes = found.class_changes()
-    classes = report.class_table(found, most=2)
+    assert report.headline(result).startswith(shifted)
+    changes = result.class_changes()
+    classes = report.class_table(result, most=2)
     assert [row[0] for row in classes.rows] == [change.name for change in changes[:2]]
     assert classes.title.startswith("The 2 of 3 classes that lose most, HSV shift")
-    assert report.class_table(found).title.startswith("Classes that lose most, HSV shift")
+    assert report.class_table(result).title.startswith("Classes that lose most, HSV shift")
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    report.show(found, console)
+    report.show(result, console)
     text = console.export_text()
     assert "green" in text
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_a_class_that_loses_next_to_nothing_has_no_negative_zero(found: Evaluation) -> None:
+def test_a_class_that_loses_next_to_nothing_has_no_negative_zero(result: Evaluation) -> None:
     correct = torch.full((12, 1), 300)
     correct[0] = 299  # loses 1/36 of a percent
     few = {"shifts": torch.arange(12) / 12, "counts": correct[1], "correct_original": correct[1]}
-    sweep = dataclasses.replace(found.sweeps["hsv"], **few, correct=correct, changed=300 - correct)
-    nearly = dataclasses.replace(found, class_names=("red",), sweeps={"hsv": sweep})
+    sweep = dataclasses.replace(result.sweeps["hsv"], **few, correct=correct, changed=300 - correct)
+    nearly = dataclasses.replace(result, class_names=("red",), sweeps={"hsv": sweep})
     assert report.class_table(nearly).rows[0][4] == "+0.0"
 
 
 # --- the figure --------------------------------------------------------------------------------
 
 
-def test_figure_shows_every_action(found: Evaluation) -> None:
-    figure = evaluation_figure(found)
+def test_figure_shows_every_action(result: Evaluation) -> None:
+    figure = evaluation_figure(result)
     axes = figure.axes[0]
     curves = [line for line in axes.get_lines() if len(line.get_xdata()) == 37]
     assert len(curves) == 3
-    assert curves[0].get_ydata().tolist() == pytest.approx(found.sweeps["hsv"].accuracy.tolist())
+    assert curves[0].get_ydata().tolist() == pytest.approx(result.sweeps["hsv"].accuracy.tolist())
     assert curves[0].get_xdata()[[0, -1]].tolist() == [-180, 180]
     labels = [text.get_text() for text in axes.texts]
-    assert f"HSV shift, mean {found.sweeps['hsv'].mean:.1f}" in labels
+    assert f"HSV shift, mean {result.sweeps['hsv'].mean:.1f}" in labels
     assert "original images: 90.0" in labels
     assert axes.get_title() == "Colours on toy"
     # A label on a curve could not be read where the curve is flat.
     assert all(text.get_position()[0] > 180 for text in axes.texts)
 
 
-def test_titles_name_rotations_lifting_and_run(found: Evaluation) -> None:
+def test_titles_name_rotations_lifting_and_run(result: Evaluation) -> None:
     facts = {"rotations": 12, "lifting": "hsv", "run": "my-run", "dataset": "flowers102"}
-    named = dataclasses.replace(found, facts=found.facts | facts)
+    named = dataclasses.replace(result, facts=result.facts | facts)
     expected = "Colours, n = 12, hsv lifting (my-run) on flowers102"
     assert evaluation_figure(named).axes[0].get_title() == expected
     assert report.summary_table(named).title.startswith(f"{expected}, 20 images")
@@ -334,8 +334,8 @@ def test_spread_moves_as_little_as_possible(positions: list[float]) -> None:
     order = sorted(range(len(positions)), key=lambda index: positions[index])
     ranked = [placed[index] for index in order]
     assert all(after - before > 1 - 1e-9 for before, after in itertools.pairwise(ranked))
-    # The slow reference: least squares among rising sequences, as the largest of the smallest
-    # means of all stretches around a place.
+    # Slow reference: isotonic regression by the max-min formula, from the means of all stretches
+    # around a place.
     rest = [positions[index] - rank for rank, index in enumerate(order)]
     for rank, value in enumerate(ranked):
         best = max(

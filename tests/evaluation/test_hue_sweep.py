@@ -1,4 +1,4 @@
-"""The hue sweep against a loop over single images, and what it promises about the network."""
+"""The hue sweep against a loop over single images, and its effects on the network."""
 
 import warnings
 
@@ -39,7 +39,7 @@ RANGE = {action: [step / 36 - 0.5 for step in range(37)] for action in (*HUE_ACT
 
 
 class MeanColour(nn.Module):
-    """Five classes by fixed directions of the mean colour; keeps what it was shown."""
+    """Five classes by fixed directions of the mean colour; records its inputs."""
 
     def __init__(self, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
@@ -95,8 +95,8 @@ def test_counts_match_a_loop_over_images(batches, action: str, shifts) -> None:
     assert torch.equal(sweep.correct_original, original)
     assert torch.equal(sweep.correct, correct)
     assert torch.equal(sweep.changed, changed)
-    assert changed.sum() > 0  # else the comparison would say little
-    # and what users read
+    assert changed.sum() > 0  # else the comparison would mean little
+    # The properties that users read.
     assert sweep.original == pytest.approx(100 * original.sum() / 23)
     assert sweep.accuracy.tolist() == pytest.approx((100 * correct.sum(1) / 23).tolist())
     assert sweep.mean == pytest.approx(float(100 * correct.sum() / 23 / len(turns)))
@@ -124,7 +124,7 @@ def test_several_actions_need_the_images_once(batches) -> None:
     assert list(sweep_actions(model, batches, 5)) == list(HUE_ACTIONS)  # the others are asked for
 
 
-def test_original_images_reach_the_network_as_they_are(batches) -> None:
+def test_original_images_reach_the_network_unchanged(batches) -> None:
     model = MeanColour()
     hue_sweep(model, batches[:1], [0.0, 1 / 3])
     untouched, back, shifted = model.seen
@@ -189,7 +189,7 @@ def test_the_middle_of_a_sweep_changes_nothing(batches, action: str, value: floa
     assert sweep.changed[1].sum() == 0 < sweep.changed[[0, 2]].sum()
 
 
-def test_actions_that_are_no_hue_shift_stay_in_the_cube() -> None:
+def test_other_actions_stay_in_the_cube() -> None:
     model = MeanColour()
     batch = torch.rand(8, 3, 6, 5, dtype=torch.float64), torch.zeros(8).long()
     sweep_actions(model, [batch], 5, ACTIONS[len(HUE_ACTIONS) :])
@@ -244,7 +244,7 @@ def test_an_equivariant_network_is_robust_at_its_own_shifts(make_network) -> Non
     assert between.mean < 100
 
 
-# --- what it leaves alone ----------------------------------------------------------------------
+# --- effects on the network --------------------------------------------------------------------
 
 
 def test_modes_are_restored(batches) -> None:
@@ -389,7 +389,7 @@ def test_networks_are_folded_where_that_changes_no_number(build, folds: bool) ->
 
 
 class Constant(nn.Module):
-    """Answers whatever it is told to."""
+    """Gives a fixed answer."""
 
     def __init__(self, answer) -> None:
         super().__init__()

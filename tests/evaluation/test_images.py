@@ -1,4 +1,4 @@
-"""Images as a network expects them, and the way from names to an evaluation."""
+"""Images prepared for a network, and evaluations from names."""
 
 import dataclasses
 import shutil
@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run_folder(tmp_path: Path, folder: Path) -> Path:
-    """What training leaves behind."""
+    """The folder of a training run."""
     recipe = TrainingRecipe(
         "resnet18",
         {"width": 4},
@@ -179,7 +179,7 @@ def test_networks_must_give_logits(answer, came: str) -> None:
 def test_classes_are_matched_by_their_names(folder: Path) -> None:
     images = load_dataset(str(folder), "test")
     network = resnet44(3, width=4)
-    assert match_classes(network, images, 32) is images  # nobody knows
+    assert match_classes(network, images, 32) is images  # the network has no names
     network.class_names = images.class_names
     assert match_classes(network, images, 32) is images
     network.class_names = ("cedar", "ash", "birch")
@@ -198,7 +198,7 @@ def test_classes_are_matched_by_their_names(folder: Path) -> None:
         match_classes(network, images, 32)
 
 
-def test_names_of_own_networks_count(folder: Path) -> None:
+def test_class_names_of_users_networks_count(folder: Path) -> None:
     images = load_dataset(str(folder), "test")
 
     def named(*names: str, library: str = "mine.py") -> ForeignNetwork:
@@ -225,7 +225,7 @@ def test_recipe_of_a_run(run_folder: Path, tmp_path: Path) -> None:
     assert recipe_of_run(tmp_path) is None
     converted = run_folder / "converted.safetensors"
     converted.touch()
-    assert recipe_of_run(converted) is None  # it lies there, but the run did not make it
+    assert recipe_of_run(converted) is None  # in the folder, but not made by the run
     assert recipe_of_run("timm:resnet18") is None
     (run_folder / "recipe.json").write_text('{"strange": 1}')
     with pytest.raises(ValueError, match=r"recipe.json is not the recipe of a training run"):
@@ -236,10 +236,10 @@ def test_recipe_of_a_run(run_folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_knows_its_data(run_folder: Path) -> None:
-    found = diagnose(run_folder, shifts=3, actions=["hsv"], console=QUIET)
-    (row,) = found.rows()
-    assert found.images == 9
-    assert found.class_names == ("ash", "birch", "cedar")
+    result = diagnose(run_folder, shifts=3, actions=["hsv"], console=QUIET)
+    (row,) = result.rows()
+    assert result.images == 9
+    assert result.class_names == ("ash", "birch", "cedar")
     assert {key: row[key] for key in ("dataset", "augmentation", "epochs", "seed", "split")} == {
         "dataset": "trees", "augmentation": "jitter 0.5", "epochs": 7, "seed": 3, "split": "test",
     }  # fmt: skip
@@ -251,8 +251,8 @@ def test_a_run_matches_its_own_images_by_hand(run_folder: Path, folder: Path) ->
     network = load_model(run_folder / "model.safetensors")
     batches = load_batches(load_dataset(str(folder), "test"), Preparation(24, 28))
     by_hand = hue_sweep(network, batches, 5)
-    found = diagnose(run_folder, shifts=5, actions=["hsv"], console=QUIET)
-    assert torch.equal(found.sweeps["hsv"].correct, by_hand.correct)
+    result = diagnose(run_folder, shifts=5, actions=["hsv"], console=QUIET)
+    assert torch.equal(result.sweeps["hsv"].correct, by_hand.correct)
 
 
 @pytest.mark.slow
@@ -260,17 +260,17 @@ def test_grey_runs_are_judged_grey(run_folder: Path, folder: Path) -> None:
     plain = load_model(run_folder / "model.safetensors")
     network = GrayInput(plain).eval()
     save_model(network, run_folder / "model.safetensors")
-    found = diagnose(run_folder, shifts=5, actions=["hsv"], console=QUIET)
-    assert found.facts["model"] == "resnet18-gray"
+    result = diagnose(run_folder, shifts=5, actions=["hsv"], console=QUIET)
+    assert result.facts["model"] == "resnet18-gray"
     batches = load_batches(load_dataset(str(folder), "test"), Preparation(24, 28))
     # Images are shifted in colour, and what the network sees is grey.
-    assert torch.equal(found.sweeps["hsv"].correct, hue_sweep(network, batches, 5).correct)
+    assert torch.equal(result.sweeps["hsv"].correct, hue_sweep(network, batches, 5).correct)
     (run_folder / "recipe.json").unlink()
     save_model(plain, run_folder / "model.safetensors")
     again = diagnose(
         run_folder, folder, gray=True, size=24, resize=28, shifts=5, actions=["hsv"], console=QUIET
     )
-    assert torch.equal(again.sweeps["hsv"].correct, found.sweeps["hsv"].correct)
+    assert torch.equal(again.sweeps["hsv"].correct, result.sweeps["hsv"].correct)
 
 
 @pytest.mark.slow
@@ -279,11 +279,11 @@ def test_grey_networks_stay_grey_wherever_they_go(run_folder: Path, folder: Path
     save_model(GrayInput(network), run_folder / "model.safetensors")
     (run_folder / "recipe.json").unlink()
     options = {"size": 24, "resize": 28, "shifts": 5, "actions": ["hsv"], "console": QUIET}
-    found = diagnose(run_folder, folder, **options)
-    assert found.facts["model"] == "resnet44-gray"
+    result = diagnose(run_folder, folder, **options)
+    assert result.facts["model"] == "resnet44-gray"
     batches = load_batches(load_dataset(str(folder), "test"), Preparation(24, 28))
     assert torch.equal(
-        found.sweeps["hsv"].correct, hue_sweep(GrayInput(network), batches, 5).correct
+        result.sweeps["hsv"].correct, hue_sweep(GrayInput(network), batches, 5).correct
     )
     again = diagnose(run_folder, folder, gray=True, **options)  # once is enough
     assert again.facts["model"] == "resnet44-gray"
@@ -314,7 +314,7 @@ def test_no_training_image_is_tested_on(
     assert not {file.path for file in subject.images.files} & {file.path for file in trained_on}
     assert subject.facts["split_seed"] == 5
     assert load_subject("run", data, split_seed=1, console=QUIET).facts["split_seed"] == 1
-    monkeypatch.chdir("/")  # the run knows its data from everywhere
+    monkeypatch.chdir("/")  # the run finds its data from any folder
     assert load_subject(tmp_path / "run", console=QUIET).facts["split_seed"] == 5
 
 
@@ -368,9 +368,9 @@ def test_classes_of_the_training_are_those_judged(run_folder: Path, folder: Path
 
 
 def test_other_data_than_the_run_was_trained_on(run_folder: Path, folder: Path) -> None:
-    found = diagnose(run_folder, folder / "train", shifts=2, actions=(), console=QUIET)
-    assert found.facts["dataset"] == "train"
-    assert found.facts["trained_on"] == "trees"
+    result = diagnose(run_folder, folder / "train", shifts=2, actions=(), console=QUIET)
+    assert result.facts["dataset"] == "train"
+    assert result.facts["trained_on"] == "trees"
 
 
 def test_corrupt_images(run_folder: Path, folder: Path) -> None:
@@ -378,13 +378,13 @@ def test_corrupt_images(run_folder: Path, folder: Path) -> None:
     broken.write_bytes(b"not an image")
     with pytest.raises(CorruptImageError, match=r"birch/1.png cannot be decoded"):
         diagnose(run_folder, actions=(), console=QUIET)
-    found = diagnose(run_folder, actions=(), skip_corrupt=True, console=QUIET)
-    assert (found.images, found.facts["skipped"]) == (8, 1)
+    result = diagnose(run_folder, actions=(), skip_corrupt=True, console=QUIET)
+    assert (result.images, result.facts["skipped"]) == (8, 1)
 
 
-def test_bfloat16_is_said(run_folder: Path) -> None:
-    found = diagnose(run_folder, actions=(), precision="bfloat16", console=QUIET)
-    assert found.facts["precision"] == "bfloat16"
+def test_bfloat16_is_in_the_facts(run_folder: Path) -> None:
+    result = diagnose(run_folder, actions=(), precision="bfloat16", console=QUIET)
+    assert result.facts["precision"] == "bfloat16"
 
 
 @pytest.mark.parametrize(

@@ -43,12 +43,12 @@ def test_accuracy_matches_a_loop(answers) -> None:
     hits = [row.index(max(row)) == label for row, label in pairs]
     assert accuracy(logits, labels) == pytest.approx(100 * sum(hits) / 400)
     assert 40 < accuracy(logits, labels) < 80
-    found = per_class_accuracy(logits, labels)
-    assert found.shape == (7,)
-    assert math.isnan(found[6])
+    result = per_class_accuracy(logits, labels)
+    assert result.shape == (7,)
+    assert math.isnan(result[6])
     for label in range(6):
-        own = [hit for hit, other in zip(hits, labels.tolist(), strict=True) if other == label]
-        assert found[label].item() == pytest.approx(100 * sum(own) / len(own))
+        members = [hit for hit, other in zip(hits, labels.tolist(), strict=True) if other == label]
+        assert result[label].item() == pytest.approx(100 * sum(members) / len(members))
 
 
 def test_likelihood_matches_a_loop(answers) -> None:
@@ -60,25 +60,25 @@ def test_likelihood_matches_a_loop(answers) -> None:
 
 @pytest.mark.parametrize("bins", [1, 10, 15])
 def test_reliability_matches_a_loop(answers, bins: int) -> None:
-    found = reliability(*answers, bins=bins)
+    result = reliability(*answers, bins=bins)
     counts, confidence, correct, error = slow_reliability(*answers, bins)
-    assert found.counts.tolist() == counts
-    assert found.expected_error == pytest.approx(error)
-    assert found.edges.tolist() == pytest.approx([100 * k / bins for k in range(bins + 1)])
+    assert result.counts.tolist() == counts
+    assert result.expected_error == pytest.approx(error)
+    assert result.edges.tolist() == pytest.approx([100 * k / bins for k in range(bins + 1)])
     for place, count in enumerate(counts):
         if count:
-            assert found.confidence[place].item() == pytest.approx(100 * confidence[place] / count)
-            assert found.accuracy[place].item() == pytest.approx(100 * correct[place] / count)
+            assert result.confidence[place].item() == pytest.approx(100 * confidence[place] / count)
+            assert result.accuracy[place].item() == pytest.approx(100 * correct[place] / count)
         else:
-            assert found.confidence[place].isnan()
-            assert found.accuracy[place].isnan()
+            assert result.confidence[place].isnan()
+            assert result.accuracy[place].isnan()
 
 
 def test_certainty_belongs_to_the_last_bin() -> None:
     logits = torch.tensor([[1000.0, 0.0], [1000.0, 0.0], [0.0, 0.0]])
-    found = reliability(logits, torch.tensor([0, 1, 1]), bins=10)
-    assert found.counts.tolist() == [0, 0, 0, 0, 1, 0, 0, 0, 0, 2]  # a half is in (0.4, 0.5]
-    assert found.expected_error == pytest.approx(100 * (2 * 0.5 + 0.5) / 3)
+    result = reliability(logits, torch.tensor([0, 1, 1]), bins=10)
+    assert result.counts.tolist() == [0, 0, 0, 0, 1, 0, 0, 0, 0, 2]  # a half is in (0.4, 0.5]
+    assert result.expected_error == pytest.approx(100 * (2 * 0.5 + 0.5) / 3)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Single images: how they are cut, and what a network says of them."""
+"""Single images: how they are cut, and how they are classified."""
 
 import io
 from pathlib import Path
@@ -98,18 +98,20 @@ def test_probabilities_are_the_softmax_of_the_logits(photos: list[Path]) -> None
 
 def test_a_hue_shift_changes_the_answer_to_a_colour() -> None:
     red = Image.new("RGB", (10, 10), "red")
-    found = predict(Mean(), [red], turns=(0, 1 / 3, 2 / 3), top=1)
-    assert [each.answers[0].name for each in found] == ["red", "green", "blue"]
-    assert [each.row()["hue"] for each in found] == [0, 120, 240]
-    assert found[0].image == "0"
+    predictions = predict(Mean(), [red], turns=(0, 1 / 3, 2 / 3), top=1)
+    assert [each.answers[0].name for each in predictions] == ["red", "green", "blue"]
+    assert [each.row()["hue"] for each in predictions] == [0, 120, 240]
+    assert predictions[0].image == "0"
 
 
 def test_tensors_are_taken_as_they_are() -> None:
     images = torch.rand(70, 3, 9, 7)  # more than a batch
-    found = predict(Mean(), images, top=9)
-    assert [each.image for each in found] == [str(number) for number in range(70)]
-    assert [each.answers[0].number for each in found] == images.mean((2, 3)).argmax(1).tolist()
-    assert {len(each.answers) for each in found} == {3}
+    predictions = predict(Mean(), images, top=9)
+    assert [each.image for each in predictions] == [str(number) for number in range(70)]
+    assert [each.answers[0].number for each in predictions] == images.mean((2, 3)).argmax(
+        1
+    ).tolist()
+    assert {len(each.answers) for each in predictions} == {3}
 
 
 def test_names_of_wrapped_networks() -> None:
@@ -157,8 +159,8 @@ def test_corrupt_images_are_left_out_if_asked(photos: list[Path], tmp_path: Path
     cut.write_bytes(photos[0].read_bytes()[:900])
     with pytest.raises(CorruptImageError, match=r"cut\.png cannot be decoded"):
         predict(Mean(), [photos[1], cut])
-    found = predict(Mean(), [cut, photos[1]], on_corrupt="skip")
-    assert [each.image for each in found] == [str(photos[1])]
+    predictions = predict(Mean(), [cut, photos[1]], on_corrupt="skip")
+    assert [each.image for each in predictions] == [str(photos[1])]
     with pytest.raises(ValueError, match="all images are corrupt"):
         predict(Mean(), [cut], on_corrupt="skip")
 
@@ -173,7 +175,7 @@ def test_paths_are_files_folders_and_lines(
         find_images(["-"])
 
 
-def test_the_table_leaves_out_what_it_need_not_say() -> None:
+def test_the_table_leaves_out_empty_columns() -> None:
     image = torch.rand(1, 3, 8, 8)
     assert prediction_table(predict(Mean(), image, top=1)).columns == ("image", "class", "%")
     table = prediction_table(predict(Mean(), image, turns=(0, -0.25)))

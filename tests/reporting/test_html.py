@@ -15,7 +15,7 @@ from equicolor.reporting.tables import Table
 
 
 class Checker(html.parser.HTMLParser):
-    """Tags that are opened and not closed, and whatever reaches out of the page."""
+    """Unclosed tags, and references to anything outside the page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def test_report_is_one_complete_page(figure: Figure, tmp_path: Path) -> None:
     assert Image.open(io.BytesIO(data)).size == (330, 220)
 
 
-def test_what_is_not_given_is_left_out(tmp_path: Path) -> None:
+def test_empty_parts_are_left_out(tmp_path: Path) -> None:
     page = write_report(tmp_path / "page", "Empty", [Section("Nothing")]).read_text()
     check(page)
     for tag in ("<table", "<figure", "<dl", '<div class="tile', 'class="lead"'):
@@ -97,7 +97,7 @@ def test_tables_of_many_columns_are_set_in_smaller_type(
     assert f'<div class="{kind}"><table>' in page
 
 
-def test_bytes_of_a_png_are_taken_as_they_are(figure: Figure, tmp_path: Path) -> None:
+def test_bytes_of_a_png_are_used_unchanged(figure: Figure, tmp_path: Path) -> None:
     picture = png(figure)
     sections = [Section("It", figure=picture)]
     page = write_report(tmp_path / "page", "Picture", sections).read_text()

@@ -1,4 +1,4 @@
-"""What long jobs say where there is no terminal, and how long they will take."""
+"""Lines of long jobs without a terminal, and estimates of the time left."""
 
 import io
 
@@ -9,7 +9,7 @@ from equicolor.reporting import progress
 
 
 class Clock:
-    """Moves when it is told to."""
+    """A clock that tests set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0

@@ -1,4 +1,4 @@
-"""A page about a network: what it leaves out it says, and it measures what the experiments do."""
+"""A page about a network: its numbers, which are those of the experiments, and what is left out."""
 
 import dataclasses
 import json
@@ -63,7 +63,7 @@ def test_corrupt_images_are_not_counted() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("blocks", "said"),
+    ("blocks", "sentence"),
     [
         (1, "Left out: 1 layer that gives no map [B, C, H, W], blocks.0.2 [B, 16, 16]."),
         (
@@ -73,14 +73,14 @@ def test_corrupt_images_are_not_counted() -> None:
         ),
     ],
 )
-def test_layers_without_a_map_are_said_to_be_left_out(
-    blocks: int, said: str, tmp_path: Path
+def test_layers_without_a_map_are_reported_as_left_out(
+    blocks: int, sentence: str, tmp_path: Path
 ) -> None:
     found = inspect(subject_of(Transformer(blocks), torch.rand(4, 3, 16, 16)), top=2, units=1)
     assert [row["layer"] for row in found.rows()] == ["patches"]
-    assert page.headline(found).endswith(f"over 8 units. {said}")
+    assert page.headline(found).endswith(f"over 8 units. {sentence}")
     written, numbers = page.write(found, tmp_path / "page.html")
-    assert written.read_text().count(said) == 3  # at the top, at the selectivity and the table
+    assert written.read_text().count(sentence) == 3  # at the top, at the selectivity and the table
     expected = {f"blocks.{block}.2": [1, 16, 16] for block in range(blocks)}
     assert json.loads(numbers.read_text())["network"]["left_out"] == expected
 

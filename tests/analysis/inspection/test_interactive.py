@@ -1,4 +1,4 @@
-"""The interactive page without a browser: what it holds, that it holds together, its size."""
+"""The interactive page without a browser: its data, its HTML and its size."""
 
 import base64
 import html.parser
@@ -55,7 +55,7 @@ def pixels(address: str) -> np.ndarray:
 
 
 class Tags(html.parser.HTMLParser):
-    """Which elements there are, what they refer to, and whether they are closed."""
+    """The elements, their references, and whether they are closed."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ def test_the_page_shows_what_was_computed(images: Tensor, tmp_path: Path) -> Non
     assert best["name"] == NAMES[int(probabilities.argmax())]
 
 
-def test_nothing_from_outside_is_taken_for_html_nor_loaded(images: Tensor, tmp_path: Path) -> None:
+def test_names_are_not_read_as_html_and_nothing_is_loaded(images: Tensor, tmp_path: Path) -> None:
     network = cecnn(3, width=4, coset_pool="max")
     found = turned(network, ["blocks.0.2"], images, examples=3)
     page = interactive.write(tmp_path / "page.html", [found], provenance={"a": "<i>"}).read_text()
@@ -207,7 +207,7 @@ def test_nothing_from_outside_is_taken_for_html_nor_loaded(images: Tensor, tmp_p
     assert data_of(page)["examples"][2]["label"] == NAMES[2]
 
 
-def test_the_answer_is_said_even_if_it_is_not_among_the_classes_shown() -> None:
+def test_the_answer_is_shown_even_if_its_class_is_not_listed() -> None:
     steps, classes = 12, 12
     logits = 9 * torch.eye(classes)[None]  # another class at every angle, all as likely
     logits[0, :, :6] *= 2  # but these are likelier
@@ -223,7 +223,7 @@ def test_the_answer_is_said_even_if_it_is_not_among_the_classes_shown() -> None:
     assert [best["right"] for best in example["best"]] == [name == "class 7" for name in names]
 
 
-def test_numbers_that_json_does_not_know_are_left_out(tmp_path: Path) -> None:
+def test_numbers_that_json_does_not_have_are_null(tmp_path: Path) -> None:
     logits = torch.full((1, 12, 2), torch.nan)
     blank = torch.zeros(1, 12, 3, 8, 8, dtype=torch.uint8)
     found = TurnedHues("toy", blank, None, ["a"], [], logits, ("a", "b"), False, None)
