@@ -54,6 +54,9 @@ def test_images_may_lie_in_memory_anyhow(both):
         expected, found = both(each, torch.linspace(0, 1, 4, device=DEVICE))
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
     assert both(last, 0.2)[1].is_contiguous(memory_format=torch.channels_last)
+    swapped = torch.rand(2, 3, 3, 4, 5, device=DEVICE).transpose(0, 1)  # no view has them in a row
+    expected, found = both(swapped, torch.rand(3, 2, device=DEVICE))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
 def test_nan_stays_in_its_pixel(both):

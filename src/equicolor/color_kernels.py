@@ -76,10 +76,10 @@ def _shift_kernel(images, turns, out, turns_step, width, pixels, tiles):
 def shift_hue(images: Tensor, turns: Tensor) -> Tensor:
     """Images ``[..., 3, H, W]`` by float32 turns on their device, ``[1]`` or one per image.
 
-    The result lies in memory as the images do.
+    A batch ``[B, 3, H, W]`` keeps its memory format.
     """
-    out = torch.empty_like(images)
-    flat, result = (each.flatten(0, -4) if each.ndim > 3 else each[None] for each in (images, out))
+    flat = images.flatten(0, -4) if images.ndim > 3 else images[None]
+    out = torch.empty_like(flat)
     height, width = images.shape[-2:]
     tiles = -(-height * width // _PIXELS.value)
     step = 0 if turns.numel() == 1 else 1
@@ -88,8 +88,8 @@ def shift_hue(images: Tensor, turns: Tensor) -> Tensor:
         _shift_kernel[(len(flat) * tiles,)](
             _Images(flat, flat.stride()),
             turns.contiguous(),
-            _Images(result, result.stride()),
+            _Images(out, out.stride()),
             *sides,
             num_warps=_WARPS,
         )
-    return out
+    return out.view_as(images)
