@@ -22,6 +22,7 @@ from equicolor.nn import (
     CosetMaxPool,
     fold,
 )
+from equicolor.nn.batched import BatchedCosetPool, HueLift
 
 FORMS = ("dense", "cyclic")
 each_form = pytest.mark.parametrize("form", FORMS)
@@ -272,6 +273,16 @@ def test_half_precision_networks_mix_as_exactly_as_the_layers(rotations, lifting
     exact = copy.deepcopy(network).double()(images.double())
     error = (network(images) - exact).norm()
     assert (fold(network, "cyclic")(images) - exact).norm() < 1.1 * error
+
+
+@each_form
+@pytest.mark.parametrize("takes", ["images", "normalized"])
+def test_half_precision_networks_normalise_the_hues(takes, form):
+    lift = HueLift(4, mean=[0.5] * 3, std=[0.25] * 3, takes=takes)
+    network = nn.Sequential(lift, nn.Conv2d(3, 4, 3), BatchedCosetPool(4)).eval().bfloat16()
+    images = torch.rand(2, 3, 6, 6).bfloat16()
+    folded = fold(network, form)(images)
+    torch.testing.assert_close(folded, network(images), rtol=0.02, atol=0.02)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

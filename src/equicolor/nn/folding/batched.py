@@ -77,7 +77,7 @@ def fold_layer(rewriter: "Rewriter", node: fx.Node, module: nn.Module, x: Any) -
 def _lift(rewriter: "Rewriter", node: fx.Node, lift: HueLift, x: Any) -> Any:
     if lift.padded:
         raise ValueError("fold cannot fold the backbone of a detector, which sees padded images")
-    mean = std = None
+    images, mean, std = x, None, None
     if lift.normalizes:
         mean, std = (rewriter.buffer(node, name, getattr(lift, name)) for name in ("mean", "std"))
     if lift.takes == "normalized":
@@ -89,7 +89,8 @@ def _lift(rewriter: "Rewriter", node: fx.Node, lift: HueLift, x: Any) -> Any:
     else:
         hues = rewriter.shifted(node, x.unsqueeze(0), n, turns_back(n, lift.mean, 3), 0)
     orbit = hues.flatten(0, 1)
-    return (orbit - mean) / std if lift.normalizes else orbit
+    # The constants of half-precision networks are float32.
+    return ((orbit - mean) / std).type_as(images) if lift.normalizes else orbit
 
 
 def _linear(rewriter: "Rewriter", node: fx.Node, module: BatchedCELinear, x: Any) -> Any:
