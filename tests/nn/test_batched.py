@@ -171,6 +171,14 @@ def test_random_masks_are_shared_by_the_hues(layer):
     layer.train()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_unscaled_branches_are_kept_exactly(dtype):
+    for p in (0.01, 0.06, 0.09):
+        layer = BatchedStochasticDepth(p, rotations=1, scale=False)
+        assert set(layer(torch.ones(256, 1, dtype=dtype)).unique().tolist()) <= {0, 1}
+    assert not BatchedStochasticDepth(1.0, rotations=1, scale=False)(torch.ones(4, 1)).any()
+
+
 def test_lifting_shifts_back_and_then_normalises(smooth_images, relative_error):
     images = smooth_images(2, 4, 4)
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)

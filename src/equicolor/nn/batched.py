@@ -233,7 +233,7 @@ class BatchedStochasticDepth(BatchedDropout):
 
     def _mask(self, x: Tensor) -> Tensor:
         mask = F.dropout(x.new_ones(len(x), *[1] * (x.ndim - 1)), self.p)
-        return mask if self.scale else mask * (1 - self.p)
+        return mask if self.scale else mask.sign()
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"p={self.p}, rotations={self.rotations}"
