@@ -145,6 +145,11 @@ BAD = [
         ValueError,
         "algorithm must be one of 'auto', 'dense', 'cyclic'; got 'fft'",
     ),
+    (
+        lambda: CEConv2d(4, 4, 3, algorithm=["dense"]),
+        ValueError,
+        "algorithm must be one of 'auto', 'dense', 'cyclic'; got ['dense']",
+    ),
     (lambda: CEDropout2d(1.5), ValueError, "CEDropout2d p must lie in [0, 1], got 1.5"),
     (
         lambda: CEMaxPool2d(2, return_indices=True),

@@ -47,7 +47,7 @@ _RENAMED = {
 def one_of(name: str, value: str, allowed: Sequence[str]) -> str:
     """Return ``value`` if it is among ``allowed``."""
     if value not in allowed:
-        new = _RENAMED.get((name, value))
+        new = _RENAMED.get((name, value)) if isinstance(value, str) else None
         hint = f", which is called {new!r} now" if new else ""
         raise ValueError(
             f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}{hint}"
