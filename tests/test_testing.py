@@ -338,6 +338,13 @@ class TestNamesTheCause:
         assert all(torch.equal(value, kept[name]) for name, value in network.state_dict().items())
         assert not any(module._forward_hooks for module in network.modules())
 
+    def test_maps_of_three_channels_in_a_network_of_features(self):
+        pool = CosetMaxPool(spatial="p4")
+        network = nn.Sequential(CEConv2d(3, 3, 1, spatial="p4"), pool, nn.Conv2d(3, 3, 3)).double()
+        features = torch.rand(2, 12, 3, 6, 6, dtype=torch.float64)
+        with pytest.raises(AssertionError, match=r"The first to break it is '2' \(Conv2d\)$"):
+            assert_equivariant(network, features, spatial="p4")
+
     @pytest.mark.parametrize("value", [torch.nan, torch.inf])
     def test_images_that_are_not_finite(self, value, images):
         network = nn.Sequential(CELiftConv2d(3, 4, 3), nn.ReLU()).double()

@@ -252,13 +252,14 @@ def _first_break(
     """The first tensor between modules that is not transformed in an allowed way."""
     group = SpatialGroup(spatial)
     transform = _input_action(images, rotations, action, group)
+    of_images = transform if images.ndim == 4 else None
     with torch.no_grad(), _unchanged(module):
         reference = _listen(module, images)
         first = len(reference)
         for element in _elements(rotations, group):
             shifted = _listen(module, transform(images, element))
             for index, (was, now) in enumerate(zip(reference[:first], shifted, strict=False)):
-                ways = _transformed(was.value, rotations, element, transform, group)
+                ways = _transformed(was.value, rotations, element, of_images, group)
                 if not any(_agree(now.value, way, tolerance) for way in ways):
                     first = index
                     break
@@ -302,18 +303,20 @@ def _transformed(
     x: Tensor,
     rotations: int,
     element: Element,
-    transform: Callable[[Tensor, Element], Tensor],
+    of_images: Callable[[Tensor, Element], Tensor] | None,
     group: SpatialGroup,
 ) -> Iterator[Tensor]:
     """The allowed transformations of a tensor inside a network: none, a hue shift, or a roll.
+
+    ``of_images`` is the hue shift; None in a network that takes features.
 
     Rotations may be any dimension, or the outer or inner part of one, such as of flattened
     channels or of a batch. Where there is a spatial group, maps turn, and the elements of the
     group in their channels may be permuted.
     """
     m, s = element
-    if x.ndim == 4 and x.shape[1] == 3:
-        yield transform(x, element)
+    if of_images is not None and x.ndim == 4 and x.shape[1] == 3:
+        yield of_images(x, element)
     turned = [x]
     if s and x.ndim >= 4:
         turned = [group.transform(x, s)]
