@@ -184,6 +184,17 @@ def test_a_residual_of_another_shape_is_refused():
         _fused.residual_block(x, [*layers, wide])
 
 
+def test_one_value_has_no_variance(ordinary):
+    layer = CEConv2d(4, 4, 1, rotations=1, bias=False).to(DEVICE), CEBatchNorm2d(4).to(DEVICE)
+    x = torch.randn(1, 4, 1, 1, 1, device=DEVICE)
+    message = "Expected more than 1 value per channel when training"
+    with pytest.raises(ValueError, match=message):
+        ordinary(nn.Sequential(*layer), x)
+    with pytest.raises(ValueError, match=message):
+        _fused.residual_block(x, [layer])
+    assert torch.equal(layer[1].running_var.cpu(), torch.ones(4))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("largest", "rotations", "bottleneck"),

@@ -68,6 +68,9 @@ def normalization(norm: CEBatchNorm2d, outputs: Products, n: int) -> Norm:
     assert var is not None
     assert count is not None
     elements = SpatialGroup(norm.spatial).order
+    batch, _, height, width = outputs[0].shape
+    if batch * height * width * n * elements == 1:
+        raise ValueError("Expected more than 1 value per channel when training")  # as torch does
     tensors = norm.weight, norm.bias, mean, var, count
     count.add_(1)  # which refuses what must not be changed, before a kernel changes it
     training = TrainingNorm(*tensors, norm.momentum, norm.eps)
