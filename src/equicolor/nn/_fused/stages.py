@@ -95,12 +95,13 @@ def _expansions(n: int) -> tuple[Tensor, Tensor]:
     products = cyclic_products(n)
     analyse, synthesise = _zeros(products, n), _zeros(n, products)
     single = 2 - n % 2
-    analyse[:single, :single] = synthesise[:single, :single] = torch.eye(single)
+    for matrix in (analyse, synthesise):
+        matrix[:single, :single].fill_diagonal_(1)
     for frequency in range((n - single) // 2):
         mode, product = single + 2 * frequency, single + 3 * frequency
         block = slice(product, product + 3), slice(mode, mode + 2)
-        analyse[block] = torch.tensor([[1.0, 1], [1, 0], [0, 1]])
-        synthesise.T[block] = torch.tensor([[1.0, 1], [0, 1], [-1, 0]])
+        analyse[block] = torch.tensor([[1.0, 1], [1, 0], [0, 1]], device="cpu")
+        synthesise.T[block] = torch.tensor([[1.0, 1], [0, 1], [-1, 0]], device="cpu")
     return analyse, synthesise
 
 
