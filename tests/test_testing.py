@@ -239,7 +239,7 @@ class TestImagesThatTestNothing:
 
     def test_no_images(self):
         for measure in (assert_equivariant, equivariance_error):
-            with pytest.raises(ValueError, match=r"no images test nothing: .* \[0, 3, 8, 8\]"):
+            with pytest.raises(ValueError, match=r"at least one image, got \[0, 3, 8, 8\]"):
                 measure(lambda x: x, torch.rand(0, 3, 8, 8))
 
     def test_grey_ones_tell_of_turns_alone(self):

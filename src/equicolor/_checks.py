@@ -12,7 +12,7 @@ class WrongTypeError(TypeError, ValueError):
     """An argument of a type it cannot have; a ValueError too, for those who catch bad input."""
 
 
-# Larger numbers are typing errors: they would overflow, need too much memory or never end.
+# Larger numbers are typos: they would overflow, need too much memory or never end.
 MOST = {
     "rotations": 1_000, "width": 65_536, "size": 32_768, "image_size": 32_768,
     "resize": 32_768, "shifts": 100_000, "num_classes": 10_000_000, "epochs": 1_000_000_000,
@@ -98,17 +98,17 @@ def precise_images(name: str, images: Tensor, *, kind: str = "RGB") -> Tensor:
 def per_image(
     name: str, what: str, value: object, images: Tensor, *, each: tuple[int, ...] = ()
 ) -> Tensor:
-    """Return what is the same for all images, or differs from one to the next, as a tensor.
+    """Return a value for all images, or one per image, as a tensor.
 
     Images ``[..., 3, H, W]`` take tensors of shape ``each`` or ``[..., *each]``. Numbers become
-    float64 on the CPU and must be finite; values of tensors are not looked at, which would make a
-    GPU wait.
+    float64 on the CPU and must be finite. Values of tensors are not checked: that would wait for
+    a GPU.
     """
     if not isinstance(value, Tensor):
         numbers: Sequence[Any] = value if each and isinstance(value, (list, tuple)) else [value]
-        if any(isinstance(one, bool) or not isinstance(one, (int, float)) for one in numbers):
+        if any(isinstance(n, bool) or not isinstance(n, (int, float)) for n in numbers):
             raise TypeError(f"{name} expects a {what} or a tensor, got {value!r}")
-        if not all(abs(one) < math.inf for one in numbers):
+        if not all(abs(n) < math.inf for n in numbers):
             raise ValueError(f"{name} expects a finite {what}, got {value!r}")
         value = torch.tensor(value, dtype=torch.float64, device="cpu")
     shape = *images.shape[:-3], *each
@@ -130,15 +130,15 @@ def image_batch(name: str, images: Tensor) -> None:
 
 
 def images_in_range(name: str, images: Tensor) -> None:
-    """Refuse anything that is not a batch of RGB images in [0, 1]; resampling may leave it a bit.
+    """Refuse anything that is not a batch of RGB images in [0, 1], give or take ``MARGIN``.
 
-    Values are looked at, which waits for a GPU.
+    This reads the values, so it waits for a GPU.
     """
     image_batch(name, images)
     if not images.numel():
         return
     low, high = (float(value) for value in images.detach().aminmax())
-    if not (low >= -MARGIN and high <= 1 + MARGIN):  # so that NaN is refused, too
+    if not (low >= -MARGIN and high <= 1 + MARGIN):  # also refuses NaN
         raise ValueError(
             f"{name} expects images in [0, 1], but got values from {low:.3g} to {high:.3g}: leave "
             "out your own normalisation, and divide 8-bit images by 255"

@@ -4,7 +4,7 @@ A module is equivariant if transforming its input and then applying it gives the
 applying it and then transforming the output. Images are transformed by a hue action, features
 ``[B, C, n, H, W]`` by rolling their rotations. Everything else (pooled maps, logits) must not
 change, which is invariance. With a spatial group, images are also turned and mirrored: features
-and maps ``[B, C, H, W]`` must turn along, and logits must not change.
+and maps ``[B, C, H, W]`` must turn with them, and logits must not change.
 """
 
 from collections.abc import Callable, Iterator
@@ -73,7 +73,7 @@ def equivariance_error(
     group = SpatialGroup(spatial)
     transform = _input_action(images, rotations, action, group)
     if not images.numel():
-        raise ValueError(f"no images test nothing: expected some, got {list(images.shape)}")
+        raise ValueError(f"expected at least one image, got {list(images.shape)}")
     with torch.no_grad(), _unchanged(module):
         reference = _seeded(module, images)
         _check_output(reference)
@@ -180,24 +180,24 @@ def _cause(
     tolerance: float,
     spatial: str,
 ) -> str:
-    """Why a module is not equivariant, as far as can be found out."""
+    """The end of the message: why a module is not equivariant, if a reason is found."""
     if not images.isfinite().all():
         return ". The images are not finite"
 
-    # The module may raise errors here, which must not hide that it is not equivariant.
-    def holds(**others: Any) -> bool:
-        options = {"action": action, "output": output, "spatial": spatial} | others
+    # Errors of the module below must not hide that it is not equivariant.
+    def is_equivariant(**changes: Any) -> bool:
+        options = {"action": action, "output": output, "spatial": spatial} | changes
         return equivariance_error(module, images, rotations, **options) <= tolerance
 
     for other in ACTIONS if isinstance(action, str) and images.ndim == 4 else ():
         with suppress(Exception):
-            if holds(action=other):
+            if is_equivariant(action=other):
                 return f". It is equivariant to the action {other!r}: pass action={other!r}"
     hint = ""
     subgroups = {"p1": {}, "p4": {"p1": "hue shifts"}, "p4m": {"p1": "hue shifts", "p4": "turns"}}
     for subgroup, what in subgroups[spatial].items():
         with suppress(Exception):
-            if holds(spatial=subgroup) and (rotations > 1 or subgroup != "p1"):
+            if is_equivariant(spatial=subgroup) and (rotations > 1 or subgroup != "p1"):
                 hint = f". It is equivariant to {what}, with spatial={subgroup!r}"
     if isinstance(module, nn.Module):
         with suppress(Exception):
@@ -207,8 +207,8 @@ def _cause(
     return hint
 
 
-class _Break(NamedTuple):
-    """Where equivariance ends: in the input or output of a module."""
+class _Place(NamedTuple):
+    """The input or output of a module, and its value."""
 
     path: str
     parent: str
@@ -216,7 +216,9 @@ class _Break(NamedTuple):
     value: Tensor
 
 
-def _describe(place: _Break, module: nn.Module, images: Tensor, tolerance: float) -> str:
+def _describe(place: _Place, module: nn.Module, images: Tensor, tolerance: float) -> str:
+    """What breaks equivariance: a submodule, or code before or after one."""
+
     def name(path: str) -> str:
         kind = type(module.get_submodule(path)).__name__
         return f"{path!r} ({kind})" if path else kind
@@ -231,8 +233,8 @@ def _describe(place: _Break, module: nn.Module, images: Tensor, tolerance: float
     numbers = _normalization(images, place.value, tolerance)
     if numbers is None:
         strided = not place.is_input and getattr(part, "stride", 1) not in (1, (1, 1))
-        why = "; with a stride, the size of images must let it see both borders alike"
-        return f". The first to break it is {culprit}{why if strided else ''}"
+        hint = "; with a stride, the image size must let it treat both borders alike"
+        return f". The first to break it is {culprit}{hint if strided else ''}"
     mean, std = ([round(number, 4) for number in each.tolist()] for each in numbers)
     return (
         f". The first to break it is {culprit}: it normalises the three channels differently, by "
@@ -248,19 +250,19 @@ def _first_break(
     action: str | Action,
     tolerance: float,
     spatial: str,
-) -> _Break | None:
-    """The first tensor between modules that is not transformed in an allowed way."""
+) -> _Place | None:
+    """The first input or output of a submodule that is not transformed in an allowed way."""
     group = SpatialGroup(spatial)
     transform = _input_action(images, rotations, action, group)
     of_images = transform if images.ndim == 4 else None
     with torch.no_grad(), _unchanged(module):
-        reference = _listen(module, images)
+        reference = _record(module, images)
         first = len(reference)
         for element in _elements(rotations, group):
-            shifted = _listen(module, transform(images, element))
-            for index, (was, now) in enumerate(zip(reference[:first], shifted, strict=False)):
-                ways = _transformed(was.value, rotations, element, of_images, group)
-                if not any(_agree(now.value, way, tolerance) for way in ways):
+            shifted = _record(module, transform(images, element))
+            for index, (before, after) in enumerate(zip(reference[:first], shifted, strict=False)):
+                allowed = _transformed(before.value, rotations, element, of_images, group)
+                if not any(_agree(after.value, value, tolerance) for value in allowed):
                     first = index
                     break
     return reference[first] if first < len(reference) else None
@@ -270,25 +272,25 @@ def _agree(actual: Tensor, expected: Tensor, tolerance: float) -> bool:
     return actual.shape == expected.shape and relative_deviation(actual, expected) <= tolerance
 
 
-def _listen(module: nn.Module, images: Tensor) -> list[_Break]:
+def _record(module: nn.Module, images: Tensor) -> list[_Place]:
     """Run a module, and keep inputs and outputs of its submodules in the order of the calls."""
-    places: list[_Break] = []
-    running: list[str] = []
+    places: list[_Place] = []
+    callers: list[str] = []
     paths = {part: path for path, part in module.named_modules()}
 
     def keep(path: str, values: object, *, is_input: bool) -> None:
-        parent = running[-1] if running else ""
+        parent = callers[-1] if callers else ""
         for value in values if isinstance(values, tuple) else (values,):
             if isinstance(value, Tensor) and value.is_floating_point():
-                places.append(_Break(path, parent, is_input, value.clone()))  # may change in place
+                places.append(_Place(path, parent, is_input, value.clone()))  # may change in place
 
     def before(part: nn.Module, inputs: Any) -> None:
         if part is not module:
             keep(paths[part], inputs, is_input=True)
-        running.append(paths[part])
+        callers.append(paths[part])
 
     def after(part: nn.Module, inputs: Any, outputs: Any) -> None:
-        running.pop()
+        callers.pop()
         keep(paths[part], outputs, is_input=False)
 
     with ExitStack() as stack:
