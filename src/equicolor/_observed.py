@@ -1,4 +1,4 @@
-"""Whether operations and modules may be replaced by faster ones without anyone noticing."""
+"""Whether something observes operations or modules, which faster ones would bypass."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,17 +13,17 @@ _counting = False
 
 
 def is_traced() -> bool:
-    """Whether operations are written down by torch.compile, an export or torch.jit.trace."""
+    """Whether torch.compile, an export or torch.jit.trace records operations."""
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
 def is_captured(tensor: Tensor) -> bool:
-    """Whether operations on a tensor go into a CUDA graph, so that nothing may wait for them."""
+    """Whether a CUDA graph records operations on a tensor: nothing may wait for them then."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def is_recorded(tensors: Sequence[Tensor] = ()) -> bool:
-    """Whether operations on some inputs are traced, vmapped or differentiated in forward mode."""
+def is_transformed(tensors: Sequence[Tensor] = ()) -> bool:
+    """Whether torch.jit.trace, torch.func or forward-mode gradients see operations on tensors."""
     return (
         torch._C._get_tracing_state() is not None
         or torch._C._functorch.peek_interpreter_stack() is not None
@@ -55,7 +55,7 @@ def is_untouched(module: nn.Module) -> bool:
 
 
 def assigned_methods(module: nn.Module) -> list[str]:
-    """Names of methods that were assigned to an instance instead of its class."""
+    """Names of methods of the class that were assigned anew to this instance."""
     names = [name for name, value in vars(module).items() if callable(value)]
     return [name for name in names if callable(getattr(type(module), name, None))]
 

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from equicolor import _checks
-from equicolor._observed import is_recorded, is_watched
+from equicolor._observed import is_transformed, is_watched
 from equicolor.devices import takes_kernels
 
 __all__ = ["hsv_to_rgb", "rgb_to_hsv", "rotate_hue", "rotation_matrix", "shift_hue"]
 
-# Device types on which a hue shift is a kernel.
+# Device types on which a kernel shifts hues.
 DEVICES: tuple[str, ...] = ("cuda",)
 
 
@@ -93,7 +93,7 @@ def shift_hue(images: Tensor, turns: float | Tensor) -> Tensor:
     """
     exact = _checks.precise_images("shift_hue", images)
     shifts = _per_image("shift_hue", turns, exact)
-    if _is_one_kernel(images, shifts):
+    if _takes_kernel(images, shifts):
         # Imported at its first use: Triton takes long to import and is not installed everywhere.
         from equicolor import color_kernels
 
@@ -103,7 +103,7 @@ def shift_hue(images: Tensor, turns: float | Tensor) -> Tensor:
 
 
 def shift_hue_orbit(images: Tensor, rotations: int) -> Tensor:
-    r"""All shifts :math:`T_{-k/n}` of every image; the common part is computed once.
+    r"""All shifts :math:`T_{-k/n}` of every image; the images are decomposed once.
 
     Images :math:`[..., 3, H, W]` become :math:`[n, ..., 3, H, W]`. The shift by 0 is the image
     itself, and shifts by thirds of a turn permute its channels, so these are exact.
@@ -208,8 +208,8 @@ def orbit_turns(
     rotations: int, *, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> Tensor:
     """The shifts of an orbit that have to be computed, ``[m]``; see :func:`orbit`."""
-    apart = rotations if rotations % 3 else rotations // 3
-    return torch.arange(1, apart, dtype=dtype, device=device) / rotations
+    distinct = rotations if rotations % 3 else rotations // 3  # up to a permutation of the channels
+    return torch.arange(1, distinct, dtype=dtype, device=device) / rotations
 
 
 def orbit(images: Tensor, turns: Tensor, rotations: int, dim: int) -> Tensor:
@@ -218,23 +218,23 @@ def orbit(images: Tensor, turns: Tensor, rotations: int, dim: int) -> Tensor:
     The turns come from :func:`orbit_turns`, shaped to broadcast against ``images[..., 0, :, :]``.
     The dimension is counted from the front.
     """
-    first = images
+    hues = images
     if rotations not in (1, 3):
         hue, chroma, low = decompose(images)
-        first = torch.cat((images, compose(hue - turns, chroma, low)), dim)
+        hues = torch.cat((images, compose(hue - turns, chroma, low)), dim)
     if rotations % 3:
-        return first
-    return torch.cat((first, first.roll(-1, -3), first.roll(-2, -3)), dim)
+        return hues
+    return torch.cat((hues, hues.roll(-1, -3), hues.roll(-2, -3)), dim)
 
 
-def _is_one_kernel(images: Tensor, turns: Tensor) -> bool:
-    """Whether images can be shifted by a kernel on their device without anyone noticing."""
+def _takes_kernel(images: Tensor, turns: Tensor) -> bool:
+    """Whether the kernel can shift images: no gradients, and nothing observes operations."""
     return (
         # First: torch.compile must not trace the rest.
         not torch.compiler.is_compiling()
         and type(images) in (Tensor, nn.Parameter)
         and not (torch.is_grad_enabled() and (images.requires_grad or turns.requires_grad))
-        and not is_recorded((images, turns))
+        and not is_transformed((images, turns))
         and not is_watched()
         and takes_kernels(images, DEVICES)
     )

@@ -1,7 +1,7 @@
 """The hue of the HSV hexcone in Triton kernels, and the hue shift of images as one kernel.
 
-It equals :func:`equicolor.color.shift_hue`, which passes over memory for every operation: a batch
-of images is shifted 10 times as fast. Colours are float32 until they are written.
+The operations of :func:`equicolor.color.shift_hue` each read and write all images. The kernel does
+so once, and is 10 times as fast. Colours are float32 until they are written.
 """
 
 from typing import NamedTuple
@@ -18,10 +18,10 @@ _WARPS = 4
 
 
 class _Images(NamedTuple):
-    """``[B, 3, H, W]`` in any memory."""
+    """``[B, 3, H, W]`` in any memory layout."""
 
     pointer: Tensor
-    steps: tuple[int, ...]  # from element to element along each dimension
+    steps: tuple[int, ...]  # strides
 
 
 @triton.jit
@@ -74,7 +74,7 @@ def _shift_kernel(images, turns, out, turns_step, width, pixels, tiles):
 
 
 def shift_hue(images: Tensor, turns: Tensor) -> Tensor:
-    """Images ``[..., 3, H, W]`` by float32 turns on their device, ``[1]`` or one per image.
+    """Shift images ``[..., 3, H, W]`` by float32 turns on their device, one for all or one each.
 
     A batch ``[B, 3, H, W]`` keeps its memory format.
     """
@@ -82,14 +82,14 @@ def shift_hue(images: Tensor, turns: Tensor) -> Tensor:
     out = torch.empty_like(flat)
     height, width = images.shape[-2:]
     tiles = -(-height * width // _PIXELS.value)
-    step = 0 if turns.numel() == 1 else 1
-    sides = step, width, height * width, tiles
+    turns_step = 0 if turns.numel() == 1 else 1
+    numbers = turns_step, width, height * width, tiles
     with on_device_of(images):
         _shift_kernel[(len(flat) * tiles,)](
             _Images(flat, flat.stride()),
             turns.contiguous(),
             _Images(out, out.stride()),
-            *sides,
+            *numbers,
             num_warps=_WARPS,
         )
     return out.view_as(images)

@@ -76,9 +76,9 @@ def scale_channels(images: Tensor, gains: Sequence[float] | Tensor, clip: bool =
 
     Args:
         images: RGB images :math:`[..., 3, H, W]` in [0, 1].
-        gains: of red, green and blue, not negative: three for all images, or three for each,
-            of shape :math:`[..., 3]`.
-        clip: cut values off at 1, as a camera does. What is cut off is lost.
+        gains: of red, green and blue, at least 0: three for all images, or three per image, of
+            shape :math:`[..., 3]`.
+        clip: limit values to [0, 1], as a camera does. What is cut off is lost.
 
     Returns:
         Images of the same shape and dtype; differentiable in both arguments.
@@ -111,8 +111,9 @@ def cast_light(
         images: RGB images :math:`[..., 3, H, W]` in [0, 1].
         turns: the hue of the light: 0 is red, 1/3 green, 2/3 blue. One for all images, or one per
             image, of shape :math:`[...]`.
-        strength: from 0, white light, to 1, light of one pure hue; likewise.
-        clip: cut values off at 1.
+        strength: from 0, white light, to 1, light of one pure hue. One for all images, or one per
+            image.
+        clip: limit values to [0, 1].
 
     Returns:
         Images of the same shape and dtype; differentiable in all tensors.
@@ -139,7 +140,7 @@ def change_brightness(images: Tensor, stops: float | Tensor, clip: bool = False)
         images: RGB images :math:`[..., 3, H, W]` in [0, 1].
         stops: powers of two that linear RGB is multiplied by: one for all images, or one per
             image, of shape :math:`[...]`.
-        clip: cut values off at 1.
+        clip: limit values to [0, 1].
 
     Returns:
         Images of the same shape and dtype; differentiable in both arguments.
@@ -159,12 +160,12 @@ def change_gamma(images: Tensor, gamma: float | Tensor) -> Tensor:
 
     Args:
         images: RGB images :math:`[..., 3, H, W]` in [0, 1]; values below 0 become 0.
-        gamma: above 0: smaller than 1 lightens, larger darkens; one for all images, or one per
+        gamma: above 0. Below 1 it lightens, above 1 it darkens. One for all images, or one per
             image, of shape :math:`[...]`.
 
     Returns:
-        Images of the same shape and dtype. Gradients are finite: 0 at black, where that of the
-        power may be infinite.
+        Images of the same shape and dtype. Gradients are finite: at black they are 0, although
+        those of the power may be infinite.
 
     Example:
         >>> grey = torch.full((3, 1, 1), 0.25)
@@ -188,8 +189,8 @@ def change_saturation(images: Tensor, factor: float | Tensor, clip: bool = False
 
     Args:
         images: RGB images :math:`[..., 3, H, W]` in [0, 1].
-        factor: of the distance from grey, not negative: 0 gives grey images, 1 changes nothing.
-            One for all images, or one per image, of shape :math:`[...]`.
+        factor: multiplies the distance from grey: 0 gives grey images, 1 changes nothing. One for
+            all images, or one per image, of shape :math:`[...]`.
         clip: reproject colours that left the RGB cube into [0, 1].
 
     Returns:
@@ -213,14 +214,14 @@ def change_saturation(images: Tensor, factor: float | Tensor, clip: bool = False
 def balance_light(images: Tensor, power: float = 1.0) -> Tensor:
     r"""Remove the colour and the strength of the light from every image.
 
-    Every channel is divided by its norm over the pixels in linear RGB, which takes the light to
-    be grey on average (*grey world*, ``power=1``) or to show in the brighter pixels (*shades of
-    grey*, ``power=6``). So gains of the channels (:func:`scale_channels`), a common one included,
-    change nothing in the result, as long as they clip nothing.
+    Every channel is divided by its norm over the pixels in linear RGB. This assumes that the
+    average of all pixels is grey (*grey world*, ``power=1``), or that of the brighter ones
+    (*shades of grey*, ``power=6``). So gains of the channels (:func:`scale_channels`), even a
+    common one, change nothing in the result, as long as they clip nothing.
 
-    The division leaves the overall scale open: the largest value of an image becomes 1, since
-    this never clips and, of the scales tried (also fixed means, norms and quantiles), changed
-    photographs least or nearly so.
+    The division leaves the overall scale open. The largest value of an image becomes 1: this never
+    clips, and of the scales tried (also fixed means, norms and quantiles) it changed photographs
+    least, or nearly so.
 
     Args:
         images: RGB images :math:`[..., 3, H, W]` in [0, 1]; values below 0 are taken as 0.
@@ -228,7 +229,7 @@ def balance_light(images: Tensor, power: float = 1.0) -> Tensor:
 
     Returns:
         Images of the same shape and dtype in [0, 1]. A black channel stays black. Values and
-        gradients are finite, also of black images and of one colour.
+        gradients are finite, also for black images and images of one colour.
 
     Example:
         >>> images = 0.5 * torch.rand(2, 3, 8, 8, dtype=torch.float64)
@@ -243,8 +244,8 @@ def balance_light(images: Tensor, power: float = 1.0) -> Tensor:
     if not 1 <= power < math.inf:
         raise ValueError(f"balance_light expects a finite power of at least 1, got {power!r}")
     linear = _decode(exact).clamp(min=0)
-    # Powers of values near 1 neither overflow nor vanish. What the channels are divided by here
-    # cancels below, in the gradient too.
+    # Powers of values near 1 neither overflow nor vanish. The maximum cancels below, in the
+    # gradient too.
     relative = linear / _divisor(linear.detach().amax((-2, -1), keepdim=True))
     norm = _divisor(relative.pow(power).mean((-2, -1), keepdim=True)).pow(1 / power)
     balanced = relative / norm
@@ -265,7 +266,7 @@ def _decode(images: Tensor) -> Tensor:
 
 def _encode(light: Tensor) -> Tensor:
     power = light.clamp(min=_JOINT).pow(1 / _EXPONENT)
-    # So written, 1 gives exactly 1.
+    # Written like this, 1 gives exactly 1.
     return torch.where(light <= _JOINT, light * _SLOPE, power + _OFFSET * (power - 1))
 
 

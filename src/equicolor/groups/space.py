@@ -1,4 +1,4 @@
-"""Quarter turns and mirror images of the plane, the second half of a product with the hues."""
+"""Quarter turns and mirror images of the plane, for a product with the hue group."""
 
 from dataclasses import dataclass
 
@@ -60,9 +60,9 @@ class SpatialGroup:
             >>> SpatialGroup("p4").permute(torch.arange(4), 1, 0).tolist()
             [3, 0, 1, 2]
         """
-        # Entry t of the result is entry s⁻¹t. Rolled and flipped instead of indexed, so that no
-        # table has to follow the device of the tensor. For t = r^l f^i, s⁻¹t is r^(l - k) f^i if
-        # s = r^k, and r^(k - l) f^(1 - i) if s = r^k f.
+        # Entry t of the result is entry s⁻¹t. Rolls and flips need no table on the device of the
+        # tensor, as indexing would. For t = r^l f^i, s⁻¹t is r^(l - k) f^i if s = r^k, and
+        # r^(k - l) f^(1 - i) if s = r^k f.
         mirrored, turns = self._parts(element)
         if self.order == 1:
             return x
@@ -78,7 +78,7 @@ class SpatialGroup:
         return x.roll(turns, dim + 1).flatten(dim, dim + 1)
 
     def transform_features(self, x: Tensor, element: int) -> Tensor:
-        """What an element does to features ``[B, C * m, n, H, W]`` when it acts on the image.
+        """Features ``[B, C * m, n, H, W]`` after an element has acted on the image.
 
         Example:
             >>> SpatialGroup("p4").transform_features(torch.rand(2, 12, 3, 5, 7), 1).shape

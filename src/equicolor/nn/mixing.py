@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from equicolor import _checks
-from equicolor._observed import is_recorded, is_watched
+from equicolor._observed import is_transformed, is_watched
 from equicolor.devices import takes_kernels
 
 # Device types on which the mixing is a kernel.
@@ -136,7 +136,7 @@ def _is_one_call(matrix: Tensor, tensors: Sequence[Tensor]) -> bool:
         not torch.compiler.is_compiling()
         and all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
         and (_is_one_kernel(matrix, tensors) or _is_large(matrix, tensors))
-        and not is_recorded(tensors)
+        and not is_transformed(tensors)
         and not is_watched()
         and not matrix.requires_grad
     )

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from equicolor import _checks
-from equicolor._observed import is_recorded, is_untouched, is_watched
+from equicolor._observed import is_transformed, is_untouched, is_watched
 from equicolor.devices import KERNEL_DTYPES, takes_kernels
 from equicolor.groups import SpatialGroup
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
@@ -91,7 +91,7 @@ def _fits(x: Tensor, dimensions: int) -> bool:
         not torch.compiler.is_compiling()
         and type(x) in (Tensor, nn.Parameter)
         and x.ndim == dimensions
-        and not is_recorded()
+        and not is_transformed()
         and not is_watched(modules=True)
         and can_fuse(x)
     )
