@@ -101,5 +101,5 @@ def test_what_is_no_stem_is_said(model):
 
 def test_images_that_are_not_normalised_as_said_are_refused(model):
     network = adapt(model, normalization=((0.0,), (1.0,)), image_size=12)
-    with pytest.raises(ValueError, match="taking that back gives values from"):
+    with pytest.raises(ValueError, match="undoing that gives values from"):
         network(torch.randn(2, 3, 12, 12))

@@ -15,7 +15,7 @@ from equicolor.models import resnet18
 from equicolor.nn import CEConv2d, mixing
 from equicolor.nn.algorithm import choose_algorithm
 from equicolor.nn.batched import BatchedCEConv2d
-from equicolor.nn.functional import packed
+from equicolor.nn.functional import pack_filters
 from equicolor.nn.mixing import mix_apart, mix_rotations, mix_together
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -248,8 +248,8 @@ def test_converted_network(launches, relative_error):
 def test_packed_filters(dtype, size):
     filters = torch.randn(4, 6, 5, size, size, requires_grad=True)
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
-        result = packed(filters)
-        assert packed(filters.double()).dtype == torch.float64  # autocast leaves it alone
+        result = pack_filters(filters)
+        assert pack_filters(filters.double()).dtype == torch.float64  # autocast leaves it alone
     assert result.dtype == (dtype or torch.float32)
     assert in_channels_last_memory(result)
     assert torch.equal(result, filters.to(result.dtype))

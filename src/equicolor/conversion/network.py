@@ -48,7 +48,7 @@ class ConvertedNetwork(Network):
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], *args: Any) -> None:
         super()._load_from_state_dict(state_dict, *args)
-        self.lift.follow(state_dict)
+        self.lift.leave_meta(state_dict)
 
     def forward(self, images: Tensor) -> Any:
         """Images ``[B, 3, H, W]`` in [0, 1] to what the original network returns."""

@@ -149,7 +149,7 @@ class ResNet(Network):
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], *args: Any) -> None:
         super()._load_from_state_dict(state_dict, *args)
         if isinstance(self.normalize, Normalize):
-            self.normalize.follow(state_dict)
+            self.normalize.leave_meta(state_dict)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images ``[B, 3, H, W]`` in [0, 1] to logits ``[B, num_classes]``."""

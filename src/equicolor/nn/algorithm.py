@@ -7,7 +7,7 @@ before and after its convolutions. Per pixel it wins when
 
 Convolution libraries work on blocks of channels, so channel counts are rounded up to a
 block before multiplications are counted. Block and exchange rate are the only measured
-numbers here; ``benchmarks/layers.py`` shows what the choice costs against the better one.
+numbers here; ``benchmarks/layers.py`` compares the choice with the faster algorithm.
 """
 
 import math

@@ -136,9 +136,9 @@ class BatchedCosetPool(nn.Module):
 
     The kinds ``"max"`` and ``"avg"`` give ``[B, ...]``, hue-invariant; None keeps the rotations
     apart, ``[B, n, ...]``. The kind ``"confidence"`` takes logits ``[n * B, C]`` and gives every
-    image those of one rotation, ``[B, C]``: of the one whose best class has the largest
-    probability, see :func:`confidence`. Gradients go to that rotation. It is hue-invariant where
-    one rotation is surest; of two that are equally sure but differ, the first is taken.
+    image those of one rotation, ``[B, C]``: the one whose best class has the largest probability,
+    see :func:`confidence`. Gradients go to that rotation. The result is hue-invariant where one
+    rotation is surest; of two that are equally sure but differ, the first is taken.
 
     Example:
         >>> logits = torch.tensor([[1.0, 1.0], [0.0, 5.0], [3.0, 0.0], [0.0, 4.0]])  # of two images
@@ -161,18 +161,17 @@ class BatchedCosetPool(nn.Module):
                 "coset_pool='confidence' takes logits [n * B, C] of at least 2 classes, got "
                 f"{list(x.shape)}"
             )
-        last = self.kind is not None and x.ndim == 4 and _is_channels_last(x)
-        x = x.permute(0, 2, 3, 1) if last else x
+        is_last = self.kind is not None and x.ndim == 4 and _is_channels_last(x)
+        x = x.permute(0, 2, 3, 1) if is_last else x
         parts = split_rotations("BatchedCosetPool", x, self.rotations)
         if self.kind is None:
             return parts.transpose(0, 1)
         if self.kind == "confidence":
             exact = parts if parts.dtype == torch.float64 else parts.float()
             return choose_rotation(parts, confidence(exact))
-        # Copied, because the gradient of the maximum needs it unchanged, and the next layer of
-        # the network may work in place.
+        # The gradient of the maximum needs its result, which the next layer may change in place.
         pooled = parts.amax(0).clone() if self.kind == "max" else parts.mean(0)
-        return pooled.permute(0, 3, 1, 2) if last else pooled
+        return pooled.permute(0, 3, 1, 2) if is_last else pooled
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"rotations={self.rotations}, kind={self.kind!r}"
@@ -181,15 +180,15 @@ class BatchedCosetPool(nn.Module):
 def confidence(logits: Tensor) -> Tensor:
     """How sure logits ``[..., C]`` are of their best class: its log-odds, ``[..., 1]``.
 
-    Log-odds order logits as the largest log-softmax does. But log-softmax rounds to 0 where the
-    best class leads by more than 17 (in float32), and all such logits would be equally sure.
+    Log-odds give the same order as the largest log-softmax. But log-softmax rounds to 0 where the
+    best class leads by more than 17 (in float32), so that all such logits would be equally sure.
     """
     ordered = logits.sort(-1, descending=True)[0]
     return ordered[..., :1] - ordered[..., 1:].logsumexp(-1, keepdim=True)
 
 
 def choose_rotation(parts: Tensor, scores: Tensor) -> Tensor:
-    """Of ``[n, B, ...]``, each image in its rotation with the largest score ``[n, B, 1, ...]``."""
+    """The rotation of every image in ``[n, B, ...]`` with the largest score ``[n, B, 1, ...]``."""
     choice = scores.argmax(0, keepdim=True).expand_as(parts[:1])
     return parts.gather(0, choice).squeeze(0)
 
@@ -246,7 +245,7 @@ class RangeCheck:
     them. On the CPU every call is checked. On other devices only the first three are, because a
     check has to wait for the device. Under torch.compile and export nothing is checked.
 
-    ``message`` is the error, with ``{came}`` for the values that came.
+    ``message`` is the error, with ``{came}`` where the values of the images go.
     """
 
     def __init__(self, message: str) -> None:
@@ -254,13 +253,13 @@ class RangeCheck:
         self._calls_left = _CHECKED_CALLS
 
     def __call__(self, images: Tensor) -> None:
-        """Raise a ValueError for images of any shape, if need be."""
+        """Raise a ValueError for images of any shape that are out of range."""
         low, high = self._extremes(images)
-        if not (low >= _LOWEST - _SLACK and high <= _HIGHEST + _SLACK):  # so for NaN, too
+        if not (low >= _LOWEST - _SLACK and high <= _HIGHEST + _SLACK):  # also for NaN
             raise ValueError(self.message.format(came=f"values from {low:.3g} to {high:.3g}"))
 
     def _extremes(self, images: Tensor) -> tuple[float, float]:
-        """The lowest and highest value, as far as they are to be looked at."""
+        """The lowest and highest value, or 0 and 1 where they are not checked."""
         if is_traced() or images.is_meta or not images.numel():
             return 0, 1
         if images.device.type != "cpu":
@@ -281,8 +280,8 @@ class HueLift(DerivedConstants):
     Images far outside [0, 1] are refused, see :class:`RangeCheck`.
 
     With ``takes="normalized"``, images come normalised: this is undone before the shift and done
-    again after it. With ``padded``, pixels that are zero in all channels are not changed:
-    detectors pad normalised images with them to one size.
+    again after it. With ``padded``, pixels that are zero in all channels are not changed: detectors
+    pad normalised images with zeros to one size.
     """
 
     matrices: Tensor
@@ -314,13 +313,13 @@ class HueLift(DerivedConstants):
                 "padded=True needs takes='normalized', where zeros are no colour; got "
                 f"takes={takes!r}, where they are black"
             )
-        self.numbers = {"mean": _three("mean", mean, 0.0), "std": _three("std", std, 1.0)}
+        self.numbers = {"mean": _triple("mean", mean, 0.0), "std": _triple("std", std, 1.0)}
         if min(self.numbers["std"]) <= 0:
             raise ValueError(f"std must be positive, got {list(self.numbers['std'])}")
         self.padded, self.check_range = padded, check_range
         normalized = (
             f"images normalised with mean {list(self.numbers['mean'])} and std "
-            f"{list(self.numbers['std'])} were expected, but taking that back gives {{came}} "
+            f"{list(self.numbers['std'])} were expected, but undoing that gives {{came}} "
             "instead of 0 to 1"
         )
         self._check = RangeCheck(_NOT_IMAGES if takes == "images" else normalized)
@@ -367,12 +366,12 @@ def pad_to_stride(
 def _is_channels_last(x: Tensor) -> bool:
     """Whether a plain convolution of these images would return channels_last memory.
 
-    A slice of channels counts as the tensor it was taken from. False if both formats are equal.
+    A slice of channels counts like the whole tensor. False if both formats are the same.
     """
     return x.stride(1) == 1 and not x.is_contiguous()
 
 
-def _three(name: str, values: Sequence[float] | None, default: float) -> tuple[float, ...]:
+def _triple(name: str, values: Sequence[float] | None, default: float) -> tuple[float, ...]:
     if values is None:
         return (default,) * 3
     numbers = tuple(float(value) for value in values)

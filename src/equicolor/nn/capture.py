@@ -16,13 +16,12 @@ def capture(
 ) -> Callable[[Tensor], Tensor]:
     """Record a network as CUDA graphs, for training or inference according to its mode.
 
-    A step of an equivariant network launches a thousand kernels. Launching them takes the
-    processor longer than a fast GPU needs to run them. The returned function computes what the
-    network computes, but launches one or two graphs instead. For other shapes than that of
-    ``images``, and in another mode than the recorded one, it calls the network itself. The
-    network is not changed. Call the function from one thread at a time: all calls use the same
-    memory for images and results. Other threads may use the GPU, but not while a training step
-    is recorded.
+    A step of an equivariant network launches a thousand kernels. Launching them takes the processor
+    longer than a fast GPU needs to run them. The returned function computes what the network
+    computes, but launches one or two graphs instead. For images of another shape, and in another
+    mode than the recorded one, it calls the network itself. The network is not changed. Call the
+    function from one thread at a time: all calls use the same memory for images and results. Other
+    threads may use the GPU, but not while a training step is recorded.
 
     **In training mode**, the forward and the backward pass are recorded, for calls with
     gradients. Update parameters in place, as optimizers do: the graph reads them where they are.
@@ -63,26 +62,26 @@ def capture(
 def _training(
     network: nn.Module, images: Tensor, dtype: torch.dtype | None
 ) -> Callable[[Tensor], Tensor]:
-    kept = [(buffer, buffer.clone()) for buffer in network.buffers()]
-    numbers = torch.cuda.get_rng_state(images.device)
-    # Wrapped, since torch replaces the forward method of the module it records.
+    buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
+    random_state = torch.cuda.get_rng_state(images.device)
+    # Wrapped, since torch replaces the forward method of the module that it records.
     recorded = nn.Sequential(network)
     # Gradients are accumulated by nodes of the recording, whose stream is not that of the
     # replays. Torch synchronises where it must, but would warn about it.
     torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-    casts = torch.autocast("cuda", dtype, enabled=dtype is not None, cache_enabled=False)
-    with torch.cuda.device(images.device), casts:
-        # Runs the network several times to warm up, which changes buffers.
+    autocast = torch.autocast("cuda", dtype, enabled=dtype is not None, cache_enabled=False)
+    with torch.cuda.device(images.device), autocast:
+        # This runs the network several times to warm up, which changes buffers.
         torch.cuda.make_graphed_callables(recorded, (images.clone(),), allow_unused_input=True)
     with torch.no_grad():
-        for buffer, before in kept:
+        for buffer, before in buffers:
             buffer.copy_(before)
-    torch.cuda.set_rng_state(numbers, images.device)
-    wanted = _kind(images)
+    torch.cuda.set_rng_state(random_state, images.device)
+    kind = _kind(images)
 
     def call(images: Tensor) -> Tensor:
-        replayed = torch.is_grad_enabled() and network.training and _kind(images) == wanted
-        return (recorded if replayed else network)(images)
+        replays = torch.is_grad_enabled() and network.training and _kind(images) == kind
+        return (recorded if replays else network)(images)
 
     return call
 
@@ -105,16 +104,16 @@ def _inference(
             outputs: Tensor = network(inputs)
     if not isinstance(outputs, Tensor):
         raise TypeError(f"capture() needs a network that returns a tensor, got {type(outputs)}")
-    wanted = _kind(inputs)
-    # Keeps the memory alive that the graph reads, even if the network is deleted or changed.
+    kind = _kind(inputs)
+    # The graph reads this memory, even if the network is deleted or changed.
     weights = [tensor.detach() for tensor in (*network.parameters(), *network.buffers())]
     memory = [weights, cached_tensors(network)]
 
     def call(images: Tensor) -> Tensor:
-        assert memory  # keeps it alive as long as this function
+        assert memory  # a reference, which keeps it alive as long as this function
         if network.training or (images.requires_grad and torch.is_grad_enabled()):
             result: Tensor = network(images)
-        elif _kind(images.detach()) == wanted:
+        elif _kind(images.detach()) == kind:
             inputs.copy_(images)
             graph.replay()
             result = outputs.clone()
@@ -135,4 +134,5 @@ def _evaluating(dtype: torch.dtype | None) -> Iterator[None]:
 
 
 def _kind(images: Tensor) -> tuple[object, ...]:
+    """What must be as recorded for the graph to be replayed."""
     return images.shape, images.dtype, images.device, images.requires_grad

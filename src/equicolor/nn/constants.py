@@ -25,10 +25,10 @@ class DerivedConstants(nn.Module):
         # Not self.weight: reading a parametrized weight runs user code.
         return next(itertools.chain(self.parameters(), self.buffers()), torch.empty(0))
 
-    def follow(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Leave the meta device for that of a state dict, as load_state_dict(assign=True) does.
+    def leave_meta(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Move constants from the meta device to that of a state dict.
 
-        A module without weights is not told of it.
+        For modules without weights: load_state_dict(assign=True) does not tell them the device.
         """
         if self._reference().is_meta and state_dict:
             self._reset_constants(next(iter(state_dict.values())).device)

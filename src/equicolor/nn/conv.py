@@ -95,8 +95,8 @@ class _CEConvNd(DerivedConstants):
 
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Self:
         def on_filters(tensor: Tensor) -> Tensor:
-            # .to(memory_format=torch.channels_last) refuses filters for their five dimensions,
-            # but takes their view [O, I * n, kh, kw]. Any other error is raised again by it.
+            # .to(memory_format=torch.channels_last) refuses filters of five dimensions, but takes
+            # their view [O, I * n, kh, kw]. Any other error is raised again for the view.
             try:
                 return fn(tensor)
             except RuntimeError:
@@ -108,7 +108,7 @@ class _CEConvNd(DerivedConstants):
 
     @property
     def _zero_padding(self) -> Padding:
-        """The padding that is left to the convolution."""
+        """The padding that the convolution applies itself."""
         return self.padding if self.padding_mode == "zeros" else 0
 
     def _pad(self, images: Tensor) -> Tensor:
@@ -123,12 +123,11 @@ class _CEConvNd(DerivedConstants):
         return F.pad(images, (*sides[1], *sides[0]), mode=self.padding_mode)
 
     def extra_repr(self) -> str:
-        """Conv2d's line with the rotations."""
+        """What Conv2d prints, and the rotations."""
         parts = [f"{self.in_channels}, {self.out_channels}", f"kernel_size={self.kernel_size}"]
         parts += [f"rotations={self.rotations}", f"stride={self.stride}"]
-        optional = {"padding": (0, 0), "dilation": (1, 1), "groups": 1, "padding_mode": "zeros"}
-        optional["spatial"] = "p1"
-        for name, default in optional.items():
+        defaults = {"padding": (0, 0), "dilation": (1, 1), "groups": 1, "padding_mode": "zeros"}
+        for name, default in (defaults | {"spatial": "p1"}).items():
             if getattr(self, name) != default:
                 parts.append(f"{name}={getattr(self, name)!r}")
         if self.bias is None:
@@ -240,7 +239,7 @@ class CELiftConv2d(_CEConvNd):
         )
 
     def extra_repr(self) -> str:
-        """The common line and the lifting."""
+        """The common options and the lifting."""
         learnable = ", learnable=True" if self.learnable else ""
         return f"{super().extra_repr()}, lifting={self.lifting!r}{learnable}"
 
@@ -321,17 +320,16 @@ class CEConv2d(_CEConvNd):
     def forward(self, x: Tensor) -> Tensor:
         """Features ``[B, C_in, n, H, W]`` to features ``[B, C_out, n, H', W']``."""
         name = f"CEConv2d(rotations={self.rotations})"
-        group = {"rotations": self.rotations, "elements": self._elements}
-        _checks.features(name, x, channels=self.in_channels, **group)
+        orders = {"rotations": self.rotations, "elements": self._elements}
+        _checks.features(name, x, channels=self.in_channels, **orders)
         _checks.same_dtype(name, x, self.weight)
         if self.padding_mode != "zeros":
             x = per_rotation(x, self._pad)
-        weight, group_weight = self.weight, self.pointwise_weight
         options = self.bias, self.stride, self._zero_padding, self.dilation, self.groups
         return functional.ce_conv2d(
             x,
-            weight,
-            group_weight,
+            self.weight,
+            self.pointwise_weight,
             *options,
             algorithm=self.algorithm,
             tables=self.tables,
@@ -339,5 +337,5 @@ class CEConv2d(_CEConvNd):
         )
 
     def extra_repr(self) -> str:
-        """The common line, the kind of filter and the algorithm."""
+        """The common options, the kind of filters and the algorithm."""
         return f"{super().extra_repr()}, separable={self.separable}, algorithm={self.algorithm!r}"

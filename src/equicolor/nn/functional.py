@@ -147,7 +147,7 @@ def ce_conv2d(
             convolutions of :math:`C` channels; ``"auto"`` takes the faster one, and in
             float16 the dense one, since sums over the rotations may leave its range.
             They agree to rounding.
-        tables: the cyclic algorithm to use, for callers that keep it.
+        tables: the cyclic algorithm, if the caller has it already.
         spatial: the turns and mirror images of the filters, see :func:`spatial_bank`.
 
     Returns:
@@ -295,11 +295,11 @@ def mix_filters(weight: Tensor, pointwise_weight: Tensor | None, matrix: Tensor)
     return mixed if pointwise_weight is None else mixed * weight.squeeze(2)
 
 
-def packed(filters: Tensor) -> Tensor:
+def pack_filters(filters: Tensor) -> Tensor:
     """Filters ``[r, O, C/g, kh, kw]`` in autocast's dtype and channels_last memory.
 
-    All at once: otherwise each of the r convolutions would launch two small kernels for it, and
-    two more for the gradients.
+    All at once: otherwise each of the r convolutions would launch two small kernels, and two more
+    for the gradients.
     """
     pixels = filters.permute(0, 1, 3, 4, 2)
     pixels = pixels.to(compute_dtype(filters), memory_format=torch.contiguous_format)
@@ -318,8 +318,8 @@ def _conv2d(images: Tensor, weight: Tensor, bias: Tensor | None, options: _Optio
 
     For 1 x 1 filters with a stride and fewer channels than a block, in channels_last memory, its
     gradient of the filters writes past the end of a buffer: wrong gradients or a crash, see
-    https://github.com/uxlfoundation/oneDNN/issues/6035. Taking the pixels that the stride leaves
-    first gives the same result.
+    https://github.com/uxlfoundation/oneDNN/issues/6035. Slicing the images by the stride, before a
+    convolution without one, gives the same result.
     """
     stride, padding, dilation, groups = options
     rows, columns = (stride, stride) if isinstance(stride, int) else stride
@@ -360,7 +360,7 @@ def _cyclic_conv2d(
     r"""One convolution of C channels for each product: :math:`y = C^\top ((A x) \circ (B w))`."""
     filters = cyclic_filters(weight, pointwise_weight, tables)
     if x.is_cuda and not torch.compiler.is_compiling():
-        filters = packed(filters)
+        filters = pack_filters(filters)
     parts = mix_apart(tables.analysis, x.permute(2, 0, 1, 3, 4))
     if torch.compiler.is_compiling():
         parts = tuple(map(channels_last, parts))
@@ -377,7 +377,7 @@ def check_symmetric(
     padding: Padding,
     dilation: int | tuple[int, ...],
 ) -> None:
-    """Refuse options that tell height from width, or one side from the other, with turns."""
+    """With turns, refuse options that treat height and width, or opposite sides, differently."""
     if SpatialGroup(spatial).order == 1:
         return
     options = {
@@ -392,7 +392,7 @@ def check_symmetric(
     step = dilation[0] if isinstance(dilation, tuple) else dilation
     if padding == "same" and step * (kernel_size[0] - 1) % 2:
         raise ValueError(
-            f"spatial={spatial!r} needs as much padding on either side: with padding='same' "
+            f"spatial={spatial!r} needs equal padding on opposite sides: with padding='same' "
             f"kernel_size must be odd, got {kernel_size[0]}"
         )
 
@@ -404,7 +404,7 @@ def _check_filters(
     groups: int,
     tables: CyclicAlgorithm | None,
 ) -> None:
-    """Refuse filters that do not fit the features; indexing would take some silently."""
+    """Refuse filters that do not fit the features; operations would broadcast some silently."""
     n, shape = x.shape[2], list(weight.shape)
     if weight.ndim != 5:
         raise ValueError(f"ce_conv2d expects filters [O, C/g, n or 1, kh, kw], got {shape}")
@@ -418,7 +418,7 @@ def _check_filters(
         )
     if group_shape[2] != n:
         raise ValueError(
-            f"features have {n} rotations but the filters {group_shape[2]}: {group_shape}"
+            f"features have {n} rotations but filters have {group_shape[2]}: {group_shape}"
         )
     if shape[0] % groups:
         raise ValueError(f"{shape[0]} filters cannot be divided into {groups} groups: {shape}")
@@ -428,4 +428,4 @@ def _check_filters(
             f"{list(x.shape)}"
         )
     if tables is not None and tables.order != n:
-        raise ValueError(f"features have {n} rotations but the tables {tables.order}")
+        raise ValueError(f"features have {n} rotations but tables have {tables.order}")

@@ -5,7 +5,7 @@ sums made with them, to bfloat16 would double the error of the layer. So the mix
 half-precision operands and turns autocast off; only its result is rounded.
 
 Mixing is a matrix product, for which tensors are joined first. Where nothing traces or
-transforms operations, it is faster: on a GPU, a kernel of
+transforms operations, there are faster ways: on a GPU, a kernel of
 :mod:`equicolor.nn._fused.mix_kernels`; on a CPU, for large images, matrix products of pieces
 that fit into the cache. Results are the same to rounding, and so are derivatives of any order.
 """
@@ -20,9 +20,9 @@ from equicolor import _checks
 from equicolor._observed import is_transformed, is_watched
 from equicolor.devices import takes_kernels
 
-# Device types on which the mixing is a kernel.
+# Device types on which a kernel mixes.
 DEVICES: tuple[str, ...] = ("cuda",)
-_LARGEST = 24  # products that a kernel keeps in registers: up to 16 rotations
+_MOST_PRODUCTS = 24  # that the kernel keeps in registers: up to 16 rotations
 # On a CPU: the size from which on a tensor is mixed in pieces, and the size of a piece.
 _LARGE, _PIECE = 2**18, 2**15
 
@@ -32,7 +32,7 @@ def mix_apart(matrix: Tensor, x: Tensor) -> tuple[Tensor, ...]:
 
     Each is in channels_last memory, for a convolution of its own.
     """
-    if not _is_one_call(matrix, (x,)):
+    if not _is_faster(matrix, (x,)):
         return mix_rotations(matrix, x).unbind(0)
     return _Apart.apply(matrix, x)  # type: ignore[no-untyped-call]
 
@@ -42,7 +42,7 @@ def mix_together(matrix: Tensor, parts: Sequence[Tensor]) -> Tensor:
 
     The result lies in memory as ``[m, B, H, W, C]``.
     """
-    if not _is_one_call(matrix, parts):
+    if not _is_faster(matrix, parts):
         stacked: Tensor = torch.cat(tuple(parts)).unflatten(0, (len(parts), -1))
         return mix_rotations(matrix, stacked)
     # Permuted here: torch refuses in-place operations, such as a ReLU, on a view that an
@@ -78,7 +78,7 @@ class _Apart(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, x: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(matrix)
-        if _is_one_kernel(matrix, (x,)):
+        if _takes_kernel(matrix, (x,)):
             pixels = x.permute(0, 1, 3, 4, 2).contiguous()
             mixed = _mix_by_kernel(matrix, pixels.unbind(0)).permute(0, 1, 4, 2, 3)
         else:
@@ -88,7 +88,7 @@ class _Apart(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
         (matrix,) = ctx.saved_tensors
-        if _is_one_call(matrix.T, gradients):
+        if _is_faster(matrix.T, gradients):
             return None, mix_together(matrix.T, gradients)
         # Also works for many gradients at once (is_grads_batched).
         return None, mix_rotations(matrix.T, torch.stack(gradients))
@@ -101,7 +101,7 @@ class _Together(torch.autograd.Function):
     def forward(ctx: Any, matrix: Tensor, *parts: Tensor) -> Tensor:
         ctx.save_for_backward(matrix)
         pixels = [part.permute(0, 2, 3, 1).contiguous() for part in parts]
-        mix = _mix_by_kernel if _is_one_kernel(matrix, parts) else _mix_in_pieces
+        mix = _mix_by_kernel if _takes_kernel(matrix, parts) else _mix_in_pieces
         return mix(matrix, pixels)
 
     @staticmethod
@@ -129,20 +129,20 @@ def _mix_in_pieces(matrix: Tensor, parts: Sequence[Tensor]) -> Tensor:
     return mixed
 
 
-def _is_one_call(matrix: Tensor, tensors: Sequence[Tensor]) -> bool:
-    """Whether tensors can be mixed by a kernel or in pieces."""
+def _is_faster(matrix: Tensor, tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors can be mixed by the kernel or in pieces."""
     return (
         # First: torch.compile must not trace the rest.
         not torch.compiler.is_compiling()
         and all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
-        and (_is_one_kernel(matrix, tensors) or _is_large(matrix, tensors))
+        and (_takes_kernel(matrix, tensors) or _takes_pieces(matrix, tensors))
         and not is_transformed(tensors)
         and not is_watched()
         and not matrix.requires_grad
     )
 
 
-def _is_large(matrix: Tensor, tensors: Sequence[Tensor]) -> bool:
+def _takes_pieces(matrix: Tensor, tensors: Sequence[Tensor]) -> bool:
     """Whether tensors lie on a CPU and are large enough for pieces."""
     first = tensors[0]
     return (
@@ -153,11 +153,11 @@ def _is_large(matrix: Tensor, tensors: Sequence[Tensor]) -> bool:
     )
 
 
-def _is_one_kernel(matrix: Tensor, tensors: Sequence[Tensor]) -> bool:
-    """Whether tensors can be mixed by a kernel on their device."""
+def _takes_kernel(matrix: Tensor, tensors: Sequence[Tensor]) -> bool:
+    """Whether the kernel can mix tensors on their device."""
     first = tensors[0]
     return (
         first.device == matrix.device
-        and max(matrix.shape) <= _LARGEST
+        and max(matrix.shape) <= _MOST_PRODUCTS
         and takes_kernels(first, DEVICES)
     )

@@ -56,7 +56,7 @@ class CEBatchNorm2d(nn.BatchNorm2d):
         return rotations_as_elements(shared, self._elements)
 
     def extra_repr(self) -> str:
-        """BatchNorm2d's line and the spatial group."""
+        """What BatchNorm2d prints, and the spatial group."""
         spatial = "" if self.spatial == "p1" else f", spatial={self.spatial!r}"
         return f"{super().extra_repr()}{spatial}"  # type: ignore[no-untyped-call]
 
@@ -90,6 +90,6 @@ class CEDropout2d(nn.Dropout3d):
         return drop(elements, self.p, self.training).flatten(1, 2)
 
     def extra_repr(self) -> str:
-        """Dropout's line and the spatial group."""
+        """What Dropout prints, and the spatial group."""
         spatial = "" if self.spatial == "p1" else f", spatial={self.spatial!r}"
         return super().extra_repr() + spatial

@@ -11,7 +11,7 @@ from equicolor.nn.layout import per_rotation
 
 
 class _OverSpace(nn.Module):
-    """Applies the pooling of the class after it to each rotation."""
+    """Mixin that applies the pooling of the next base class to each rotation."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Features ``[B, C, n, H, W]`` to features ``[B, C, n, H', W']``."""
