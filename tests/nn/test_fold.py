@@ -518,9 +518,9 @@ class Returned(nn.Module):
         (lambda net, x, images: torch.cat([x, x]), "what cat"),
         (lambda net, x, images: x.permute(0, 1, 2, 4, 3), "what permute"),
         # Would be broadcast, over dimensions that folded features do not have:
-        (lambda net, x, images: x * net.gain, r"features with anything but .* mul \(node"),
-        (lambda net, x, images: x + images.mean(), "features with anything but"),
-        (lambda net, x, images: x + net.fine(images), "features with anything but"),
+        (lambda net, x, images: x * net.gain, r"combine features only .* mul \(node"),
+        (lambda net, x, images: x + images.mean(), "combine features only"),
+        (lambda net, x, images: x + net.fine(images), "combine features only"),
     ],
 )
 @each_form

@@ -318,5 +318,5 @@ class TestErrors:
 
     def test_even_sizes_break_it_with_a_stride(self):
         features = make_features("p4", 3, separable=False)
-        with pytest.raises(AssertionError, match=r"'4' \(CEMaxPool2d\); with a stride, the image size"):
+        with pytest.raises(AssertionError, match=r"'4' \(CEMaxPool2d\); with a stride, the image"):
             assert_equivariant(features, rand(1, 3, 12, 12), 3, "hsv", spatial="p4")

@@ -28,7 +28,7 @@ from equicolor import _checks
 from equicolor.groups import cyclic_products
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.folding.forms import CyclicRewriter, DenseRewriter
-from equicolor.nn.folding.fused import find_stages, fuse, is_where_fused, left_over
+from equicolor.nn.folding.fused import can_be_fused, find_stages, fuse, outside
 from equicolor.nn.folding.rewriter import Rewriter
 from equicolor.nn.folding.space import expand_spatial
 from equicolor.nn.folding.trace import (
@@ -50,13 +50,13 @@ def fold(model: nn.Module, form: str = "auto") -> nn.Module:
     """Make a copy of a network for inference: it computes the same, faster, and cannot be trained.
 
     Args:
-        model: a network of equivariant and ordinary layers that torch.fx can trace. Of a
-            canonicalised one, selector and network are folded, each by itself, and what cannot be
-            folded stays as it is.
+        model: a network of equivariant and ordinary layers that torch.fx can trace. If it is
+            canonicalised, selector and network are folded separately; one that cannot be folded
+            stays as it is.
         form: ``"dense"``, ``"cyclic"`` or ``"fused"`` as described above. ``"auto"`` is the
             fused form for networks on a GPU whose equivariant convolutions are all in first
-            layers and residual blocks that have it. For all other networks it is dense for up
-            to three rotations and cyclic for more, where the dense form would cost more than
+            layers and residual blocks that can be fused. For all other networks it is dense for
+            up to three rotations and cyclic for more, where the dense form would cost more than
             three times the multiplications.
 
     Returns:
@@ -80,8 +80,8 @@ def fold(model: nn.Module, form: str = "auto") -> nn.Module:
     if parts is None:
         return _fold_graph(model, form)
     for name in parts:
-        # A part that cannot be folded, such as somebody else's transformer, stays as it is: a copy
-        # is folded, since it may be half changed when that turns out.
+        # A part that cannot be folded, such as a transformer, stays as it is. Folding it may fail
+        # when it is half changed, so a copy is folded.
         with contextlib.suppress(ValueError):
             part = copy.deepcopy(model.get_submodule(name))
             refuse_custom_modules(part)  # a forward that was assigned to the part itself, say
@@ -95,9 +95,9 @@ def _fold_graph(model: nn.Module, form: str) -> fx.GraphModule:
     expand_spatial(model)
     traced = trace(model)
     allow_any_memory(traced.graph)
-    may_fuse = form == "fused" or (form == "auto" and is_where_fused(traced))
+    may_fuse = form == "fused" or (form == "auto" and can_be_fused(traced))
     stages = find_stages(traced) if may_fuse else []
-    if stages and not left_over(traced, stages):
+    if stages and not outside(traced, stages):
         form = "fused"
     if form == "auto":
         orders = [m.rotations for m in model.modules() if isinstance(m, CEConv2d | CELiftConv2d)]

@@ -43,20 +43,20 @@ def find_stages(traced: fx.GraphModule) -> list[Stage]:
     return [stage for stage in stages if stage is not None]
 
 
-def left_over(traced: fx.GraphModule, stages: Sequence[Stage]) -> list[str]:
+def outside(traced: fx.GraphModule, stages: Sequence[Stage]) -> list[str]:
     """Names of equivariant convolutions that are in no stage."""
-    covered = {node for stage in stages for node in stage.nodes}
+    inside = {node for stage in stages for node in stage.nodes}
     return [
         str(node.target)
         for node in traced.graph.nodes
         if node.op == "call_module"
-        and node not in covered
+        and node not in inside
         and isinstance(traced.get_submodule(str(node.target)), _CONVOLUTIONS)
     ]
 
 
-def is_where_fused(traced: fx.GraphModule) -> bool:
-    """Whether a network has equivariant layers, and device and dtype of all have the fused path."""
+def can_be_fused(traced: fx.GraphModule) -> bool:
+    """Whether a network has equivariant layers, all of a device and dtype that can be fused."""
     layers = (module for module in traced.modules() if isinstance(module, LAYERS))
     weights = [tensor for layer in layers for tensor in layer.parameters()]
     return bool(weights) and all(map(can_fuse, weights))
@@ -64,12 +64,12 @@ def is_where_fused(traced: fx.GraphModule) -> bool:
 
 def fuse(rewriter: "Rewriter", stages: Sequence[Stage]) -> None:
     """Replace stages by their modules."""
-    if missing := left_over(rewriter.traced, stages):
+    if others := outside(rewriter.traced, stages):
         raise ValueError(
             "form='fused' knows first layers (lifting, CEBatchNorm2d, ReLU) and residual blocks "
-            "of convolutions without bias, groups, padding modes and algorithm='dense', each with "
-            "a CEBatchNorm2d, of one shape where they are added, nothing else changing in place; "
-            f"{missing[0]!r} is in neither: use form='auto'"
+            "(each convolution without bias, groups, padding modes and algorithm='dense', and with "
+            "a CEBatchNorm2d after it; no broadcasting, no other operations in place); "
+            f"{others[0]!r} is in neither: use form='auto'"
         )
     for kind, nodes, module in stages:
         first, last = nodes[0], nodes[-1]
@@ -107,7 +107,7 @@ class _Finder:
             return None
         for main, other in (added.args, added.args[::-1]):
             chain = self._chain(main)
-            # An in-place sum must not overwrite the input, which others may read.
+            # An in-place sum must not overwrite the input, which other nodes may read.
             overwrites = added.target is operator.iadd and main is not added.args[0]
             if not chain or main is other or overwrites:
                 continue
@@ -116,9 +116,9 @@ class _Finder:
             if (layer_input(shortcut[0]) if shortcut else other) is not start:
                 continue
             nodes, layers = [*chain, *shortcut, added, relu], self._layers(chain)
-            beside = self._layers(shortcut)
-            if _give_the_same_shape(layers, beside) and self._is_stable(nodes):
-                return Stage("block", nodes, FrozenBlock(layers, beside[0] if beside else None))
+            residual = self._layers(shortcut)
+            if _have_same_shape(layers, residual) and self._is_stable(nodes):
+                return Stage("block", nodes, FrozenBlock(layers, *residual))
         return None
 
     def _layers(self, chain: Sequence[fx.Node]) -> list[Layer]:
@@ -137,7 +137,7 @@ class _Finder:
         return [*earlier, before, *layer] if earlier else layer
 
     def _layer(self, norm: Any, kind: type[nn.Module]) -> list[fx.Node] | None:
-        """``norm`` and the convolution before it; None if it is no such layer."""
+        """``norm`` and the convolution before it; None unless they are a layer to fuse."""
         if not isinstance(norm, fx.Node) or type(self._module(norm)) is not CEBatchNorm2d:
             return None
         conv = layer_input(norm)
@@ -151,7 +151,7 @@ class _Finder:
     def _is_stable(self, nodes: Sequence[fx.Node]) -> bool:
         """Whether no other node between those of a stage works in place.
 
-        It could change the input of the stage, which the fused module reads later.
+        It could change the input of the stage, which the fused module reads only at its end.
         """
         inside = [node in nodes for node in self.order]
         first, last = inside.index(True), len(inside) - 1 - inside[::-1].index(True)
@@ -178,10 +178,10 @@ def _is_sum(node: fx.Node) -> bool:
     return sums and not node.kwargs and len(node.args) == len(operands) == 2
 
 
-def _give_the_same_shape(layers: Sequence[Layer], others: Sequence[Layer]) -> bool:
-    """Whether a chain returns the shape that ``others`` return, or else its input's shape.
+def _have_same_shape(layers: Sequence[Layer], others: Sequence[Layer]) -> bool:
+    """Whether two chains give the same shape for any image size; no layers return their input.
 
-    Must hold for any image size: a sum that broadcasts is no residual.
+    A sum that broadcasts is no residual.
     """
     inputs = layers[0][0].in_channels
     shape = _shape_after(layers, inputs)

@@ -31,7 +31,7 @@ def in_every_hue(module: CELiftConv2d, matrices: Tensor) -> Tensor:
 
 
 def turns_back(rotations: int, like: Tensor, dimensions: int) -> Tensor:
-    """Hue shifts ``[m, 1, ...]`` in turns, in at least float32."""
+    """The turns of :func:`equicolor.color.orbit` as ``[m, 1, ...]``, in at least float32."""
     turns = orbit_turns(rotations, dtype=torch.float64)
     dtype = torch.promote_types(like.dtype, torch.float32)
     return turns.to(like.device, dtype).view(-1, *[1] * dimensions)
@@ -83,10 +83,10 @@ def batch_norm(module: CEBatchNorm2d, copies: int) -> nn.BatchNorm2d:
     return norm.to(next(iter(state.values())))
 
 
-def mix(table: Any, x: Any, dim: int, of: int) -> Any:
-    """``tensordot`` of a table and features over dimension ``dim`` of one, ``of`` of the other.
+def mix(table: Any, x: Any, table_dim: int, x_dim: int) -> Any:
+    """``tensordot`` of a table and features over one dimension of each.
 
     It is computed in the dtype of the table, at least float32; only the result is rounded.
-    Unlike einsum, autocast on GPUs does not lower its precision; on the CPU it lowers both.
+    Autocast lowers the precision of tensordot only on the CPU, that of einsum also on GPUs.
     """
-    return torch.tensordot(table, x.type_as(table), ([dim], [of])).type_as(x)
+    return torch.tensordot(table, x.type_as(table), ([table_dim], [x_dim])).type_as(x)

@@ -39,7 +39,7 @@ _ELEMENTWISE_METHODS = (
 
 
 class _TracerOfDtype(GraphAppendingTracer):
-    """Records functions that ask tensors for their dtype."""
+    """Records functions that read the dtype of tensors."""
 
     def __init__(self, graph: fx.Graph, dtype: torch.dtype) -> None:
         super().__init__(graph)
@@ -94,7 +94,7 @@ class Rewriter:
                 self.rotations[node] = orders.pop()
 
     def _check_elementwise(self, node: fx.Node, module: nn.Module | None) -> None:
-        what = getattr(node.target if module is None else type(module), "__name__", node.target)
+        name = getattr(node.target if module is None else type(module), "__name__", node.target)
         if not (
             isinstance(module, _ELEMENTWISE_MODULES)
             or (node.op == "call_function" and node.target in _ELEMENTWISE_FUNCTIONS)
@@ -102,16 +102,16 @@ class Rewriter:
             or (node.target in (torch.cat, torch.concat) and _channel_cat(node))
         ):
             raise ValueError(
-                f"fold cannot tell what {what} (node {node.name!r}) does to features "
+                f"fold cannot tell what {name} (node {node.name!r}) does to features "
                 "[B, C, n, H, W]; between equivariant layers use elementwise operations, torch.cat "
                 "over channels, and the layers of equicolor.nn"
             )
-        # Folded features have fewer dimensions, so nothing can be broadcast against them.
+        # Folded features have fewer dimensions, so tensors no longer broadcast against them.
         others = [x for x in node.all_input_nodes if not _is_number(self.traced, x)]
         if len({self.rotations.get(x) for x in others}) > 1:
             raise ValueError(
-                f"fold cannot combine features with anything but features of as many rotations "
-                f"and numbers; {what} (node {node.name!r}) does"
+                f"fold can combine features only with numbers and with features of as many "
+                f"rotations, which {name} (node {node.name!r}) does not"
             )
 
     def _fold(self, node: fx.Node, module: nn.Module, x: fx.Node) -> Any:
@@ -163,7 +163,7 @@ class Rewriter:
         return self.tracer.create_proxy("get_attr", name, (), {})
 
     def _name(self, node: fx.Node, suffix: str) -> str:
-        """A name that is not taken; a layer that is called twice gets the same one."""
+        """A name that is not taken; a layer that is called twice gets the same name."""
         key = str(node.target), suffix
         if key not in self.names:
             name = f"{key[0]}_{suffix}"
@@ -175,10 +175,10 @@ class Rewriter:
 
     def shifted(self, node: fx.Node, x: Any, rotations: int, turns: Tensor, dim: int) -> Any:
         """Images in every hue along dimension ``dim``; see :func:`equicolor.color.orbit`."""
-        by = self.buffer(node, "turns", turns)
+        shifts = self.buffer(node, "turns", turns)
         tracer = _TracerOfDtype(self.graph, turns.dtype)
-        exact: Any = tracer.proxy(x.type_as(by).node)
-        hues: Any = orbit(exact, tracer.proxy(by.node), rotations, dim)  # type: ignore[arg-type]
+        exact: Any = tracer.proxy(x.type_as(shifts).node)
+        hues: Any = orbit(exact, tracer.proxy(shifts.node), rotations, dim)  # type: ignore[arg-type]
         return self.tracer.proxy(hues.node).type_as(x)
 
     def products(
@@ -205,7 +205,7 @@ class Rewriter:
 
 
 def _over_elements(module: nn.Module, pooled: Any) -> Any:
-    """Pool over the elements of a spatial group what was pooled over the rotations."""
+    """Pool over the elements of a spatial group, after the rotations."""
     order = SpatialGroup(getattr(module, "spatial", "p1")).order
     if order == 1:
         return pooled

@@ -44,10 +44,10 @@ def trace(model: nn.Module) -> fx.GraphModule:
     for name, module in model.named_modules():
         if module.training:
             raise ValueError(
-                f"fold needs eval mode, but {_called(name, module)} stays in train mode after "
+                f"fold needs eval mode, but {_label(name, module)} stays in train mode after "
                 f"{type(model).__name__}.eval()"
             )
-    _take_apart(model)
+    _split_modules(model)
     try:
         graph = _Tracer().trace(model)
     except Exception as error:  # the network's code may fail in any way on torch.fx's proxies
@@ -59,44 +59,44 @@ def refuse_custom_modules(model: nn.Module) -> None:
     """Refuse a network that computes something its graph does not show.
 
     Layers are replaced by what their class computes, so an instance must not change it. Hooks
-    would be lost, or run on another module. To be called before the network is copied: weights
-    that a hook computes cannot be copied.
+    would be lost, or run on another module. Call this before the network is copied: weights that a
+    hook computes cannot be copied.
     """
     if module_hooks._has_any_global_hook():
         raise ValueError(
             "fold found hooks for all modules (torch.nn.modules.module.register_module_...), which "
             "would see other modules than before; remove them first"
         )
-    own_call = type(model).__call__ is not nn.Module.__call__
-    if own_call and not isinstance(model, fx.GraphModule):
+    overrides_call = type(model).__call__ is not nn.Module.__call__
+    if overrides_call and not isinstance(model, fx.GraphModule):
         raise ValueError(f"fold would drop {type(model).__name__}.__call__; fold what it calls")
     tracer = _Tracer()
     for name, module in model.named_modules():
         if has_hooks(module):
             kinds = [type(hook).__module__ for hook in module._forward_pre_hooks.values()]
-            how = ""
+            tip = ""
             if any(kind.startswith("torch.nn.utils.") for kind in kinds):
-                how = " (torch.nn.utils has prune.remove, remove_weight_norm, remove_spectral_norm)"
+                tip = " (torch.nn.utils has prune.remove, remove_weight_norm, remove_spectral_norm)"
             raise ValueError(
-                f"fold would drop the hooks of {_called(name, module)}; remove them first{how}"
+                f"fold would drop the hooks of {_label(name, module)}; remove them first{tip}"
             )
-        # Other modules are traced, so methods assigned to them are seen.
-        kept_whole = not name or isinstance(module, _BatchNorm)
+        # Other modules are traced, which runs the methods assigned to them.
+        is_replaced = not name or isinstance(module, _BatchNorm)
         assigned = assigned_methods(module)
-        if assigned and (kept_whole or tracer.is_leaf_module(module, name)):
+        if assigned and (is_replaced or tracer.is_leaf_module(module, name)):
             raise ValueError(
-                f"fold would drop the {assigned[0]} that was assigned to {_called(name, module)}; "
+                f"fold would drop the {assigned[0]} that was assigned to {_label(name, module)}; "
                 f"write a class with that {assigned[0]}"
             )
-        own = next((kind for kind in LAYERS if isinstance(module, kind)), None)
-        if own is not None and type(module).forward is not own.forward:
+        layer = next((kind for kind in LAYERS if isinstance(module, kind)), None)
+        if layer is not None and type(module).forward is not layer.forward:
             raise ValueError(
-                f"fold knows {own.__name__}, but {name!r} is a {type(module).__name__} with a "
+                f"fold knows {layer.__name__}, but {name!r} is a {type(module).__name__} with a "
                 "forward of its own"
             )
 
 
-def _called(name: str, module: nn.Module) -> str:
+def _label(name: str, module: nn.Module) -> str:
     return f"{name!r} ({type(module).__name__})" if name else f"the {type(module).__name__} itself"
 
 
@@ -117,24 +117,24 @@ def bake_parametrizations(model: nn.Module) -> None:
             module.register_parameter(name, nn.Parameter(value.clone(), requires_grad=False))
 
 
-def _take_apart(model: nn.Module) -> None:
-    """Replace modules of timm that hide layers: norms with an activation, VGG's last part.
+def _split_modules(model: nn.Module) -> None:
+    """Replace modules of timm by their layers: norms with an activation, and VGG's last part.
 
-    The latter enlarges features that are too small, for which it asks for their size; a folded
-    network expects images that are large enough.
+    VGG's part reads the size of features to enlarge small ones, which cannot be traced. A folded
+    network needs images that are large enough.
     """
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
             kind, parts = type(module).__name__, module._modules
-            inside: list[nn.Module | None] = []
+            split: list[nn.Module | None] = []
             if kind == "BatchNormAct2d" and isinstance(module, nn.BatchNorm2d):
                 plain = nn.BatchNorm2d.__new__(nn.BatchNorm2d)
                 plain.__dict__ = {**module.__dict__, "_modules": {}}
-                inside = [plain, parts["drop"], parts["act"]]
+                split = [plain, parts["drop"], parts["act"]]
             elif kind == "ConvMlp" and hasattr(module, "input_kernel_size"):
-                inside = [parts[key] for key in ("fc1", "act1", "drop", "fc2", "act2")]
-            if inside:
-                layers = [part for part in inside if part is not None]
+                split = [parts[key] for key in ("fc1", "act1", "drop", "fc2", "act2")]
+            if split:
+                layers = [part for part in split if part is not None]
                 parent.add_module(name, nn.Sequential(*layers))
 
 
@@ -172,13 +172,13 @@ def allow_any_memory(graph: fx.Graph) -> None:
     """Replace ``view`` by ``reshape``: folded layers return features in another memory layout."""
     for node in graph.nodes:
         values = (*node.args, *node.kwargs.values())
-        bytes_as_others = any(isinstance(value, torch.dtype) for value in values)
-        if node.op == "call_method" and node.target in _VIEWS and not bytes_as_others:
+        changes_dtype = any(isinstance(value, torch.dtype) for value in values)
+        if node.op == "call_method" and node.target in _VIEWS and not changes_dtype:
             node.target = _VIEWS[node.target]
 
 
 def fold_batch_norms(traced: fx.GraphModule) -> None:
-    """Fold each batch norm into the convolution before it, if nothing else uses that."""
+    """Fold each batch norm into the convolution before it, if nothing else uses that one."""
     modules = dict(traced.named_modules())
     for node in list(traced.graph.nodes):
         norm = modules.get(str(node.target)) if node.op == "call_module" else None
@@ -218,9 +218,9 @@ def layer_input(node: fx.Node) -> fx.Node:
 
 def uses(node: fx.Node) -> int:
     """How often a graph calls the module of a node or reads one of its tensors."""
-    own = str(node.target)
+    name = str(node.target)
     targets = [str(other.target) for other in node.graph.nodes if other.op != "call_method"]
-    return sum(target == own or target.startswith(f"{own}.") for target in targets)
+    return sum(target == name or target.startswith(f"{name}.") for target in targets)
 
 
 def is_impure(traced: fx.GraphModule, node: fx.Node) -> bool:
