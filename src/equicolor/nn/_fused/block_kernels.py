@@ -124,8 +124,8 @@ def finish_moments_kernel(
 ):
     """From sums about the pivots to the vectors of a batch norm; updates running statistics.
 
-    Of so many ELEMENTS next to each other, each has its own pivot; weight, bias and statistics are
-    shared. ``count`` is of one of them.
+    ELEMENTS neighbouring lanes have their own pivots, but share weight, bias and statistics.
+    ``count`` is the number of values of one lane.
     """
     lane, first, second = _totals(sums)
     first, second = first / count, second / count

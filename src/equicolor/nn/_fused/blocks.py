@@ -78,8 +78,8 @@ def residual_block(x: Tensor, layers: Sequence[Layer], shortcut: Layer | None = 
     def layer_of(conv: CEConv2d, norm: CEBatchNorm2d) -> BlockLayer:
         return BlockLayer(Filters.of(conv, dtype), functools.partial(normalization, norm))
 
-    beside = None if shortcut is None else layer_of(*shortcut)
-    return block_of(x, [layer_of(*layer) for layer in layers], beside)
+    residual = None if shortcut is None else layer_of(*shortcut)
+    return block_of(x, [layer_of(*layer) for layer in layers], residual)
 
 
 def block_of(x: Tensor, layers: Sequence[BlockLayer], shortcut: BlockLayer | None = None) -> Tensor:

@@ -62,7 +62,7 @@ def is_known(module: nn.Module) -> bool:
     if type(module) is CEBatchNorm2d:
         statistics = module.running_mean, module.running_var, module.num_batches_tracked
         tensors = module.weight, module.bias, *statistics
-        # The kernels read them one number after the other, where the weight is.
+        # The kernels read them as contiguous vectors, on the device of the weight.
         return all(
             tensor is not None and tensor.is_contiguous() and tensor.device == tensors[0].device
             for tensor in tensors
@@ -81,7 +81,7 @@ def halves(pool: nn.Module) -> bool:
         return False
     options = pool.kernel_size, pool.stride, pool.padding, pool.dilation
     return all(
-        option in (one, (one, one)) for option, one in zip(options, (3, 2, 1, 1), strict=True)
+        option in (size, (size, size)) for option, size in zip(options, (3, 2, 1, 1), strict=True)
     )
 
 
@@ -98,7 +98,7 @@ def _fits(x: Tensor, dimensions: int) -> bool:
 
 
 def _takes(module: nn.Module, x: Tensor) -> bool:
-    """Whether a module is known here and takes such an input."""
+    """Whether a module is one that :func:`is_known`, and takes such an input."""
     if type(module) is nn.Sequential:
         children = [type(child) for child in module]
         return is_untouched(module) and children in ([], [CEConv2d, CEBatchNorm2d])

@@ -95,7 +95,7 @@ def _rotations(pointer, place, step, inside, N: constexpr):
 
 @triton.jit
 def _product(matrix, row_step, column_step, tiles, ROWS: constexpr):
-    """A matrix, whose numbers lie so far apart, times tiles."""
+    """A matrix, with these strides, times tiles."""
     sums = ()
     for row in tl.static_range(ROWS):
         total = tiles[0] * tl.load(matrix + row * row_step)
@@ -187,11 +187,11 @@ def mix(
     """Filters mixed by ``table [m, n]``, in memory ``[m, O, kh, kw, C]`` with padded channels.
 
     Args:
-        weight: the filters, ``[O, C, n, kh, kw]``; or ``[O, C, 1, kh, kw]``, which
-        pointwise: ``[O, C, n, 1, 1]`` multiplies.
-        table: is taken as float32.
+        weight: full filters ``[O, C, n, kh, kw]``, or the spatial part ``[O, C, 1, kh, kw]``.
+        pointwise: the group part ``[O, C, n, 1, 1]`` of separable filters, else None.
+        table: the matrix, which is converted to float32.
         dtype: of the result.
-        planes: whose pairs take four mixes as one filter of twice the channels.
+        planes: those of the layer; a pair takes four mixes as one filter of twice the channels.
     """
     filters = _Filters.of(weight, pointwise, table, planes)
     shape = len(table), filters.padded_outputs, *weight.shape[3:], filters.padded_inputs

@@ -8,12 +8,7 @@ from torch import Tensor
 
 from equicolor.devices import on_device_of
 from equicolor.nn._fused.functions import apply, convolution_backward, refuse_second_derivatives
-from equicolor.nn._fused.layout import (
-    Features,
-    Options,
-    padded_channels,
-    rows_of,
-)
+from equicolor.nn._fused.layout import Features, Options, padded_channels, rows_of
 from equicolor.nn._fused.norm import Norm, kernels, normalization
 from equicolor.nn.conv import CELiftConv2d
 from equicolor.nn.functional import ce_lift_conv2d, compute_dtype, spatial_bank
@@ -39,12 +34,16 @@ def lift(images: Tensor, conv: CELiftConv2d) -> Tensor:
     if not (images.requires_grad or learnable) and conv.dilation == (1, 1):
         return lift_columns(images, conv, packed_columns(conv, compute_dtype(images)), matrices)
     weight, options = _padded(_bank(conv)), (conv.stride, conv.padding, conv.dilation)
-    group: dict[str, Any] = {
-        "rotations": conv.rotations,
-        "lifting": conv.lifting,
-        "matrices": matrices,
-    }
-    return rows_of(to_images(ce_lift_conv2d(images, weight, None, *options, **group)))
+    features = ce_lift_conv2d(
+        images,
+        weight,
+        None,
+        *options,
+        rotations=conv.rotations,
+        lifting=conv.lifting,
+        matrices=matrices,
+    )
+    return rows_of(to_images(features))
 
 
 def packed_columns(conv: CELiftConv2d, dtype: torch.dtype) -> Tensor:
@@ -93,7 +92,7 @@ class _Lift(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, how: tuple[Any, ...], images: Tensor, filters: Tensor) -> Tensor:
-        """``how``: the arguments of the kernel beside the images."""
+        """``how``: the arguments of the kernel after the images."""
         ctx.how = how
         ctx.save_for_backward(images, filters)
         orbit = kernels("lift_kernels").orbit_columns(images, *how)

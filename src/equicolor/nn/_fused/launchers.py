@@ -55,7 +55,7 @@ class _Size(NamedTuple):
 
     @classmethod
     def of_products(cls, products: Products, n: int) -> "_Size":
-        """The size of products; all of their channels count as used."""
+        """The size of products; spare channels count as used."""
         return cls.of(_images(products), products[0].shape[1], n)
 
     @property
@@ -113,7 +113,7 @@ def moments(products: Products, norm: TrainingNorm, *, n: int, elements: int = 1
     sums = _reduce(kernels.moments_kernel, size, products, pivots)
     arguments = pivots, norm, vectors, channels, size.samples, size.pixels_in_a_row
     _finish(kernels.finish_moments_kernel, sums, *arguments, elements)
-    # As torch counts its own changes in place: others tell by it whether a tensor changed.
+    # Torch counts its own in-place changes, by which caches and autograd notice them.
     increment_version([norm.mean, norm.var])
     return vectors
 
@@ -233,7 +233,7 @@ def slopes_of(sums: Tensor, norm: Norm, count: float) -> Tensor:
 
 
 def loop_of(steps: int) -> Any:
-    """The number of steps of a loop; Triton's interpreter needs it as a constant."""
+    """The number of steps of a loop; Triton's interpreter needs a constant."""
     return constexpr(steps) if triton.knobs.runtime.interpret else steps
 
 

@@ -69,7 +69,7 @@ class Planes(NamedTuple):
         return self._parts(memory, rows=2)
 
     def _parts(self, memory: Tensor, rows: int) -> Products:
-        """What is alone, and the pairs with so many times the rows and twice the channels."""
+        """Single planes, and pairs with ``rows`` times the rows and twice the channels."""
         alone = memory[: self.alone].permute(0, 1, 4, 2, 3).unbind(0)
         if not self.paired:
             return alone

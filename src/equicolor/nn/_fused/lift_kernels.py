@@ -1,6 +1,6 @@
 """The orbit of images under the hue group as one Triton kernel, laid out for the first convolution.
 
-It equals :func:`equicolor.nn.functional.hue_orbit`, which passes over memory for every operation.
+It equals :func:`equicolor.nn.functional.hue_orbit`, whose operations each read and write images.
 Colours are float32 until they are written.
 
 A convolution of three channels leaves tensor cores mostly idle, so the kernel writes more channels:
@@ -26,12 +26,12 @@ _WARPS = 4
 
 
 class _Images(NamedTuple):
-    """``[B, 3, H, W]`` in any memory."""
+    """``[B, 3, H, W]`` in any memory layout."""
 
     pointer: Tensor
     height: int
     width: int
-    steps: tuple[int, ...]  # from element to element along each dimension
+    steps: tuple[int, ...]  # strides
 
 
 class _Windows(NamedTuple):
@@ -62,7 +62,7 @@ def _orbit_kernel(
     inside = there & (x.to(tl.uint32) < images.width) & (y.to(tl.uint32) < images.height)
     first = images.pointer + (image * images.steps[0])[:, None]
     pixel = y * images.steps[2] + x * images.steps[3]
-    # Zero outside; so is what becomes of it.
+    # Pixels outside are zero, and stay zero in every hue.
     red = load(first, pixel, inside)
     green = load(first, pixel + images.steps[1], inside)
     blue = load(first, pixel + 2 * images.steps[1], inside)

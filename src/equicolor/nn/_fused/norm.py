@@ -14,7 +14,7 @@ from equicolor.nn.norm import CEBatchNorm2d
 
 
 class TrainingNorm(NamedTuple):
-    """The tensors of a batch norm in training, and how fast its running statistics follow."""
+    """The tensors and options of a batch norm in training."""
 
     weight: Tensor
     bias: Tensor
@@ -72,7 +72,7 @@ def normalization(norm: CEBatchNorm2d, outputs: Products, n: int) -> Norm:
     if batch * height * width * n * elements == 1:
         raise ValueError("Expected more than 1 value per channel when training")  # as torch does
     tensors = norm.weight, norm.bias, mean, var, count
-    count.add_(1)  # which refuses what must not be changed, before a kernel changes it
+    count.add_(1)  # raises for tensors that refuse changes, before a kernel changes the others
     training = TrainingNorm(*tensors, norm.momentum, norm.eps)
     vectors = kernels().moments(outputs, training, n=n, elements=elements)
     return Norm(norm.weight, norm.bias, vectors, training=True, elements=elements)

@@ -20,7 +20,7 @@ from equicolor.groups.cyclic import cyclic_algorithm, cyclic_products
 
 # Features to products (A), products to features (C^T), and the transposes of both.
 ANALYSIS, ANALYSIS_T, SYNTHESIS, SYNTHESIS_T = range(4)
-# Added to any of them, it means modes instead of products.
+# Added to a kind, for modes instead of products.
 PAIRED = 4
 
 
