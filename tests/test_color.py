@@ -232,8 +232,8 @@ class TestShiftHue:
 
         # Inductor is tried in nn/test_compile.py, before a network.
         compiled = torch.compile(shifted, fullgraph=True, backend="aot_eager")
-        for found, expected in zip(compiled(images, shifts), shifted(images, shifts), strict=True):
-            assert torch.equal(found, expected)
+        for actual, expected in zip(compiled(images, shifts), shifted(images, shifts), strict=True):
+            assert torch.equal(actual, expected)
 
 
 class TestRotateHue:

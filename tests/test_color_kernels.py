@@ -39,11 +39,11 @@ def test_it_equals_torch_operations(shape, dtype, both):
     images[..., :, 0, 2] = 0.0  # black
     turns = torch.randn(shape[:-3], device=DEVICE)
     for each in (turns, 0.3, -1.75):
-        expected, found = both(images, each)
-        assert found.dtype == dtype
+        expected, actual = both(images, each)
+        assert actual.dtype == dtype
         exact = dtype == torch.float32
         torch.testing.assert_close(
-            found, expected, rtol=0, atol=1e-6 if exact else torch.finfo(dtype).eps
+            actual, expected, rtol=0, atol=1e-6 if exact else torch.finfo(dtype).eps
         )
 
 
@@ -51,19 +51,19 @@ def test_images_may_lie_in_memory_anyhow(both):
     images = torch.rand(4, 3, 10, 12, device=DEVICE)
     last = images.contiguous(memory_format=torch.channels_last)
     for each in (last, images[:, :, ::2, 1:], images[:1].expand(4, -1, -1, -1)):
-        expected, found = both(each, torch.linspace(0, 1, 4, device=DEVICE))
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+        expected, actual = both(each, torch.linspace(0, 1, 4, device=DEVICE))
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
     assert both(last, 0.2)[1].is_contiguous(memory_format=torch.channels_last)
     swapped = torch.rand(2, 3, 3, 4, 5, device=DEVICE).transpose(0, 1)  # no view has them in a row
-    expected, found = both(swapped, torch.rand(3, 2, device=DEVICE))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    expected, actual = both(swapped, torch.rand(3, 2, device=DEVICE))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
 
 
 def test_nan_stays_in_its_pixel(both):
     images = torch.rand(1, 3, 4, 4, device=DEVICE)
     images[0, 1, 2, 2] = torch.nan
-    expected, found = both(images, 0.4)
-    assert torch.equal(expected.isnan(), found.isnan())
+    expected, actual = both(images, 0.4)
+    assert torch.equal(expected.isnan(), actual.isnan())
 
 
 def test_gradients_do_not_take_the_kernel(monkeypatch):

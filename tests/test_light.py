@@ -336,9 +336,9 @@ class TestShapesAndStates:
         def every(images):
             return {name: function(images) for name, function in WHOLE.items()}
 
-        found = torch.compile(every, fullgraph=True, backend="aot_eager")(images)
+        actual = torch.compile(every, fullgraph=True, backend="aot_eager")(images)
         for name, expected in every(images).items():
-            assert (found[name] - expected).abs().max() < 1e-6, name
+            assert (actual[name] - expected).abs().max() < 1e-6, name
 
 
 IMAGES = torch.rand(2, 3, 4, 4)

@@ -31,7 +31,7 @@ def test_convolution_is_the_one_on_features(groups, algorithm, slow_conv, relati
 
 
 def test_copies_around_the_dense_algorithm_keep_channels_last():
-    """Which is what happens on a GPU, in the gradients too."""
+    """Copies on a GPU are channels_last, also those of gradients."""
     x = torch.rand(N * 2, 4, 7, 7).to(memory_format=torch.channels_last).requires_grad_()
     features = from_pixels(x, N)
     assert torch.equal(features, to_features(x, N))
@@ -186,13 +186,13 @@ def test_lifting_shifts_back_and_then_normalises(smooth_images, relative_error):
     m, s = (torch.tensor(v, dtype=torch.float64).view(3, 1, 1) for v in (mean, std))
     for k in range(6):
         assert relative_error(lifted[k], (shift_hue(images, -k / 6) - m) / s) < 1e-12
-    # images that come normalised are brought back first; padding has no colour and stays
-    given = (images - m) / s
-    given[:, :, -1] = 0
+    # Normalised images are brought back to [0, 1] first; padding has no colour and does not change.
+    normalized = (images - m) / s
+    normalized[:, :, -1] = 0
     padded = HueLift(6, mean=mean, std=std, takes="normalized", padded=True).double()
-    found = padded(given).unflatten(0, (6, 2))
-    assert relative_error(found[..., :-1, :], lifted[..., :-1, :]) < 1e-12
-    assert not found[..., -1, :].any()
+    actual = padded(normalized).unflatten(0, (6, 2))
+    assert relative_error(actual[..., :-1, :], lifted[..., :-1, :]) < 1e-12
+    assert not actual[..., -1, :].any()
     with pytest.raises(ValueError, match="padded=True needs takes='normalized'"):
         HueLift(6, mean=mean, std=std, padded=True)  # zeros are black there
 

@@ -1,4 +1,4 @@
-"""Networks as CUDA graphs compute what they compute without."""
+"""Networks recorded as CUDA graphs compute the same as without."""
 
 import copy
 import threading
@@ -73,7 +73,7 @@ def test_gpu_inference_is_that_of_the_network(folded, dtype, tolerance, relative
     network = ce_resnet18(5, width=8).cuda().to(memory_format=torch.channels_last).eval()
     batches = torch.rand(2, 16, 3, 64, 64, device="cuda")
     predict = capture(fold(network) if folded else network, batches[0], dtype)
-    results = [predict(images) for images in batches]  # fresh ones: the first stays
+    results = [predict(images) for images in batches]  # new tensors: the first stays
     smaller = predict(batches[0, :3])  # by the network itself, in the same dtype
     assert not results[0].requires_grad
     assert results[0].dtype == smaller.dtype == (dtype or torch.float32)

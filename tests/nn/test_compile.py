@@ -88,7 +88,7 @@ def test_inductor_computes_the_same_for_images_of_any_size(relative_error, toler
         return shifted, network(shifted)
 
     with torch.no_grad():
-        # Or the first size would be compiled by itself, which takes a C++ compiler six seconds.
+        # Otherwise the first size is compiled by itself, which takes a C++ compiler six seconds.
         compiled = torch.compile(both, fullgraph=True, dynamic=True)
         for size in (8, 13):
             x = torch.rand(2, 3, size, size)
@@ -134,12 +134,12 @@ def test_networks_compile_whole_on_a_gpu(lifting, relative_error):
     network = ce_resnet18(10, width=8, lifting=lifting).cuda().eval()
     images = torch.rand(2, 3, 64, 64, device="cuda")
     compiled = torch.compile(network, fullgraph=True)
-    expected, found = network(images), compiled(images)
+    expected, actual = network(images), compiled(images)
     # float32 convolutions in TF32, which keeps 10 bits; gradients add more of the rounding up
-    assert relative_error(found, expected) < 1e-3
+    assert relative_error(actual, expected) < 1e-3
     parameters = list(network.parameters())
     gradients = torch.autograd.grad(expected.square().sum(), parameters)
     for eager, other in zip(
-        gradients, torch.autograd.grad(found.square().sum(), parameters), strict=True
+        gradients, torch.autograd.grad(actual.square().sum(), parameters), strict=True
     ):
         assert relative_error(other, eager) < 5e-2

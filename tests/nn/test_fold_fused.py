@@ -135,7 +135,7 @@ def test_blocks_whose_shapes_agree_are_fused(block, size, settle, check):
         (5, lambda: Residual(layer(5, 5, padding=0)), 3),
         (5, lambda: Residual(layer(5, 5, padding=1), layer(5, 5, padding=0)), 3),
         (5, lambda: Residual(layer(5, 5, padding=0), shortcut=layer(5, 5, 1)), 3),
-        # As large for images of even sizes alone.
+        # Of the same size only for images of even sizes.
         (
             5,
             lambda: Residual(layer(5, 5, padding=1, stride=2), shortcut=layer(5, 5, 2, stride=2)),
@@ -175,7 +175,7 @@ class Shared(Foreign):
 
 
 class Overwritten(Foreign):
-    """Adds to what comes in, in place, and gives that out too."""
+    """Adds to its input in place, and returns the input as well."""
 
     def forward(self, x):
         x += self.main(x)
@@ -183,7 +183,7 @@ class Overwritten(Foreign):
 
 
 class Watched(Foreign):
-    """What comes in is changed before it is added."""
+    """The input is changed before it is added."""
 
     def forward(self, x):
         out = self.main(x)
@@ -242,7 +242,7 @@ def test_other_blocks_are_folded_in_the_other_forms(block, settle, check):
 
 
 class ChangedImages(nn.Module):
-    """Images are changed, under another name, before the first layers are done with."""
+    """Images are changed under another name while the first layers still need them."""
 
     def __init__(self):
         super().__init__()

@@ -21,7 +21,7 @@ from equicolor.nn import (
 
 
 class Clashing(nn.Module):
-    """Has names that the fold would like to give to what it adds."""
+    """Has modules and buffers with names that fold would give to new ones."""
 
     def __init__(self):
         super().__init__()

@@ -29,9 +29,8 @@ each_option = pytest.mark.parametrize(
 each_algorithm = pytest.mark.parametrize("algorithm", ["dense", "cyclic"])
 both_kinds = pytest.mark.parametrize("separable", [True, False], ids=["separable", "full"])
 
-# Few channels, a stride and filters of one pixel. Of a plain conv2d of these shapes in
-# channels_last memory, oneDNN's gradient writes past a buffer: with AVX2, and with AVX-512 for the
-# large images.
+# Few channels, a stride and filters of one pixel: for a plain conv2d of these shapes in
+# channels_last memory, oneDNN's gradient writes past a buffer, with AVX-512 only for large images.
 FEW_CHANNELS = """
 import torch
 from equicolor.nn.functional import ce_conv2d
@@ -39,12 +38,12 @@ from equicolor.nn.functional import ce_conv2d
 torch.manual_seed(0)
 for channels, size, algorithm in [(2, 32, "dense"), (4, 32, "cyclic"), (8, 112, "cyclic")]:
     x, weight = torch.randn(32, channels, 3, size, size), torch.randn(16, channels, 3, 1, 1)
-    found, expected = (
+    actual, expected = (
         torch.autograd.grad(ce_conv2d(x.to(dtype), w, stride=2, algorithm=algorithm).sum(), w)[0]
         for dtype in (torch.float32, torch.float64)
         for w in [weight.to(dtype).requires_grad_()]
     )
-    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert (actual - expected).abs().max() < 1e-4 * expected.abs().max()
 """
 
 

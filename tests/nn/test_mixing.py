@@ -180,14 +180,14 @@ def test_layer(n, launches, ordinary, relative_error):
     assert len(launches) == 4
     expected = ordinary(layer, x)
     assert relative_error(y, expected) < 1e-5
-    wanted = ordinary(torch.autograd.grad, expected, leaves, slope)
+    expected_gradients = ordinary(torch.autograd.grad, expected, leaves, slope)
     assert len(launches) == 4
-    for one, other in zip(gradients, wanted, strict=True):
+    for one, other in zip(gradients, expected_gradients, strict=True):
         assert relative_error(one, other) < 1e-5
 
 
 def second_derivative(layer, x):
-    """Of a penalty on the gradient, by the input and the filters."""
+    """Gradients of a penalty on the gradient, for the input and the filters."""
     (gradient,) = torch.autograd.grad(layer(x).pow(3).sum(), x, create_graph=True)
     return torch.autograd.grad(gradient.pow(2).sum(), [x, *layer.parameters()])
 
@@ -322,7 +322,7 @@ def test_many_gradients_at_once(launches, relative_error):
 
 
 def test_torch_operations_are_those_of_a_matrix_product():
-    """Not to rounding: elsewhere than on a GPU nothing depends on the kernel."""
+    """Bit for bit: without a GPU nothing depends on the kernel."""
     matrix, x = cyclic_algorithm(6).analysis.float(), torch.randn(6, 2, 5, 7, 3).bfloat16()
     pixels = x.permute(0, 1, 3, 4, 2).reshape(6, -1)
     expected = (matrix @ pixels.float()).bfloat16().view(-1, 2, 7, 3, 5).permute(0, 1, 4, 2, 3)
@@ -362,14 +362,14 @@ def test_pieces_make_the_whole(n, dtype, pieces, relative_error, tolerance):
     slope, slopes = torch.randn_like(together), torch.randn_like(products)
     (back,) = torch.autograd.grad(together, products, slope)
     (forth,) = torch.autograd.grad(apart, x, slopes.unbind())
-    for found, expected in (
+    for actual, expected in (
         (torch.stack(apart), exact(matrix, x)),
         (together, exact(matrix.T, products)),
         (back, exact(matrix, slope)),
         (forth, exact(matrix.T, slopes)),
     ):
-        assert relative_error(found, expected) < tolerance[dtype]
-        assert in_channels_last_memory(found)
+        assert relative_error(actual, expected) < tolerance[dtype]
+        assert in_channels_last_memory(actual)
     assert pieces == [r, r]  # what comes as one tensor is not joined
     together.relu_()
 

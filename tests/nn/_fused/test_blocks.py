@@ -154,7 +154,7 @@ def test_paired_filters_are_rounded_once(relative_error):
     exact = blocks.Filters.of(conv, torch.float32).tensor
     half = blocks.Filters.of(copy.deepcopy(conv).bfloat16(), torch.bfloat16).tensor
     twice = blocks.Filters.of(copy.deepcopy(conv).bfloat16().float(), torch.float32).tensor
-    # Of the weights that bfloat16 has. A GPU rounds, Triton's interpreter cuts off.
+    # Filters of the rounded weights, rounded once: a GPU rounds, Triton's interpreter cuts off.
     cut = (twice.view(torch.int32) & -(2**16)).view(torch.float32)
     once = twice.bfloat16() if DEVICE == "cuda" else cut
     assert torch.equal(half.float(), once.float())
@@ -198,7 +198,7 @@ def test_one_value_has_no_variance(ordinary):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("largest", "rotations", "bottleneck"),
-    # No layer in pairs; those alone with few inputs.
+    # No layer in pairs; only layers with few inputs.
     [(0, 3, False), (16, 4, False), (16, 3, True)],
 )
 def test_layers_need_not_be_paired(
@@ -330,7 +330,7 @@ def test_a_network_equals_the_ordinary_one(
 
 @pytest.mark.slow
 def test_a_stem_of_few_channels_and_many_pixels(relative_error):
-    # Rows of memory are neither counted by channels nor by columns, of which there are more.
+    # Rows of memory are counted neither by channels nor by columns, of which there are more.
     conv = CELiftConv2d(3, 2, 3, padding=1, bias=False).to(DEVICE)
     norm, pool = CEBatchNorm2d(2).to(DEVICE), CEMaxPool2d(3, 2, 1)
     images = torch.rand(2, 3, 15, 14, device=DEVICE)

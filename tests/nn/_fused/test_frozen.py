@@ -56,7 +56,7 @@ def calls(monkeypatch):
 
 
 def make(settle, *, widths=(5,), blocks=(1,), small=True, size=4, **options):
-    """A settled ResNet and images for it; of two rotations, which the interpreter mixes fast."""
+    """A settled ResNet of two rotations, which the interpreter mixes fast, and images for it."""
     bottleneck = options.pop("bottleneck", False)
     network = ResNet(
         Architecture(blocks, bottleneck, 8, small, 10),
@@ -148,7 +148,7 @@ def test_filters_are_made_once_for_every_dtype(settle, calls):
     with torch.no_grad():
         folded.get_submodule("conv1_stem").norm.bias.add_(1)
     folded(images)
-    assert calls["made"] == 2 * layers + 1  # of the stem alone, in this dtype alone
+    assert calls["made"] == 2 * layers + 1  # only those of the stem, in this dtype
 
 
 @pytest.mark.slow
@@ -176,9 +176,9 @@ def test_norms_are_laid_out_once_for_every_number_of_pixels(settle, monkeypatch)
 def test_another_state_is_followed(assign, settle, relative_error, ordinary):
     network, images = make(settle)
     other, _ = make(settle)
-    folded, wanted = fold(network), fold(other)
+    folded, target = fold(network), fold(other)
     folded(images)
-    state = wanted.state_dict()
+    state = target.state_dict()
     assert state.keys() == folded.state_dict().keys()
     folded.load_state_dict(state, assign=assign)
     assert relative_error(folded(images), ordinary(other, images)) < TOLERANCE
@@ -204,7 +204,7 @@ def test_other_weights_in_the_same_memory_are_not_mistaken():
         stem._cached(torch.float32)
         memory = stem.norm.running_mean.data_ptr()
         stem.norm.running_mean = torch.zeros(size, device=DEVICE)
-        # One of these is likely to be there, were it free.
+        # One of these would probably lie there if the memory were free.
         others = [torch.full((size,), float(value), device=DEVICE) for _ in range(20)]
         there = [other for other in others if other.data_ptr() == memory]
         stem.norm.running_mean = (there or others)[0]

@@ -99,15 +99,15 @@ def test_filters_are_mixed_and_packed(n, shape, separable, paired, relative_erro
         table = blocks._paired_table(n, table.device)
     weight = torch.randn(outputs, inputs, 1 if separable else n, *size, device=DEVICE)
     pointwise = torch.randn(outputs, inputs, n, 1, 1, device=DEVICE) if separable else None
-    given = [one.requires_grad_() for one in (weight, pointwise) if one is not None]
+    leaves = [one.requires_grad_() for one in (weight, pointwise) if one is not None]
     expected = packed_filters(weight, pointwise, table, planes)
     packed = functions.MixFilters.apply(weight, pointwise, table, torch.float32, planes)
     assert packed.is_contiguous()
     assert relative_error(packed, expected) < 1e-6
     gradient = torch.randn_like(packed)
-    wanted = torch.autograd.grad(expected, given, gradient)
-    found = torch.autograd.grad(packed, given, gradient)
-    for one, other in zip(found, wanted, strict=True):
+    expected_gradients = torch.autograd.grad(expected, leaves, gradient)
+    actual = torch.autograd.grad(packed, leaves, gradient)
+    for one, other in zip(actual, expected_gradients, strict=True):
         assert relative_error(one, other) < 1e-5
     assert torch.equal(planes.join_filters(planes.filters(packed)), packed)
     half = filter_kernels.mix(weight, pointwise, table, torch.bfloat16, planes)
@@ -217,7 +217,7 @@ def synthesise(products, name, paired=False):
 
 
 def written(memory, name, paired=False):
-    """What kernels write as planes ``[m, B, C, H, W]``; the spare channels hold nothing."""
+    """What kernels write as planes ``[m, B, C, H, W]``; the spare channels are zero."""
     n, channels, *_ = SHAPES[name]
     images = Planes.of(n, paired=paired).images(memory)
     for one in images:
@@ -304,7 +304,7 @@ def test_moments_update_running_statistics(momentum, share):
     vectors = launchers.moments(products, norm, n=n)
     close(norm.mean, share * vectors[0, :channels])
     close(norm.var, 1 + share * (vectors[4, :channels] - 1))
-    # Whoever keeps them in mind must see.
+    # Caches that follow from them must notice the change.
     assert min(norm.mean._version, norm.var._version) > before
 
 
@@ -342,14 +342,14 @@ def test_norm_analyse(name, training, before, paired):
     close(written(result, name, paired), expected)
 
     gradients = products_of(name, paired=paired)
-    wanted = torch.autograd.grad(expected, leaves, planes_of(gradients, name))
+    expected_gradients = torch.autograd.grad(expected, leaves, planes_of(gradients, name))
     again = torch.empty_like(result)
     slopes = launchers.norm_analyse_sums(products, gradients, norm, again, n=n)
     close(written(again, name, paired), expected)
-    close(slopes[2, :channels], wanted[0])
-    close(slopes[3, :channels], wanted[1])
+    close(slopes[2, :channels], expected_gradients[0])
+    close(slopes[3, :channels], expected_gradients[1])
     back = launchers.norm_analyse_backward(products, gradients, norm, slopes, n=n)
-    close(written(back, name, before), planes_of(wanted[2:], name))
+    close(written(back, name, before), planes_of(expected_gradients[2:], name))
 
 
 @pytest.mark.parametrize(
@@ -379,13 +379,13 @@ def test_norm_add(name, paired, projected):
     close(out.tensor, expected)
 
     gradient = features_of(name)
-    wanted = torch.autograd.grad(expected, leaves, gradient)
+    expected_gradients = torch.autograd.grad(expected, leaves, gradient)
     slopes, inner = launchers.norm_add_sums(Features.of(gradient), out, products, norm)
     close(inner.tensor, gradient * (expected > 0))
-    close(slopes[2, :channels], wanted[0])
-    close(slopes[3, :channels], wanted[1])
+    close(slopes[2, :channels], expected_gradients[0])
+    close(slopes[3, :channels], expected_gradients[1])
     back = launchers.norm_backward(inner, products, norm, slopes)
-    close(written(back, name, paired), planes_of(wanted[2:], name))
+    close(written(back, name, paired), planes_of(expected_gradients[2:], name))
     # Given the gradient before ReLU, the sums are the same.
     again, _ = launchers.norm_add_sums(inner, None, products, norm)
     close(again, slopes)
@@ -404,11 +404,11 @@ def test_norm_pool(shape):
     close(out.permute(0, 3, 1, 2), expected)
 
     gradient = torch.randn_like(out)
-    wanted = torch.autograd.grad(expected, leaves, gradient.permute(0, 3, 1, 2))
+    expected_gradients = torch.autograd.grad(expected, leaves, gradient.permute(0, 3, 1, 2))
     slopes = pool_kernels.norm_pool_sums(y, gradient, taps, norm)
-    close(slopes[2, : shape[1]], wanted[0])
-    close(slopes[3, : shape[1]], wanted[1])
-    close(pool_kernels.norm_pool_backward(y, gradient, taps, norm, slopes), wanted[2])
+    close(slopes[2, : shape[1]], expected_gradients[0])
+    close(slopes[3, : shape[1]], expected_gradients[1])
+    close(pool_kernels.norm_pool_backward(y, gradient, taps, norm, slopes), expected_gradients[2])
 
 
 @pytest.mark.parametrize("n", [3, 4])
