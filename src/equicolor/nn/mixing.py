@@ -30,7 +30,7 @@ _LARGE, _PIECE = 2**18, 2**15
 def mix_apart(matrix: Tensor, x: Tensor) -> tuple[Tensor, ...]:
     """Mix rotations ``[n, B, C, H, W]`` by ``matrix [m, n]`` into m tensors ``[B, C, H, W]``.
 
-    Each is in channels_last memory, for a convolution of its own.
+    Each is in channels_last memory, as the input of one convolution.
     """
     if not _is_faster(matrix, (x,)):
         return mix_rotations(matrix, x).unbind(0)

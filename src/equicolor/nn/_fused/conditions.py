@@ -46,7 +46,7 @@ def stem_applies(
         and all(_takes(module, images) for module in (conv, norm, relu))
         and conv.spatial == norm.spatial
         and is_untouched(pool)
-        and (type(pool) is nn.Identity or halves(pool))
+        and (type(pool) is nn.Identity or is_stem_pool(pool))
     )
 
 
@@ -75,7 +75,7 @@ def is_known(module: nn.Module) -> bool:
     return type(module) is nn.ReLU
 
 
-def halves(pool: nn.Module) -> bool:
+def is_stem_pool(pool: nn.Module) -> bool:
     """Whether a module is 3×3 max pooling with stride 2 and padding 1."""
     if type(pool) is not CEMaxPool2d or pool.ceil_mode or not is_untouched(pool):
         return False
@@ -98,7 +98,7 @@ def _fits(x: Tensor, dimensions: int) -> bool:
 
 
 def _takes(module: nn.Module, x: Tensor) -> bool:
-    """Whether a module is one that :func:`is_known`, and takes such an input."""
+    """Whether the fused path knows a module, and the module takes such an input."""
     if type(module) is nn.Sequential:
         children = [type(child) for child in module]
         return is_untouched(module) and children in ([], [CEConv2d, CEBatchNorm2d])

@@ -64,7 +64,7 @@ class _Filters(NamedTuple):
 
 @triton.jit
 def _tile(filters):
-    """Outputs and inputs of this program, the number of each pair of them, and which exist."""
+    """Outputs and inputs of this program, the index of each pair of them, and which exist."""
     blocks = tl.cdiv(filters.padded_inputs, _COLUMNS)
     row = tl.program_id(0) // blocks * _ROWS + tl.arange(0, _ROWS)[:, None].to(tl.int64)
     column = tl.program_id(0) % blocks * _COLUMNS + tl.arange(0, _COLUMNS)[None, :]
@@ -74,7 +74,7 @@ def _tile(filters):
 
 @triton.jit
 def _offset(filters, MIX: constexpr, k, row, column):
-    """Where number k of packed filters lies. The four of a pair are one of twice the channels."""
+    """The offset of tap k in packed filters; the four of a pair are one of twice the channels."""
     whole = tl.cast(filters.padded_outputs, tl.int64) * filters.size * filters.padded_inputs
     if filters.alone > MIX:
         return MIX * whole + (row * filters.size + k) * filters.padded_inputs + column

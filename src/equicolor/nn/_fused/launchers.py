@@ -198,7 +198,7 @@ def norm_add_sums(
 ) -> tuple[Tensor, Features]:
     """The slopes ``[4, L]`` of :func:`norm_add`, and its gradient before ReLU.
 
-    Without ``output``, ``gradient`` is the one before ReLU already.
+    Without ``output``, ``gradient`` is already the one before ReLU.
     """
     inner = gradient
     if output is not None:
@@ -222,7 +222,7 @@ def norm_backward(gradient: Features, products: Products, norm: Norm, slopes: Te
 def slopes_of(sums: Tensor, norm: Norm, count: float) -> Tensor:
     """The slopes ``[4, L]`` of a norm's gradient from partial sums ``[2, parts, P]``.
 
-    The sums are those of the gradient after the norm, and of that times the centred features.
+    The sums are of the gradient after the norm, and of that gradient times the centred features.
     ``count`` says how many numbers of a channel the statistics are of.
     """
     lanes = norm.vectors.shape[1]

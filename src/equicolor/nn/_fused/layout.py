@@ -13,8 +13,8 @@ from equicolor.groups.cyclic import cyclic_products
 # [B, P, H, W] for each real frequency and [B, 2 P, H, W] for each of the others.
 Products = tuple[Tensor, ...]
 Options = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]  # stride, padding, dilation
-# Channels are rounded up to a multiple of it. Tensor cores need multiples of 8, but convolutions
-# of 64 channels take two thirds of the time of 56, and those of 48 four fifths of 40.
+# Channels are rounded up to a multiple of it. Tensor cores need multiples of 8, but convolutions of
+# 64 channels take two thirds of the time that 56 take, and those of 48 four fifths of that of 40.
 BLOCK = 16
 # Up to this width, one convolution of twice the channels is faster than three convolutions.
 _PAIRED_CHANNELS = 96

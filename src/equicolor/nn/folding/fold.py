@@ -28,7 +28,7 @@ from equicolor import _checks
 from equicolor.groups import cyclic_products
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.folding.forms import CyclicRewriter, DenseRewriter
-from equicolor.nn.folding.fused import can_be_fused, find_stages, fuse, outside
+from equicolor.nn.folding.fused import all_can_fuse, convolutions_outside, find_stages, fuse
 from equicolor.nn.folding.rewriter import Rewriter
 from equicolor.nn.folding.space import expand_spatial
 from equicolor.nn.folding.trace import (
@@ -84,7 +84,7 @@ def fold(model: nn.Module, form: str = "auto") -> nn.Module:
         # when it is half changed, so a copy is folded.
         with contextlib.suppress(ValueError):
             part = copy.deepcopy(model.get_submodule(name))
-            refuse_custom_modules(part)  # a forward that was assigned to the part itself, say
+            refuse_custom_modules(part)  # such as one whose forward was assigned
             model.set_submodule(name, _fold_graph(part, form))
     return model
 
@@ -95,9 +95,9 @@ def _fold_graph(model: nn.Module, form: str) -> fx.GraphModule:
     expand_spatial(model)
     traced = trace(model)
     allow_any_memory(traced.graph)
-    may_fuse = form == "fused" or (form == "auto" and can_be_fused(traced))
+    may_fuse = form == "fused" or (form == "auto" and all_can_fuse(traced))
     stages = find_stages(traced) if may_fuse else []
-    if stages and not outside(traced, stages):
+    if stages and not convolutions_outside(traced, stages):
         form = "fused"
     if form == "auto":
         orders = [m.rotations for m in model.modules() if isinstance(m, CEConv2d | CELiftConv2d)]

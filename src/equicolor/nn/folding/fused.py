@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from equicolor.nn._fused.blocks import Layer
-from equicolor.nn._fused.conditions import can_fuse, halves, is_known
+from equicolor.nn._fused.conditions import can_fuse, is_known, is_stem_pool
 from equicolor.nn._fused.frozen import FrozenBlock, FrozenStem
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.folding.batched import BATCHED
@@ -43,7 +43,7 @@ def find_stages(traced: fx.GraphModule) -> list[Stage]:
     return [stage for stage in stages if stage is not None]
 
 
-def outside(traced: fx.GraphModule, stages: Sequence[Stage]) -> list[str]:
+def convolutions_outside(traced: fx.GraphModule, stages: Sequence[Stage]) -> list[str]:
     """Names of equivariant convolutions that are in no stage."""
     inside = {node for stage in stages for node in stage.nodes}
     return [
@@ -55,7 +55,7 @@ def outside(traced: fx.GraphModule, stages: Sequence[Stage]) -> list[str]:
     ]
 
 
-def can_be_fused(traced: fx.GraphModule) -> bool:
+def all_can_fuse(traced: fx.GraphModule) -> bool:
     """Whether a network has equivariant layers, all of a device and dtype that can be fused."""
     layers = (module for module in traced.modules() if isinstance(module, LAYERS))
     weights = [tensor for layer in layers for tensor in layer.parameters()]
@@ -64,7 +64,7 @@ def can_be_fused(traced: fx.GraphModule) -> bool:
 
 def fuse(rewriter: "Rewriter", stages: Sequence[Stage]) -> None:
     """Replace stages by their modules."""
-    if others := outside(rewriter.traced, stages):
+    if others := convolutions_outside(rewriter.traced, stages):
         raise ValueError(
             "form='fused' knows first layers (lifting, CEBatchNorm2d, ReLU) and residual blocks "
             "(each convolution without bias, groups, padding modes and algorithm='dense', and with "
@@ -94,7 +94,7 @@ class _Finder:
             return None
         conv, norm = (self._module(node) for node in layer)
         users = list(relu.users)
-        pool = len(users) == 1 and halves(self._module(users[0]))
+        pool = len(users) == 1 and is_stem_pool(self._module(users[0]))
         nodes = [*layer, relu, *(users if pool else [])]
         if not self._is_stable(nodes):
             return None
