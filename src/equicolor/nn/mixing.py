@@ -32,7 +32,7 @@ def mix_apart(matrix: Tensor, x: Tensor) -> tuple[Tensor, ...]:
 
     Each is in channels_last memory, as the input of one convolution.
     """
-    if not _is_faster(matrix, (x,)):
+    if not _takes_fast_path(matrix, (x,)):
         return mix_rotations(matrix, x).unbind(0)
     return _Apart.apply(matrix, x)  # type: ignore[no-untyped-call]
 
@@ -42,7 +42,7 @@ def mix_together(matrix: Tensor, parts: Sequence[Tensor]) -> Tensor:
 
     The result lies in memory as ``[m, B, H, W, C]``.
     """
-    if not _is_faster(matrix, parts):
+    if not _takes_fast_path(matrix, parts):
         stacked: Tensor = torch.cat(tuple(parts)).unflatten(0, (len(parts), -1))
         return mix_rotations(matrix, stacked)
     # Permuted here: torch refuses in-place operations, such as a ReLU, on a view that an
@@ -88,7 +88,7 @@ class _Apart(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
         (matrix,) = ctx.saved_tensors
-        if _is_faster(matrix.T, gradients):
+        if _takes_fast_path(matrix.T, gradients):
             return None, mix_together(matrix.T, gradients)
         # Also works for many gradients at once (is_grads_batched).
         return None, mix_rotations(matrix.T, torch.stack(gradients))
@@ -129,7 +129,7 @@ def _mix_in_pieces(matrix: Tensor, parts: Sequence[Tensor]) -> Tensor:
     return mixed
 
 
-def _is_faster(matrix: Tensor, tensors: Sequence[Tensor]) -> bool:
+def _takes_fast_path(matrix: Tensor, tensors: Sequence[Tensor]) -> bool:
     """Whether tensors can be mixed by the kernel or in pieces."""
     return (
         # First: torch.compile must not trace the rest.

@@ -34,16 +34,8 @@ def lift(images: Tensor, conv: CELiftConv2d) -> Tensor:
     if not (images.requires_grad or learnable) and conv.dilation == (1, 1):
         return lift_columns(images, conv, packed_columns(conv, compute_dtype(images)), matrices)
     weight, options = _padded(_bank(conv)), (conv.stride, conv.padding, conv.dilation)
-    features = ce_lift_conv2d(
-        images,
-        weight,
-        None,
-        *options,
-        rotations=conv.rotations,
-        lifting=conv.lifting,
-        matrices=matrices,
-    )
-    return rows_of(to_images(features))
+    group: Any = {"rotations": conv.rotations, "lifting": conv.lifting, "matrices": matrices}
+    return rows_of(to_images(ce_lift_conv2d(images, weight, None, *options, **group)))
 
 
 def packed_columns(conv: CELiftConv2d, dtype: torch.dtype) -> Tensor:

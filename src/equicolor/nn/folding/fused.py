@@ -151,7 +151,7 @@ class _Finder:
     def _is_stable(self, nodes: Sequence[fx.Node]) -> bool:
         """Whether no other node between those of a stage works in place.
 
-        It could change the input of the stage, which the fused module reads only at its end.
+        Such a node could change the input of the stage, which the fused module reads at its end.
         """
         inside = [node in nodes for node in self.order]
         first, last = inside.index(True), len(inside) - 1 - inside[::-1].index(True)
