@@ -294,6 +294,11 @@ NAMES_BOTH = {
         r"pointwise_weight.*\[4, 5, 3, 3, 3\]",
     ),
     "filter channels": (lambda: ce_conv2d(FEATURES, FILTERS[:, :4]), ValueError, "4 channels.*5"),
+    "bias": (
+        lambda: ce_conv2d(FEATURES, FILTERS[:1], bias=torch.rand(4)),
+        ValueError,
+        r"bias \[1\], got \[4\]",
+    ),
     "tables": (
         lambda: ce_conv2d(FEATURES, FILTERS, algorithm="cyclic", tables=cyclic_algorithm(4)),
         ValueError,

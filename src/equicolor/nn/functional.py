@@ -162,7 +162,7 @@ def ce_conv2d(
     _checks.features("ce_conv2d", x)
     _checks.one_of("algorithm", algorithm, ALGORITHMS)
     n = int(x.shape[2])  # a tensor under torch.jit.trace
-    _check_filters(x, weight, pointwise_weight, groups, tables)
+    _check_filters(x, weight, pointwise_weight, bias, groups, tables)
     check_symmetric(spatial, tuple(map(int, weight.shape[3:])), stride, padding, dilation)
     weight, bias = spatial_bank(weight, spatial), _spatial_bias(bias, spatial)
     if pointwise_weight is not None:
@@ -401,6 +401,7 @@ def _check_filters(
     x: Tensor,
     weight: Tensor,
     pointwise_weight: Tensor | None,
+    bias: Tensor | None,
     groups: int,
     tables: CyclicAlgorithm | None,
 ) -> None:
@@ -427,5 +428,7 @@ def _check_filters(
             f"filters for {shape[1] * groups} channels got features with {x.shape[1]}: "
             f"{list(x.shape)}"
         )
+    if bias is not None and list(bias.shape) != shape[:1]:
+        raise ValueError(f"expected a bias [{shape[0]}], got {list(bias.shape)}")
     if tables is not None and tables.order != n:
         raise ValueError(f"features have {n} rotations but tables have {tables.order}")
