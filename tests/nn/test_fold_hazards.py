@@ -18,6 +18,7 @@ from equicolor.nn import (
     CosetMaxPool,
     fold,
 )
+from equicolor.nn.batched import BatchedCELinear, BatchedCosetPool, HueLift
 
 
 class Clashing(nn.Module):
@@ -93,9 +94,18 @@ def weight_normed():
     return nn.Sequential(parametrizations.weight_norm(CELiftConv2d(3, 4, 3)), norm, CosetMaxPool())
 
 
+def norm_over_places():
+    """A norm over dimension 1 after a linear layer, whose features are in the last one."""
+    norm = nn.BatchNorm1d(4)
+    nn.init.uniform_(norm.running_var, 0.3, 2)
+    hues = HueLift(3), nn.Conv2d(3, 4, 1), nn.Flatten(2)
+    return nn.Sequential(*hues, BatchedCELinear(144, 4, rotations=3), norm, BatchedCosetPool(3))
+
+
 @pytest.mark.parametrize("form", ["dense", "cyclic"])
 @pytest.mark.parametrize(
-    "make", [Clashing, Tied, Augmented, FlattenedInPlace, Keywords, weight_normed]
+    "make",
+    [Clashing, Tied, Augmented, FlattenedInPlace, Keywords, weight_normed, norm_over_places],
 )
 def test_folds_equal(make, form, relative_error):
     network = make().eval()

@@ -13,6 +13,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from equicolor._observed import assigned_methods, has_hooks
 from equicolor.nn import pooling
+from equicolor.nn.batched import BatchedCELinear
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.folding.batched import BATCHED, PadToStride
 from equicolor.nn.norm import CEBatchNorm2d, CEDropout2d
@@ -201,12 +202,15 @@ def fold_batch_norms(traced: fx.GraphModule) -> None:
 
 
 def _takes_norms(conv: nn.Module | None) -> bool:
-    """Whether a module convolves with its weight unchanged; torch's quantised ones round it."""
+    """Whether a module convolves with its weight unchanged; torch's quantised ones round it.
+
+    Linear layers do not: their features come last, and norms are over dimension 1.
+    """
     return (
         isinstance(conv, LAYERS)
         or type(conv).__name__ in _LEAVES
         or (isinstance(conv, nn.Conv2d) and type(conv).forward is nn.Conv2d.forward)
-    ) and isinstance(conv, _CONVOLUTIONS)
+    ) and (isinstance(conv, _CONVOLUTIONS) and not isinstance(conv, BatchedCELinear))
 
 
 def layer_input(node: fx.Node) -> fx.Node:
