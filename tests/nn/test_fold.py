@@ -285,6 +285,16 @@ def test_half_precision_networks_normalise_the_hues(takes, form):
     torch.testing.assert_close(folded, network(images), rtol=0.02, atol=0.02)
 
 
+@each_form
+@pytest.mark.parametrize("lifting", ["rgb", "hsv"])
+def test_autocast_does_not_round_the_folded_weights(lifting, form):
+    network = cecnn(5, width=3, lifting=lifting)
+    expected = fold(network, form).state_dict()
+    with torch.autocast("cpu", torch.bfloat16):
+        actual = fold(network, form).state_dict()
+    assert all(torch.equal(actual[name], value) for name, value in expected.items())
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_gpu_autocast_mixes_as_exactly_as_the_layers(relative_error):
     network = resnet18(5, rotations=12, width=8).cuda().eval()

@@ -27,7 +27,9 @@ def matrices_of(module: CELiftConv2d) -> Tensor | None:
 def in_every_hue(module: CELiftConv2d, matrices: Tensor) -> Tensor:
     """The filters of a lifting layer under matrices ``[n, 3, 3]``: ``[n, O, 3, kh, kw]``."""
     filters = module.weight.squeeze(2)
-    return torch.einsum("kij,ojhw->koihw", matrices, filters.to(matrices)).to(filters)
+    # Not einsum, which would round to bfloat16 if fold is called under autocast.
+    products = matrices[:, None, :, :, None, None] * filters.to(matrices)[:, None]
+    return products.sum(3).to(filters)
 
 
 def turns_back(rotations: int, like: Tensor, dimensions: int) -> Tensor:
