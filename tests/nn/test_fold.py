@@ -539,6 +539,25 @@ def test_what_fold_cannot_understand_is_refused(function, message, form):
         fold(Returned(function), form)
 
 
+class Gated(nn.Module):
+    """Multiplies features of four channels by those of one, after a concatenation."""
+
+    def __init__(self):
+        super().__init__()
+        self.lift, self.pool = CELiftConv2d(3, 2, 3), CosetMaxPool()
+        self.gate, self.scale = CEConv2d(4, 1, 1), CEConv2d(4, 4, 1)
+
+    def forward(self, images):
+        x = self.lift(images)
+        x = torch.cat(tensors=[x, x], dim=1)
+        return self.pool(self.scale(x).sigmoid() * x * self.gate(x).sigmoid())
+
+
+@each_form
+def test_channels_that_are_broadcast(form, check):
+    check(Gated(), form)
+
+
 @pytest.mark.parametrize("module", [nn.Conv3d(4, 4, 1), nn.PReLU(4), nn.LayerNorm(6)], ids=str)
 def test_modules_that_fold_does_not_know_are_refused(module):
     network = nn.Sequential(CELiftConv2d(3, 4, 3), module, CosetMaxPool())

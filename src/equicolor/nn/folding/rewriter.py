@@ -70,7 +70,9 @@ class Rewriter:
         self.traced = traced
         self.graph = traced.graph
         self.tracer = GraphAppendingTracer(traced.graph)
-        self.rotations: dict[fx.Node, int] = {}  # for nodes whose result is features
+        # Of nodes whose result is features.
+        self.rotations: dict[fx.Node, int] = {}
+        self.channels: dict[fx.Node, int] = {}
         self.names: dict[tuple[str, str], str] = {}  # of added modules, by layer and suffix
 
     def run(self) -> None:
@@ -91,7 +93,7 @@ class Rewriter:
                 )
             elif orders:
                 self._check_elementwise(node, module)
-                self.rotations[node] = orders.pop()
+                self.rotations[node], self.channels[node] = orders.pop(), self._channels_after(node)
 
     def _check_elementwise(self, node: fx.Node, module: nn.Module | None) -> None:
         name = getattr(node.target if module is None else type(module), "__name__", node.target)
@@ -114,6 +116,20 @@ class Rewriter:
                 f"rotations, which {name} (node {node.name!r}) does not"
             )
 
+    def _channels_after(self, node: fx.Node) -> int:
+        """Channels after an operation; in the dense form, those that it broadcasts are repeated."""
+        if node.target in (torch.cat, torch.concat):
+            tensors: Any = node.args[0] if node.args else node.kwargs["tensors"]
+            return sum(self.channels[x] for x in tensors)
+        inputs = [x for x in node.all_input_nodes if x in self.channels]
+        channels = max(self.channels[x] for x in inputs)
+        for x in inputs:
+            if self.channels[x] < channels and not self.cyclic:
+                with self.graph.inserting_before(node):
+                    repeated: Any = self.tracer.proxy(x).repeat(1, channels, 1, 1)
+                node.replace_input_with(x, repeated.node)
+        return channels
+
     def _fold(self, node: fx.Node, module: nn.Module, x: fx.Node) -> Any:
         """Add nodes that compute what a layer computes."""
         proxy = self.tracer.proxy(x)
@@ -128,6 +144,7 @@ class Rewriter:
             raise ValueError(f"fold found {type(module).__name__} on images, not features")
         if not isinstance(module, COSETS):
             self.rotations[new.node] = n
+            self.channels[new.node] = getattr(module, "out_channels", self.channels.get(x, 0))
         return new
 
     def _hidden(self, node: fx.Node, module: nn.Module, x: Any, n: int) -> Any:
