@@ -4,15 +4,20 @@
 """
 
 import itertools
+import math
 import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
-from equicolor.models import resnet18, resnet44, resnet50
-from equicolor.models.cost import cost
+from equicolor.color import rotate_hue, shift_hue
+from equicolor.groups import cyclic_products
+from equicolor.models import create_model, resnet18, resnet44, resnet50
+from equicolor.models.widths import ARCHITECTURES, Width, count, resolve_widths
 from equicolor.paper import ablations, configurations, equivariance
 from equicolor.paper.rows import Findings
 from equicolor.paper.variants import PAPER_DATASET
@@ -183,24 +188,106 @@ def test_multiply_accumulates_are_those_of_the_rows() -> None:
             for each, times in zip(billions, over, strict=True)
         ]
         published = row["paper_macs_g"] and f"{row['paper_macs_g']:.2f}"
-        parameters = f"{row['parameters'] / 1e6:.2f} M"
-        assert line[1:] == [str(row["width"]), parameters, *macs, published or ""][: len(line) - 1]
+        millions = f"{row['parameters'] / 1e6:.2f} M"
+        assert line[1:] == [str(row["width"]), millions, *macs, published or ""][: len(line) - 1]
+
+
+def test_the_macs_of_the_paper_are_compared_as_in_the_rows() -> None:
+    said, executed = [], []
+    plain: Row = {}
+    for row in rows_of("configurations"):
+        plain = row if row["rotations"] == 1 else plain
+        if row["rotations"] == 3:
+            said.append(row["paper_macs_g"] / plain["paper_macs_g"])
+            executed.append(row["macs_dense"] / plain["macs_dense"])
+    assert_said(
+        "docs/networks.md",
+        f"suggests {min(said):.1f} to {max(said):.1f} times the baseline, but the code executes "
+        f"{min(executed):.1f} to {max(executed):.1f} times",
+    )
+
+
+def parameters(network: nn.Module) -> int:
+    return sum(each.numel() for each in network.parameters())
 
 
 @pytest.mark.slow
 def test_widths_and_parameters_are_those_of_the_networks() -> None:
-    import torch
-
     builders = {"ResNet-18": (resnet18, 4), "ResNet-44": (resnet44, 3), "ResNet-50": (resnet50, 4)}
     for name, *cells in cells_below("docs/networks.md", "Widths of the stages"):
         build, stages = builders[name]
         with torch.device("meta"):
-            plain = cost(build(), 64).parameters
+            plain = parameters(build())
             for rotations, cell in zip((3, 6, 12), cells, strict=True):
                 network = build(rotations=rotations, ce_stages=stages)
                 widths = ", ".join(map(str, network.config["width"]))
-                more = 100 * (cost(network, 64).parameters / plain - 1)
+                more = 100 * (parameters(network) / plain - 1)
                 assert cell == f"{widths} ({more:+.1f} %)".replace("-", "−")
+
+
+def farthest(depth: int, width: Width = None, *, separable: bool = True) -> int:
+    """How far all hybrids up to n = 12 are from the plain parameters, in percent, rounded up."""
+    architecture = ARCHITECTURES[depth]
+    stages = len(architecture.blocks)
+    plain = resolve_widths(architecture, None, 1, 0, separable)
+    parameters = count(architecture, plain, 1, 0, separable)
+    ratios = (
+        count(architecture, resolve_widths(architecture, width, *group), *group) / parameters
+        for group in itertools.product(range(2, 13), range(1, stages + 1), [separable])
+    )
+    return math.ceil(max(100 * abs(ratio - 1) for ratio in ratios))
+
+
+def test_parameters_are_matched_as_the_page_says() -> None:
+    matched, full = (
+        max(farthest(depth, separable=separable) for depth in (18, 44))
+        for separable in (True, False)
+    )
+    assert_said(
+        "docs/networks.md",
+        f"stay within {matched} % with separable filters ({full} % with full ones)",
+        f"(within {farthest(18, 'fast')} % for ResNet-18)",
+    )
+
+
+def test_the_sizes_of_networks_are_theirs() -> None:
+    text = page("docs/networks.md")
+    names = "z2cnn", "resnet44", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"
+    for name in names:
+        with torch.device("meta"):
+            network = create_model(name)
+        assert f"{parameters(network):,}" in text, name
+    widths = {row["model"]: str(row["width"]) for row in rows_of("colormnist-longtailed")}
+    widths |= {row["model"]: str(row["width"]) for row in rows_of("colormnist-biased")}
+    for names, _, width, _ in cells_below("docs/colormnist.md", "\n## Networks\n"):
+        assert ", ".join(widths[name] for name in re.findall(r"[\w-]+", names)) == width
+
+
+def test_products_of_the_algorithms_are_those_of_the_code() -> None:
+    for name, words in (
+        ("docs/math.md", "### Cost, and why it cannot be less"),
+        ("docs/layers.md", "\n## Cost\n"),
+    ):
+        header = re.search(r"^\| [^|]*n \| 1 \|.*$", page(name).partition(words)[2], re.MULTILINE)
+        assert header
+        counts = [int(number) for number in re.findall(r"\d+", header[0])]
+        dense, cyclic, *_ = cells_below(name, words)
+        assert dense[1:] == [str(n * n) for n in counts]
+        assert cyclic[1:] == [str(cyclic_products(n)) for n in counts]
+
+
+def test_the_two_hue_shifts_differ_as_the_pages_say() -> None:
+    values = (torch.arange(48, dtype=torch.float64) + 0.5) / 48
+    colors = torch.stack(torch.meshgrid(values, values, values, indexing="ij")).flatten(1)
+    images = colors[None, :, None]
+    for line, clipped in zip(
+        cells_below("docs/math.md", "the mean absolute difference is"), (False, True), strict=True
+    ):
+        for degrees, cell in zip((30, 60, 90, 120), line[1:], strict=True):
+            turned = rotate_hue(images, degrees / 360)
+            turned = turned.clamp(0, 1) if clipped else turned
+            far = (shift_hue(images, degrees / 360) - turned).abs().mean().item()
+            assert float(cell) == pytest.approx(far, abs=6e-4)
 
 
 def test_conversion_is_that_of_the_rows() -> None:
