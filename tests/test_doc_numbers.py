@@ -543,7 +543,17 @@ def test_the_training_steps_of_the_speed_page_are_those_of_the_rows() -> None:
             ratios = (row["over_plain"], row["memory_over_plain"])
             assert [float(over), float(memory)] == pytest.approx(ratios, abs=0.0051)
     low, high = (end(rows[0]["times_ms"]) for end in (min, max))
-    assert_said("docs/speed.md", f"is unsteady, {low:.1f} to {high:.1f} ms over the rounds")
+    ms = {row["name"]: row["ms"] for row in rows}
+    fast, matched = (ms[f"n12-{widths}"] / ms[f"n3-{widths}"] for widths in ("fast", "matched"))
+    best, three = (rows_of("bench-fastest-plain-cuda")[index] for index in (0, 2))
+    over = rows[1]["over_plain"]
+    assert_said(
+        "docs/speed.md",
+        f"is unsteady, {low:.1f} to {high:.1f} ms over the rounds",
+        f"cost {fast:.1f} times as much as three at fast widths and {matched:.1f} times at matched",
+        f"with CUDA graphs it takes {best['ms']:.1f} ms, steadily",
+        f"cost {three['over_plain']:.2f} times the plain network, not {over:.2f}",
+    )
 
 
 def test_folded_networks_of_the_speed_page_are_those_of_the_rows() -> None:
