@@ -247,22 +247,29 @@ class TestWeightAverage:
         assert average.network.running_mean.tolist() == [0.5, 0.5]
 
 
-@pytest.mark.parametrize("schedule", ["onecycle", "cosine", "constant"])
-def test_the_learning_rate_rises_for_the_share_of_steps_that_warmup_says(schedule: str) -> None:
+def learning_rates(schedule: str, warmup: float, steps: int) -> list[float]:
     recipe = TrainingRecipe(
-        "z2cnn", {"width": 2}, size=28, lr=0.5, optimizer="sgd", schedule=schedule, warmup=0.4
+        "z2cnn", {"width": 2}, size=28, lr=0.5, optimizer="sgd", schedule=schedule, warmup=warmup
     )
-    task, steps = ClassificationTask(recipe, recipe.build(3)), 20
+    task = ClassificationTask(recipe, recipe.build(3))
     device = SimpleNamespace(root_device=torch.device("cpu"))
     trainer = SimpleNamespace(estimated_stepping_batches=steps, strategy=device)
     task._trainer = cast(Any, trainer)
     configured = cast(Any, task.configure_optimizers())
+    if isinstance(configured, torch.optim.Optimizer):  # a constant rate
+        return [configured.param_groups[0]["lr"]] * steps
     optimizer, scheduler = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
     rates = []
     for _ in range(steps):
         rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize("schedule", ["onecycle", "cosine", "constant"])
+def test_the_learning_rate_rises_for_the_share_of_steps_that_warmup_says(schedule: str) -> None:
+    rates = learning_rates(schedule, 0.4, 20)
     top = rates.index(max(rates))
     assert top in (7, 8)  # 40 % of 20; the cycle counts its first step
     assert max(rates) == pytest.approx(0.5, rel=0.01)
@@ -273,3 +280,9 @@ def test_the_learning_rate_rises_for_the_share_of_steps_that_warmup_says(schedul
     else:
         assert rates[top:] == sorted(rates[top:], reverse=True)
         assert rates[-1] < 0.05
+
+
+@pytest.mark.parametrize("schedule", ["onecycle", "cosine", "constant"])
+@pytest.mark.parametrize("warmup", [0, 0.1, 0.999])  # none, one step, all ten
+def test_schedules_take_any_warmup(schedule: str, warmup: float) -> None:
+    assert max(learning_rates(schedule, warmup, 10)) == pytest.approx(0.5, rel=0.1)

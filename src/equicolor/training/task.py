@@ -160,7 +160,9 @@ class ClassificationTask(pl.LightningModule):
     def _schedule(self, optimizer: Optimizer) -> LRScheduler | None:
         recipe, steps = self.recipe, int(self.trainer.estimated_stepping_batches)
         if recipe.schedule == "onecycle":
-            share = 0.3 if recipe.warmup is None else recipe.warmup  # torch's default
+            share = 0.3 if recipe.warmup is None else float(recipe.warmup)  # torch's default
+            if share * steps == 1:  # torch would divide by zero
+                share -= 1e-9
             return OneCycleLR(optimizer, recipe.lr, total_steps=steps, pct_start=share)
         rise, cosine = round((recipe.warmup or 0) * steps), recipe.schedule == "cosine"
         if not rise:
@@ -169,7 +171,10 @@ class ClassificationTask(pl.LightningModule):
         def factor(step: int) -> float:
             if step < rise:
                 return (step + 1) / (rise + 1)
-            return (1 + math.cos(math.pi * (step - rise) / (steps - rise))) / 2 if cosine else 1.0
+            if not cosine:
+                return 1.0
+            # Lightning also asks for the rate after the last step, where all steps may be the rise.
+            return (1 + math.cos(math.pi * (step - rise) / max(steps - rise, 1))) / 2
 
         return LambdaLR(optimizer, factor)
 
