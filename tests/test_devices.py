@@ -22,7 +22,9 @@ from equicolor.training.run_folder import RunFolder
 from equicolor.training.run_options import RunOptions
 
 
-@pytest.mark.parametrize("name", ["auto:3", "cpu:abc", "cuda:x", "tpu"])
+@pytest.mark.parametrize(
+    "name", ["auto:3", "auto:", "cpu:", "cpu:abc", "cuda:", "cuda:01", "cuda:x", "tpu"]
+)
 def test_unknown_devices_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         choose_device(name)
@@ -40,6 +42,10 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_device("cpu") == torch.device("cpu")
     with pytest.raises(ValueError, match="'cuda:2' was asked for, but torch sees 2 CUDA devices"):
         choose_device("cuda:2")
+    with pytest.raises(ValueError, match="'cuda:256' was asked for"):
+        choose_device("cuda:256")
+    with pytest.raises(TypeError, match="device must be a str, got int: 0"):
+        RunOptions(device=0)  # type: ignore[arg-type]
 
 
 def test_training_takes_the_gpu_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import platform
+import re
 import statistics
 import time
 from collections.abc import Sequence
@@ -30,18 +31,18 @@ def choose_device(name: str = "auto") -> torch.device:
     available = torch.cuda.is_available()
     if name.startswith("cuda") and not available:
         raise ValueError("device 'cuda' was asked for, but torch sees no CUDA device; use 'cpu'")
-    device = torch.device(("cuda" if available else "cpu") if name == "auto" else name)
-    if device.index is not None and device.index >= torch.cuda.device_count():
+    number = name.partition(":")[2]
+    if number and int(number) >= torch.cuda.device_count():  # torch keeps 8 bits of a number
         seen = counted(torch.cuda.device_count(), "CUDA device")
         raise ValueError(f"device {name!r} was asked for, but torch sees {seen}, from cuda:0 on")
-    return device
+    return torch.device(("cuda" if available else "cpu") if name == "auto" else name)
 
 
 def check_device(name: str) -> None:
-    """Refuse the name of a device that there cannot be."""
-    kind, _, number = name.partition(":")
+    """Refuse a name that no device can have."""
+    kind = name.partition(":")[0]
     _checks.one_of("device", kind, ("auto", "cpu", "cuda"))
-    if number and not (kind == "cuda" and number.isdigit()):
+    if name != kind and not re.fullmatch(r"cuda:(0|[1-9][0-9]*)", name):
         raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:0', say; got {name!r}")
 
 

@@ -67,8 +67,8 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         """Refuse what cannot run here."""
-        accelerator = self.accelerator
         check(self)
+        accelerator = self.accelerator
         if self.cache is not None:
             check_cache(self.cache)
         if ":" in self.device and self.devices > 1:
