@@ -289,7 +289,7 @@ def command(recipe: TrainingRecipe) -> str:
     for name in ("jitter", "size", "epochs", "split_seed"):
         value = getattr(recipe, name)
         if value != getattr(usual, name):
-            words += [f"--{name.replace('_', '-')}", f"{value:g}"]
+            words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words)
 
 
