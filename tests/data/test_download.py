@@ -3,6 +3,7 @@
 import hashlib
 import http.server
 import inspect
+import socket
 import sys
 import threading
 import types
@@ -112,6 +113,23 @@ def test_the_next_mirror_stands_in(
 ) -> None:
     use(NOWHERE, mirror[0] + "wrong/", mirror[0])
     folder = download("mnist", tmp_path / "data") / "MNIST" / "raw"
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == CONTENTS
+
+
+def test_a_mirror_that_does_not_speak_http_is_skipped(
+    mirror: tuple[str, Path], use: Callable[..., None], tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            for _ in CONTENTS:
+                with server.accept()[0] as connection:
+                    connection.recv(65536)
+                    connection.sendall(b"garbage\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        use(f"http://127.0.0.1:{server.getsockname()[1]}/", mirror[0])
+        folder = download("mnist", tmp_path / "data") / "MNIST" / "raw"
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == CONTENTS
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import http.client
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -114,9 +115,9 @@ def _fetch_from_any(name: str, file: mnist.IdxFile, report: Callable[[int], None
     for mirror in MIRRORS:
         try:
             return _fetch(mirror + name, file, report)
-        except (urllib.error.URLError, TimeoutError, ConnectionError, DownloadError) as error:
+        except (OSError, http.client.HTTPException) as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
-            answers.append(f"{mirror} ({reason})")
+            answers.append(f"{mirror} ({str(reason).strip()})")
     raise DownloadError(f"{name} could not be downloaded from {', '.join(answers)}")
 
 
