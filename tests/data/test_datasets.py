@@ -373,7 +373,7 @@ def test_unfit_folders_are_refused(tmp_path: Path, sizes: dict[str, int], messag
 
 def test_loose_images_are_refused(tmp_path: Path) -> None:
     trees.write(tmp_path / "1.jpg", 1)
-    with pytest.raises(ValueError, match=r"but holds 1 images outside any"):
+    with pytest.raises(ValueError, match=r"but holds 1 image outside any"):
         load_dataset(tmp_path, "train")
 
 

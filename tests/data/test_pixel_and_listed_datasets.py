@@ -145,6 +145,16 @@ def test_honest_pickles_of_any_protocol_are_read(tmp_path: Path, protocol: int) 
     assert labels == [1, 2]
 
 
+def test_batches_saved_again_as_bytes_are_read(tmp_path: Path) -> None:
+    expected = trees.cifar10(tmp_path)
+    for path in (tmp_path / "cifar-10-batches-py").iterdir():
+        entries = pickle.loads(path.read_bytes(), encoding="bytes")
+        if path.name == "batches.meta":
+            entries = {b"label_names": [name.encode() for name in expected.class_names]}
+        path.write_bytes(pickle.dumps(entries))
+    assert load_dataset("cifar10", "train", root=tmp_path).class_names == expected.class_names
+
+
 @pytest.mark.parametrize(
     ("contents", "message"),
     [

@@ -167,7 +167,7 @@ def checked_classes(folder: Path) -> list[str]:
             f"{folder} holds one class folder, {names[0]!r}; a classifier needs two or more"
         )
     loose = sum(path.name.lower().endswith(SUFFIXES) for path in folder.iterdir())
-    held = f"{loose} images outside any" if loose else "none"
+    held = f"{counted(loose, 'image')} outside any" if loose else "none"
     raise ValueError(f"{folder} should hold a folder of images for every class, but holds {held}")
 
 

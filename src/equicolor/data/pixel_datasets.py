@@ -55,7 +55,7 @@ class Cifar(Layout):
             parts = [self._binary(folder / f"{name}.bin", len(class_names)) for name in batches]
         else:
             folder, (meta, key) = root / self.pickles, self.meta
-            class_names = tuple(map(str, *restricted_unpickle(folder / meta, key)))
+            class_names = tuple(map(_text, *restricted_unpickle(folder / meta, key)))
             parts = [self._pickle(folder / name, len(class_names)) for name in batches]
         for name, (labels, _) in zip(batches, parts, strict=True):
             if len(labels) != len(parts[0][0]):
@@ -186,6 +186,11 @@ def _lines(path: Path) -> tuple[str, ...]:
     return tuple(line.strip() for line in path.read_text().splitlines() if line.strip())
 
 
+def _text(name: object) -> str:
+    """A name in a pickle, which is bytes if it was loaded with ``encoding="bytes"`` before."""
+    return name.decode("latin1") if isinstance(name, bytes) else str(name)
+
+
 class _Dtype:
     """Stands in for numpy's data types; admits bytes only."""
 
@@ -256,7 +261,7 @@ def restricted_unpickle(path: Path, *keys: str) -> list[Any]:
         raise ValueError(f"{path} is refused: {str(error) or type(error).__name__}") from None
     if not isinstance(table, dict):
         raise ValueError(f"{path} is damaged: expected a dict, got {type(table).__name__}")
-    table = {key.decode() if isinstance(key, bytes) else str(key): table[key] for key in table}
+    table = {_text(key): value for key, value in table.items()}
     for key in keys:
         if key not in table:
             raise ValueError(f"{path} has no {key!r}, only {', '.join(map(repr, table))}")
