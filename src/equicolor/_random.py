@@ -13,12 +13,12 @@ _ROUNDS = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))  
 
 
 def uniform(seeds: Tensor, stream: int, step: int | Tensor, size: int) -> Tensor:
-    """Uniform numbers in [0, 1), one row a seed.
+    """Uniform numbers in [0, 1), one row for each seed.
 
     Args:
         seeds: int64 ``[S]``.
-        stream: the purpose of the numbers; other streams are independent.
-        step: the time: an int, an int64 scalar, or int64 ``[S]``.
+        stream: a number for what they are used for; streams are independent of each other.
+        step: an int, an int64 scalar, or int64 ``[S]``.
         size: numbers for each seed.
 
     Returns:
@@ -49,7 +49,7 @@ def permutation(seeds: Tensor, stream: int, step: int | Tensor, size: int) -> Te
 
 
 def _keys(seeds: Tensor, stream: int, step: int | Tensor) -> tuple[Tensor, Tensor]:
-    """64 bits a seed, as two numbers of 32: a weighted sum, then the end of SplitMix64."""
+    """Two 32-bit keys for each seed: a weighted sum, then the last rounds of SplitMix64."""
     time = step * _WEIGHTS[2]
     time = time if isinstance(time, Tensor) else _wrapped(time)
     x = seeds * _WEIGHTS[0] + _wrapped(stream * _WEIGHTS[1]) + time
@@ -60,12 +60,12 @@ def _keys(seeds: Tensor, stream: int, step: int | Tensor) -> tuple[Tensor, Tenso
 
 
 def _wrapped(number: int) -> int:
-    """A number modulo 2**64, as int64 has it."""
+    """A number modulo 2**64, in the range of int64."""
     return (number + 2**63) % 2**64 - 2**63
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Shift the bits of int64 to the right, with zeros from the left."""
+    """Shift int64 to the right, filling with zeros."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 

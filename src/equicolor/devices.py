@@ -20,8 +20,8 @@ from equicolor._text import counted
 
 PRECISIONS = ("float32", "bfloat16")
 
-_TRITON = (3, 6)  # the oldest version that our kernels are tested with
-_CAPABILITY = (8, 0)  # the first with bfloat16
+_OLDEST_TRITON = (3, 6)  # that our kernels are tested with
+_LEAST_CAPABILITY = (8, 0)  # of a GPU; the first with bfloat16
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -32,7 +32,7 @@ def choose_device(name: str = "auto") -> torch.device:
     if name.startswith("cuda") and not available:
         raise ValueError("device 'cuda' was asked for, but torch sees no CUDA device; use 'cpu'")
     number = name.partition(":")[2]
-    if number and int(number) >= torch.cuda.device_count():  # torch keeps 8 bits of a number
+    if number and int(number) >= torch.cuda.device_count():  # torch.device keeps 8 bits
         seen = counted(torch.cuda.device_count(), "CUDA device")
         raise ValueError(f"device {name!r} was asked for, but torch sees {seen}, from cuda:0 on")
     return torch.device(("cuda" if available else "cpu") if name == "auto" else name)
@@ -43,7 +43,7 @@ def check_device(name: str) -> None:
     kind = name.partition(":")[0]
     _checks.one_of("device", kind, ("auto", "cpu", "cuda"))
     if name != kind and not re.fullmatch(r"cuda:(0|[1-9][0-9]*)", name):
-        raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:0', say; got {name!r}")
+        raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:NUMBER'; got {name!r}")
 
 
 def choose_precision(precision: str, *, cuda: bool) -> str:
@@ -99,9 +99,9 @@ def usable_threads() -> int:
     """How many CPU threads torch should use: fewer while other processes compute.
 
     The threads of an operation wait for the slowest one. With more threads than free cores, two
-    can be forty times slower than one. Where the number of running processes does not tell, as in
-    a container that gets a part of its cores, a measurement does: it is one if several threads
-    take no less time for a convolution.
+    can be forty times slower than one. In a container that gets a share of its cores, the number
+    of running processes does not show that. So the time of a convolution is measured: unless
+    several threads are faster, it is one.
     """
     most = torch.get_num_threads()
     others = _others_running()
@@ -116,13 +116,13 @@ def _faster_than_one(threads: int) -> bool:
     images, filters = torch.zeros(8, 32, 32, 32), torch.zeros(32, 32, 3, 3)
     seconds = {1: 0.0, threads: 0.0}
     try:
-        for attempt in range(6):  # in turns: other processes come and go
+        for attempt in range(6):  # alternate: other processes come and go
             for count in seconds:
                 torch.set_num_threads(count)
                 start = time.perf_counter()
                 for _ in range(3):
                     torch.conv2d(images, filters)
-                if attempt:  # the first starts the threads
+                if attempt:  # the first attempt starts the threads
                     seconds[count] += time.perf_counter() - start
     finally:
         torch.set_num_threads(before)
@@ -138,7 +138,7 @@ def _others_running() -> int:
             running = Path("/proc/loadavg").read_text().split()[3].partition("/")[0]
         except (OSError, IndexError):
             return 0
-        counts.append(int(running) - 1)  # this one reads
+        counts.append(int(running) - 1)  # without this thread
     return statistics.median_low(counts)
 
 
@@ -149,17 +149,19 @@ def runs_triton(device: torch.device) -> bool:
         import triton
     except ImportError:
         return False
-    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < _TRITON:
+    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < _OLDEST_TRITON:
         return False
-    if device.type != "cuda":  # its interpreter runs on the CPU
+    if device.type != "cuda":  # Triton's interpreter runs on the CPU
         return device.type == "cpu" and bool(triton.knobs.runtime.interpret)
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= _CAPABILITY
+    if torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= _LEAST_CAPABILITY
 
 
 def takes_kernels(tensor: Tensor, devices: Sequence[str]) -> bool:
-    """Whether our Triton kernels for some types of devices can compute with a tensor."""
-    fits = tensor.device.type in devices and tensor.dtype in KERNEL_DTYPES
-    return fits and tensor.numel() > 0 and runs_triton(tensor.device)
+    """Whether Triton kernels for these types of devices can take a tensor."""
+    supported = tensor.device.type in devices and tensor.dtype in KERNEL_DTYPES
+    return supported and tensor.numel() > 0 and runs_triton(tensor.device)
 
 
 def on_device_of(tensor: Tensor) -> AbstractContextManager[Any]:

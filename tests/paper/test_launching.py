@@ -205,7 +205,7 @@ def test_a_run_that_was_stopped_goes_on(
         ({"devices": ("tpu",)}, "device must be one of 'auto', 'cpu', 'cuda'; got 'tpu'"),
         (
             {"devices": ("cpu:1",)},
-            "device must be 'auto', 'cpu', 'cuda' or 'cuda:0', say; got 'cpu:1'",
+            "device must be 'auto', 'cpu', 'cuda' or 'cuda:NUMBER'; got 'cpu:1'",
         ),
         ({"options": {"slurm_partition": "gpu"}}, "need --launcher slurm; got slurm_partition"),
     ],

@@ -46,7 +46,7 @@ class TestHueStatistics:
         hues = measured(biased_colormnist(sigma, load_mnist(embedded=True)))
         assert (hues.images, hues.classes, hues.chance) == (400, 10, 10)
         assert 10 < hues.without_hue < 40  # however the hues are drawn
-        assert (advice._tell(hues), advice._decide(hues)) == (tells, decides)
+        assert (advice._hues_help(hues), advice._hues_decide(hues)) == (tells, decides)
 
     def test_what_a_hue_shift_leaves_does_not_depend_on_it(self) -> None:
         """A third of a turn permutes the channels, and the bins of the histogram."""
@@ -111,13 +111,13 @@ def test_proposals_follow_what_the_hues_tell(found: HueStatistics, expected: lis
     [
         (hues(30, 90), "nearly give the class away"),
         (hues(30, 50), "help to tell the classes apart"),
-        (hues(30, 33, error=4), "no sign .* A gain of less than 8 points would not show"),
+        (hues(30, 33, error=4), "no sign .* a gain of less than 8 points would not show"),
         (hues(30, 90)._replace(images=49), "49 images of 10 classes are too few"),
     ],
 )
 def test_the_finding_says_what_so_many_images_can_show(found: HueStatistics, said: str) -> None:
     assert re.search(said, advice._finding(found))
-    assert advice._tell(found) == (found.images >= 50 and found.gain > 10)
+    assert advice._hues_help(found) == (found.images >= 50 and found.gain > 10)
 
 
 @pytest.mark.parametrize(
@@ -150,9 +150,9 @@ def test_a_cpu_gets_what_it_can_do_in_time(seconds: float, monkeypatch: pytest.M
     assert taken == pytest.approx(image * 2000 * cpu.epochs + image * 100 * 37 / 3)
     proposal = advice.Proposal("", "", cpu, taken, PLAIN)
     assert proposal.shortened == (seconds == 10)
-    assert proposal.remedy == (" Faster is a GPU." if seconds == 10 else "")
+    assert proposal.remedy == (" To train faster, use a GPU." if seconds == 10 else "")
     exact = proposal._replace(recipe=dataclasses.replace(cpu, model="ce_resnet18", options=EXACT))
-    assert ("Fewer --rotations" in exact.remedy) == (seconds == 10)
+    assert ("fewer --rotations" in exact.remedy) == (seconds == 10)
     gpu, _ = advice._affordable(PLAIN, decoded, torch.device("cuda"), 2000, 100)
     assert gpu == PLAIN
 
@@ -210,7 +210,7 @@ def test_advice_from_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) 
         return measure(narrow, *arguments)
 
     monkeypatch.setattr(advice, "measure_seconds", measure_narrow)
-    monkeypatch.setattr(advice, "_few", lambda size: 4)
+    monkeypatch.setattr(advice, "_cpu_batch", lambda size: 4)
     before = sorted(folder.rglob("*"))
     said = invoke("my fruit", "--advise", "--device", "cpu")
     assert said.exit_code == 0, said.stderr
@@ -218,11 +218,11 @@ def test_advice_from_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     lines = said.stdout.splitlines()
     assert lines[0].startswith("my fruit: ")
     assert "2 classes" in lines[0]
-    assert "shorter sides of 40 pixels" in lines[0]
+    assert "short sides of 40 pixels" in lines[0]
     assert "guessing gets 50.0 %" in said.stdout
     assert "themselves:         100.0 %" in said.stdout
     assert "nearly give the class away" in said.stdout
-    assert said.stdout.count("Training and judging take about ") == 4
+    assert said.stdout.count("Training and testing take about ") == 4
     commands = [shlex.split(line) for line in lines if line.startswith("  equicolor train ")]
     assert len(commands) == 4
     assert "--coset-pool none" in " ".join(commands[1])

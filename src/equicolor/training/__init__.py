@@ -1,4 +1,4 @@
-"""Learning: trainers and the recipes they follow."""
+"""Training: recipes, and the code that follows them."""
 
 from equicolor._packages import declare_vision_operators
 

@@ -1,7 +1,7 @@
 """Which network to train on some images: ``equicolor train DATASET --advise``.
 
-What colour tells of the classes is measured, and so is the time of a step; nothing is trained and
-nothing is written.
+It measures how well colour tells the classes apart and how long a training step takes. It trains
+nothing and writes nothing.
 """
 
 import contextlib
@@ -26,53 +26,53 @@ from equicolor.models.registry import usual_resize
 from equicolor.training.losses import cross_entropy
 from equicolor.training.recipes import JITTER, TrainingRecipe, default_recipe
 
-_IMAGES = 1000  # whose colours are measured
-_SHORT_SIDE = 64  # they are decoded to
-_SMALL = 48  # pixels: up to here images are for the network of CIFAR
-_SHIFTS = 37  # at which a trained network is judged
-_EPOCHS = (200, 100, 50)  # that a proposal for a CPU may have
-_CPU_HOURS = 2.0  # that a proposal for a CPU should not exceed
-_CLEAR = 2.0  # standard errors from which on hues help
-_FEWEST = 5  # images of a class, on average, below which nothing is measured
-_DECIDES = 0.5  # of the errors without hues that hues mend, from which on they are the label
+_IMAGES = 1000  # images whose colours are measured
+_SHORT_SIDE = 64  # pixels of their short side
+_SMALL = 48  # pixels; images up to this size get CIFAR's network
+_SHIFTS = 37  # hue shifts at which a trained network is tested
+_EPOCHS = (200, 100, 50)  # what a proposal for a CPU may have
+_CPU_HOURS = 2.0  # what a proposal for a CPU should not exceed
+_CLEAR = 2.0  # standard errors of a gain from hues that is no accident
+_FEWEST = 5  # images per class; with fewer, nothing is concluded
+_DECISIVE = 0.5  # share of the errors that hues remove if they are nearly the label
 
 
 class Proposal(NamedTuple):
     """A recipe and what it is for."""
 
-    when: str  # what has to be true for it
-    why: str  # the reason to take it
+    when: str  # the case it is for
+    why: str  # the reason to choose it
     recipe: TrainingRecipe  # how to train on the device that was measured
-    seconds: float  # for training and judging, as measured
-    full: TrainingRecipe  # how to train on a GPU; a CPU may get smaller images or fewer epochs
+    seconds: float  # estimated for training and testing
+    full: TrainingRecipe  # how to train on a GPU, without smaller images or fewer epochs
 
     @property
     def shortened(self) -> bool:
-        """Whether images are smaller or epochs fewer than usual, for a CPU."""
+        """Whether a CPU gets smaller images or fewer epochs."""
         return self.recipe != self.full
 
     @property
     def remedy(self) -> str:
-        """What else makes it faster, if it takes hours even though it was shortened."""
+        """What else makes a shortened recipe faster, if it still takes hours."""
         if not self.shortened or self.seconds <= 3600 * _CPU_HOURS:
             return ""
-        fewer = "Fewer --rotations are faster, and so is" * ("rotations" in self.recipe.options)
-        return f" {fewer or 'Faster is'} a GPU."
+        fewer = "fewer --rotations, or " * ("rotations" in self.recipe.options)
+        return f" To train faster, use {fewer}a GPU."
 
 
 class Advice(NamedTuple):
     """What was measured, and what follows from it."""
 
     facts: str  # the images and the device, in words
-    hues: HueStatistics  # what colour tells of the classes
+    hues: HueStatistics  # how well colour tells the classes apart
     finding: str  # the same in words
     proposals: tuple[Proposal, ...]  # what to run
-    skip_corrupt: bool = False  # whether corrupt images were left out, as the commands do then
+    skip_corrupt: bool = False  # whether corrupt images were left out, and the commands do so
     read: int = 0  # how many images were read
-    skipped: tuple[str, ...] = ()  # what is wrong with those that were left out
+    skipped: tuple[str, ...] = ()  # what is wrong with each image that was left out
 
     def lines(self) -> Iterator[str]:
-        """All of it, to print."""
+        """The advice as lines to print."""
         hues, skip = self.hues, " --skip-corrupt" * self.skip_corrupt
         yield self.facts
         if self.skipped:
@@ -83,9 +83,9 @@ class Advice(NamedTuple):
             )
         yield ""
         yield (
-            "What colour tells of the classes: a tiny classifier of histograms, cross-validated "
-            f"on {hues.images:,} images, every class counted alike; guessing gets "
-            f"{hues.chance:.1f} %."
+            "How well colour tells the classes apart: a tiny classifier of histograms, "
+            f"cross-validated on {hues.images:,} images, all classes weighted equally; guessing "
+            f"gets {hues.chance:.1f} %."
         )
         yield f"  brightness, and colours up to a hue shift: {hues.without_hue:5.1f} %"
         yield (
@@ -102,19 +102,19 @@ class Advice(NamedTuple):
             yield f"{proposal.when}:"
             yield f"  {command(proposal.recipe)}{skip}"
             yield f"  {proposal.why}"
-            yield f"  Training and judging take about {roughly(proposal.seconds)}.{proposal.remedy}"
+            yield f"  Training and testing take about {roughly(proposal.seconds)}.{proposal.remedy}"
             if proposal.shortened:
                 yield f"  On a GPU: {command(proposal.full)}{skip}"
         yield ""
         if any(proposal.shortened for proposal in self.proposals):
             yield (
-                "Images are smaller and epochs fewer than usual where a run would take more than "
+                "Images are smaller and epochs fewer where a run would take more than "
                 f"{_CPU_HOURS:g} hours on this CPU."
             )
         yield (
-            "Times are measured: a step of each network on this device, with its augmentation. "
+            "Times follow from a measured step of each network on this device, with augmentation. "
             "'Which network?' in the documentation has the results behind the reasons, and what to "
-            "do with a network that you have already."
+            "do with a network that you already have."
         )
 
 
@@ -129,16 +129,17 @@ def advise(
 
     Args:
         dataset: a name, or a folder of class folders.
-        device: where it would be trained.
-        split_seed: of a folder without a split; only training images are measured.
-        skip_corrupt: leave corrupt images out instead of raising CorruptImageError. They are found
-            among the images that are read: up to 1,000 for training, and as many for testing.
+        device: the device to train on.
+        split_seed: the seed of the split, for a folder without one; only training images are
+            measured.
+        skip_corrupt: leave corrupt images out instead of raising CorruptImageError. Only images
+            that are read are checked: up to 1,000 for training, and as many for testing.
     """
     device = torch.device(device)
     images, test = (load_dataset(dataset, split, seed=split_seed) for split in ("train", "test"))
     sample, tested = (some_images(each, min(_IMAGES, len(each))) for each in (images, test))
     on_corrupt = "skip" if skip_corrupt else "error"
-    unreadable = find_corrupt(tested, on_corrupt=on_corrupt)  # which would stop a run
+    corrupt_test = find_corrupt(tested, on_corrupt=on_corrupt)  # they would stop a run
     decoded = decode(sample, short_side=_SHORT_SIDE, on_corrupt=on_corrupt)
     hues, side = hue_statistics(decoded), _median_side(sample)
     plain = dataclasses.replace(
@@ -147,9 +148,9 @@ def advise(
         precision=choose_precision("auto", cuda=device.type == "cuda"),
     )
     proposals = []
-    for when, why, recipe in _cases(plain, hues):
-        fitting, seconds = _affordable(recipe, decoded, device, len(images), len(test))
-        proposals.append(Proposal(when, why, fitting, seconds, recipe))
+    for when, why, full in _cases(plain, hues):
+        recipe, seconds = _affordable(full, decoded, device, len(images), len(test))
+        proposals.append(Proposal(when, why, recipe, seconds, full))
     return Advice(
         _facts(images, side, device),
         hues,
@@ -157,12 +158,12 @@ def advise(
         tuple(proposals),
         skip_corrupt=skip_corrupt,
         read=len(sample) + len(tested),
-        skipped=decoded.skipped + unreadable,
+        skipped=decoded.skipped + corrupt_test,
     )
 
 
 def _median_side(images: ImageSet) -> int:
-    """The median of the shorter sides of images, by the headers that are intact."""
+    """The median of the short sides of images whose headers are intact."""
     sides = []
     for index in range(len(images)):
         with contextlib.suppress(CorruptImageError):
@@ -176,7 +177,7 @@ def _facts(images: ImageSet, side: int, device: torch.device) -> str:
     threads = f", {counted(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else ""
     return (
         f"{images.name}: {counted(len(images), 'image')} for training, {len(counts)} classes of "
-        f"{' to '.join(sizes)}, shorter sides of {side} pixels (median); "
+        f"{' to '.join(sizes)}, short sides of {side} pixels (median); "
         f"{device_name(device)}{threads}."
     )
 
@@ -185,34 +186,34 @@ def _too_few(hues: HueStatistics) -> bool:
     return hues.images < _FEWEST * hues.classes
 
 
-def _tell(hues: HueStatistics) -> bool:
-    """Whether the hues tell something of the classes, beyond chance."""
+def _hues_help(hues: HueStatistics) -> bool:
+    """Whether hues help to tell the classes apart, beyond chance."""
     return hues.gain > max(1, _CLEAR * hues.error) and not _too_few(hues)
 
 
-def _decide(hues: HueStatistics) -> bool:
-    """Whether the hues are nearly the label: they mend half of the errors made without them."""
-    return _tell(hues) and hues.gain >= _DECIDES * (100 - hues.without_hue)
+def _hues_decide(hues: HueStatistics) -> bool:
+    """Whether hues are nearly the label: they remove half of the errors made without them."""
+    return _hues_help(hues) and hues.gain >= _DECISIVE * (100 - hues.without_hue)
 
 
 def _finding(hues: HueStatistics) -> str:
-    if _decide(hues):
+    if _hues_decide(hues):
         return "Here the hues nearly give the class away: they are the label, or stand for it."
-    if _tell(hues):
-        return "Here the hues help to tell the classes apart, beside other things."
+    if _hues_help(hues):
+        return "Here the hues help to tell the classes apart, as other features do."
     if _too_few(hues):
         return (
             f"{counted(hues.images, 'image')} of {hues.classes} classes are too few to measure "
-            "that. The proposals are those for hues that tell little."
+            "this. The proposals assume that hues help little."
         )
     return (
-        "Here histograms give no sign that the hues help to tell the classes apart. A gain of less "
-        f"than {max(1, _CLEAR * hues.error):.0f} points would not show with so many images."
+        "Here histograms give no sign that the hues help to tell the classes apart. With so many "
+        f"images, a gain of less than {max(1, _CLEAR * hues.error):.0f} points would not show."
     )
 
 
 def _plain_recipe(dataset: str, side: int) -> TrainingRecipe:
-    """The plain network for images of a size, without enlarging them much."""
+    """A plain network for images with this median side, which are not enlarged much."""
     if find_dataset(dataset).kind == "small" or side > 224:
         return default_recipe(dataset)
     if side <= _SMALL:
@@ -222,14 +223,14 @@ def _plain_recipe(dataset: str, side: int) -> TrainingRecipe:
 
 
 def _cases(plain: TrainingRecipe, hues: HueStatistics) -> Iterator[tuple[str, str, TrainingRecipe]]:
-    """When, why and how to train."""
+    """The case, the reason and the recipe of each proposal."""
     options = {"rotations": 12, "lifting": "hsv"}
     exact = dataclasses.replace(plain, model=f"ce_{plain.model}", options=options)
     jittered = dataclasses.replace(plain, jitter=JITTER)
-    if _decide(hues):
+    if _hues_decide(hues):
         yield (
-            "If the hues are what you want to be told (ripe or not, red or green)",
-            "A plain network may use whatever the hues tell; with hue jitter it could not.",
+            "If the network should name the hue (ripe or not, red or green)",
+            "A plain network can use the hues; with hue jitter it could not.",
             plain,
         )
         yield (
@@ -238,24 +239,24 @@ def _cases(plain: TrainingRecipe, hues: HueStatistics) -> Iterator[tuple[str, st
             "--coset-pool none keeps the hues apart for the classifier.",
             dataclasses.replace(exact, options={**options, "coset_pool": None}),
         )
-    if _tell(hues):
+    if _hues_help(hues):
         yield (
             "If hues may shift and must not change the answer",
-            "Twelve exact hues, pooled, with AugMix: the best on shifted and on original hues of "
-            "what was trained three times on Flowers-102.",
+            "Twelve exact hues, pooled, with AugMix: on Flowers-102 the best of the networks that "
+            "were trained with three seeds, on shifted and on original hues.",
             dataclasses.replace(exact, augmix="original"),
         )
         yield (
             "The same, for less time",
-            "A colour-invariant first layer and hue jitter: as good there, of one seed, but "
+            "A colour-invariant first layer and hue jitter: as good there, with one seed, but "
             "nothing is exact.",
             dataclasses.replace(jittered, model=f"ciconv_{plain.model}"),
         )
     else:
         yield (
             "If hues may shift and must not change the answer",
-            "A plain network with hue jitter: where colour tells little, as on Caltech-101, "
-            "it does as well as equivariant ones, and costs nothing more.",
+            "A plain network with hue jitter: where colour helps little, as on Caltech-101, "
+            "it is as good as equivariant networks, at no extra cost.",
             jittered,
         )
         yield (
@@ -263,16 +264,16 @@ def _cases(plain: TrainingRecipe, hues: HueStatistics) -> Iterator[tuple[str, st
             "Twelve exact hues, pooled.",
             exact,
         )
-    if not _decide(hues):
+    if not _hues_decide(hues):
         yield (
             "If hues will not shift",
-            "A plain network may use whatever the hues tell.",
+            "A plain network can use the hues.",
             plain,
         )
 
 
 def command(recipe: TrainingRecipe) -> str:
-    """The command that trains a recipe; its precision is what the device takes by itself.
+    """The command that trains a recipe; it leaves the precision to the device.
 
     Example:
         >>> command(TrainingRecipe("ce_resnet18", {"rotations": 12}, size=64, resize=73))
@@ -297,17 +298,16 @@ def _affordable(
     recipe: TrainingRecipe, decoded: Decoded, device: torch.device, train: int, test: int
 ) -> tuple[TrainingRecipe, float]:
     """The recipe and its time; on a CPU with smaller images and fewer epochs if it takes hours."""
-    tried: list[tuple[TrainingRecipe, float]] = []
     for smaller in _smaller(recipe):
-        image = measure_seconds(smaller, decoded, device)
+        per_image = measure_seconds(smaller, decoded, device)
         # A pass without gradients takes a third of a step.
-        judging = image * test * _SHIFTS / 3
+        testing = per_image * test * _SHIFTS / 3
         for epochs in _EPOCHS:
-            seconds = image * train * epochs + judging
-            tried.append((dataclasses.replace(smaller, epochs=epochs), seconds))
+            seconds = per_image * train * epochs + testing
+            shortened = dataclasses.replace(smaller, epochs=epochs)
             if seconds <= 3600 * _CPU_HOURS or device.type != "cpu":
-                return tried[-1]
-    return tried[-1]
+                return shortened, seconds
+    return shortened, seconds
 
 
 def _smaller(recipe: TrainingRecipe) -> Iterator[TrainingRecipe]:
@@ -320,13 +320,14 @@ def _smaller(recipe: TrainingRecipe) -> Iterator[TrainingRecipe]:
 def measure_seconds(
     recipe: TrainingRecipe, decoded: Decoded, device: torch.device | str = "cpu"
 ) -> float:
-    """How long a step of training takes on a device, for each image.
+    """The seconds per image of a training step on a device.
 
-    The steps are those of the recipe, but in small batches on a CPU, and not recorded as CUDA
-    graphs on a GPU, where training will be faster.
+    On a CPU the batches are smaller than the recipe's. On a GPU the step is not recorded as a CUDA
+    graph, so training will be faster.
     """
     device = torch.device(device)
-    batch = min(len(decoded), recipe.batch_size if device.type == "cuda" else _few(recipe.size))
+    batch = recipe.batch_size if device.type == "cuda" else _cpu_batch(recipe.size)
+    batch = min(batch, len(decoded))
     loader = ResidentLoader(
         decoded, recipe.augmentation, device=device, batch_size=batch, shuffle=True
     )
@@ -341,20 +342,20 @@ def measure_seconds(
         loss.backward()
         optimizer.step()
 
-    # The first prepares what is prepared once. A GPU also prepares for the size of a batch.
+    # The first step includes one-time preparation, on a GPU for this size of a batch.
     images, labels = next(iter(loader))
     first = batch if device.type == "cuda" else 2
     step(images[:first], labels[:first])
     _wait(device)
     start = time.perf_counter()
-    images, labels = next(iter(loader))  # with the time for its augmentation
+    images, labels = next(iter(loader))  # augmentation is timed, too
     step(images, labels)
     _wait(device)
     return (time.perf_counter() - start) / len(labels)
 
 
-def _few(size: int) -> int:
-    """Images in a batch that take a second or so on a core; a plain network is faster."""
+def _cpu_batch(size: int) -> int:
+    """Images that an equivariant network trains on in about a second on one core."""
     return max(4, min(16, 16 * 64**2 // size**2))
 
 
