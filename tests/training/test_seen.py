@@ -213,8 +213,8 @@ def test_a_finished_run_tells_that_its_training_images_changed(
     trees.write(path.with_name("0001.png"), 1)
     assert said() == (
         f"warning: the training images of {run} have changed since it began: 1 file is new "
-        "(cat/0001.png), 1 file has another size (cat/0.jpg). The result is that of the images "
-        "before; --force trains it anew\n"
+        "(cat/0001.png), 1 file has another size (cat/0.jpg). The result is that of the old "
+        "images; --force trains it anew\n"
     )
     pets.rename(pets.with_name("moved"))
     assert "cannot be compared with those it began with: no folder" in said()

@@ -10,10 +10,9 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 class WeightAverage(nn.Module):
     """A copy of a network whose weights follow the network's slowly.
 
-    After step t the decay is ``min(decay, (1 + t) / (10 + t))``, so that the random weights of
-    the beginning are soon forgotten. Running statistics of batch norms are averaged too.
-    torch's ``AveragedModel`` asks the device for its count in every step, which would make a GPU
-    wait.
+    After step t the decay is ``min(decay, (1 + t) / (10 + t))``, so that the random initial
+    weights are soon forgotten. Running statistics of batch norms are averaged, too. torch's
+    ``AveragedModel`` reads a counter from the device in every step, which makes a GPU wait.
     """
 
     def __init__(self, network: nn.Module, decay: float) -> None:

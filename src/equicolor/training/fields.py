@@ -21,24 +21,23 @@ class Setting:
 
     help: str = ""  # the text of its option; a field without one has no option
     panel: str = "Training"  # the group of options that it is shown in
-    usual: str = ""  # what the help says of the default, where it is not just the value
-    # Options without a value: the value that each stands for, and its help.
+    usual: str = ""  # the default in the help, where it is not just the value
+    # Options without a value, each with the value that it stands for and its help.
     flags: Mapping[str, tuple[Any, str]] = dataclasses.field(default_factory=dict)
-    choices: tuple[str, ...] = ()  # all values there are
+    choices: tuple[str, ...] = ()  # all allowed values
     # Bounds of a number, beside those of _checks.MOST.
     at_least: float | None = None
     at_most: float | None = None
     above: float | None = None
     below: float | None = None
-    decides: bool = True  # whether the outcome of a training depends on it, beyond rounding
-    # The key that tells it in result rows, by default its name; None where the network tells it.
+    decides: bool = True  # whether the result of training depends on it, beyond rounding
+    # Its key in result rows, by default its name; None where the name of the network implies it.
     row: str | None = ""
-    # Whether rows that differ in it were trained differently: not the seed, nor what a table has a
-    # row or a column for.
+    # Whether a difference in it is pointed out beside a table. False for the seed, and for what has
+    # a row or a column of the table.
     compared: bool = True
     published: bool = True  # whether the paper gives its value
-    # What stands before its value in folder names; by default its name, and nothing before one of
-    # the choices.
+    # The prefix of its value in folder names; by default its name, or nothing if there are choices.
     short: str | None = None
 
 
@@ -50,7 +49,7 @@ def setting(default: Any, help: str = "", **description: Any) -> Any:  # noqa: A
 
 
 def settings(described: Any) -> dict[str, Setting]:
-    """The descriptions of a dataclass, or of an instance, by the names of the fields."""
+    """The settings of a dataclass, or of an instance, by the names of their fields."""
     return {
         field.name: dataclasses.replace(about, row=field.name) if about.row == "" else about
         for field in dataclasses.fields(described)

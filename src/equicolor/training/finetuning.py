@@ -13,8 +13,8 @@ from equicolor.training.recipes import FINETUNING, TrainingRecipe, default_recip
 from equicolor.training.run_folder import origin_of, recipe_of_run
 from equicolor.training.seen import Seen, find_seen, seed_of_training
 
-# What a fine-tune takes over from the training of the network, beside split and size.
-_LIKE_BEFORE = ("flip", "batch_size", "seed")
+# What a fine-tune takes over from the earlier recipe, beside split and size.
+_INHERITED = ("flip", "batch_size", "seed")
 
 
 def finetune_recipe(
@@ -22,37 +22,37 @@ def finetune_recipe(
 ) -> TrainingRecipe:
     """A short training of a network that was trained, or converted, before.
 
-    It is the default recipe with a tenth of its learning rate and epochs, and with the images,
-    batches and seed of the earlier training. On the same dataset, or a folder with the same
-    classes, the split is the same, too: what was trained on is not tested on.
+    It is the default recipe with a tenth of its learning rate and epochs, and with the image size,
+    batch size and seed of the earlier training. On the same dataset, or a folder with the same
+    classes, the split is the same, too, so that no training image is tested on.
 
-    ``like`` is how the network was trained; that of its run by default. A file without its run
-    knows less: size, dataset and split.
+    ``like`` is the earlier recipe, by default that of the network's run. A file without its run
+    holds only size, dataset and split.
     """
     file = checkpoint_file(checkpoint)
     config, class_names, _ = read_header(file)
     like = recipe_of_run(checkpoint) if like is None else like
-    trained = origin_of(checkpoint) if like is None else like.origin
+    origin = origin_of(checkpoint) if like is None else like.origin
     plain = default_recipe(dataset, None if "image_size" in config else config["model"])
-    changes: dict[str, Any] = {"model": config["model"], "finetune": str(checkpoint)}
-    changes |= {"options": {}, "finetune_digest": weights_digest(file)}
+    changes: dict[str, Any] = {"model": config["model"], "options": {}}
+    changes |= {"finetune": str(checkpoint), "finetune_digest": weights_digest(file)}
     info = find_dataset(dataset)
-    same = trained.dataset == info.name
-    split_seed = seed_of_training(trained, class_names, info)
+    same_dataset = origin.dataset == info.name
+    split_seed = seed_of_training(origin, class_names, info)
     if split_seed is not None:
         changes["split_seed"] = split_seed
     if like is not None:
-        changes |= {name: getattr(like, name) for name in _LIKE_BEFORE}
-    if same and like is not None:
+        changes |= {name: getattr(like, name) for name in _INHERITED}
+    if same_dataset and like is not None:
         changes |= {name: getattr(like, name) for name in ("crop", "size", "resize")}
-    elif same or plain.crop == "resized":  # others are as small as they are
-        size = trained.image_size or plain.size
-        changes |= {"size": size, "resize": trained.resize or usual_resize(size)}
+    elif same_dataset or plain.crop == "resized":  # padded crops keep the size of the images
+        size = origin.image_size or plain.size
+        changes |= {"size": size, "resize": origin.resize or usual_resize(size)}
     return dataclasses.replace(plain, **FINETUNING | changes)
 
 
 def finetune_seen(recipe: TrainingRecipe) -> Seen:
-    """The test images of a fine-tune that its network was trained on before."""
+    """The test images of a fine-tune that its network was already trained on."""
     if recipe.finetune is None:
         return Seen()
     tested = load_dataset(recipe.dataset, "test", seed=recipe.split_seed)

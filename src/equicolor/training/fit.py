@@ -1,4 +1,4 @@
-"""Train a network by a recipe, in a folder that a killed run is continued from."""
+"""Train a network by a recipe, in a folder from which a killed run can be continued."""
 
 import contextlib
 import copy
@@ -43,8 +43,8 @@ class Fit(NamedTuple):
     """A finished run."""
 
     folder: RunFolder
-    row: dict[str, Any]  # what the trained network was judged by: original, hue_mean and so on
-    continued: int  # how many epochs had been trained before this call; all, if it was finished
+    row: dict[str, Any]  # the test results: original, hue_mean and so on
+    continued: int  # epochs trained before this call; all if the run was finished
 
 
 def fit(
@@ -55,13 +55,13 @@ def fit(
     overwrite: bool = False,
     console: Console | None = None,
 ) -> Fit | None:
-    """Train a network, and judge it on the test set under hue shifts.
+    """Train a network, and test it under hue shifts.
 
-    A call in the folder of an interrupted run continues it from its last checkpoint. On a CPU
-    and in one process it ends with the weights of an uninterrupted run: it trains in as many
-    threads as before, unless OMP_NUM_THREADS is set or there are fewer cores. A call in the folder
-    of a finished run returns its result. With several processes every one of them makes the same
-    call. A DivergedError leaves the last good checkpoint.
+    A call in the folder of an interrupted run continues it from its last checkpoint. In one
+    process on a CPU it ends with the weights of an uninterrupted run: it uses as many threads as
+    before, unless OMP_NUM_THREADS is set or there are fewer cores. A call in the folder of a
+    finished run returns its result. Of several processes, each makes the same call. A
+    DivergedError leaves the last good checkpoint.
 
     Args:
         recipe: what to train.
@@ -89,14 +89,14 @@ def fit(
         if folder.result.is_file():
             if not first:
                 return None
-            _say_what_changed(folder, recipe, console)
-            return _finished(folder)
+            _warn_of_changed_images(folder, recipe, console)
+            return _read_finished(folder)
     _check_saving()
     data = ImageData(recipe, options, console)
     images, class_names = list_images(data.train), data.train.class_names
     if not anew:
         folder.check_images(images.files)
-        _say_what_is_newer(folder, data.train, console)
+        _warn_of_newer_images(folder, data.train, console)
     task = _task(data, images)
     if not first:
         with _threads_restored():
@@ -105,33 +105,33 @@ def fit(
     seen = finetune_seen(recipe)
     for remark in finetune_remarks(recipe, class_names, seen):
         say(console, remark)
-    made = not folder.path.exists()
-    with folder.locked(), _threads_restored():  # now that nothing can be wrong with the recipe
+    folder_is_new = not folder.path.exists()
+    with folder.locked(), _threads_restored():  # last, so that a wrong recipe leaves no folder
         if not anew:  # meanwhile another process may have trained here
             folder.check(recipe)
             if folder.result.is_file():
-                return _finished(folder)
+                return _read_finished(folder)
         folder.begin(recipe, images.files, anew=anew)
         try:
             epochs_before = train(task, data, folder)
         except Exception:
-            if made:
+            if folder_is_new:
                 folder.remove_unbegun()
             raise
         network = _trained_network(task, class_names, images)
         save_model(network, folder.model)
         facts = {"dataset": data.test.name, **recipe.row(), **_speed(folder), **seen.facts()}
         facts |= {f"skipped_{split}": len(data.skipped(split)) for split in ("train", "test")}
-        row = _judge(network, data, facts)
-        whole = {"recipe": asdict(recipe), "class_names": class_names}
-        write_results(folder.result, [row], device=choose_device(options.device), **whole)
+        row = _test(network, data, facts)
+        more = {"recipe": asdict(recipe), "class_names": class_names}
+        write_results(folder.result, [row], device=choose_device(options.device), **more)
     return Fit(folder, row, epochs_before)
 
 
 def _check_alone(folder: RunFolder, options: RunOptions) -> None:
-    """Refuse to delete a run while other processes may be looking at it."""
-    started = TorchElasticEnvironment.detect() or SLURMEnvironment.detect()
-    if options.processes > 1 and started:  # not by the first of them
+    """Refuse to delete a run that other processes may be reading."""
+    launched = TorchElasticEnvironment.detect() or SLURMEnvironment.detect()
+    if options.processes > 1 and launched:  # else the first process starts the others later
         raise ValueError(
             f"--force cannot delete a run while several processes start at once: delete "
             f"{folder.path} first"
@@ -139,7 +139,7 @@ def _check_alone(folder: RunFolder, options: RunOptions) -> None:
 
 
 def _check_saving() -> None:
-    """Find out before training what would otherwise be found out after it."""
+    """Refuse to train what could not be saved."""
     if importlib.util.find_spec("safetensors") is None:
         raise ModuleNotFoundError(
             f"trained networks are saved with safetensors: {how_to_install('safetensors')}",
@@ -147,7 +147,7 @@ def _check_saving() -> None:
         )
 
 
-def _say_what_is_newer(folder: RunFolder, images: ImageSet, console: Console | None) -> None:
+def _warn_of_newer_images(folder: RunFolder, images: ImageSet, console: Console | None) -> None:
     newer = folder.newer_images(images)
     if newer:
         say(
@@ -157,8 +157,10 @@ def _say_what_is_newer(folder: RunFolder, images: ImageSet, console: Console | N
         )
 
 
-def _say_what_changed(folder: RunFolder, recipe: TrainingRecipe, console: Console | None) -> None:
-    """Say which training images of a finished run changed since it began; no image is opened."""
+def _warn_of_changed_images(
+    folder: RunFolder, recipe: TrainingRecipe, console: Console | None
+) -> None:
+    """Warn of training images that changed since a finished run began; no image is opened."""
     try:
         before = folder.read_images()
         if not before:  # without files, or too many to list
@@ -166,19 +168,19 @@ def _say_what_changed(folder: RunFolder, recipe: TrainingRecipe, console: Consol
         images = load_dataset(recipe.dataset, "train", seed=recipe.split_seed)
         changed = changes(before, list_images(images).files)
         if not changed:
-            _say_what_is_newer(folder, images, console)
+            _warn_of_newer_images(folder, images, console)
             return
         reason = (
-            f"have changed since it began: {', '.join(changed)}. The result is that of the images "
-            "before; --force trains it anew"
+            f"have changed since it began: {', '.join(changed)}. The result is that of the old "
+            "images; --force trains it anew"
         )
-    except (OSError, ValueError) as error:  # the result is there all the same
+    except (OSError, ValueError) as error:  # which need not hide the result
         reason = f"cannot be compared with those it began with: {error}"
     say(console, f"warning: the training images of {folder.path} {reason}")
 
 
-def _finished(folder: RunFolder) -> Fit:
-    read_header(folder.model)  # or an error: the file is missing, or cut short
+def _read_finished(folder: RunFolder) -> Fit:
+    read_header(folder.model)  # raises if the file is missing or truncated
     rows = read_rows(folder.result, ["dataset"], ["original", "hue_mean", "epochs"])
     if len(rows) != 1:
         raise ValueError(f"{folder.result} has {len(rows)} rows instead of one")
@@ -193,19 +195,19 @@ def _task(data: ImageData, images: Listing) -> ClassificationTask:
     facts: dict[str, int | str] = {"images": len(data.train), "classes": len(names)}
     facts["class names"] = hashlib.sha256(json.dumps(names).encode()).hexdigest()[:16]
     facts["training images"] = images.digest
-    # Other processes' gradients are asked for while the backward pass runs.
+    # DDP exchanges gradients during the backward pass, which a graph would record.
     graphs = options.graphs and options.processes == 1 and options.strategy != "ddp"
     return ClassificationTask(recipe, network, facts, graphs=graphs and not recipe.compile)
 
 
 def build_network(data: ImageData) -> Network:
-    """The network to train, tried on images and batches as they will come."""
+    """The network to train, after a trial with the size of its images and batches."""
     recipe, options, names = data.recipe, data.options, data.train.class_names
     network = recipe.build(len(names), names)
-    shared = Epochs(len(data.train), recipe.batch_size, shuffle=True, world_size=options.processes)
-    batch = (shared.batch if options.sync_norm else shared.own_batch) * recipe.augmentation.views
+    epochs = Epochs(len(data.train), recipe.batch_size, shuffle=True, world_size=options.processes)
+    batch = (epochs.batch if options.sync_norm else epochs.own_batch) * recipe.augmentation.views
     trial = copy.deepcopy(network).train()
-    with torch.random.fork_rng(devices=[]):  # for dropout
+    with torch.random.fork_rng(devices=[]):  # dropout draws from it
         try_images(trial, recipe.size)
         if batch > 1:
             return network
@@ -221,7 +223,7 @@ def build_network(data: ImageData) -> Network:
 
 @contextlib.contextmanager
 def _threads_restored() -> Iterator[None]:
-    """Undo what a checkpoint sets: training and judging go on in the threads of before."""
+    """Restore the number of threads at the end: loading a checkpoint may change it."""
     threads = torch.get_num_threads()
     try:
         yield
@@ -232,12 +234,12 @@ def _threads_restored() -> Iterator[None]:
 def _trained_network(
     task: ClassificationTask, class_names: tuple[str, ...], images: Listing
 ) -> Network:
-    """The trained network as it will be loaded: neither compiled nor tied to other processes.
+    """The trained network to save, neither compiled nor tied to other processes.
 
     It turns images grey itself where training did.
     """
     with torch.random.fork_rng(devices=[]):
-        network = build_from_config(task.network.config)  # what the recipe fine-tunes may be gone
+        network = build_from_config(task.network.config)  # a checkpoint to fine-tune may be gone
     network.load_state_dict(task.trained.state_dict(), assign=True)
     network.class_names = class_names
     if task.recipe.gray and not isinstance(network, GrayInput):
@@ -247,7 +249,7 @@ def _trained_network(
 
 
 def _speed(folder: RunFolder) -> dict[str, float]:
-    """How long the whole run trained, and how fast."""
+    """Seconds of training and images per second, of the whole run."""
     epochs = folder.read_metrics()
     seconds = sum(float(row["seconds"]) for row in epochs)
     images = sum(float(row["images_per_second"]) * float(row["seconds"]) for row in epochs)
@@ -255,8 +257,8 @@ def _speed(folder: RunFolder) -> dict[str, float]:
     return {"train_seconds": round(seconds, 1), "images_per_second": round(rate, 1)}
 
 
-def _judge(network: Network, data: ImageData, facts: dict[str, Any]) -> dict[str, Any]:
-    """The row of a trained network: accuracy on the test set, as it is and under hue shifts."""
+def _test(network: Network, data: ImageData, facts: dict[str, Any]) -> dict[str, Any]:
+    """The result row of a network: accuracy on the test set, without and with hue shifts."""
     device = choose_device(data.options.device)
     with counting(data.console, "judging under hue shifts") as progress:
         evaluation = evaluate(

@@ -35,7 +35,7 @@ class ImageData(pl.LightningDataModule):
 
     Attributes:
         train, test: the images, not decoded yet.
-        streamed: the training images, if they are decoded, and corrupt ones met, in training.
+        streamed: the loader of training images that are decoded while training; None for others.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class ImageData(pl.LightningDataModule):
         self._on_corrupt = "skip" if options.skip_corrupt else "error"
 
     def prepare_data(self) -> None:
-        """Decode what will be resident, in one process of each computer.
+        """Decode resident images, in one process of each computer.
 
-        Test images that will be streamed are read, too: a corrupt one must not be found after all
-        the training. A corrupt training image is found in the first epoch.
+        Streamed test images are read, too, so that a corrupt one stops the run before training and
+        not after it. A corrupt training image is found in the first epoch.
         """
         with telling_cache(self._cache, self.console):
             for images in (self.train, self.test):
@@ -68,13 +68,13 @@ class ImageData(pl.LightningDataModule):
                     self._verify(images)
 
     def skipped(self, split: str) -> tuple[str, ...]:
-        """What is wrong with the corrupt images that were left out, as far as they were met."""
+        """What is wrong with each corrupt image that was left out so far."""
         if split == "train" and self.streamed is not None:
             self._skipped["train"] |= self.streamed.skipped
         return tuple(sorted(self._skipped[split]))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run has to know: the corrupt images that any process met streaming."""
+        """For a resumed run: the corrupt images that any process met while streaming."""
         if self.streamed is None or not self.options.skip_corrupt:
             return {}
         self._skipped["train"].update(_gathered(self.skipped("train")))
@@ -85,7 +85,7 @@ class ImageData(pl.LightningDataModule):
         self._skipped["train"].update(state_dict["skipped"])
 
     def say_skipped(self, split: str) -> None:
-        """Print how many corrupt images were left out, if any were."""
+        """Print how many corrupt images were left out, if there are any."""
         name, skipped = getattr(self, split).name, self.skipped(split)
         if skipped:
             say(
@@ -99,7 +99,7 @@ class ImageData(pl.LightningDataModule):
         return self._loader(self.train, self.recipe.augmentation)
 
     def val_dataloader(self) -> Loader:
-        """This process's part of the test images, as the network shall see them."""
+        """This process's part of the test images, as the network sees them."""
         return self._loader(self.test, self.recipe.augmentation.evaluation())
 
     def test_images(self, device: torch.device) -> Loader:
@@ -126,16 +126,15 @@ class ImageData(pl.LightningDataModule):
     def _loader(
         self, images: ImageSet, augmentation: Augmentation, device: torch.device | None = None
     ) -> Loader:
-        """This process's part of the images on its device, or all of them on the one given."""
-        training = images is self.train
+        """This process's part of the images on its device, or all images on a given device."""
+        training, processes = images is self.train, 1
         share: dict[str, Any] = {"batch_size": self.recipe.batch_size, "seed": self.recipe.seed}
         share["shuffle"] = training
-        neighbours = 1
         if device is None:
             assert self.trainer is not None
-            device, neighbours = self._device, self.trainer.num_devices
+            device, processes = self._device, self.trainer.num_devices
             share |= {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
-        if device.type == "cuda":  # where half precision is enough, and much faster
+        if device.type == "cuda":  # half precision is enough there, and much faster
             augmentation = dataclasses.replace(augmentation, dtype=torch.float16)
         if self.path(images, device) == "resident":
             return ResidentLoader(self._decode(images), augmentation, device=device, **share)
@@ -143,7 +142,7 @@ class ImageData(pl.LightningDataModule):
             images,
             augmentation,
             short_side=self.recipe.short_side(images.split),
-            workers=self._workers(neighbours),
+            workers=self._workers(processes),
             skip_corrupt=self.options.skip_corrupt,
             device=device,
             **share,
@@ -152,10 +151,10 @@ class ImageData(pl.LightningDataModule):
             self.streamed = streamed
         return streamed
 
-    def _workers(self, neighbours: int = 1) -> int:
-        """Worker processes for each of the processes that share this computer."""
+    def _workers(self, processes: int = 1) -> int:
+        """Workers for each of the training processes that share this computer."""
         workers = self.options.workers
-        return suggested_max_num_workers(neighbours) if workers is None else workers
+        return suggested_max_num_workers(processes) if workers is None else workers
 
     def _decode(self, images: ImageSet) -> Decoded:
         if images.split not in self._decoded:
@@ -187,7 +186,7 @@ class ImageData(pl.LightningDataModule):
 
 
 def _gathered(names: tuple[str, ...]) -> Iterable[str]:
-    """The names that all processes know."""
+    """The names of all processes together."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return names
     gathered: list[tuple[str, ...]] = [() for _ in range(torch.distributed.get_world_size())]

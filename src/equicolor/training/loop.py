@@ -87,7 +87,7 @@ class SafeCheckpointIO(TorchCheckpointIO):
 
 
 def _trainer(recipe: TrainingRecipe, options: RunOptions, monitor: Monitor) -> pl.Trainer:
-    many, number = options.processes > 1, choose_device(options.device).index
+    many, gpu = options.processes > 1, choose_device(options.device).index
     # Buffers are the same everywhere as long as batch norms share their statistics.
     ddp = DDPStrategy(broadcast_buffers=not options.sync_norm, gradient_as_bucket_view=True)
     plugins: list[Any] = [SafeCheckpointIO()]
@@ -96,7 +96,7 @@ def _trainer(recipe: TrainingRecipe, options: RunOptions, monitor: Monitor) -> p
         plugins.append(SLURMEnvironment(auto_requeue=False))
     return pl.Trainer(
         accelerator=options.accelerator,
-        devices=options.devices if number is None else [number],
+        devices=options.devices if gpu is None else [gpu],
         num_nodes=options.num_nodes,
         strategy=ddp if many or options.strategy == "ddp" else "auto",
         precision=_PRECISIONS[recipe.precision],  # type: ignore[arg-type]
@@ -122,12 +122,12 @@ def _quiet_lightning() -> Iterator[None]:
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"lightning\.")
-        # Of filters with a dimension of size 1, whose stride means nothing.
+        # It is about filters with a dimension of size 1, whose stride means nothing.
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         for logger in loggers:
             logger.setLevel(logging.ERROR)
         hook = threading.excepthook
-        # Of a full disk TensorBoard's thread prints a traceback, beside our own line.
+        # If the disk is full, TensorBoard's thread prints a traceback beside our message.
         threading.excepthook = lambda args: (
             None if isinstance(args.exc_value, OSError) else hook(args)
         )

@@ -25,22 +25,22 @@ def jensen_shannon(views: Tensor, labels: Tensor) -> Tensor:
         labels: int64 :math:`[B]`, -1 for images that do not count.
     """
     logs = views.log_softmax(-1)
-    # In logarithms throughout: probabilities that underflow still count as what they are.
+    # In logarithms, in which tiny probabilities do not underflow.
     mean = logs.logsumexp(0) - math.log(3)
     divergences = (logs.exp() * (logs - mean)).sum(-1)
-    counted = labels != SKIPPED
-    # Exactly the mean where all count: a network may make much of the last digit.
-    share = len(labels) / counted.sum().clamp(min=1)
-    return _JS_WEIGHT * (torch.where(counted, divergences, 0).mean() * share)
+    labelled = labels != SKIPPED
+    # Where all images count, this is their mean to the last digit, which training may amplify.
+    share = len(labels) / labelled.sum().clamp(min=1)
+    return _JS_WEIGHT * (torch.where(labelled, divergences, 0).mean() * share)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Cross entropy averaged over the images that have a label; 0 where none has.
+    """Cross entropy averaged over the images that have a label; 0 if none has.
 
-    torch's own mean over nothing is NaN, which looks like a network that diverges.
+    torch's own mean over no images is NaN, which would look like divergence.
     """
     some = (labels != SKIPPED).any()
-    # With any label at all, in place of none, everything stays finite, gradients too.
+    # If no image has a label, an arbitrary one keeps the loss and its gradient finite.
     loss = F.cross_entropy(
         logits, torch.where(some, labels, 0), ignore_index=SKIPPED, label_smoothing=label_smoothing
     )

@@ -1,4 +1,4 @@
-"""The network that a fine-tune begins with: from a checkpoint, its classifier kept or not."""
+"""The network that a fine-tune begins with: a checkpoint, with its classifier or a new one."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +15,9 @@ def new_head(
     config, before, origin = read_header(checkpoint_file(checkpoint))
     if classes_of(config) != num_classes:
         return "another number of classes"
-    comparable = class_names is not None and len(before) == num_classes
-    comparable = comparable and not named_by_library(config, origin)
-    return "other classes" if comparable and before != tuple(class_names or ()) else ""
+    if class_names is None or len(before) != num_classes or named_by_library(config, origin):
+        return ""  # there are no names to compare
+    return "other classes" if before != tuple(class_names) else ""
 
 
 def load_pretrained(
@@ -37,6 +37,6 @@ def load_pretrained(
         )
     network = load_model(file)
     if classes_of(network.config) == num_classes and new_head(file, num_classes, class_names):
-        # By way of another number of classes, which is what tells a classifier from the rest.
+        # In two steps: a classifier is replaced if its number of classes changes.
         network = with_classes(network, num_classes + 1)
     return with_classes(network, num_classes).train()
