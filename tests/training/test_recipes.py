@@ -259,7 +259,7 @@ def test_networks_of_small_images_get_them() -> None:
         ({"size": 300}, "resize must be at least size=300"),
         ({"size": 32_000, "resize": 36_571}, "resize must be at most 32,768, got 36571"),
         ({"crop": "centre"}, "crop must be one of 'resized', 'padded'; got 'centre'"),
-        ({"options": {"num_classes": 3}}, "num_classes is the dataset's"),
+        ({"options": {"num_classes": 3}}, "num_classes comes from the dataset"),
     ],
 )
 def test_bad_recipes(options: dict[str, object], message: str) -> None:

@@ -1,7 +1,7 @@
 """Watching a run: metrics of every epoch, progress, checkpoints, and losses that diverge.
 
-The device is asked for its counts at the end of an epoch, but at most every two seconds:
-where epochs are short, asking after each of them would make it wait.
+The counts of an epoch are read from the device at its end, but at most every two seconds: reading
+after every short epoch would make the device wait.
 """
 
 import importlib.util
@@ -26,36 +26,36 @@ from equicolor.training.run_options import RunOptions
 from equicolor.training.tally import NEVER, Counts
 from equicolor.training.task import ClassificationTask
 
-_ASK_EVERY = 2.0  # seconds between two questions to the device
+_READ_EVERY = 2.0  # seconds between two reads from the device
 _DRAW_EVERY = 0.25  # seconds between two updates of the progress bar
-# What tells how long a run will take, after a step that warms up: steps, or seconds of a step.
+# After a first step that warms up, so many steps or seconds tell how long a run will take.
 _MEASURED_STEPS, _MEASURED_SECONDS = 3, 5.0
-_LONG = 3600.0  # seconds that nobody should wait for on a CPU without having been told
+_LONG = 3600.0  # seconds on a CPU; a warning says that a run takes longer
 
 
 class DivergedError(ValueError):
-    """A loss that is no longer finite: at which step, and what is left."""
+    """A loss that is no longer finite: at which step, and which checkpoint remains."""
 
 
 class Monitor(Checkpoint):
-    """Asks a :class:`~equicolor.training.task.ClassificationTask` for its losses, and saves it."""
+    """Reads the losses of a :class:`~equicolor.training.task.ClassificationTask`, and saves it."""
 
     def __init__(self, folder: RunFolder, options: RunOptions, console: Console | None) -> None:
         self.folder, self.options, self.console = folder, options, console
-        self.epochs_before: int | None = None  # of an earlier call; None until training begins
-        self.trained = False  # whether a step went well
-        self._saved_epochs: int | None = None  # behind the last checkpoint of this process
-        self._waiting: list[tuple[dict[str, Any], Tensor]] = []  # rows of epochs, and totals
+        self.epochs_before: int | None = None  # in earlier calls; None until training begins
+        self.trained = False  # whether a step succeeded
+        self._epochs_saved: int | None = None  # in the last checkpoint of this process
+        self._unread: list[tuple[dict[str, Any], Tensor]] = []  # rows, and totals on the device
         self._loggers: Sequence[Logger] = ()
         self._progress: Bars | None = None  # in the first process alone
-        self._asked = self._drawn = self._printed = self._saved = 0.0
+        self._read_at = self._drawn_at = self._printed_at = self._saved_at = 0.0
         self._pace, self._first_step, self._steps = Pace(), 0, 0
-        self._warmed, self._judged = 0.0, False  # when steps were first measured; whether enough
+        self._warm_at, self._pace_known = 0.0, False  # the time after the first step
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Forget the rows after the checkpoint, and begin to measure."""
+        """Drop the rows after the checkpoint, and begin to measure."""
         self.epochs_before = trainer.current_epoch
-        self._asked = self._drawn = self._printed = self._saved = time.monotonic()
+        self._read_at = self._drawn_at = self._printed_at = self._saved_at = time.monotonic()
         self._pace, self._first_step = Pace(trainer.global_step), trainer.global_step
         self._steps = int(trainer.estimated_stepping_batches)
         if not trainer.is_global_zero:
@@ -80,27 +80,27 @@ class Monitor(Checkpoint):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object
     ) -> None:
-        """Move the progress bar, now and then; or print a line, where epochs take long."""
+        """Move the progress bar now and then; without a terminal, print a line in long epochs."""
         self.trained = True
         if self._progress is None:
             return
         now, step = time.monotonic(), trainer.global_step
-        if now - self._drawn >= _DRAW_EVERY:
-            self._drawn = now
+        if now - self._drawn_at >= _DRAW_EVERY:
+            self._drawn_at = now
             self._progress.update(self._bar, completed=step)
         measured = step - self._first_step - 1
         if measured == 0:
-            self._pace = Pace(step)  # what is prepared once is no measure of the rest
-            self._warmed = now
-        elif not self._judged and (
-            measured >= _MEASURED_STEPS or now - self._warmed >= _MEASURED_SECONDS
+            self._pace = Pace(step)  # the first step includes one-time preparation
+            self._warm_at = now
+        elif not self._pace_known and (
+            measured >= _MEASURED_STEPS or now - self._warm_at >= _MEASURED_SECONDS
         ):
-            self._judged = True
+            self._pace_known = True
             self._warn_of_hours(trainer)
-        # At the end of an epoch, its loss and accuracy are told as well.
-        due = now - self._printed >= PRINT_EVERY and not trainer.is_last_batch
+        # At the end of an epoch, _publish prints a line with its loss and accuracy.
+        due = now - self._printed_at >= PRINT_EVERY and not trainer.is_last_batch
         if self._is_piped and due:
-            self._printed = now
+            self._printed_at = now
             epoch = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
             left = self._pace.words(step, self._steps)
             say(self.console, f"{epoch}: step {step:,} of {self._steps:,}{left}")
@@ -110,7 +110,7 @@ class Monitor(Checkpoint):
         return self.console is not None and not self.console.is_terminal
 
     def _warn_of_hours(self, trainer: pl.Trainer) -> None:
-        """Say what to change if the first steps tell of hours on a CPU."""
+        """Say what to change if the first steps predict hours on a CPU."""
         seconds = self._pace.left(trainer.global_step, self._steps)
         if self.options.accelerator != "cpu" or seconds is None or seconds < _LONG:
             return
@@ -127,50 +127,50 @@ class Monitor(Checkpoint):
         )
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Put the counts of the epoch aside; ask for those of several epochs, and save, at once."""
+        """Queue this epoch's counts; read those of several epochs together, and save."""
         task, step = _task(trainer), trainer.global_step
         row: dict[str, Any] = {"epoch": trainer.current_epoch + 1, "step": step}
         row["lr"] = f"{task.learning_rates[step]:.4g}"
-        judged, task.validation = task.validation, None
-        row["test_loss"] = "" if judged is None else round(judged.loss, 5)
-        row["test_accuracy"] = "" if judged is None else round(judged.accuracy, 3)
-        self._waiting.append((row, task.tally.take()))
+        test, task.validation = task.validation, None
+        row["test_loss"] = "" if test is None else round(test.loss, 5)
+        row["test_accuracy"] = "" if test is None else round(test.accuracy, 3)
+        self._unread.append((row, task.tally.take()))
         now, last = time.monotonic(), row["epoch"] == trainer.max_epochs
-        save = last or now - self._saved >= self.options.checkpoint_every
-        ask = save or now - self._asked >= _ASK_EVERY
+        save = last or now - self._saved_at >= self.options.checkpoint_every
+        read = save or now - self._read_at >= _READ_EVERY
         # Clocks differ: the first process decides for all.
-        ask, save = trainer.strategy.broadcast((ask, save))
-        if ask:
-            self._ask(trainer)
+        read, save = trainer.strategy.broadcast((read, save))
+        if read:
+            self._read(trainer)
         if save:
             self._save(trainer)
 
-    def _ask(self, trainer: pl.Trainer) -> None:
-        """Wait for the device; write rows, and stop if a loss has diverged."""
+    def _read(self, trainer: pl.Trainer) -> None:
+        """Read the queued counts and write their rows; raise if a loss has diverged."""
         task = _task(trainer)
         assert task.tally.diverged is not None
         reduce = trainer.strategy.reduce
-        sums = reduce(torch.stack([totals for _, totals in self._waiting]), reduce_op="sum")
+        sums = reduce(torch.stack([totals for _, totals in self._unread]), reduce_op="sum")
         counts = [Counts.of(totals) for totals in sums.tolist()]
         diverged = int(reduce(task.tally.diverged, reduce_op="min"))
         if diverged != NEVER:
             raise self._diverged("loss is", diverged, task.learning_rates[diverged], trainer)
         task.learning_rates.clear()
         now = time.monotonic()
-        seconds = (now - self._asked) / len(counts)
-        rate = sum(count.images for count in counts) / (now - self._asked)
+        seconds = (now - self._read_at) / len(counts)
+        rate = sum(count.images for count in counts) / (now - self._read_at)
         rows = [
             row
             | {"loss": round(count.loss, 5), "accuracy": round(count.accuracy, 3)}
             | {"images_per_second": round(rate, 1), "seconds": round(seconds, 4)}
-            for (row, _), count in zip(self._waiting, counts, strict=True)
+            for (row, _), count in zip(self._unread, counts, strict=True)
         ]
-        self._waiting, self._asked = [], now
+        self._unread, self._read_at = [], now
         if self._progress is not None:
             self._publish(rows, trainer, self._progress)
 
     def _save(self, trainer: pl.Trainer) -> None:
-        """Save, unless the weights have diverged, which the next loss would tell."""
+        """Save, unless the weights have diverged, which only the next loss would show."""
         values = trainer.lightning_module.state_dict().values()
         finite = [value.isfinite().all() for value in values if value.is_floating_point()]
         all_finite = torch.stack(finite).all().long()
@@ -178,16 +178,16 @@ class Monitor(Checkpoint):
             lr = trainer.optimizers[0].param_groups[0]["lr"]
             raise self._diverged("weights are", trainer.global_step, lr, trainer)
         trainer.save_checkpoint(self.folder.checkpoint)
-        self._saved_epochs, self._saved = trainer.current_epoch + 1, time.monotonic()
+        self._epochs_saved, self._saved_at = trainer.current_epoch + 1, time.monotonic()
 
     def _diverged(self, what: str, step: int, lr: float, trainer: pl.Trainer) -> DivergedError:
         epoch = -(-step // int(trainer.num_training_batches))
         if not self.folder.checkpoint.is_file():
             left = "it was too early for a checkpoint"
-        elif self._saved_epochs is None:
+        elif self._epochs_saved is None:
             left = f"{self.folder.checkpoint} keeps the state it began with"
         else:
-            left = f"{self.folder.checkpoint} keeps the state after epoch {self._saved_epochs}"
+            left = f"{self.folder.checkpoint} keeps the state after epoch {self._epochs_saved}"
         return DivergedError(
             f"the {what} no longer finite at step {step} (epoch {epoch}, learning rate {lr:.3g}); "
             f"{left}. A lower --lr or --clip 1 may help, in another folder or with --force"
@@ -209,12 +209,12 @@ class Monitor(Checkpoint):
         if not self._is_piped:
             return
         now, done = time.monotonic(), last["epoch"] == trainer.max_epochs
-        if done or now - self._printed >= PRINT_EVERY:
-            self._printed = now
+        if done or now - self._printed_at >= PRINT_EVERY:
+            self._printed_at = now
             say(self.console, f"{label}: {text}{self._pace.words(last['step'], self._steps)}")
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Put the progress bar and the loggers away."""
+        """Stop the progress bar and the loggers."""
         if self._progress is not None:
             self._progress.stop()
         for logger in self._loggers:
@@ -236,10 +236,10 @@ def _task(trainer: pl.Trainer) -> ClassificationTask:
 def _loggers(
     folder: RunFolder, recipe: TrainingRecipe, options: RunOptions, step: int
 ) -> Sequence[Logger]:
-    """TensorBoard where it is installed, Weights & Biases where it is asked for."""
+    """TensorBoard if it is installed, Weights & Biases if an option asks for it."""
     loggers: list[Logger] = []
     if importlib.util.find_spec("tensorboard") is not None:
-        # What a killed run logged after its last checkpoint is logged again.
+        # Steps after the checkpoint of a killed run are logged again.
         loggers.append(TensorBoardLogger(folder.path, "tensorboard", "", purge_step=step + 1))
     if options.wandb:
         config = asdict(recipe)

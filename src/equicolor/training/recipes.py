@@ -47,9 +47,9 @@ class TrainingRecipe:
         options: the builder's arguments beside ``num_classes``.
         dataset: a name, or the path of a folder of class folders, which is made absolute.
         finetune: the checkpoint to begin from, or the folder of a run; its path is made absolute.
-            ``model`` is then the checkpoint's, and there are no options. None draws the network.
-        finetune_digest: of the network in that checkpoint, so that another one under the same
-            path is noticed; empty for any.
+            ``model`` is then the checkpoint's, and there are no options. None begins from scratch.
+        finetune_digest: of the network in that checkpoint, so that a replaced checkpoint is
+            noticed; empty accepts any.
     """
 
     model: str = "resnet18"
@@ -60,13 +60,13 @@ class TrainingRecipe:
 
     crop: str = _image(
         "resized",
-        "resized (of a random area and ratio), or padded (shifted a little) for images that have "
-        "the size already.",
+        "resized (random area and ratio), or padded (small shifts) for images that already have "
+        "the size.",
         usual="resized; padded for CIFAR",
         choices=("resized", "padded"),
     )
     # The short side of test images before their centre is cropped. Larger training images are
-    # made so small, too.
+    # decoded to twice that.
     resize: int = setting(256, at_least=1, compared=False)
     flip: bool = _image(
         True, flags={"no_flip": (False, "No mirror images: for digits, letters, arrows.")}
@@ -74,14 +74,14 @@ class TrainingRecipe:
     jitter: float = _augmentation(
         0.0, "Hue jitter in turns; 0.5 is any hue.", at_least=0, at_most=0.5
     )
-    gray: bool = _image(False, "Train on grey.", row=None, compared=False)
+    gray: bool = _image(False, "Train on grey images.", row=None, compared=False)
     # AugMix with the operations of its authors, or in full.
     augmix: str = _augmentation(
         "",
         choices=("", "original", "full"),
         short="augmix-",
         flags={
-            "augmix": ("original", "Mix in AugMix."),
+            "augmix": ("original", "Use AugMix."),
             "augmix_full": ("full", "AugMix with operations that change colour, too."),
         },
     )
@@ -90,26 +90,26 @@ class TrainingRecipe:
     size: int = _image(
         224,
         "Height and width of the images.",
-        usual="224; 32 for CIFAR; the network's to finetune",
+        usual="224; 32 for CIFAR; the network's when finetuning",
         at_least=1,
     )
     batch_size: int = setting(
         256,
-        "Of all devices together.",
-        usual="256; the run's to finetune",
+        "Images in a batch of all devices.",
+        usual="256; the run's when finetuning",
         at_least=1,
         short="batch",
     )
     # With "onecycle" torch also moves the momentum, and Adam's first beta, from 0.95 down to
     # 0.85 while the learning rate rises, and back.
     optimizer: str = setting(
-        "adam", "adam, adamw or sgd (Nesterov momentum, of 0.9).", choices=("adam", "adamw", "sgd")
+        "adam", "adam, adamw or sgd (with Nesterov momentum 0.9).", choices=("adam", "adamw", "sgd")
     )
     lr: float = setting(1e-3, "Highest learning rate.", above=0)
-    weight_decay: float = setting(1e-5, "Of all parameters.", at_least=0, short="wd")
+    weight_decay: float = setting(1e-5, "Weight decay, of all parameters.", at_least=0, short="wd")
     schedule: str = setting(
         "onecycle",
-        "onecycle (of the momentum, too), cosine or constant.",
+        "onecycle (also of the momentum), cosine or constant.",
         choices=("onecycle", "cosine", "constant"),
     )
     warmup: float | None = setting(
@@ -123,13 +123,13 @@ class TrainingRecipe:
         0.0, "Probability spread over all classes.", at_least=0, at_most=1, short="smooth"
     )
     ema: float = setting(
-        0.0, "Keep an average of the weights, of this decay.", usual="none", at_least=0, below=1
+        0.0, "Keep an average of the weights, with this decay.", usual="none", at_least=0, below=1
     )
     clip: float = setting(0.0, "Largest norm of the gradient.", usual="none", at_least=0)
     split_seed: int = _image(
         0,
-        "Of the split, where a dataset comes without one.",
-        usual="0; the run's to finetune",
+        "Seed of the split, for a dataset that comes without one.",
+        usual="0; the run's when finetuning",
         at_least=0,
         at_most=_checks.MOST["seed"],
         published=False,
@@ -144,7 +144,11 @@ class TrainingRecipe:
     )
     compile: bool = setting(False, "Use torch.compile.", decides=False)
     seed: int = setting(
-        0, "Of everything random.", usual="0; the run's to finetune", at_least=0, compared=False
+        0,
+        "Seed of everything random.",
+        usual="0; the run's when finetuning",
+        at_least=0,
+        compared=False,
     )
 
     def __post_init__(self) -> None:
@@ -156,10 +160,10 @@ class TrainingRecipe:
         check(self)
         get_builder(self.model)
         if "num_classes" in self.options:
-            raise ValueError("num_classes is the dataset's: it does not belong into the options")
+            raise ValueError("num_classes comes from the dataset: leave it out of the options")
         if self.finetune is not None and self.options:
             raise ValueError(
-                f"a checkpoint comes with its options: finetune takes none, got "
+                "a checkpoint to fine-tune comes with its options: leave them out, got "
                 f"{', '.join(self.options)}"
             )
         if self.js and not self.augmix:
@@ -169,7 +173,7 @@ class TrainingRecipe:
         _ = self.augmentation  # which checks size and resize together
 
     def row(self) -> dict[str, Any]:
-        """What a result row says of the recipe, beside the network and the dataset."""
+        """The recipe in a result row, without the network and the dataset."""
         row = {"augmentation": self.augmentation_name}
         for name, about in settings(self).items():
             if about.decides and about.row == name:
@@ -212,7 +216,7 @@ class TrainingRecipe:
 
     @property
     def folder_name(self) -> str:
-        """A name for the folder of a run, which tells all that differs from the default.
+        """A name for the folder of a run, with every setting that is not the default.
 
         No two recipes have the same name. A digest at the end stands for the path of a folder of
         images, and for the network that is fine-tuned.
@@ -234,14 +238,14 @@ class TrainingRecipe:
         if self.crop == "resized":
             usual["resize"] = usual_resize(self.size)
         parts += [
-            _OPTION_NAMES.get(name, name + "{}").format(_in_names(value))
+            _OPTION_NAMES.get(name, name + "{}").format(_in_folder_name(value))
             for name, value in self.options.items()
         ]
         for name, about in settings(self).items():
             value = getattr(self, name)
             if value != usual[name] and name != "seed":
                 before = about.short if about.short is not None else name * (not about.choices)
-                parts.append(_in_names(value, before))
+                parts.append(_in_folder_name(value, before))
         name = f"{short_name('-'.join(parts))}-seed{self.seed}"
         if not digested:
             return name
@@ -249,7 +253,7 @@ class TrainingRecipe:
 
     @property
     def origin(self) -> Origin:
-        """What the trained network will know of its images."""
+        """What the trained network records of its images."""
         test = self.augmentation.evaluation()
         try:
             name = find_dataset(self.dataset).name
@@ -258,10 +262,10 @@ class TrainingRecipe:
         return Origin(test.size, test.resize, name, self.split_seed)
 
     def build(self, num_classes: int, class_names: Sequence[str] | None = None) -> Network:
-        """The network, drawn from the seed or loaded; torch's own generator stays as it was.
+        """The network, initialised from the seed or loaded; torch's own generator stays as it was.
 
-        A loaded one gets a new classifier if the classes differ, in number or, as far as they are
-        known, in name.
+        A loaded network gets a new classifier if its classes differ in number or, as far as they
+        are known, in name.
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
@@ -305,14 +309,14 @@ class TrainingRecipe:
         ]
 
 
-# How options of networks are told in folder names; others are told as NAME and VALUE.
+# How options of networks are written in folder names; others are written as NAME and VALUE.
 _OPTION_NAMES = {
     "rotations": "n{}", "lifting": "{}", "ce_stages": "{}stages", "coset_pool": "pool-{}",
     "spatial": "{}",
 }  # fmt: skip
 
 
-def _in_names(value: Any, name: str = "") -> str:
+def _in_folder_name(value: Any, name: str = "") -> str:
     """A value, after its name, in the name of a folder."""
     if isinstance(value, bool):
         return name if value else f"no{name}"
@@ -321,23 +325,23 @@ def _in_names(value: Any, name: str = "") -> str:
     return name + str(value).removesuffix(".0")
 
 
-_TOLD = {
+_ROW_SETTINGS = {
     about.row: about for about in settings(TrainingRecipe).values() if about.decides and about.row
 }
 # The keys of a row that a recipe decides, beside the network's and the dataset's. Rows that agree
 # in all of them were trained in the same way. A missing value means the paper's setting.
-ROW_KEYS = (*_TOLD, "finetuned")
-# Those that may differ from the paper's in runs of one network with one augmentation.
-COMPARED_KEYS = (*(key for key, about in _TOLD.items() if about.compared), "finetuned")
-# Those of them that the paper does not give.
-UNPUBLISHED_KEYS = tuple(key for key, about in _TOLD.items() if not about.published)
+ROW_KEYS = (*_ROW_SETTINGS, "finetuned")
+# Keys that may differ from the paper's in runs of one network with one augmentation.
+COMPARED_KEYS = (*(key for key, about in _ROW_SETTINGS.items() if about.compared), "finetuned")
+# Keys whose value the paper does not give.
+UNPUBLISHED_KEYS = tuple(key for key, about in _ROW_SETTINGS.items() if not about.published)
 
 
 def default_recipe(dataset: str, model: str | None = None) -> TrainingRecipe:
-    """The paper's way to train a network on a dataset, or on a folder of class folders.
+    """The paper's recipe for a network on a dataset, or on a folder of class folders.
 
-    Images of CIFAR get padded crops and, by default, ResNet-44. Others get ResNet-18 and
-    random-resized crops, of 224 pixels or of what the network was designed for.
+    CIFAR gets padded crops and, by default, ResNet-44. Others get ResNet-18 and random-resized
+    crops, of 224 pixels or of the size that the network was designed for.
     """
     if find_dataset(dataset).kind == "small":
         model = "resnet44" if model is None else model
@@ -349,7 +353,7 @@ def default_recipe(dataset: str, model: str | None = None) -> TrainingRecipe:
 
 @functools.cache
 def _image_size(model: str) -> int:
-    """The images a network was designed for."""
+    """The size of images that a network was designed for."""
     with torch.device("meta"):
         return create_model(model).image_size
 
@@ -366,7 +370,7 @@ def recipes(dataset: str | None = None) -> dict[str, TrainingRecipe]:
 
 
 def _listed(dataset: str | None) -> dict[str, str]:
-    """The names of :func:`recipes`, each with its dataset: to make a recipe takes longer."""
+    """The names of :func:`recipes`, each with its dataset; making the recipes takes longer."""
     listed: dict[str, str] = {}
     for each in DATASETS if dataset is None else [dataset]:
         plain, title = default_recipe(each), find_dataset(each).name
@@ -376,12 +380,12 @@ def _listed(dataset: str | None) -> dict[str, str]:
     return listed
 
 
-_NO_AUGMIX = ("ciconv-w", "gray")  # the paper mixes only the baseline and equivariant networks
+_NO_AUGMIX = ("ciconv-w", "gray")  # the paper trains only the others with AugMix
 _STAGES = {"resnet18": 4, "resnet44": 3}
 
 
 def _networks(plain: str) -> dict[str, dict[str, Any]]:
-    """What tells each network's recipe from the plain ResNet's."""
+    """The fields in which each network's recipe differs from the plain ResNet's."""
     networks: dict[str, dict[str, Any]] = {"baseline": {}}
     for stages in range(1, _STAGES[plain] + 1):
         hybrid = {"rotations": 3, "ce_stages": stages}
@@ -416,8 +420,8 @@ def named_recipe(name: str, dataset: str | None = None) -> tuple[str, TrainingRe
     A name is that of a network of :func:`recipes`, or ``rgb-6`` or ``hsv-6``, equivariant in all
     stages with so many rotations; and changes joined to it by plus signs. ``+p4`` and ``+p4m`` are
     invariant to turns and mirror images, too, ``+flatten`` and ``+avg`` replace the maximum over
-    the rotations, ``+jitter-0.2`` draws hues from ±0.2 turns, and ``+augmix`` mixes. Canonical
-    names have them in this order. ``DATASET/`` comes first, unless the dataset is given.
+    the rotations, ``+jitter-0.2`` shifts hues by up to 0.2 turns, and ``+augmix`` adds AugMix.
+    Canonical names have them in this order. ``DATASET/`` comes first, unless the dataset is given.
 
     Raises:
         ValueError: if there is no such recipe, with the nearest names of :func:`recipes`.
@@ -431,17 +435,16 @@ def named_recipe(name: str, dataset: str | None = None) -> tuple[str, TrainingRe
         raise _unknown(name, dataset)
     plain = default_recipe(place)
     network, *texts = name.removeprefix(f"{find_dataset(place).name}/").split("+")
-    change = _network(network, plain.model)
+    known = _network(network, plain.model)
+    if known is None:
+        raise _unknown(name, dataset)
+    network, fields = known
     changes: dict[str, str] = {}
     for text in texts:
         match = _CHANGE.fullmatch(text)
-        kind = "" if match is None else str(match.lastgroup)
-        if kind in ("", *changes):
+        if match is None or str(match.lastgroup) in changes:
             raise _unknown(name, dataset)
-        changes[kind] = text
-    if change is None:
-        raise _unknown(name, dataset)
-    network, fields = change
+        changes[str(match.lastgroup)] = text
     options = dict(fields.get("options", {}))
     if "spatial" in changes:
         options["spatial"] = changes["spatial"]
@@ -462,7 +465,7 @@ def named_recipe(name: str, dataset: str | None = None) -> tuple[str, TrainingRe
 
 
 def _network(name: str, plain: str) -> tuple[str, dict[str, Any]] | None:
-    """The canonical name of a network, and what tells its recipe from the plain ResNet's."""
+    """The canonical name of a network, and the fields in which it differs from the plain ResNet."""
     if group := _GROUP.fullmatch(name):
         lifting, rotations = group[1], int(group[2])
         if (lifting, rotations) == ("rgb", 3):

@@ -29,7 +29,7 @@ class RunFolder:
 
     def __post_init__(self) -> None:
         path = self.path
-        self.recipe = path / "recipe.json"  # which makes a folder the folder of a run
+        self.recipe = path / "recipe.json"  # marks the folder of a run
         self.images = path / "images.json"  # the training files by name, and their sizes in bytes
         self.checkpoint = path / "last.ckpt"  # the state after the last epoch that was saved
         self.metrics = path / "metrics.csv"  # loss and accuracy of every epoch
@@ -38,7 +38,7 @@ class RunFolder:
         self._lock = path / ".lock"
 
     def locked(self) -> AbstractContextManager[None]:
-        """Hold the folder, which is created, against other processes."""
+        """Create the folder and lock it against other processes."""
         self.path.mkdir(parents=True, exist_ok=True)
         return locked(self._lock, f"training in {self.path}: wait for it, or choose another folder")
 
@@ -61,7 +61,7 @@ class RunFolder:
             )
 
     def check(self, recipe: TrainingRecipe) -> None:
-        """Refuse a folder that holds something else than a run of this recipe."""
+        """Refuse a folder that holds anything but a run of this recipe."""
         if not self.recipe.is_file():
             if self.path.exists() and (not self.path.is_dir() or self._holds_other_files()):
                 raise FileExistsError(
@@ -77,12 +77,11 @@ class RunFolder:
             )
 
     def _holds_other_files(self) -> bool:
-        """Whether there is anything that a run which was killed at once does not leave."""
-        names = {self._lock.name}
-        return any(p.name not in names and p.suffix != ".partial" for p in self.path.iterdir())
+        """Whether there are files that a run does not leave when it is killed at once."""
+        return any(p != self._lock and p.suffix != ".partial" for p in self.path.iterdir())
 
     def read_images(self) -> dict[str, int]:
-        """The size of every training file by its name; empty where the run does not say."""
+        """The size of every training file by its name; empty without a list."""
         if not self.images.is_file():
             return {}
         try:
@@ -90,7 +89,7 @@ class RunFolder:
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{self.images} cannot be read: {error}") from None
         if not isinstance(files, dict) or not all(type(size) is int for size in files.values()):
-            raise ValueError(f"{self.images} is no list of images with their sizes")
+            raise ValueError(f"{self.images} is not a list of images with their sizes")
         return files
 
     def check_images(self, files: Mapping[str, int]) -> None:
@@ -107,14 +106,14 @@ class RunFolder:
     def newer_images(self, images: ImageSet) -> list[str]:
         """Training files written after the run began, if there is a run to continue.
 
-        Their sizes may be the same and their contents not. Files of a folder that was copied with
-        new times are named, too.
+        Times also show changes that keep the size. They show copies with new times, too, which
+        need not differ.
         """
         if not (self.checkpoint.is_file() and self.images.is_file()):
             return []
         start = self.images.stat().st_mtime_ns
-        states = {path: path.stat() for path in (file.path for file in images.files)}
-        # A file that was moved here, or copied with its times, keeps its time of writing alone.
+        states = {file.path: file.path.stat() for file in images.files}
+        # A file that was moved here, or copied with its times, has an old mtime but a new ctime.
         return [
             f"{path.parent.name}/{path.name}"
             for path, state in states.items()
@@ -130,8 +129,8 @@ class RunFolder:
         """
         written = (self.result, self.model, self.checkpoint, self.metrics, self.images)
         for path in (self.recipe, *written):
-            for half in self.path.glob(f"{path.name}.*partial"):  # of a process that was killed
-                half.unlink(missing_ok=True)
+            for unfinished in self.path.glob(f"{path.name}.*partial"):  # by a killed process
+                unfinished.unlink(missing_ok=True)
         if anew:
             logs = (self.path / "tensorboard").glob("events.out.tfevents.*")
             for path in (*written, *logs):
@@ -153,7 +152,7 @@ class RunFolder:
             self.path.rmdir()
 
     def read_metrics(self) -> list[dict[str, str]]:
-        """The rows of the table that are whole: a crash may have cut the last one short."""
+        """The complete rows of the table: a crash may have cut the last one short."""
         if not self.metrics.is_file():
             return []
         with self.metrics.open(newline="", errors="replace") as file:
@@ -162,7 +161,7 @@ class RunFolder:
 
     def append_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Add rows to the table."""
-        # A full disk leaves an empty file.
+        # A full disk may have left an empty file.
         empty = not self.metrics.is_file() or not self.metrics.stat().st_size
         with self.metrics.open("a", newline="") as file:
             file.write(_csv(rows, header=empty))
@@ -171,8 +170,8 @@ class RunFolder:
         """Drop the rows after an epoch: a resumed run writes them again."""
         if self.metrics.is_file():
             rows = self.read_metrics()
-            whole = [r for r in rows if r["epoch"].isdigit() and int(r["epoch"]) <= epochs]
-            write_whole(self.metrics, _csv(whole, header=True))
+            kept = [r for r in rows if r["epoch"].isdigit() and int(r["epoch"]) <= epochs]
+            write_whole(self.metrics, _csv(kept, header=True))
 
 
 def _csv(rows: Sequence[Mapping[str, Any]], *, header: bool) -> str:
@@ -194,7 +193,7 @@ def _number(text: object) -> bool:
 
 
 def find_run(path: Path | str) -> RunFolder | None:
-    """The run that a path means: its folder, or the network or checkpoint in it."""
+    """The run of a path, which is its folder, or the network or checkpoint in it."""
     path = Path(path)
     run = RunFolder(path if path.is_dir() else path.parent)
     of_run = path.is_dir() or path in (run.model, run.checkpoint)
@@ -202,13 +201,13 @@ def find_run(path: Path | str) -> RunFolder | None:
 
 
 def recipe_of_run(path: Path | str) -> TrainingRecipe | None:
-    """The recipe of the run that a path means, see :func:`find_run`."""
+    """The recipe of the run of a path, see :func:`find_run`."""
     run = find_run(path)
     return None if run is None else run.read_recipe()
 
 
 def origin_of(path: Path | str) -> Origin:
-    """The images a network was trained on: by the recipe of its run, else by its own file."""
+    """The images a network was trained on: from the recipe of its run, else from its own file."""
     recipe, origin = recipe_of_run(path), read_header(checkpoint_file(path)).origin
     if recipe is None:
         return origin

@@ -14,12 +14,12 @@ from equicolor.devices import choose_device
 from equicolor.training.fields import check, setting
 
 
-def _started() -> tuple[str, int] | None:
-    """What started processes from outside, and how many; None if this one is alone."""
+def _launcher() -> tuple[str, int] | None:
+    """What launched this process, and how many with it; None if it was started by itself."""
     environment = os.environ
     if "TORCHELASTIC_RUN_ID" in environment and "WORLD_SIZE" in environment:
         return "torchrun", int(environment["WORLD_SIZE"])
-    # Only srun sets it, not sbatch, whose script may well run one process.
+    # srun sets this variable; sbatch does not, whose script may run a single process.
     tasks = environment.get("SLURM_STEP_NUM_TASKS")
     if tasks is not None and environment.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
         return "SLURM", int(tasks)
@@ -37,8 +37,8 @@ class RunOptions:
 
     Attributes:
         strategy: several processes always run DistributedDataParallel.
-        sync_norm: without, each process normalises its slice of a batch, which is faster.
-        graphs: only where one process trains on a GPU and does not compile.
+        sync_norm: if False, each process normalises its slice of a batch, which is faster.
+        graphs: used only where one process trains on a GPU and does not compile.
     """
 
     device: str = _running("auto", "auto, cpu or cuda.")
@@ -52,11 +52,11 @@ class RunOptions:
         choices=DATA_PATHS,
     )
     workers: int | None = _running(
-        None, "Processes that decode for a device.", usual="one a core", at_least=0
+        None, "Processes that decode images for a device.", usual="one per core", at_least=0
     )
     skip_corrupt: bool = _running(False, "Leave corrupt images out.")
     cache: Path | None = _running(  # noqa: RUF009
-        None, "Keeps decoded images.", usual="equicolor/decoded in the user's cache"
+        None, "Folder of decoded images.", usual="equicolor/decoded in the user's cache"
     )
     validate_every: int = _running(0, "Epochs between tests; 0: at the end.", at_least=0)
     checkpoint_every: float = _running(
@@ -86,7 +86,7 @@ class RunOptions:
 
     def check_launcher(self) -> None:
         """Refuse a number of processes that torchrun or SLURM did not start."""
-        launcher, started = _started() or ("", self.processes)
+        launcher, started = _launcher() or ("", self.processes)
         if not launcher and self.num_nodes > 1 and "MASTER_ADDR" not in os.environ:
             raise ValueError(
                 f"--num-nodes {self.num_nodes} waits for processes on other computers: start it on "
@@ -100,5 +100,5 @@ class RunOptions:
 
     @property
     def processes(self) -> int:
-        """How many there are in all."""
+        """Processes on all computers together."""
         return self.devices * self.num_nodes

@@ -17,23 +17,23 @@ _SHOWN = 3  # names in a remark
 
 
 class Seen(NamedTuple):
-    """The names of test images that a network was trained on, and remarks about them.
+    """The names of test images that a network was trained on, and remarks.
 
-    There are also remarks about training images that changed since.
+    Remarks are about those images, and about training images that changed since.
     """
 
     names: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, Any]:
-        """What a result says about them; nothing where there is nothing to remark."""
+        """Keys and values for a result row; none without remarks."""
         return {"seen_images": len(self.names), "warnings": [*self.remarks]} if self.remarks else {}
 
 
 def seed_of_training(origin: Origin, class_names: Sequence[str], info: DatasetInfo) -> int | None:
-    """The seed to split a dataset with, so that no image is tested that was trained on."""
-    moved = isinstance(info.layout, Folder) and info.layout.classes() == [*class_names]
-    if info.layout.split_by_seed and (moved or info.name == origin.dataset):
+    """The seed that splits a dataset as in training, so that no training image is tested on."""
+    same_classes = isinstance(info.layout, Folder) and info.layout.classes() == [*class_names]
+    if info.layout.split_by_seed and (same_classes or info.name == origin.dataset):
         return origin.split_seed
     return None
 
@@ -43,29 +43,29 @@ def find_seen(
 ) -> Seen:
     """Find test images that a network was trained on, and training images that changed.
 
-    The run of a network lists the files it was trained on, and knows the run that it began from.
-    A file without its run knows a digest of that list and the seed of the split. Images that were
-    added since do not matter: they move no other one from training to testing. In a folder of
-    another name, images count as the same if their names and sizes are. Datasets with a split of
-    their own have nothing to find.
+    The run of a network lists its training files, and names the network that it fine-tuned. A file
+    without its run holds only a digest of that list and the seed of the split. Images that were
+    added since do not matter: they move no other image from training to testing. In a folder of
+    another name, images are the same if their names and sizes are. In datasets with a split of
+    their own there is nothing to find.
     """
     if not isinstance(find_dataset(dataset).layout, (Folder, Caltech101)):
         return Seen()
     run = find_run(checkpoint)
     before = {} if run is None else run.read_images()
     last = _seen_last(checkpoint, origin, dataset, tested, before)
-    earlier = None if run is None else _begun_with(run.read_recipe())
-    if earlier is None:
+    base = None if run is None else _base_network(run.read_recipe())
+    if base is None:
         return last
-    first = find_seen(earlier, origin_of(earlier), dataset, tested)
-    names = dict.fromkeys(last.names + first.names)
-    return Seen(tuple(names), last.remarks + first.remarks)
+    earlier = find_seen(base, origin_of(base), dataset, tested)
+    names = dict.fromkeys(last.names + earlier.names)
+    return Seen(tuple(names), last.remarks + earlier.remarks)
 
 
-def _begun_with(recipe: TrainingRecipe) -> str | None:
-    """The network that a recipe fine-tunes, unless it is gone or another one has taken its place.
+def _base_network(recipe: TrainingRecipe) -> str | None:
+    """The network that a recipe fine-tunes, unless it is gone or was replaced.
 
-    A run that replaced it says nothing of it, and might even have begun with what came of it.
+    The run of a replacement says nothing about it, and may even fine-tune what came of it.
     """
     if recipe.finetune is None or not (file := checkpoint_file(recipe.finetune)).is_file():
         return None
@@ -80,9 +80,9 @@ def _seen_last(
     tested: ImageSet,
     before: dict[str, int],
 ) -> Seen:
-    """What the last training of a network saw; ``before`` are its files, if they are known."""
-    same = origin.dataset == tested.name
-    if origin.split_seed is None or not (same or before or origin.training_digest):
+    """What the last training of a network saw; ``before`` has its files, if they are known."""
+    same_name, digest = origin.dataset == tested.name, origin.training_digest
+    if origin.split_seed is None or not (same_name or before or digest):
         return Seen()
     now = list_images(tested).files
     layout = find_dataset(dataset).layout
@@ -90,9 +90,9 @@ def _seen_last(
     if not (isinstance(layout, Folder) and layout.test_alone):
         seed = origin.split_seed if layout.split_by_seed else 0
         train = list_images(load_dataset(dataset, "train", seed=seed))
-    if not before and (same or origin.training_digest == train.digest):
+    if not before and (same_name or digest == train.digest):
         trained = train.files
-    elif same:
+    elif same_name:
         trained = before
     else:
         trained = {name: size for name, size in before.items() if now.get(name) == size}
@@ -104,14 +104,14 @@ def _seen_last(
             f"{enumerated(seen, _SHOWN)}"
         )
     here = now | train.files
-    changed = [name for name in before if same and before[name] != here.get(name)]
+    changed = [name for name in before if same_name and before[name] != here.get(name)]
     if changed:
         remarks.append(
             f"warning: {len(changed)} of {len(before)} training images of {checkpoint} were "
             f"renamed, replaced or removed since: {enumerated(changed, _SHOWN)}. Renamed ones may "
             "be among the test images"
         )
-    elif same and not before and train.digest and origin.training_digest not in ("", train.digest):
+    elif same_name and not before and train.digest and digest not in ("", train.digest):
         remarks.append(
             f"warning: the training images of {tested.name} are not those that {checkpoint} was "
             "trained on: files were added, renamed, replaced or removed. Renamed ones may be "

@@ -1,9 +1,9 @@
 """Batch norms whose statistics span all processes, on any device and backend.
 
-Many processes that each take a slice of a batch must learn what one process learns from the
-whole batch, so the mean and variance have to be the whole batch's. torch's ``SyncBatchNorm``
-needs a GPU and does not know features ``[B, C, n, H, W]``; this one is made of ordinary
-operations and two small collectives a layer, one in each direction.
+Processes that each take a slice of a batch must learn what one process learns from the whole
+batch, so mean and variance have to be those of the whole batch. torch's ``SyncBatchNorm`` needs a
+GPU and does not know features ``[B, C, n, H, W]``. The norms here use ordinary operations and two
+small collectives per layer, one forward and one backward.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _DIMS = (0, 2, 3)  # what statistics run over
 
 
 class _NormalizeTogether(torch.autograd.Function):
-    """Normalise a slice of a batch by the statistics of the whole of it."""
+    """Normalise a slice of a batch by the statistics of the whole batch."""
 
     @staticmethod
     def forward(
@@ -37,7 +37,7 @@ class _NormalizeTogether(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
-        """Every process's loss depends on the statistics, so their gradients are summed."""
+        """The losses of all processes depend on the statistics, so their gradients are summed."""
         x, weight, mean, inverse, count = ctx.saved_tensors
         gradient = gradients[0].to(mean.dtype)
         centred = x.to(mean.dtype) - _spread(mean)
@@ -57,7 +57,7 @@ class _NormalizeTogether(torch.autograd.Function):
         )
 
 
-# A compiled graph ends at a collective in any case.
+# A collective breaks a compiled graph in any case.
 _normalize_together: Callable[..., tuple[Tensor, ...]] = torch.compiler.disable(
     _NormalizeTogether.apply
 )
@@ -78,7 +78,7 @@ def _gather_statistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _spread(channels: Tensor) -> Tensor:
-    """One number a channel, ready to meet images ``[B, C, H, W]``."""
+    """One number per channel, in a shape that broadcasts with images ``[B, C, H, W]``."""
     return channels[:, None, None]
 
 
@@ -132,6 +132,6 @@ def sync_batch_norm(network: M) -> M:
                 f"{name} is a {type(module).__name__}"
             )
     for module in norms.values():
-        # The state is the same and only what it is used for differs, so the module can stay.
+        # Both classes have the same state, so only the class of the module changes.
         module.__class__ = _SYNCED[type(module)]
     return network

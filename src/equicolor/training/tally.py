@@ -11,7 +11,7 @@ NEVER = torch.iinfo(torch.int64).max
 
 
 class Counts(NamedTuple):
-    """What batches added up to: the mean loss, the accuracy in percent, and the images."""
+    """The mean loss, the accuracy in percent, and the number of images of some batches."""
 
     loss: float
     accuracy: float
@@ -19,7 +19,7 @@ class Counts(NamedTuple):
 
     @classmethod
     def of(cls, totals: list[float]) -> "Counts":
-        """The means of what :meth:`Tally.take` gave, brought to the host."""
+        """The means of the sums of :meth:`Tally.take`, once they are on the host."""
         loss, hits, images = totals
         return cls(loss / max(images, 1), 100 * hits / max(images, 1), int(images))
 
@@ -28,7 +28,7 @@ class Tally:
     """Adds up losses and hits, and remembers the first step whose loss was not finite."""
 
     def __init__(self) -> None:
-        # Plain tensors: those of a module would be sent from process to process every step.
+        # Plain tensors: DDP would broadcast the buffers of a module in every step.
         self._totals: Tensor | None = None
         self.diverged: Tensor | None = None
 

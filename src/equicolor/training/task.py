@@ -1,7 +1,7 @@
 """The Lightning task: what a step of training is.
 
-Nothing here waits for the device: losses and hits are added up there, and
-:mod:`equicolor.training.monitor` asks for them now and then.
+Nothing here waits for the device: losses and hits are added up on it, and
+:mod:`equicolor.training.monitor` reads the sums now and then.
 """
 
 import math
@@ -31,7 +31,7 @@ from equicolor.training.tally import Counts, Tally
 
 REMEDY = "delete it to train from the start, or the whole run with --force"
 _OPTIMIZERS: dict[str, type[Optimizer]] = {"adam": Adam, "adamw": AdamW, "sgd": SGD}
-_OWNER = "equicolor"  # where in a checkpoint it says what it belongs to
+_OWNER = "equicolor"  # the key in a checkpoint for what it belongs to
 
 
 class ClassificationTask(pl.LightningModule):
@@ -45,8 +45,8 @@ class ClassificationTask(pl.LightningModule):
 
     Attributes:
         average: the exponential average of the network, if the recipe asks for one.
-        tally: what training added up to since the monitor asked.
-        learning_rates: of the steps since the monitor cleared them.
+        tally: the sums of training since the monitor read them.
+        learning_rates: by step, since the monitor cleared them.
         validation: the counts of the last validation.
     """
 
@@ -76,7 +76,7 @@ class ClassificationTask(pl.LightningModule):
         return self.average.network
 
     def configure_model(self) -> None:
-        """Choose memory format and compilation, before processes share out the weights."""
+        """Set memory format and compilation, before DDP wraps the network."""
         if self.trainer.strategy.root_device.type == "cuda":
             for network in {self.network, self.trained}:
                 network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -92,9 +92,9 @@ class ClassificationTask(pl.LightningModule):
         torch.manual_seed(hash((self.recipe.seed, self.current_epoch, self.global_rank)) % 2**63)
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
-        """The loss of a batch; of three views of every image, with their disagreement."""
+        """The loss of a batch; with three views of every image, also their divergence."""
         images, labels = batch
-        if images.ndim == 5:  # three views of every image
+        if images.ndim == 5:
             views = self._logits(images.flatten(0, 1)).float().unflatten(0, images.shape[:2])
             logits = views[0]
             loss = self._loss(logits, labels) + jensen_shannon(views, labels)
@@ -107,12 +107,12 @@ class ClassificationTask(pl.LightningModule):
         return loss
 
     def _logits(self, images: Tensor) -> Tensor:
-        """Of the network, recorded when the first batch comes."""
+        """The logits of the network, which is recorded when the first batch comes."""
         if self._graphs and self._recorded is None and images.is_cuda:
             dtype = torch.bfloat16 if self.recipe.precision == "bfloat16" else None
             try:
                 self._recorded = capture(self.network, images, dtype)
-            except RuntimeError as error:  # a network that asks the device something
+            except RuntimeError as error:  # a network that reads from the device
                 self._graphs = False
                 warnings.warn(f"trains without CUDA graphs: {error}", stacklevel=1)
         return (self._recorded or self.network)(images)
@@ -129,7 +129,7 @@ class ClassificationTask(pl.LightningModule):
         """Update the weights, then their average."""
         super().optimizer_step(*args, **kwargs)
         if self.average is not None:
-            self.average.update(self.network, self.global_step + 1)  # not counted yet
+            self.average.update(self.network, self.global_step + 1)  # counted afterwards
 
     def validation_step(self, batch: Batch, index: int) -> None:
         """Count a batch of test images."""
@@ -184,7 +184,7 @@ class ClassificationTask(pl.LightningModule):
         checkpoint[_OWNER] = owner | self.facts
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint that belongs to something else."""
+        """Refuse a checkpoint that belongs to another run."""
         owner = checkpoint.get(_OWNER)
         if not isinstance(owner, dict) or not isinstance(owner.get("recipe"), str):
             raise CheckpointError(
@@ -202,11 +202,11 @@ class ClassificationTask(pl.LightningModule):
             )
         threads = owner.get("threads")
         if isinstance(threads, int) and threads > 0 and "OMP_NUM_THREADS" not in os.environ:
-            _continue_in(threads)
+            _use_threads(threads)
 
 
-def _continue_in(threads: int) -> None:
-    """Use the threads of before: sums over another number of them are rounded otherwise."""
+def _use_threads(threads: int) -> None:
+    """Use as many threads as before: with another number, sums are rounded differently."""
     usable = min(threads, cores())
     if usable < threads:
         warnings.warn(
