@@ -18,15 +18,15 @@ def test_bad_input_is_refused(digits: Digits, data: ColorMNIST) -> None:
     with pytest.raises(ValueError, match="at least one dataset and seed to train for, got none"):
         train_many(PLAIN, [])
     pair = [biased_colormnist(0.0, digits, train_size=size, test_size=10) for size in (20, 30)]
-    with pytest.raises(ValueError, match=r"need as many training images, got \[20, 30\]"):
+    with pytest.raises(ValueError, match=r"need equally many training images, got \[20, 30\]"):
         train_many(PLAIN, product(pair, [0]))
     pair = [biased_colormnist(0.0, digits, train_size=20, test_size=size) for size in (10, 12)]
-    with pytest.raises(ValueError, match=r"need as many test images, got \[10, 12\]"):
+    with pytest.raises(ValueError, match=r"need equally many test images, got \[10, 12\]"):
         train_many(PLAIN, product(pair, [0]))
-    with pytest.raises(ValueError, match=r"need as many classes, got \[10, 30\]"):
+    with pytest.raises(ValueError, match=r"need equally many classes, got \[10, 30\]"):
         check_runs([(dataclasses.replace(data, train=pair[0].train, test=pair[0].test), 0),
                     (pair[0], 0)])  # fmt: skip
-    with pytest.raises(ValueError, match="seed 3 is to train on colormnist-longtailed twice"):
+    with pytest.raises(ValueError, match="seed 3 would train on colormnist-longtailed twice"):
         train_many(PLAIN, [(data, 3), (data, 3)])
     with pytest.raises(ValueError, match="checkpoint_every must be at least 1, got 0"):
         train_many(PLAIN, [(data, 0)], checkpoint_every=0)

@@ -1,10 +1,10 @@
-"""Many seven-layer networks as one: grouped convolutions, one group a network.
+"""Many seven-layer networks as one: grouped convolutions, one group per network.
 
-Equal to running :class:`equicolor.models.z2cnn.Z2CNN` networks one by one, to rounding, and
-on a GPU many times faster, since one small network leaves most of it idle. Activations are
-``[B, S * P, H, W]`` in channels_last memory: S networks with P lanes each. A lane is a
-channel in one of its n hues, at ``k * C + c``; lanes are padded with zeros to what grouped
-convolution kernels want.
+The result is that of running :class:`equicolor.models.z2cnn.Z2CNN` networks one by one, up to
+rounding. On a GPU it is many times faster, since one small network leaves most of the GPU idle.
+Activations are ``[B, S * P, H, W]`` in channels_last memory: S networks with P lanes each. A lane
+is a channel c in one of its n hues k, at ``k * C + c``; lanes are padded with zeros to numbers for
+which grouped convolution is fast.
 """
 
 import functools
@@ -22,7 +22,7 @@ from equicolor.nn.functional import dense_filters
 
 State = Mapping[str, Tensor]
 MOMENTUM, EPS = 0.1, 1e-5  # of torch's batch norms
-# Lanes a network in grouped convolutions. Measured on one H200, bfloat16: 64 are four times
+# Lanes per network in grouped convolutions. Measured on one H200, bfloat16: 64 are four times
 # faster than 51 or 56, and five times faster per product than 192.
 BLOCK = 64
 
@@ -68,8 +68,8 @@ class StackedZ2CNN:
                 training updates the running statistics in place.
             images: ``[S, B, 3, 28, 28]``.
             training: normalise with the statistics of the batch.
-            dropout: factors ``[4, B, S, C]`` of the channels of the layers that drop any;
-                None keeps all.
+            dropout: factors ``[4, B, S, C]`` for the channels of the layers with dropout; None
+                drops nothing.
 
         Returns:
             float32 ``[S, B, num_classes]``.
@@ -78,7 +78,7 @@ class StackedZ2CNN:
         x = images.to(self.dtype)
         dropping = {} if dropout is None else dict(zip(DROPPING, dropout, strict=True))
         for layer in range(DEPTH):
-            n = self._order(layer)
+            n = self._hues(layer)
             y = self._lift(state, x) if layer == 0 else self._conv(state, layer, x, networks)
             x = self._activate(state, layer, y, networks, dropping.get(layer), training=training)
             if layer == 1:
@@ -93,7 +93,7 @@ class StackedZ2CNN:
         lanes = lanes[..., : weight.shape[2]].float()
         return lanes @ weight.transpose(1, 2) + bias[:, None]
 
-    def _order(self, layer: int) -> int:
+    def _hues(self, layer: int) -> int:
         return self.rotations if layer < self.ce_layers else 1
 
     def _lanes(self, count: int) -> int:
@@ -102,14 +102,14 @@ class StackedZ2CNN:
         return 32 if count <= 32 else -(-count // BLOCK) * BLOCK
 
     def _pad(self, x: Tensor, at_least: int = 0) -> Tensor:
-        """Zeros after the last dimension, up to the number of lanes."""
+        """Pad the last dimension with zeros to the number of lanes."""
         return F.pad(x, (0, self._lanes(max(x.shape[-1], at_least)) - x.shape[-1]))
 
     def _lift(self, state: State, images: Tensor) -> Tensor:
         """The first layer: rotated filters on the image, or one filter on its shifted hues."""
         weight = state["blocks.0.0.weight"]
         weight = weight.squeeze(3) if self.ce_layers else weight  # [S, O, 3, kh, kw]
-        n = self._order(0)
+        n = self._hues(0)
         if n > 1 and self.lifting == "hsv":
             orbit = shift_hue_orbit(images.float(), n).to(self.dtype)
             images = orbit.permute(1, 2, 0, 3, 4, 5).flatten(2, 3)  # [S, B, n * 3, H, W]
@@ -121,13 +121,13 @@ class StackedZ2CNN:
             bank = torch.einsum("kij,sojhw->skoihw", rotations, weight).flatten(1, 2)
         else:
             bank = weight
-        # Unequal lanes on the two sides would send cuDNN to slow kernels.
+        # With other numbers of lanes in than out, cuDNN would take slow kernels.
         at_least = bank.shape[1] if self.pad else 0
         lanes = self._pad(images.permute(1, 3, 4, 0, 2), at_least)  # [B, H, W, S, lanes]
         return self._grouped(lanes.flatten(3).permute(0, 3, 1, 2), bank)
 
     def _conv(self, state: State, layer: int, x: Tensor, networks: int) -> Tensor:
-        n = self._order(layer)
+        n = self._hues(layer)
         weight = state[f"blocks.{layer}.0.weight"].flatten(0, 1)
         if n == 1:
             return self._grouped(x, weight.unflatten(0, (networks, -1)))
@@ -143,7 +143,7 @@ class StackedZ2CNN:
         bank = F.pad(bank, (0, 0, 0, 0, 0, spare[0], 0, spare[1])).to(self.dtype)
         if not self.pad or bank.shape[1] <= BLOCK:
             return _convolve(x, bank)
-        # Groups of more lanes leave the fast kernels: blocks of lanes, each with each.
+        # Larger groups are slow: convolve every block of inputs with every block of outputs.
         lanes = x.unflatten(1, (networks, -1, BLOCK)).unbind(2)
         blocks = [part.flatten(1, 2) for part in lanes]
         rows = bank.unflatten(1, (-1, BLOCK)).unflatten(3, (-1, BLOCK)).unbind(1)
@@ -164,11 +164,11 @@ class StackedZ2CNN:
         *,
         training: bool,
     ) -> Tensor:
-        """Batch norm with the hues of a channel together, ReLU and dropout."""
-        n = self._order(layer)
+        """Batch norm over all hues of a channel, ReLU and dropout."""
+        n = self._hues(layer)
         names = "running_mean", "running_var", "weight", "bias"
         running_mean, running_var, weight, shift = (state[f"blocks.{layer}.1.{p}"] for p in names)
-        # The convolution leaves its bias out, as the batch's mean would cancel it.
+        # The convolution has no bias, since the mean of the batch would cancel it.
         bias = state[f"blocks.{layer}.0.bias"].detach()
         if factors is not None:
             factors = self._pad(factors[:, :, None].expand(-1, -1, n, -1).flatten(2)).flatten(1)
@@ -213,7 +213,7 @@ def _convolve(x: Tensor, bank: Tensor) -> Tensor:
 
 
 def _kernels() -> ModuleType:
-    # Triton comes with torch's CUDA builds alone.
+    # Only torch's CUDA builds bring Triton.
     from equicolor.training.ensemble import norm_kernels
 
     return norm_kernels
@@ -222,7 +222,7 @@ def _kernels() -> ModuleType:
 def norm_and_cut(
     y: Tensor, weight: Tensor, shift: Tensor, factors: Tensor | None, n: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch norm over the hues of a channel, ReLU and dropout; also the mean and variance.
+    """Batch norm over all hues of a channel, ReLU and dropout; also the mean and variance.
 
     Args:
         y: ``[B, S * P, H, W]`` in channels_last memory.
@@ -244,7 +244,7 @@ def scale_and_cut(
     factors: Tensor | None,
     n: int,
 ) -> Tensor:
-    """Normalise with the statistics given, cut with ReLU, and drop channels."""
+    """Normalise with given statistics, cut with ReLU, and drop channels."""
     scale = weight * torch.rsqrt(var + EPS)
     scales, shifts = (
         to_lanes(value, n, y.shape[1])[:, None, None] for value in (scale, shift - mean * scale)
@@ -258,7 +258,7 @@ def scale_and_cut(
 def join_hues(
     lane_mean: Tensor, lane_var: Tensor, shape: torch.Size, n: int
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance of channels, of a shape ``[S, C]``, from those of their lanes."""
+    """Mean and variance of channels, of shape ``[S, C]``, from those of their lanes."""
     networks, channels = shape
     means, variances = (
         value.view(networks, -1)[:, : n * channels].unflatten(1, (n, channels))
@@ -269,7 +269,7 @@ def join_hues(
 
 
 def to_lanes(value: Tensor, n: int, lanes: int) -> Tensor:
-    """One number a channel, ``[S, C]``, for each of its lanes; zero for the spare ones."""
+    """Repeat numbers of channels, ``[S, C]``, for each of their lanes; padding lanes get zero."""
     networks, channels = value.shape
     spare = lanes // networks - n * channels
     return F.pad(value[:, None].expand(-1, n, -1).flatten(1), (0, spare)).flatten()

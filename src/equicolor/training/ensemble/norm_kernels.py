@@ -2,11 +2,11 @@
 
 After a convolution everything is memory traffic. Forward reads the activations twice (for the
 moments, then to normalise) and writes once; backward reads activations and gradients twice and
-writes once. What depends on a channel alone is folded, between the kernels, into one scale and
-one offset a lane. A compiler fuses the same sums worse: it recomputes the statistics' gradient
+writes once. Between the kernels, what depends on a channel alone is folded into one scale and one
+offset per lane. A compiler fuses the same sums less well: it recomputes the statistics' gradient
 for every pixel.
 
-Equal to ``norm_and_cut`` of ``network``, which is the reference in the tests.
+The tests compare with ``norm_and_cut`` of ``network``.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 from equicolor.training.ensemble.network import EPS, join_hues, to_lanes
 
 _ROWS, _LANES = 32, 128  # a tile, the fastest of eight on one H200
-_PROGRAMS = 2048  # of a reduction, several for each multiprocessor
+_PROGRAMS = 2048  # for a reduction, several for each multiprocessor
 
 
 @triton.jit
@@ -40,8 +40,8 @@ def _cut_gradient(
     value = tl.load(y + place, inside, 0.0).to(tl.float32)
     slope = tl.load(gradient + place, inside, 0.0).to(tl.float32)
     if HAS_FACTORS:
-        kept = (row // pixels)[:, None] * lanes + lane[None, :]
-        slope *= tl.load(factors + kept, inside, 0.0)
+        factor = (row // pixels)[:, None] * lanes + lane[None, :]
+        slope *= tl.load(factors + factor, inside, 0.0)
     scales = tl.load(scale + lane, lane < lanes, 0.0)[None, :]
     offsets = tl.load(offset + lane, lane < lanes, 0.0)[None, :]
     return value, tl.where(value * scales + offsets > 0, slope, 0.0)
@@ -81,8 +81,8 @@ def _forward_kernel(
     offsets = tl.load(offset + lane, lane < lanes, 0.0)[None, :]
     value = tl.maximum(value * scales + offsets, 0.0)
     if HAS_FACTORS:
-        kept = (row // pixels)[:, None] * lanes + lane[None, :]
-        value *= tl.load(factors + kept, inside, 0.0)
+        factor = (row // pixels)[:, None] * lanes + lane[None, :]
+        value *= tl.load(factors + factor, inside, 0.0)
     tl.store(out + place, value.to(out.dtype.element_ty), inside)
 
 
@@ -200,10 +200,10 @@ def _sizes(y: Tensor) -> tuple[int, int, int]:
 def _chunks(rows: int, lanes: int) -> tuple[int, int]:
     """How many programs share the rows of a reduction, and how many tiles each has.
 
-    Tiles are a power of two, since every number of them compiles anew.
+    Tiles are a power of two, since the kernel is compiled for every number of them.
     """
-    wanted = max(1, _PROGRAMS // triton.cdiv(lanes, _LANES))
-    steps = triton.next_power_of_2(triton.cdiv(triton.cdiv(rows, wanted), _ROWS))
+    programs = max(1, _PROGRAMS // triton.cdiv(lanes, _LANES))
+    steps = triton.next_power_of_2(triton.cdiv(triton.cdiv(rows, programs), _ROWS))
     return triton.cdiv(rows, steps * _ROWS), steps
 
 

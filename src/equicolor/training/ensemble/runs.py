@@ -1,4 +1,4 @@
-"""What is trained on coloured digits, as data: recipe, runs, and what came of them."""
+"""Training on coloured digits, as data: recipe, runs and results."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from equicolor.models.registry import create_model
 from equicolor.models.z2cnn import DROPPING, Z2CNN
 from equicolor.training.fields import check, setting
 
-Run = tuple[ColorMNIST, int]  # what a network is trained on, and its seed
+Run = tuple[ColorMNIST, int]  # the dataset and the seed of a network
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Recipe:
         return choose_precision(self.precision, cuda=device.type == "cuda")
 
     def build(self, num_classes: int, seed: int) -> Z2CNN:
-        """The network of one seed, freshly drawn."""
+        """The initialised network of a seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             network = create_model(self.network, num_classes=num_classes, **self.options)
@@ -80,21 +80,21 @@ def check_runs(runs: Sequence[Run]) -> None:
     for what, numbers in sizes.items():
         if len(numbers) > 1:
             raise ValueError(
-                f"datasets that train together need as many {what}, got {sorted(numbers)}"
+                f"datasets that train together need equally many {what}, got {sorted(numbers)}"
             )
     pairs = set[tuple[int, int]]()
     for data, seed in runs:
         if (id(data), seed) in pairs:
-            raise ValueError(f"seed {seed} is to train on {data.name} twice")
+            raise ValueError(f"seed {seed} would train on {data.name} twice")
         pairs.add((id(data), seed))
 
 
 def identity(recipe: Recipe, runs: Sequence[Run]) -> dict[str, Any]:
-    """What decides the outcome of a training, as JSON: checkpoints of others are refused."""
+    """All that decides the outcome, as JSON: a checkpoint with another identity is refused."""
     fields = dataclasses.asdict(recipe)
     del fields["network"], fields["options"]
     return {
-        # Of a network that is built: defaults that are not in the options decide, too.
+        # From a built network: defaults that are not in the options decide, too.
         "network": recipe.build(runs[0][0].num_classes, 0).config,
         "dropping": list(DROPPING),
         "recipe": fields,

@@ -34,7 +34,7 @@ _TEST_BATCH = 250
 
 
 class StackedTrainer:
-    """The state of all runs on a device, and one step on it."""
+    """The state of all runs on a device, and their training step."""
 
     def __init__(self, recipe: Recipe, runs: Sequence[Run], device: torch.device) -> None:
         self.recipe, self.runs, self.device = recipe, runs, device
@@ -51,7 +51,7 @@ class StackedTrainer:
     def _place_networks(self, networks: Sequence[Z2CNN]) -> None:
         state = {key: value.to(self.device) for key, value in stack_states(networks).items()}
         trained = dict(networks[0].named_parameters())
-        # All parameters of a run in one row: an update is then a few kernels, not hundreds.
+        # All parameters of a run in one row, so that an update takes a few kernels, not hundreds.
         self.shapes = {key: value.shape for key, value in trained.items()}
         self.parameters = torch.cat([state[key].flatten(1) for key in trained], 1).requires_grad_()
         self.buffers = {key: value for key, value in state.items() if key not in trained}
@@ -72,8 +72,8 @@ class StackedTrainer:
         self.class_weights = weights[self.run_data] if self.recipe.weighted else None
 
     def _cut_epochs(self) -> None:
-        # An epoch is cut into equal batches, so that every step has the same shape; the few
-        # images that are missing to fill the last one come from the start of the order.
+        # An epoch is cut into equal batches, so that every step has the same shape; the last
+        # batch is filled from the start of the order.
         self.steps_per_epoch = math.ceil(self.size / self.recipe.batch_size)
         self.batch = math.ceil(self.size / self.steps_per_epoch)
         total = self.recipe.epochs * self.steps_per_epoch
@@ -85,15 +85,15 @@ class StackedTrainer:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """What a checkpoint must agree on to be continued."""
+        """A digest that a checkpoint must share to be continued."""
         facts = identity(self.recipe, self.runs)
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def start_epoch(self, epoch: int) -> None:
         """Draw the order of the images."""
         order = permutation(self.run_seeds, _SHUFFLE, epoch, self.size)
-        spare = self.order.shape[1] - self.size
-        self.order.copy_(torch.cat([order, order[:, :spare]], 1))
+        missing = self.order.shape[1] - self.size
+        self.order.copy_(torch.cat([order, order[:, :missing]], 1))
         self.losses.zero_()
 
     def step(self) -> None:
@@ -131,7 +131,7 @@ class StackedTrainer:
         return (weights * losses).sum(1) / weights.sum(1)
 
     def _dropout_factors(self) -> Tensor:
-        """Zero or the inverse probability to stay, for the layers that drop, ``[4, B, S, C]``."""
+        """Zero or the inverse probability to stay, for layers with dropout, ``[4, B, S, C]``."""
         shape = len(DROPPING), self.batch, self.stacked.width
         numbers = uniform(self.run_seeds, _DROPOUT, self.step_number, math.prod(shape))
         keep = (numbers >= self.dropout).float() / (1 - self.dropout)
@@ -139,8 +139,8 @@ class StackedTrainer:
 
     @torch.no_grad()
     def _update(self, gradient: Tensor) -> None:
-        """Adam as torch does it, with the schedule's step size and momentum."""
-        # index_select, since indexing with a tensor of no dimensions would wait for the device
+        """Adam as in torch, with the schedule's step size and momentum."""
+        # index_select, since indexing with a scalar tensor would wait for the device
         row = self.schedule.index_select(0, self.step_number.view(1))
         size, beta1, correction = row[0].unbind()
         gradient = gradient.add(self.parameters, alpha=self.recipe.weight_decay)
@@ -150,7 +150,7 @@ class StackedTrainer:
         self.step_number += 1
 
     def graphed_step(self) -> Callable[[], None]:
-        """The step as one CUDA graph: hundreds of small kernels without launching each."""
+        """The step as one CUDA graph, which launches hundreds of small kernels at once."""
         saved = {key: value.detach().clone() for key, value in self.tensors().items()}
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -162,7 +162,7 @@ class StackedTrainer:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):  # records without running
             self.step()
-        # Warming up trained a little: put everything back.
+        # The warm-up trained a little: undo that.
         self.restore(saved)
         return graph.replay
 
@@ -173,7 +173,7 @@ class StackedTrainer:
 
     @torch.no_grad()
     def restore(self, saved: dict[str, Tensor]) -> None:
-        """Put back what :meth:`tensors` gave."""
+        """Restore the values of :meth:`tensors`."""
         for key, tensor in self.tensors().items():
             tensor.copy_(saved[key])
 
@@ -238,9 +238,9 @@ def train_many(
         recipe: the configuration.
         runs: a dataset and a seed for each network. ``itertools.product(datasets, seeds)`` is
             every seed on every dataset; datasets need equal sizes and classes.
-        device: where to train.
+        device: the device to train on.
         checkpoint: a file to resume from and to save to. It stays at the end: until the caller
-            removes it, the same call gives the results again without training.
+            removes it, the same call returns the results without training.
         checkpoint_every: epochs between saves.
         progress: called after every epoch with (epochs done, epochs).
     """
@@ -248,9 +248,9 @@ def train_many(
     runs = list(runs)
     check_runs(runs)
     device, cudnn = torch.device(device), torch.backends.cudnn
-    # CUDA graphs and Triton take the current device.
+    # CUDA graphs and Triton use the current device.
     current = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-    # Float32 is float32: cuDNN would take TF32 by default.
+    # By default, cuDNN would compute float32 in TF32.
     flags = {"benchmark": True, "deterministic": cudnn.deterministic, "allow_tf32": False}
     with current, cudnn.flags(enabled=cudnn.enabled, **flags):
         trainer = StackedTrainer(recipe, runs, device)
@@ -266,23 +266,23 @@ def _train(
 ) -> None:
     epochs = trainer.recipe.epochs
     start = _resume(trainer, checkpoint) if checkpoint else 0
-    if start == epochs:  # killed before the test
+    if start == epochs:  # killed before the results were computed
         return
     step = trainer.graphed_step() if trainer.device.type == "cuda" else trainer.step
     for epoch in range(start + 1, epochs + 1):
         trainer.start_epoch(epoch - 1)
         for _ in range(trainer.steps_per_epoch):
             step()
-        _check(trainer, epoch, checkpoint)
+        _check_finite(trainer, epoch, checkpoint)
         if progress:
             progress(epoch, epochs)
         if checkpoint and (epoch == epochs or epoch % checkpoint_every == 0):
             _save(trainer, checkpoint, epoch)
 
 
-def _check(trainer: StackedTrainer, epoch: int, checkpoint: Path | None) -> None:
-    """Stop when a run is no longer finite; the checkpoint before it stays."""
-    # The parameters too: the last update of an epoch shows in no loss of it.
+def _check_finite(trainer: StackedTrainer, epoch: int, checkpoint: Path | None) -> None:
+    """Raise if a run is no longer finite; the last checkpoint stays."""
+    # Parameters, too: no loss of an epoch shows its last update.
     broken = ~(trainer.losses.isfinite() & trainer.parameters.detach().isfinite().all(1))
     seeds = trainer.run_seeds[broken].unique().tolist()
     if not seeds:
@@ -302,13 +302,13 @@ def _save(trainer: StackedTrainer, path: Path, epochs: int) -> None:
 
 
 def _resume(trainer: StackedTrainer, path: Path) -> int:
-    """Continue from a checkpoint, if there is one; the number of epochs it has behind it."""
+    """Restore a checkpoint, if there is one, and return its number of epochs."""
     if not path.exists():
         return 0
     remedy = "delete it to start that job anew"
     saved = read_pickle(path, remedy)
     if not isinstance(saved, dict):
-        raise ValueError(f"{path} is not what a run keeps; {remedy}")
+        raise ValueError(f"{path} is not a checkpoint of a run; {remedy}")
     if saved.get("fingerprint") != trainer.fingerprint:
         raise ValueError(
             f"{path} belongs to another configuration; delete it or choose another folder"
