@@ -121,12 +121,12 @@ def test_state_of_a_complete_dataset(name: str, tmp_path: Path) -> None:
     assert state.size == sum(path.stat().st_size for path in files)
     assert state.exists
     # Three class folders, or four images a batch, can be trained on, but are not the dataset.
-    lacking = info.layout.lacking(tmp_path)
-    assert state.missing == tuple(lacking)
+    incomplete = info.layout.incomplete(tmp_path)
+    assert state.missing == tuple(incomplete)
     if name in ("caltech101", "imagenet"):
         count = info.num_classes - 3
         assert str(state) == f"incomplete: no {count} of {info.num_classes} class folders"
-    elif lacking:
+    elif incomplete:
         assert str(state).startswith(f"incomplete: no whole {info.folders[0]}/")
     else:
         assert str(state) == "complete"
@@ -163,7 +163,7 @@ def test_truncated_batches_are_not_complete(
         whole = path.read_bytes() if name != "stl10" else b""
         for kept in (0, size // 2, size - 1):
             os.truncate(path, kept)
-            assert layout.lacking(tmp_path) == [f"whole {folder.name}/{victim}"]
+            assert layout.incomplete(tmp_path) == [f"whole {folder.name}/{victim}"]
             assert (
                 str(dataset_state(info, tmp_path)) == f"incomplete: no whole {folder.name}/{victim}"
             )

@@ -239,9 +239,9 @@ def test_torchvision_has_these_classes() -> None:
 def test_torchvision_is_asked_once(name: str, torchvision: list[str], tmp_path: Path) -> None:
     root = tmp_path / "data"
     TREES[name](tmp_path / "before")
-    lacking = DATASETS[name].layout.lacking(tmp_path / "before")
-    if lacking:  # a small tree of it is never complete
-        with pytest.raises(DownloadError, match=rf"is incomplete: no {lacking[0]}.* after"):
+    incomplete = DATASETS[name].layout.incomplete(tmp_path / "before")
+    if incomplete:  # a small tree of it is never complete
+        with pytest.raises(DownloadError, match=rf"is incomplete: no {incomplete[0]}.* after"):
             download(name, root)
         return
     for _ in range(2):

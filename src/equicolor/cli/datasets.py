@@ -14,10 +14,10 @@ def datasets_table(context: typer.Context) -> None:
     if context.invoked_subcommand is not None:
         return
     from equicolor.data import data_root
-    from equicolor.data.download import Listed, list_datasets
+    from equicolor.data.download import DatasetRow, list_datasets
     from equicolor.reporting.tables import Table
 
-    columns = [field.replace("_", " ") for field in Listed._fields]
+    columns = [field.replace("_", " ") for field in DatasetRow._fields]
     columns[0], columns[-1] = "dataset", "how to get it"
     Console().print(Table(columns, list_datasets(), text_columns=6).rich())
     typer.echo(

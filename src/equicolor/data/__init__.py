@@ -1,6 +1,6 @@
 """Datasets by name or folder, images decoded once, and their augmentation.
 
-:func:`load_dataset` gives an :class:`ImageSet`, :func:`decode` its pixels;
+:func:`load_dataset` returns an :class:`ImageSet`, :func:`decode` its pixels;
 :mod:`equicolor.data.loaders` makes batches of them with an :class:`Augmentation`.
 """
 

@@ -17,7 +17,7 @@ from equicolor.data.crops import LEFT, TOP
 
 PADDING = 4  # how far padded crops may reach outside the image
 # Places among an image's numbers, after those of a random-resized crop. They are fixed, so that
-# switching one augmentation on or off does not change the others.
+# turning one augmentation on or off does not change the others.
 FLIP, JITTER, MIXES = range(LEFT + 1, LEFT + 4)
 
 
@@ -28,7 +28,7 @@ class Augmentation:
     :meth:`boxes` says what to cut out of images of different sizes, and :meth:`finish` changes the
     colours of what was cut out. Both take ``numbers`` uniform numbers for each image, in this
     order: ten areas and ten ratios of random-resized crops, top, left, flip, jitter, then those of
-    AugMix (twice for three views). Only numbers at the end are left out if they are not needed.
+    AugMix (twice for three views). Only numbers at the end can be left out.
 
     A crop is ``"resized"`` (random area and ratio), ``"padded"`` (random place, no resizing) or
     ``"centre"``.
@@ -65,7 +65,7 @@ class Augmentation:
 
     @property
     def numbers(self) -> int:
-        """Uniform numbers an image needs."""
+        """How many uniform numbers an image needs."""
         if self.augmix is not None:
             return MIXES + AugMix.numbers * (2 if self.views == 3 else 1)
         if self.jitter:
@@ -75,7 +75,7 @@ class Augmentation:
         return 0 if self.crop == "centre" else LEFT + 1
 
     def evaluation(self) -> "Augmentation":
-        """The augmentation of test images: the centre, and grey if training is grey.
+        """The transform of test images: the centre, and grey if training is grey.
 
         For padded crops the short side becomes ``size``, so images of that size stay as they are.
         """

@@ -31,7 +31,7 @@ OPERATIONS = (
 COLOUR_OPERATIONS = ("color", "contrast", "brightness", "sharpness")
 ALL = OPERATIONS + COLOUR_OPERATIONS
 WIDTH = 3  # chains
-DEPTH = 3  # most operations of a chain; it has at least one
+DEPTH = 3  # the most operations of a chain; the least is one
 WEAKEST, STRONGEST = 0.1, 3.0  # levels; Pillow's operations go up to 10
 
 
@@ -56,7 +56,7 @@ class AugMix:
     """
 
     full: bool = False  # also draw colour, contrast, brightness and sharpness
-    numbers: ClassVar[int] = 2 + 2 * WIDTH + 3 * WIDTH * DEPTH  # uniform ones an image needs
+    numbers: ClassVar[int] = 2 + 2 * WIDTH + 3 * WIDTH * DEPTH  # uniform numbers per image
 
     def draw(self, numbers: Tensor) -> Draw:
         """Turn uniform numbers ``[B, numbers]`` into the choices for each image."""
@@ -80,7 +80,7 @@ class AugMix:
     def __call__(self, images: Tensor, numbers: Tensor) -> Tensor:
         """Mix square images ``[B, 3, s, s]`` in [0, 1] with their chains.
 
-        The choices are made with uniform ``numbers`` ``[B, numbers]``. Returns the same shape.
+        Uniform ``numbers`` ``[B, numbers]`` make the choices. Returns the same shape.
         """
         _checks.image_batch("AugMix", images)
         batch, _, height, width = images.shape
@@ -144,7 +144,7 @@ def _move(images: Tensor, selected: dict[str, Tensor], levels: Tensor) -> Tensor
     grid = torch.stack((source_x, source_y), -1) * (2 / size) - 1
     moved = F.grid_sample(images, grid, "bilinear", "border", align_corners=False)
     inside = (source_x >= 0) & (source_x < size) & (source_y >= 0) & (source_y < size)
-    # Pillow truncates; a hundredth is added so that rounding does not lower whole levels.
+    # Pillow truncates; 0.01 keeps rounding errors from lowering whole levels.
     return (moved + 0.01).floor() * inside[:, None]
 
 
@@ -155,7 +155,7 @@ def _look_up(images: Tensor, selected: dict[str, Tensor], strength: Tensor, full
     value = torch.arange(256, device=images.device, dtype=torch.float64)
     strength = strength[:, None, None]
 
-    # A tensor quotient: torch computes 255 / x as 255 · (1 / x), which rounds differently.
+    # A quotient of tensors: torch computes 255 / x as 255 · (1 / x), which rounds differently.
     scale = value[-1] / (high - low).clamp(min=1)
     stretched = (value * scale - low * scale).floor().clamp(0, 255)
     tables = {"autocontrast": torch.where(high > low, stretched, value)}

@@ -82,16 +82,16 @@ def longtailed_colormnist(
     r"""Long-tailed ColorMNIST: 10 digits in 3 colours, 30 classes, unevenly many images each.
 
     Class :math:`3 d + c` is digit :math:`d` in colour :math:`c`; its number of training
-    images is :math:`\lceil 150\,p \rceil` with :math:`p` from a power law. Digits stand on
+    images is :math:`\lceil 150\,p \rceil` with :math:`p` from a power law. The background is
     noisy grey.
 
     Args:
         digits: where to draw from (default: :func:`equicolor.data.load_mnist`).
         seed: fixes class sizes, digits and noise.
-        test_per_class: test images of every class; 250 as in the paper, or as many as the
-            embedded digits allow, by default.
+        test_per_class: test images of every class; by default 250 as in the paper, or fewer if
+            there are not enough digits.
         largest: the most images a class can have.
-        weigh_twice: weigh the digit with its intensity twice, as the released code does.
+        weigh_twice: multiply the digit by its intensity twice, as the released code does.
 
     Example:
         >>> data = longtailed_colormnist(load_mnist(embedded=True), test_per_class=20)
@@ -131,15 +131,15 @@ def biased_colormnist(
     r"""Biased ColorMNIST: every digit has its own hue, which varies by ``sigma`` degrees.
 
     Class :math:`c` has hue :math:`c / 10` turns; an image's hue is drawn from a normal
-    distribution around it. At ``sigma`` 0 colour gives the class away; at 1e6 it says nothing.
+    distribution around it. At ``sigma`` 0 the colour is the class; at 1e6 it says nothing about it.
 
     Args:
         sigma: standard deviation of the hue in degrees.
         digits: where to draw from (default: :func:`equicolor.data.load_mnist`).
         seed: fixes digits, hues and noise; data of another ``sigma`` share digits and noise.
-        train_size, test_size: images; the whole test set by default.
+        train_size, test_size: numbers of images; by default the whole test set.
         half_degrees: read ``sigma`` in OpenCV's half degrees, as the released code does.
-        weigh_twice: weigh the digit with its intensity twice, as the released code does.
+        weigh_twice: multiply the digit by its intensity twice, as the released code does.
 
     Example:
         >>> biased_colormnist(12.0, load_mnist(embedded=True)).train.images.shape
@@ -168,7 +168,7 @@ def biased_colormnist(
         colors = hsv_to_rgb(full).flatten(1).float()
         painted = _paint(images[selected], colors, 0.5, generator, weigh_twice)
         splits.append(Split(painted, labels[selected]))
-    names = tuple(str(digit) for digit in range(10))
+    names = tuple(map(str, range(10)))
     short = f"{degrees:g}"
     name = f"colormnist-biased-{short if float(short) == degrees else repr(degrees)}"
     return ColorMNIST(name, splits[0], splits[1], names, digits.source, seed, degrees)
@@ -189,7 +189,7 @@ def _generator(seed: int) -> torch.Generator:
 def _draw(
     images: Tensor, labels: Tensor, sizes: list[int], generator: torch.Generator, part: str
 ) -> tuple[Tensor, Tensor]:
-    """Disjoint digits for 30 classes of the given sizes: images and classes."""
+    """Images and classes of disjoint digits, for 30 classes of these sizes."""
     selected = []
     for digit in range(10):
         members = torch.nonzero(labels == digit).flatten()

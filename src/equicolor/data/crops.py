@@ -3,7 +3,7 @@
 A crop of any kind is a **box** (left, top, right, bottom) in pixels of the source image; a flipped
 crop has left and right swapped. :func:`resample` turns images and boxes into images with Pillow's
 antialiased bilinear filter, as two batched matrix products. Nothing waits for the device, and
-shapes depend on the shapes of arguments alone, so a training step that crops can be compiled or
+shapes depend only on the shapes of arguments, so a training step that crops can be compiled or
 captured.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 SCALE = (0.08, 1.0)  # the area of a random-resized crop, relative to the image's
 RATIO = (3 / 4, 4 / 3)  # its width over its height
-TRIES = 10  # before it takes the centre
+TRIES = 10  # before it falls back to the centre
 TOP, LEFT = 2 * TRIES, 2 * TRIES + 1  # places among its numbers, after areas and ratios
 
 
@@ -25,8 +25,8 @@ def resample(
 
     The filter is Pillow's bilinear one, a triangle as wide as the reduction (and at least two
     pixels), so that smaller images are not aliased. At the borders of the box it also uses pixels
-    beside the box, but none outside the image. Where it finds no pixel, the result is 0: a box of
-    whole numbers and of the output's size is a crop padded with black.
+    beside the box, but none outside the image. Where there is no pixel, the result is 0: a box with
+    integer corners and the size of the output is a crop padded with black.
 
     Args:
         images: uint8 ``[B, 3, H, W]``, each image in the top left corner.
@@ -46,7 +46,7 @@ def resample(
     # [B, H, 3, W]: with the channels inside, each direction is a single product.
     pixels = images.transpose(1, 2).to(dtype, memory_format=torch.contiguous_format)
     with torch.autocast(images.device.type, enabled=False):
-        narrow = torch.bmm(pixels.flatten(1, 2), columns.mT)  # along the rows first, as Pillow
+        narrow = torch.bmm(pixels.flatten(1, 2), columns.mT)  # rows first, as in Pillow
         small = torch.bmm(rows, narrow.view(batch, height, 3 * size))
     resized = small.view(batch, size, 3, size).transpose(1, 2).to(exact)
     return (resized / 255).clamp(0, 1).contiguous()
@@ -62,8 +62,8 @@ def _weights(
     # Mirroring the position instead of the formula makes flips exact to the last bit.
     position = torch.where((start > stop)[:, None], size - 1 - position, position)
     centre = low + (position + 0.5) * scale
-    # Whole pixels and fractions are kept apart: near the centre, where the filter is not zero,
-    # float32 then loses nothing even in large images.
+    # Whole pixels and fractions are kept apart, so that float32 loses nothing near the centre,
+    # where the filter is not zero, even in large images.
     whole = centre.floor()
     rest = (0.5 - (centre - whole)).to(dtype)[..., None]
     pixel = torch.arange(length, device=start.device, dtype=dtype)
@@ -89,7 +89,7 @@ def random_resized_boxes(sizes: Tensor, numbers: Tensor) -> Tensor:
     area = (height * width)[:, None] * (SCALE[0] + (SCALE[1] - SCALE[0]) * numbers[:, :TRIES])
     logs = math.log(RATIO[0]), math.log(RATIO[1])
     ratios = (logs[0] + (logs[1] - logs[0]) * numbers[:, TRIES:TOP]).exp()
-    # torch rounds halves to even, as Python.
+    # torch rounds halves to even, as Python does.
     widths, heights = (area * ratios).sqrt().round(), (area / ratios).sqrt().round()
     narrow = (widths > 0) & (widths <= width[:, None])
     fits = narrow & (heights > 0) & (heights <= height[:, None])

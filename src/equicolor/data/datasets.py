@@ -18,7 +18,7 @@ from equicolor.data.pixel_datasets import CIFAR10, CIFAR100, Stl10
 
 
 class MissingDataError(FileNotFoundError):
-    """A dataset that is not there: what was looked for, where, and how to get it."""
+    """A dataset that is missing: what was looked for, where, and how to get it."""
 
 
 def data_root() -> Path:
@@ -32,14 +32,14 @@ class DatasetInfo:
     """Facts about a dataset that are known before it is read.
 
     Its ``kind`` is ``"small"`` for CIFAR's 32 pixels, and ``"large"`` for images that are cropped
-    to 224, which in the paper include STL-10's 96 pixels.
+    to 224, in the paper also STL-10's 96 pixels.
     """
 
     name: str  # on the command line
     title: str  # in print
     num_classes: int
     kind: str
-    images: int  # labelled ones, for training and testing together; 0 if unknown
+    images: int  # labelled images, for training and testing together; 0 if unknown
     folders: tuple[str, ...]  # below the data root; any of them may hold the dataset
     size: int  # bytes to download; 0 for a folder
     page: str  # where it comes from
@@ -119,7 +119,7 @@ DATASETS = {
             "its licence asks for a registration: put ILSVRC2012_devkit_t12.tar.gz, "
             "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar into imagenet/ of the data "
             "folder and let torchvision.datasets.ImageNet(folder, 'train') and (folder, 'val') "
-            "sort them into imagenet/train/ and imagenet/val/, a folder a class",
+            "sort them into imagenet/train/ and imagenet/val/, with a folder for each class",
             ImageNet(),
         ),
     )
@@ -129,8 +129,8 @@ DATASETS = {
 def find_dataset(name: str | Path) -> DatasetInfo:
     """A dataset by name, or a folder of class folders by its path.
 
-    ``./name`` is a folder of the same name as a dataset. It is called ``folder:name``, so that its
-    results are not taken for the dataset's.
+    ``./name`` is a folder, also where a dataset has that name. It is then called ``folder:name``,
+    so that its results are not taken for the dataset's.
 
     Raises:
         MissingDataError: if a path is not a folder.
@@ -161,7 +161,7 @@ def canonical_dataset(name: str | Path) -> str:
     if str(name) in DATASETS and not isinstance(name, Path):
         return str(name)
     path = Path(name).expanduser()
-    # A word that is neither is refused when the data are read.
+    # An unknown name is refused when the data are read.
     return str(path.resolve()) if _is_path(name) or path.is_dir() else str(name)
 
 
@@ -173,8 +173,8 @@ def unknown_dataset(name: str, names: Sequence[str]) -> ValueError:
     """The error for an unknown name, with the nearest known ones."""
     if name.lower() == "mnist" and "mnist" not in names:
         return ValueError(
-            "mnist is what ColorMNIST is painted from, see 'equicolor reproduce "
-            "colormnist-longtailed' and 'colormnist-biased'; it is no set of images"
+            "mnist is no set of colour images; ColorMNIST is made from it, see 'equicolor "
+            "reproduce colormnist-longtailed' and 'colormnist-biased'"
         )
     plain = name.lower().replace("-", "").replace(" ", "_")
     hint = did_you_mean(plain, names, f"known are {', '.join(names)}")
@@ -198,7 +198,7 @@ def load_dataset(
             and plain folders); 0 elsewhere.
 
     Raises:
-        MissingDataError: if the dataset is not there, with what was looked for, and how to get it.
+        MissingDataError: if the dataset is missing; says what was looked for and how to get it.
         ValueError: if the name is unknown, the data are damaged, or a seed is given for a dataset
             with its own split.
 
@@ -225,7 +225,7 @@ def load_dataset(
 
 
 def _missing_data(info: DatasetInfo, root: Path, absent: list[str]) -> MissingDataError:
-    """The error for a dataset that is not there, or not complete."""
+    """The error for a dataset that is missing or incomplete."""
     advice = f"no {enumerated(absent)}; {info.how_to_get()}"
     if not info.folders:
         return MissingDataError(f"{info.title}: {advice}")
@@ -242,7 +242,7 @@ class DatasetState(NamedTuple):
 
     missing: tuple[str, ...]
     size: int | None  # bytes on disk; None if there are too many files to count
-    exists: bool  # whether any of it is there
+    exists: bool  # whether any of it exists
     damage: str = ""  # why it cannot be read
 
     def __str__(self) -> str:
@@ -259,7 +259,7 @@ def dataset_state(info: DatasetInfo, root: Path | str | None = None) -> DatasetS
     folders = [place / folder for folder in info.folders if (place / folder).exists()]
     size = _bytes_below(folders)
     try:
-        absent = info.layout.missing(place) or info.layout.lacking(place)
+        absent = info.layout.missing(place) or info.layout.incomplete(place)
     except ValueError as error:
         return DatasetState(info.folders, size, True, str(error))
     return DatasetState(tuple(absent), size, bool(folders))

@@ -23,8 +23,8 @@ from equicolor.reporting.progress import Progress, say
 if TYPE_CHECKING:
     from rich.console import Console
 
-# On a CPU, larger images than this many pixels are cut one by one: faster than padding all to the
-# largest height and width, and one high and one wide image do not fill the memory.
+# On a CPU, images of more pixels are cut one by one. That is faster than padding all to the largest
+# height and width, and one high and one wide image do not fill the memory.
 _SMALL = 256**2
 _SAMPLE = 256  # images whose headers are read to estimate the memory for all
 
@@ -33,8 +33,8 @@ _SAMPLE = 256  # images whose headers are read to estimate the memory for all
 class Decoded:
     """Decoded images of different sizes, packed into one buffer on one device.
 
-    Each image is stored as ``H × W × 3``, row by row. After the last one is room for the longest
-    row, so that gathering never leaves the buffer.
+    Each image is stored as ``H × W × 3``, row by row. After the last image there is room for the
+    longest row, so that gathering never leaves the buffer.
 
     Example:
         >>> pixels = torch.arange(2 * 3 * 4 * 5, dtype=torch.uint8).view(2, 3, 4, 5)
@@ -49,8 +49,8 @@ class Decoded:
     sizes: Tensor  # int64 [N, 2], height and width of each
     labels: Tensor  # int64 [N]
     class_names: tuple[str, ...]
-    skipped: tuple[str, ...] = ()  # the corrupt images that were left out
-    height: int = 0  # the largest one
+    skipped: tuple[str, ...] = ()  # what is wrong with each corrupt image that was left out
+    height: int = 0  # the largest of all images
     width: int = 0
 
     __repr__ = brief_repr
@@ -89,8 +89,8 @@ class Decoded:
         columns = torch.arange(3 * self.width, device=offsets.device)
         inside = rows < sizes[:, :1]
         starts = offsets[:, None] + torch.where(inside, rows * row_bytes, 0)
-        # An overlapping view with every run of 3W bytes as a row: gathering takes one index a row
-        # of an image instead of one index a byte.
+        # An overlapping view with every run of 3W bytes as a row: gathering needs an index for each
+        # row of an image, not for each byte.
         count = len(self.pixels) - 3 * self.width + 1
         runs = self.pixels.as_strided((count, 3 * self.width), (1, 1))
         keep = inside[:, :, None] & (columns < row_bytes)[:, None, :]
@@ -104,11 +104,11 @@ class Decoded:
 
         With Triton, a kernel reads only the pixels that the boxes need. Elsewhere whole images go
         to :func:`equicolor.data.crops.resample`: gathered, or on a CPU one by one unless all are
-        small. The ``indices`` ``[B]`` are on the device of the images; ``boxes`` ``[B, 4]``,
-        ``size`` and ``dtype`` are those of ``resample``, and so is the result.
+        small. ``indices`` ``[B]`` are on the device of the images. ``boxes`` ``[B, 4]``, ``size``,
+        ``dtype`` and the result are those of ``resample``.
         """
         if self.pixels.is_cuda and runs_triton(self.pixels.device):
-            # Imported here: Triton is slow to import and not installed everywhere.
+            # Triton is slow to import and not installed everywhere.
             from equicolor.data import resample_kernels
 
             packed = self.pixels, self.offsets, self.sizes
@@ -140,16 +140,16 @@ def check_cache(cache: Path) -> Path:
 
 
 @contextlib.contextmanager
-def telling_cache(cache: Path | None, console: "Console | None") -> Iterator[None]:
-    """Say where decoded images are kept, and how large all of them are, if the block adds some."""
+def say_cache_growth(cache: Path | None, console: "Console | None") -> Iterator[None]:
+    """Say where decoded images are kept, and their size in all, if the block adds some."""
     before = _bytes_in(cache)
     yield
     after = _bytes_in(cache)
     if after > before:
         say(
             console,
-            f"decoded images are kept in {cache}, {after / 1e6:,.1f} MB by now; what is deleted "
-            "there is decoded again",
+            f"decoded images are kept in {cache}, {after / 1e6:,.1f} MB by now; deleted images "
+            "are decoded again",
         )
 
 
@@ -168,16 +168,16 @@ def decode(
 ) -> Decoded:
     """Decode images once, to RGB.
 
-    With a cache, the next call maps the decoded images into memory at once, and a call after an
-    interrupted one continues it. Processes that need the same images wait for the first.
+    With a cache, the next call only maps the decoded images into memory, and a call after an
+    interrupted one continues it. Processes that need the same images wait for the first one.
 
     Args:
         images: files, or pixels.
         short_side: larger images are resized to this (Pillow's antialiased bilinear), smaller
             ones stay as they are; None resizes none.
         cache: the folder of the cache, such as :func:`default_cache`; None stores nothing.
-        workers: threads (default: one a core, at most 32).
-        progress: called with (images done, images in all).
+        workers: threads (default: one per core, at most 32).
+        progress: called with (images done, all images).
         on_corrupt: ``"error"`` to raise CorruptImageError with the path of an image that cannot
             be decoded, or ``"skip"`` to leave corrupt images out and list them in ``skipped``.
 
@@ -221,7 +221,7 @@ def decode(
 
 
 def estimated_bytes(images: ImageSet, short_side: int | None) -> int:
-    """How much memory :func:`decode` will need, estimated from the headers of some images."""
+    """The bytes that :func:`decode` will need, estimated from the headers of some images."""
     places = np.linspace(0, len(images) - 1, min(_SAMPLE, len(images))).astype(int)
     sizes = []
     for place in places.tolist():

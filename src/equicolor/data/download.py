@@ -1,4 +1,4 @@
-"""Which datasets are there, and checked downloads of the others."""
+"""The datasets that exist locally, and verified downloads of the others."""
 
 import contextlib
 import hashlib
@@ -15,7 +15,7 @@ from equicolor.data import datasets, mnist
 from equicolor.data.datasets import DATASETS, DatasetInfo, MissingDataError, data_root
 from equicolor.reporting.progress import Progress
 
-# Addresses of MNIST, to which the name of a file is added.
+# Addresses of MNIST; the name of a file is appended.
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
@@ -25,11 +25,11 @@ _TIMEOUT = 30.0  # seconds without an answer
 
 
 class DownloadError(OSError):
-    """A download that failed: what, and the answer of each server."""
+    """A download that failed: of which file, and the answer of each server."""
 
 
-class Listed(NamedTuple):
-    """A line of 'equicolor datasets'; the size is that on disk, or of the download."""
+class DatasetRow(NamedTuple):
+    """A row of 'equicolor datasets'; the size is that on disk, or else of the download."""
 
     name: str
     images: str
@@ -39,11 +39,11 @@ class Listed(NamedTuple):
     how_to_get: str
 
 
-def list_datasets(root: Path | str | None = None) -> list[Listed]:
+def list_datasets(root: Path | str | None = None) -> list[DatasetRow]:
     """Every known dataset: its state, its size, and how to get it."""
     place = Path(data_root() if root is None else root)
-    here = [path.stat().st_size for path in (place / mnist.FOLDER).glob("*-ubyte*")]
-    mnist_state = datasets.DatasetState(tuple(mnist.missing_files(place)), sum(here), bool(here))
+    sizes = [path.stat().st_size for path in (place / mnist.FOLDER).glob("*-ubyte*")]
+    mnist_state = datasets.DatasetState(tuple(mnist.missing_files(place)), sum(sizes), bool(sizes))
     mnist_size = sum(file.bytes for name, file in mnist.FILES.items() if name.endswith(".gz"))
     rows = [("mnist", 70_000, 10, mnist_state, mnist_size, "download")]
     for info in DATASETS.values():
@@ -55,8 +55,8 @@ def list_datasets(root: Path | str | None = None) -> list[Listed]:
         shown = size if not state.exists or state.size is None else state.size
         amount = f"{shown / 1e6:.1f} MB" if shown < 1e9 else f"{shown / 1e9:.1f} GB"
         numbers = f"{images:,}", f"{classes:,}"
-        lines.append(Listed(name, *numbers, str(state), amount, how if state.missing else ""))
-    return [*lines, Listed("a folder", "any", "any", "", "", "give its path")]
+        lines.append(DatasetRow(name, *numbers, str(state), amount, how if state.missing else ""))
+    return [*lines, DatasetRow("a folder", "any", "any", "", "", "give its path")]
 
 
 def download(
@@ -95,7 +95,7 @@ def _no_empty_folders(folder: Path) -> Iterator[None]:
 
 
 def _download_mnist(root: Path, progress: Progress | None) -> None:
-    """Each file is written when its checksum is right, to a folder that is created then."""
+    """Download the missing files; each is written once its checksum is right."""
     missing = {name: mnist.FILES[name] for name in mnist.missing_files(root)}
     before, total = 0, sum(file.bytes for file in missing.values())
     for name, file in missing.items():
@@ -125,7 +125,7 @@ def _fetch(url: str, file: mnist.IdxFile, report: Callable[[int], None]) -> byte
     """The contents of one file, if its checksum is right."""
     contents = bytearray()
     with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
-        # A file that is too long is not read to its end.
+        # Stop reading a file that is too long.
         while len(contents) <= file.bytes and (chunk := answer.read(_CHUNK)):
             contents += chunk
             report(len(contents))

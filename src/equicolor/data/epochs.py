@@ -1,7 +1,7 @@
 """The order of images in an epoch, and the random numbers of each image.
 
 Everything is a function of seed, epoch and position in the epoch's order. So a resumed run sees
-the same images as an uninterrupted one, and several processes see together what one would see.
+the same images as an uninterrupted one, and several processes together see what one would see.
 """
 
 import math
@@ -60,7 +60,7 @@ class Epochs:
         return self.batch // self.world_size
 
     def __len__(self) -> int:
-        """Batches in an epoch of this process."""
+        """Batches of this process in an epoch."""
         if self.shuffle:
             return math.ceil(self.size / self.batch)
         return math.ceil(len(range(self.rank, self.size, self.world_size)) / self.own_batch)
@@ -68,7 +68,7 @@ class Epochs:
     def positions(self, step: int, device: torch.device | str = "cpu") -> Tensor:
         """The positions of this process's batch in the order of the epoch, int64 ``[B]``.
 
-        Those of a batch that is filled go beyond the end of the order, and start it again.
+        Positions beyond the end of the order mean its start again, to fill the last batch.
         """
         if self.shuffle:
             start = step * self.batch + self.rank * self.own_batch
@@ -86,7 +86,7 @@ class Epochs:
 
     def numbers(self, epoch: int, positions: Tensor, count: int) -> Tensor:
         """Uniform numbers for the images at some positions, float32 ``[B, count]``."""
-        # Over all processes; more than there are images if a batch is filled.
+        # Of all processes; more than the images if the last batch is filled.
         positions_per_epoch = len(self) * self.batch if self.shuffle else self.size
         when = epoch * positions_per_epoch + positions
         return uniform(torch.full_like(positions, self.seed), _AUGMENT, when, count)

@@ -37,7 +37,7 @@ class Caltech101(Layout):
     def missing(self, root: Path) -> list[str]:
         return [] if self._classes(root) else [f"{self.folder}/"]
 
-    def lacking(self, root: Path) -> list[str]:
+    def incomplete(self, root: Path) -> list[str]:
         return _lacking_classes(self._classes(root), 101)
 
     def read(self, root: Path, split: str, seed: int) -> Contents:
@@ -56,7 +56,7 @@ class ImageNet(Layout):
         absent = [f"{part}/" for part in parts if not (root / part).is_dir()]
         return absent or [f"{part}/<synset>/" for part in parts if not subfolders(root / part)]
 
-    def lacking(self, root: Path) -> list[str]:
+    def incomplete(self, root: Path) -> list[str]:
         return _lacking_classes(subfolders(root / "imagenet" / "train"), 1000)
 
     def read(self, root: Path, split: str, seed: int) -> Contents:
@@ -69,8 +69,8 @@ class Folder(Layout):
     It holds ``train/`` and ``test/``, each with the same class folders; or class folders, which
     are split about 80 to 20 by :func:`split_classes`. The two parts may also have the names of
     :data:`TRAIN`, :data:`TEST` and :data:`VALIDATION`, in any case. Folders that hold no folders
-    are classes, whatever their names. A validation part is the test part where there is no other,
-    and is left out where there is one. A test part may be alone: there is nothing to train on then.
+    are classes, whatever their names. A validation part is the test part if there is no other, else
+    it is left out. A test part may be alone, without images to train on.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,14 +79,14 @@ class Folder(Layout):
         self.split_by_seed = self.parts is None
 
     def missing(self, root: Path) -> list[str]:
-        # Beside other folders "train" may be a class: trains, cars, ships.
+        # Beside other folders "train" may be a class: train, car, ship.
         names = subfolders(self.path)
         alone = len(names) == 1 and names[0].lower() in TRAIN
         return [f"{self.path / 'test'}/ (or val/)"] if alone else []
 
     @property
     def test_alone(self) -> bool:
-        """Whether there are images to test on, and none to train on."""
+        """Whether there is a test part without a training part."""
         return self.parts is not None and self.parts[0] is None
 
     def classes(self) -> list[str]:
@@ -108,7 +108,7 @@ class Folder(Layout):
         return split_classes(self.path, paths, split, share=0.2, seed=seed)
 
     def _find_parts(self) -> tuple[Path | None, Path] | None:
-        """The folder of the training part, None if the test part is alone, and that of the test."""
+        """The folders of the training part, None if there is none, and of the test part."""
         folders = subfolders(self.path)
         train, test, validation = (
             [name for name in folders if name.lower() in names]
@@ -116,8 +116,9 @@ class Folder(Layout):
         )
         alone = len(test + validation) == len(folders)
         test = test or validation
-        # Folders that hold only images are classes, such as training, evaluation and support.
-        if not (train or alone) or not test or not self._hold_folders(train + test):
+        # Folders without subfolders are classes, such as training, evaluation and support.
+        has_classes = any(subfolders(self.path / name) for name in train + test)
+        if not (train or alone) or not test or not has_classes:
             return None
         for names in (train, test):
             if len(names) > 1:
@@ -127,11 +128,8 @@ class Folder(Layout):
                 )
         return self.path / train[0] if train else None, self.path / test[0]
 
-    def _hold_folders(self, names: Sequence[str]) -> bool:
-        return any(subfolders(self.path / name) for name in names)
-
     def _warn_of_parts(self, train: Path, test: Path) -> None:
-        """Warn which part is which and what is left out, unless both are obvious."""
+        """Say which part is which and what is left out, unless both are obvious."""
         left_out = [n for n in subfolders(self.path) if n not in (train.name, test.name)]
         if left_out or (train.name, test.name) != ("train", "test"):
             others = f"; left out: {enumerated(left_out)}" if left_out else ""
@@ -142,7 +140,7 @@ class Folder(Layout):
 
 
 def _lacking_classes(names: Sequence[str], count: int) -> list[str]:
-    """Fewer classes than a dataset has, in words."""
+    """How many of the classes of a dataset are missing, in words."""
     lacking = count - len(names)
     return [f"{lacking} of {count} class folders"] if lacking > 0 else []
 
@@ -153,7 +151,7 @@ def subfolders(folder: Path) -> list[str]:
         return []
     with os.scandir(folder) as entries:
         names = [e.name for e in entries if not e.name.startswith(".")]
-    # DirEntry.is_dir would raise for links that lead in a circle.
+    # DirEntry.is_dir would raise for links in a circle.
     return sorted(name for name in names if (folder / name).is_dir())
 
 
@@ -167,8 +165,8 @@ def checked_classes(folder: Path) -> list[str]:
             f"{folder} holds one class folder, {names[0]!r}; a classifier needs two or more"
         )
     loose = sum(path.name.lower().endswith(SUFFIXES) for path in folder.iterdir())
-    held = f"{counted(loose, 'image')} outside any" if loose else "none"
-    raise ValueError(f"{folder} should hold a folder of images for every class, but holds {held}")
+    found = f"{counted(loose, 'image')} outside any" if loose else "none"
+    raise ValueError(f"{folder} should hold a folder of images for every class, but holds {found}")
 
 
 def class_images(folder: Path, names: Sequence[str]) -> dict[str, list[str]]:
@@ -178,8 +176,8 @@ def class_images(folder: Path, names: Sequence[str]) -> dict[str, list[str]]:
     ignored. A warning counts all other files, and broken links, pipes and the like.
 
     Raises:
-        ValueError: for a class without an image, and for one that holds several folders and no
-            image of its own: those folders are more likely the classes.
+        ValueError: for a class without an image, and for one that holds several folders but no
+            image directly: those folders are more likely the classes.
     """
     paths, others = {}, list[str]()
     for name in names:
@@ -213,7 +211,7 @@ def class_images(folder: Path, names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def images_below(folder: Path) -> ImageSet:
-    """All images in a folder and below, whatever its folders mean: one class, for training.
+    """All images in a folder and below as one class for training, whatever the folders mean.
 
     Raises:
         ValueError: if there are none.
@@ -231,14 +229,14 @@ def images_below(folder: Path) -> ImageSet:
 def _images_below(folder: str, others: list[str], above: tuple[Path, ...] = ()) -> Iterator[str]:
     """The images in a folder and below; adds other files to ``others``.
 
-    A link to a folder above it would lead in a circle, and is ignored.
+    A link to a folder above it leads in a circle, and is ignored.
     """
     above = (*above, Path(folder).resolve())
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            # The entry knows this without a system call, unless it is a link.
+            # The entry knows this without a system call, except for links.
             is_file = entry.is_file(follow_symlinks=False) or Path(entry).is_file()
             if is_file and entry.name.lower().endswith(SUFFIXES):
                 yield entry.path
@@ -269,9 +267,9 @@ def split_classes(
     """Split every class by the names of its files.
 
     A hash of the seed and of the path below ``folder`` gives every image a number in [0, 1).
-    Images whose number is below ``share`` are for testing. So an added image moves no other one
-    between training and testing, with one exception: in a class of two or more images each split
-    gets at least one, and a single image is for training.
+    Images whose number is below ``share`` are for testing. So an added image moves no other image
+    between training and testing, with one exception: in a class of two or more images, each split
+    gets at least one. A single image is for training.
     """
     selected = {}
     for name, members in paths.items():
@@ -286,8 +284,8 @@ def split_classes(
 
 
 def _hashed(path: Path, seed: int) -> float:
-    """A number in [0, 1) that depends on the seed and the path alone."""
-    # Some file systems store an accent as a separate character: normalize the spelling.
+    """A number in [0, 1) that depends only on the seed and the path."""
+    # Some file systems store an accent as a separate character.
     spelling = os.fsencode(unicodedata.normalize("NFC", path.as_posix()))
     digest = hashlib.sha256(b"%d %b" % (seed, spelling)).digest()
     return int.from_bytes(digest[:6], "big") / 2**48

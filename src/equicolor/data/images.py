@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SPLITS = ("train", "test")
-LONGEST = 100_000  # files whose sizes are read and whose names a listing holds
+LONGEST = 100_000  # the most files whose sizes are read and whose names are listed
 WHOLE = -1  # the size of an image that is a whole file
 _SIXTEEN_BITS = 0xFFFF
 _FRACTIONS = "its pixels are fractions; save it with 8 or 16 bits a channel"
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class CorruptImageError(ValueError):
-    """A file that is not a whole image: which one, and why."""
+    """A file that is not a complete image: which one, and why."""
 
 
 class ImageFile(NamedTuple):
@@ -44,7 +44,7 @@ class ImageFile(NamedTuple):
     size: int = WHOLE  # its bytes
 
     def read(self) -> bytes:
-        """The image's bytes; raises CorruptImageError if the path is a pipe, a folder or such."""
+        """The image's bytes; raises CorruptImageError for a folder, a pipe and the like."""
         if not self.path.is_file() and self.path.exists():  # opening a pipe would block
             raise CorruptImageError(f"{self.path} cannot be decoded: it is not a file")
         with self.path.open("rb") as file:
@@ -73,28 +73,28 @@ class ImageFile(NamedTuple):
     def decode(self) -> "Image":
         """The image in RGB of 8 bits, as Pillow decodes it; raises as :meth:`open`.
 
-        Of 16 bits the upper eight are used, in grey and in colour. An orientation in the
-        metadata (EXIF) is ignored, as in torchvision.
+        Of 16 bits, grey or colour, the upper eight are used. An orientation in the metadata
+        (EXIF) is ignored, as in torchvision.
         """
         image = self.open()
         with self._any_error_is_corrupt():
             return to_rgb(image)
 
     def verify(self) -> None:
-        """Raise as :meth:`decode` if the image is not whole; faster than decoding it."""
+        """Raise as :meth:`decode` if the image is corrupt; faster than decoding it."""
         image = self.open()
         if image.format != "JPEG":
             self.decode()
             return
         with self._any_error_is_corrupt():
-            image.draft("RGB", (1, 1))  # reads all bytes, but computes few pixels
+            image.draft("RGB", (1, 1))  # reads all bytes, computes few pixels
             image.load()
 
     def describe(self) -> str:
         """The path; for a member of a tar, also the member's name."""
         if self.size < 0:
             return str(self.path)
-        # Read from the tar only when needed: a million images need no second name in memory.
+        # Read from the tar only when needed, so that a million names take no memory.
         header = ImageFile(self.path, max(self.offset - tarfile.BLOCKSIZE, 0), tarfile.BLOCKSIZE)
         try:
             name = tarfile.TarInfo.frombuf(header.read(), "utf-8", "replace").name
@@ -104,7 +104,7 @@ class ImageFile(NamedTuple):
 
     @contextmanager
     def _any_error_is_corrupt(self) -> Iterator[None]:
-        """Pillow's readers raise errors of any type."""
+        """Turn any error into a CorruptImageError: Pillow's readers raise all types."""
         from PIL import UnidentifiedImageError
 
         try:
@@ -228,11 +228,11 @@ class ImageSet:
 def in_threads(
     work: Callable[[int], T], numbers: Sequence[int], workers: int
 ) -> Generator[T, None, None]:
-    """What ``work`` returns for some numbers, in order; threads do the work."""
+    """The results of ``work`` for some numbers, in order, computed by threads."""
     with ThreadPoolExecutor(workers) as pool:
         try:
             yield from pool.map(work, numbers)
-        finally:  # after an error or an interrupt, do not start the waiting ones
+        finally:  # after an error or an interrupt, drop the waiting work
             pool.shutdown(cancel_futures=True)
 
 
@@ -245,14 +245,14 @@ def find_corrupt(
 ) -> tuple[str, ...]:
     """Read every file once to find corrupt images before hours of work depend on them.
 
-    Returns what is wrong with each corrupt image, in order, if ``on_corrupt`` is ``"skip"`` and
-    not all images are corrupt; raises CorruptImageError if it is ``"error"``, or if all are.
+    With ``on_corrupt="skip"`` it returns what is wrong with each corrupt image, in order. It raises
+    CorruptImageError with ``"error"``, and if all images are corrupt.
     """
     _checks.one_of("on_corrupt", on_corrupt, ("error", "skip"))
     _checks.positive_int("workers", workers)
     total = len(images.files)
 
-    def problem(index: int) -> str:
+    def verify(index: int) -> str:
         try:
             images.files[index].verify()
         except CorruptImageError as error:
@@ -262,9 +262,10 @@ def find_corrupt(
         return ""
 
     problems = []
-    with closing(in_threads(problem, range(total), workers)) as reasons:
+    with closing(in_threads(verify, range(total), workers)) as reasons:
         for done, reason in enumerate(reasons, 1):
-            problems += [reason] * bool(reason)
+            if reason:
+                problems.append(reason)
             if progress is not None:
                 progress(done, total)
     if problems and len(problems) == total:
@@ -275,9 +276,9 @@ def find_corrupt(
 class Listing(NamedTuple):
     """The images of a split by name, to find out later whether they have changed.
 
-    ``files`` has the size of every file by its name below the dataset's folder; it is empty for
-    pixels, and for more than :data:`LONGEST` files. The digest covers names, labels, sizes unless
-    there are so many files, and all values of pixels, but not the contents of files.
+    ``files`` has the size of every file by its name below the dataset's folder. It is empty for
+    pixels, and for more than :data:`LONGEST` files. The digest covers names, labels, sizes (unless
+    there are more files than that) and all values of pixels, but not the contents of files.
     """
 
     files: dict[str, int]

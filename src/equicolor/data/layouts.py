@@ -1,4 +1,4 @@
-"""How datasets are stored on disk: what all their readers have in common."""
+"""How datasets are stored on disk: the interface of all readers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -22,16 +22,16 @@ class Contents(NamedTuple):
 class Layout(ABC):
     """How a dataset is stored below the data root."""
 
-    split_by_seed = False  # whether a seed splits the dataset, because it has no split of its own
+    split_by_seed = False  # whether the dataset has no split of its own, so that a seed splits it
 
     @abstractmethod
     def missing(self, root: Path) -> list[str]:
         """Names of missing files and folders, from lists and names alone; no image is opened."""
 
-    def lacking(self, root: Path) -> list[str]:
-        """What a dataset of which nothing is missing lacks; the rest of it can be trained on."""
+    def incomplete(self, root: Path) -> list[str]:
+        """What is incomplete though no file is missing; the rest can be trained on."""
         return []
 
     @abstractmethod
     def read(self, root: Path, split: str, seed: int) -> Contents:
-        """One split of a dataset of which nothing is missing."""
+        """One split of a dataset with no missing files."""

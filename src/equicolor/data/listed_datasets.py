@@ -119,13 +119,13 @@ class StanfordCars(Listed):
 
 
 def _find(folder: Path, name: str) -> Path:
-    """A list; torchvision stores one of cars beside the development kit, other copies inside."""
+    """The path of a list: torchvision stores one of Cars beside ``devkit/``, other copies in it."""
     inside = folder / "devkit" / name
     return inside if inside.is_file() and not (folder / name).is_file() else folder / name
 
 
 def _files(folder: Path, names: Iterable[str]) -> dict[str, ImageFile]:
-    """The files by path that are in tars, or in the folders of some images."""
+    """The files in tars and in the folders of some images, by path."""
     files: dict[str, ImageFile] = {}
     for tar in sorted(folder.glob("jpg*.tar")):
         files |= _tar_members(tar, tar.stat().st_mtime_ns)
@@ -139,7 +139,7 @@ def _files(folder: Path, names: Iterable[str]) -> dict[str, ImageFile]:
 
 @lru_cache(maxsize=16)
 def _tar_members(path: Path, modified: int) -> dict[str, ImageFile]:
-    """Where the files of an uncompressed tar are; read once, unless the tar is modified."""
+    """Where files are in an uncompressed tar; it is read once, and again after a modification."""
     try:
         with tarfile.open(path, "r:") as tar:
             return {

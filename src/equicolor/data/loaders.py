@@ -1,7 +1,7 @@
 """Batches of augmented images on the device: from its memory, or streamed through workers.
 
-Both loaders give the same images in the same order with the same crops and colours, to one
-or two of 255 levels. :mod:`equicolor.data.epochs` defines an epoch.
+Both loaders yield the same images in the same order with the same crops and colours, up to one or
+two of 255 levels. :mod:`equicolor.data.epochs` defines an epoch.
 """
 
 import os
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 Batch = tuple[Tensor, Tensor]
 
 DATA_PATHS = ("auto", "resident", "streaming")
-# The share of a device's memory for decoded images: a GPU also holds the network and its
-# activations, a CPU the caches of the operating system.
+# The share of a device's memory for decoded images. A GPU also needs memory for the network and its
+# activations, a computer for the caches of its operating system.
 MEMORY_SHARE = {"cuda": 0.4, "cpu": 0.5}
 SKIPPED = -1  # the label of an image that could not be decoded
 
@@ -59,8 +59,8 @@ def choose_data_path(
 ) -> str:
     """Where decoded images are held: ``"resident"`` or ``"streaming"``.
 
-    The answer is ``data_path``; ``"auto"`` is ``"resident"`` if the decoded images take no more
-    than a share of the device's memory (40 % of a GPU's, half of the computer's).
+    This is ``data_path`` itself, unless it is ``"auto"``: that means ``"resident"`` if the decoded
+    images fit into a share of the device's memory (40 % of a GPU's, half of the computer's).
     """
     _checks.one_of("data_path", data_path, DATA_PATHS)
     if data_path != "auto":
@@ -80,10 +80,10 @@ def _memory(device: torch.device) -> int:
 class Loader(ABC):
     """Batches of augmented images, the same every time for the same epoch.
 
-    Iterating gives images ``[B, 3, s, s]`` in [0, 1] (``[3, B, 3, s, s]`` for three views) and
-    int64 labels ``[B]``, on the device. Options are the device, and the fields but ``size`` of
-    :class:`~equicolor.data.epochs.Epochs`, which cuts an epoch into batches. On a GPU the next
-    batch is made on a second stream while the network works on this one.
+    Iterating yields images ``[B, 3, s, s]`` in [0, 1] (``[3, B, 3, s, s]`` for three views) and
+    int64 labels ``[B]``, on the device. Options are the device and the fields of
+    :class:`~equicolor.data.epochs.Epochs` except ``size``. On a GPU the next batch is made on a
+    second stream while the network works on this one.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Loader(ABC):
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Batch]:
-        # The epoch is read at the first batch: a trainer may make an iterator before it sets one.
+        # The epoch is read at the first batch: a trainer may set it after making the iterator.
         batches, stream = self._batches(), self._stream
         if stream is None:
             yield from batches
@@ -137,7 +137,7 @@ def _channels_last(images: Tensor) -> Tensor:
 
 
 class ResidentLoader(Loader):
-    """Batches of decoded images, which are moved to the device; see :class:`Loader`."""
+    """Batches of decoded images that are held on the device; see :class:`Loader`."""
 
     def __init__(self, decoded: Decoded, augmentation: Augmentation, **options: Any) -> None:
         super().__init__(len(decoded), augmentation, **options)
@@ -163,9 +163,9 @@ class StreamingLoader(Loader):
     """Batches of images decoded by worker processes; see :class:`Loader`.
 
     Workers decode and crop with Pillow; colours are changed on the device. Images are first
-    resized to a short side, as in :func:`equicolor.data.decoding.decode`. With ``workers`` 0 this
+    resized to a short side, as in :func:`equicolor.data.decoding.decode`. With ``workers=0`` this
     process decodes. ``skip_corrupt`` leaves corrupt images out; in training, where batches keep
-    their size, black images with the label -1 take their place. ``skipped`` lists those met so far.
+    their size, black images with the label -1 take their place. ``skipped`` lists those met.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class StreamingLoader(Loader):
 
 @dataclass
 class _Requests:
-    """The batches of an epoch for workers to make, in order: images and their numbers."""
+    """What workers are to make, batch by batch: indices of images, and their random numbers."""
 
     epochs: Epochs
     count: int
@@ -243,7 +243,7 @@ class _Cutter(Dataset[_Crops | Exception]):
         try:
             return self._make(*request)
         except (CorruptImageError, TooSmallError, OSError) as error:
-            return error  # raised in a worker, it would come with a page of traceback
+            return error  # raising it in a worker would print a page of traceback
 
     def _make(self, indices: Tensor, numbers: Tensor) -> _Crops:
         corrupt: list[str] = []
@@ -258,7 +258,7 @@ class _Cutter(Dataset[_Crops | Exception]):
                 images.append(None)
                 labels[place] = SKIPPED
                 corrupt.append(str(error))
-        # A corrupt image gets the size of the crop, and no pixels.
+        # A corrupt image counts as one of the size of the crop, and stays black.
         size = self.augmentation.size
         sizes = torch.tensor([(size,) * 2 if i is None else (i.height, i.width) for i in images])
         check_sizes(self.augmentation, sizes)
@@ -281,7 +281,7 @@ def _cut(image: "Image", box: tuple[float, float, float, float], size: int) -> T
     left, top, right, bottom = box
     low, high = min(left, right), max(left, right)
     if low < 0 or top < 0 or high > image.width or bottom > image.height:
-        # Only crops of the output's size reach outside; Pillow pads them with black.
+        # Only padded crops, of the output's size, reach outside; Pillow pads them with black.
         cut = image.crop((round(low), round(top), round(high), round(bottom)))
     else:
         cut = image.resize((size, size), Image.Resampling.BILINEAR, (low, top, high, bottom))

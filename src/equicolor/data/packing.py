@@ -1,9 +1,9 @@
 """Decode images into one buffer, in memory or in a file of the cache.
 
 The headers give every image's place in the buffer before any image is decoded. A shard is a run of
-images whose places adjoin. In the cache it is written as a whole and then recorded in a journal,
-with its checksum, in order. A killed process loses no more than the shards it was working on. What
-begins with a shard that is not what was written is decoded again.
+images whose places adjoin. In the cache, each shard is written as a whole and then recorded in a
+journal with its checksum, in order. A killed process loses only the shards it was working on. If a
+shard does not match its checksum, it and all later shards are decoded again.
 """
 
 import hashlib
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SHARD = 64  # images
-_FORMAT = 4  # of the files of the cache and their contents
+_FORMAT = 4  # version of the files of the cache and their contents
 _PIXELS, _JOURNAL = "pixels.u8", "journal.jsonl"
 
-# What the journal says about a shard: sizes of its images, which are corrupt and why, a checksum.
+# The journal's record of a shard: sizes of its images, which are corrupt and why, a checksum.
 _Record = tuple[list[list[int]], list[tuple[int, str]], int]
 
 
@@ -46,7 +46,7 @@ class Plan(NamedTuple):
 
     @classmethod
     def of_sizes(cls, sizes: Tensor) -> "Plan":
-        """One image after the other."""
+        """Places for images of these sizes, one after the other."""
         lengths = 3 * sizes.prod(1)
         return cls(lengths.cumsum(0) - lengths, sizes)
 
@@ -72,7 +72,7 @@ class Plan(NamedTuple):
 
 
 def buffer_size(offsets: Tensor, sizes: Tensor) -> int:
-    """The bytes touched by gathering rows of the largest width from every image."""
+    """The bytes that gathering touches, which reads rows of the largest width."""
     last_rows = offsets + 3 * (sizes[:, 0] - 1) * sizes[:, 1]
     return int(last_rows.max()) + 3 * int(sizes[:, 1].max())
 
@@ -81,7 +81,7 @@ def buffer_size(offsets: Tensor, sizes: Tensor) -> int:
 class Decoder:
     """Decodes images with threads; the fields are the arguments of :func:`equicolor.data.decode`.
 
-    Decoding fills ``corrupt``: what is wrong with which image.
+    Decoding fills ``corrupt`` with what is wrong with which image.
     """
 
     images: ImageSet
@@ -104,13 +104,13 @@ class Decoder:
         return torch.from_numpy(buffer), plan
 
     def on_disk(self, cache: Path) -> tuple[Tensor, Plan]:
-        """Map a file of the cache, after decoding what it lacks."""
+        """Map a file of the cache, after decoding what is missing in it."""
         folder = cache / _folder_name(self.images, self.short_side)
         folder.mkdir(parents=True, exist_ok=True)
         plan = self._complete(folder)
         if plan is None:
             with FileLock(folder / "lock"):
-                # Another process may have been first.
+                # Another process may have filled it meanwhile.
                 plan = self._complete(folder) or self._fill(folder)
         return _mapped(folder, plan), plan
 
@@ -139,7 +139,7 @@ class Decoder:
     def _decode(
         self, plan: Plan, first: int, store: Callable[[slice, np.ndarray], None]
     ) -> Iterator[tuple[int, int]]:
-        """Decode and store all shards from the first on; yields each with its checksum."""
+        """Decode and store the shards from ``first`` on; yields each with its checksum."""
 
         def work(shard: int) -> int:
             pixels = self._pixels(plan, shard)
@@ -176,7 +176,7 @@ class Decoder:
         return pixels
 
     def _complete(self, folder: Path) -> Plan | None:
-        """The plan of a file of the cache, if the file holds all images as they were written."""
+        """The plan of a file of the cache, if all its shards match their checksums."""
         records = _read_journal(folder)
         sizes = [size for sizes, _, _ in records for size in sizes]
         if len(sizes) != len(self.images):
@@ -188,9 +188,9 @@ class Decoder:
         return plan
 
     def _intact(self, folder: Path, plan: Plan, records: list[_Record]) -> list[_Record]:
-        """The records up to the first that does not describe what is stored.
+        """The records before the first that does not match its shard.
 
-        Notes the corrupt images of these shards.
+        Adds the corrupt images of these shards to ``corrupt``.
         """
         path = folder / _PIXELS
         if not path.is_file() or path.stat().st_size != buffer_size(*plan):
@@ -209,13 +209,14 @@ class Decoder:
         return intact
 
     def _fill(self, folder: Path) -> Plan:
-        """Decode what a file of the cache lacks, such as after an interrupted call."""
+        """Decode what is missing in a file of the cache, such as after an interrupted call."""
         plan, path, records = self._plan(), folder / _PIXELS, _read_journal(folder)
         done = self._intact(folder, plan, records)
         if len(done) < len(records):
-            damage = "damaged (they do not agree with their checksums)"
             warnings.warn(
-                f"the decoded images in {folder} are {damage} and made again", stacklevel=2
+                f"the decoded images in {folder} are damaged (they do not agree with their "
+                "checksums) and made again",
+                stacklevel=2,
             )
         if not done:
             path.unlink(missing_ok=True)  # others may still have it mapped
@@ -240,13 +241,13 @@ class Decoder:
 
 
 def _mapped(folder: Path, plan: Plan) -> Tensor:
-    """Decoded images; private, so that writing to the tensor does not change the file."""
+    """Decoded images as a private map: writing to the tensor does not change the file."""
     path = str(folder / _PIXELS)
     return torch.from_file(path, shared=False, size=buffer_size(*plan), dtype=torch.uint8)
 
 
 def _read_journal(folder: Path) -> list[_Record]:
-    """The records up to a line that is damaged, or that a crash cut short."""
+    """The records before the first damaged line; a crash may have cut the last one short."""
     path, records = folder / _JOURNAL, []
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
     with suppress(TypeError, ValueError):
@@ -259,7 +260,7 @@ def _read_journal(folder: Path) -> list[_Record]:
 
 
 def _folder_name(images: ImageSet, short_side: int | None) -> str:
-    """A name that depends on everything that decides the pixels: files, their times, the size."""
+    """A name that depends on all that decides the pixels: files, their times, the short side."""
     digest = hashlib.sha256(repr((_FORMAT, short_side)).encode())
     stats: dict[Path, os.stat_result] = {}  # a tar holds many images
     for path, offset, size in images.files:
@@ -282,7 +283,7 @@ def final_size(images: ImageSet, index: int, short_side: int | None) -> tuple[in
 
 
 def _resized(height: int, width: int, short_side: int | None) -> tuple[int, int]:
-    """A size after resizing; the long side is rounded down, as torchvision does."""
+    """A size after resizing; the long side is rounded down, as in torchvision."""
     short = min(height, width)
     if short_side is None or short <= short_side:
         return height, width

@@ -18,18 +18,18 @@ _PIXELS = 3 * _SIDE * _SIDE
 
 @dataclass(frozen=True)
 class Cifar(Layout):
-    """CIFAR as torchvision's pickles or as the official binary batches; the order is the same.
+    """CIFAR as torchvision's pickles or as the official binary batches, in the same order.
 
     Of the two folders below the data root, the first complete one is read.
     """
 
     pickles: str
     binaries: str
-    images: Mapping[str, int]  # in every batch, by its name without suffix
+    images: Mapping[str, int]  # how many in every batch, by its name without suffix
     labels: str  # the key of the labels in a pickle
     meta: tuple[str, str]  # the pickle with the class names, and its key
     label_bytes: int  # before the pixels of a binary record; the last of them is the label
-    class_names: str | tuple[str, ...]  # or the text file beside the binary batches that has them
+    class_names: str | tuple[str, ...]  # or the text file beside the binary batches with them
 
     def missing(self, root: Path) -> list[str]:
         pickles, binaries = self._absent(root, self.pickles), self._absent(root, self.binaries)
@@ -39,7 +39,7 @@ class Cifar(Layout):
         absent += binaries * (root / self.binaries).is_dir()
         return absent or [f"{self.pickles}/ or {self.binaries}/"]
 
-    def lacking(self, root: Path) -> list[str]:
+    def incomplete(self, root: Path) -> list[str]:
         if self._absent(root, self.pickles):
             record = self.label_bytes + _PIXELS
             sizes = {f"{name}.bin": count * record for name, count in self.images.items()}
@@ -124,7 +124,7 @@ class Stl10(Layout):
         names = ["train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin", "class_names.txt"]
         return _absent_files(root, self.folder, names)
 
-    def lacking(self, root: Path) -> list[str]:
+    def incomplete(self, root: Path) -> list[str]:
         counts, pixels = {"train": 5000, "test": 8000}, 3 * self.side**2
         sizes = {f"{split}_X.bin": count * pixels for split, count in counts.items()}
         sizes |= {f"{split}_y.bin": count for split, count in counts.items()}
@@ -152,13 +152,13 @@ def _absent_files(root: Path, folder: str, names: Iterable[str]) -> list[str]:
 
 
 def _truncated(folder: Path, sizes: Mapping[str, int], *, pickles: bool = False) -> list[str]:
-    """The files that have fewer bytes than their images, or whose pickle does not end."""
+    """The files with fewer bytes than their images, and pickles without an end."""
     truncated = []
     for name, size in sizes.items():
         with (folder / name).open("rb") as file:
             length = file.seek(0, io.SEEK_END)
             file.seek(-min(1, length), io.SEEK_END)
-            # Beside the pixels there are labels and names: a whole pickle ends in a full stop.
+            # A pickle also holds labels and names: a whole one ends with the opcode STOP.
             if length < size or (pickles and file.read() != pickle.STOP):
                 truncated.append(f"whole {folder.name}/{name}")
     return truncated
@@ -192,14 +192,14 @@ def _text(name: object) -> str:
 
 
 class _Dtype:
-    """Stands in for numpy's data types; admits bytes only."""
+    """Stands in for numpy's data types; allows only bytes."""
 
     def __init__(self, code: str, *_: object) -> None:
         if code not in ("u1", "|u1"):
             raise pickle.UnpicklingError(f"it holds an array of {code!r}, not of bytes ('u1')")
 
     def __setstate__(self, state: object) -> None:
-        pass  # byte order and alignment, which single bytes do not have
+        pass  # byte order and alignment mean nothing for bytes
 
 
 class _Array:
@@ -212,21 +212,21 @@ class _Array:
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, _, fortran, contents = state
-        if isinstance(contents, str):  # as Python 2 wrote it
+        if isinstance(contents, str):  # written by Python 2
             contents = contents.encode("latin1")
         order: Any = "F" if fortran else "C"
         self.values = np.frombuffer(contents, np.uint8).reshape(shape, order=order)
 
 
 def _from_buffer(contents: bytes, _: object, shape: tuple[int, ...], order: Any) -> _Array:
-    """How pickles of protocol 5 spell arrays."""
+    """How pickles of protocol 5 hold arrays."""
     array = _Array()
     array.values = np.frombuffer(contents, np.uint8).reshape(shape, order=order)
     return array
 
 
 def _latin1(text: str, _: str = "latin1") -> bytes:
-    """How pickles of protocol 2 written by Python 3 spell bytes; no other codec is needed."""
+    """How Python 3 writes bytes in pickles of protocol 2; no other codec is needed."""
     return text.encode("latin1")
 
 
@@ -249,7 +249,7 @@ class _RestrictedUnpickler(pickle.Unpickler):
 
 
 def restricted_unpickle(path: Path, *keys: str) -> list[Any]:
-    """The entries of a pickled dict of plain Python values and arrays of bytes; refuse any other.
+    """Entries of a pickled dict of plain Python values and arrays of bytes; others are refused.
 
     A pickle, of Python 2 or 3, can name any function to be called while it is read, so a
     manipulated download could run code. Here only the stand-ins above are called.

@@ -27,10 +27,10 @@ class _Images(NamedTuple):
 def _axis(start, stop, place, size):
     """First pixel, its distance to the centre of the filter, and the filter's support.
 
-    Places far right in a large image need float64; what is left near the centre does not.
+    Positions in a large image need float64, distances to the centre only float32.
     """
     scale = tl.abs(stop - start) / size
-    # The mirrored place, not the mirrored formula: flips are exact to the last bit.
+    # Mirroring the place instead of the formula makes flips exact to the last bit.
     place = tl.where(start > stop, size - 1 - place, place)
     centre = tl.minimum(start, stop) + (place.to(tl.float64) + 0.5) * scale
     support = tl.maximum(scale, 1.0)
@@ -108,7 +108,7 @@ def crops(
     batch = len(indices)
     out = torch.empty(batch, size, size, 3, device=pixels.device)
     images = _Images(pixels, offsets, sizes.contiguous(), indices)
-    # Triton's interpreter takes no loop whose length is known on the device alone.
+    # Triton's interpreter needs the length of loops on the host.
     limit = tl.constexpr(_most_taps(boxes, size)) if triton.knobs.runtime.interpret else None
     grid = triton.cdiv(size, _WIDTH), triton.cdiv(size, _HEIGHT), batch
     _crop_kernel[grid](images, boxes, out, size, limit, _HEIGHT, _WIDTH, num_warps=_WARPS)

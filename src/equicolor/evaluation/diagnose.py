@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from equicolor import _checks
 from equicolor._text import counted
 from equicolor.data.datasets import DATASETS, find_dataset, load_dataset
-from equicolor.data.decoding import check_cache, default_cache, telling_cache
+from equicolor.data.decoding import check_cache, default_cache, say_cache_growth
 from equicolor.data.images import ImageSet
 from equicolor.devices import choose_precision
 from equicolor.evaluation.actions import HUE_ACTIONS, action_values
@@ -57,7 +57,7 @@ class Subject:
         assert self.preparation is not None
         assert self.device is not None
         with (
-            telling_cache(self.cache, console),
+            say_cache_growth(self.cache, console),
             counting(console, f"decoding {self.images.name}") as decoding,
         ):
             batches = load_batches(

@@ -14,7 +14,7 @@ from rich.console import Console
 from equicolor._text import counted
 from equicolor.data.augment import Augmentation
 from equicolor.data.datasets import load_dataset
-from equicolor.data.decoding import Decoded, decode, default_cache, telling_cache
+from equicolor.data.decoding import Decoded, decode, default_cache, say_cache_growth
 from equicolor.data.images import ImageSet, find_corrupt
 from equicolor.data.loaders import (
     Loader,
@@ -60,7 +60,7 @@ class ImageData(pl.LightningDataModule):
         Streamed test images are read, too, so that a corrupt one stops the run before training and
         not after it. A corrupt training image is found in the first epoch.
         """
-        with telling_cache(self._cache, self.console):
+        with say_cache_growth(self._cache, self.console):
             for images in (self.train, self.test):
                 if self.path(images, self._device) == "resident":
                     self._decode(images)
