@@ -32,7 +32,7 @@ def choose_device(name: str = "auto") -> torch.device:
     if name.startswith("cuda") and not available:
         raise ValueError("device 'cuda' was asked for, but torch sees no CUDA device; use 'cpu'")
     number = name.partition(":")[2]
-    if number and int(number) >= torch.cuda.device_count():  # torch.device keeps 8 bits
+    if number and int(number) >= torch.cuda.device_count():  # of which torch keeps 8 bits
         seen = counted(torch.cuda.device_count(), "CUDA device")
         raise ValueError(f"device {name!r} was asked for, but torch sees {seen}, from cuda:0 on")
     return torch.device(("cuda" if available else "cpu") if name == "auto" else name)
@@ -75,7 +75,7 @@ def device_name(device: torch.device | str) -> str:
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error means that the memory of a device is full.
 
-    Torch's CPU allocator raises a plain RuntimeError, which only its text tells from others.
+    Torch's CPU allocator raises a plain RuntimeError, which can be recognised only by its text.
 
     Example:
         >>> out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory")), (
@@ -101,7 +101,7 @@ def usable_threads() -> int:
     The threads of an operation wait for the slowest one. With more threads than free cores, two
     can be forty times slower than one. In a container that gets a share of its cores, the number
     of running processes does not show that. So the time of a convolution is measured: unless
-    several threads are faster, it is one.
+    several threads are faster, the result is one.
     """
     most = torch.get_num_threads()
     others = _others_running()

@@ -140,7 +140,7 @@ def find_dataset(name: str | Path) -> DatasetInfo:
         >>> find_dataset("flowers102").num_classes
         102
     """
-    if str(name) in DATASETS and not isinstance(name, Path):
+    if name in DATASETS:  # a Path never is
         return DATASETS[str(name)]
     path = Path(name).expanduser()
     if path.is_dir():
@@ -158,7 +158,7 @@ def find_dataset(name: str | Path) -> DatasetInfo:
 
 def canonical_dataset(name: str | Path) -> str:
     """One spelling for a dataset: its name, or the absolute path of a folder without links."""
-    if str(name) in DATASETS and not isinstance(name, Path):
+    if name in DATASETS:
         return str(name)
     path = Path(name).expanduser()
     # An unknown name is refused when the data are read.
@@ -173,8 +173,8 @@ def unknown_dataset(name: str, names: Sequence[str]) -> ValueError:
     """The error for an unknown name, with the nearest known ones."""
     if name.lower() == "mnist" and "mnist" not in names:
         return ValueError(
-            "mnist is no set of colour images; ColorMNIST is made from it, see 'equicolor "
-            "reproduce colormnist-longtailed' and 'colormnist-biased'"
+            "mnist cannot be used as it is; ColorMNIST is made from it, see 'equicolor reproduce "
+            "colormnist-longtailed' and 'colormnist-biased'"
         )
     plain = name.lower().replace("-", "").replace(" ", "_")
     hint = did_you_mean(plain, names, f"known are {', '.join(names)}")

@@ -71,28 +71,30 @@ def _crop_kernel(
     right, bottom = tl.load(boxes + 4 * image + 2), tl.load(boxes + 4 * image + 3)
     y = tl.program_id(1) * HEIGHT + tl.arange(0, HEIGHT)
     x = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    row, above, tall = _axis(top, bottom, y, size)
-    column, beside, wide = _axis(left, right, x, size)
+    row, row_distance, row_support = _axis(top, bottom, y, size)
+    column, column_distance, column_support = _axis(left, right, x, size)
     if limit is None:
-        down, across = tl.ceil(2 * tall).to(tl.int32), tl.ceil(2 * wide).to(tl.int32)
+        row_taps = tl.ceil(2 * row_support).to(tl.int32)
+        column_taps = tl.ceil(2 * column_support).to(tl.int32)
     else:
-        down, across = limit, limit
+        row_taps, column_taps = limit, limit
     red = tl.zeros([HEIGHT, WIDTH], tl.float32)
     green = tl.zeros([HEIGHT, WIDTH], tl.float32)
     blue = tl.zeros([HEIGHT, WIDTH], tl.float32)
-    for tap in range(down):
-        vertical = _weight(row, above, tall, tap, height)
-        start = (row + tap) * width
-        for other in range(across):
-            horizontal = _weight(column, beside, wide, other, width)
+    for row_tap in range(row_taps):
+        vertical = _weight(row, row_distance, row_support, row_tap, height)
+        start = (row + row_tap) * width
+        for column_tap in range(column_taps):
+            horizontal = _weight(column, column_distance, column_support, column_tap, width)
             weight = vertical[:, None] * horizontal[None, :]
-            place = (start[:, None] + (column + other)[None, :]) * 3
+            place = (start[:, None] + (column + column_tap)[None, :]) * 3
             used = weight > 0
             red += weight * tl.load(base + place, used, 0).to(tl.float32)
             green += weight * tl.load(base + place + 1, used, 0).to(tl.float32)
             blue += weight * tl.load(base + place + 2, used, 0).to(tl.float32)
-    scale = _total(row, above, tall, down, height)[:, None]
-    scale = 255 * scale * _total(column, beside, wide, across, width)[None, :]
+    row_total = _total(row, row_distance, row_support, row_taps, height)
+    column_total = _total(column, column_distance, column_support, column_taps, width)
+    scale = 255 * row_total[:, None] * column_total[None, :]
     target = out + ((image.to(tl.int64) * size + y[:, None]) * size + x[None, :]) * 3
     inside = (y < size)[:, None] & (x < size)[None, :]
     tl.store(target, red / scale, inside)

@@ -32,7 +32,7 @@ _SMALL = 48  # pixels; images up to this size get CIFAR's network
 _SHIFTS = 37  # hue shifts at which a trained network is tested
 _EPOCHS = (200, 100, 50)  # what a proposal for a CPU may have
 _CPU_HOURS = 2.0  # what a proposal for a CPU should not exceed
-_CLEAR = 2.0  # standard errors of a gain from hues that is no accident
+_CLEAR = 2.0  # standard errors above which a gain from hues counts
 _FEWEST = 5  # images per class; with fewer, nothing is concluded
 _DECISIVE = 0.5  # share of the errors that hues remove if they are nearly the label
 

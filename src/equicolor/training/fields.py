@@ -25,7 +25,7 @@ class Setting:
     # Options without a value, each with the value that it stands for and its help.
     flags: Mapping[str, tuple[Any, str]] = dataclasses.field(default_factory=dict)
     choices: tuple[str, ...] = ()  # all allowed values
-    # Bounds of a number, beside those of _checks.MOST.
+    # Bounds of a number, besides those of _checks.MOST.
     at_least: float | None = None
     at_most: float | None = None
     above: float | None = None
@@ -33,8 +33,8 @@ class Setting:
     decides: bool = True  # whether the result of training depends on it, beyond rounding
     # Its key in result rows, by default its name; None where the name of the network implies it.
     row: str | None = ""
-    # Whether a difference in it is pointed out beside a table. False for the seed, and for what has
-    # a row or a column of the table.
+    # Whether a difference in it is pointed out next to a table. False for the seed, and for what
+    # has a row or a column of the table.
     compared: bool = True
     published: bool = True  # whether the paper gives its value
     # The prefix of its value in folder names; by default its name, or nothing if there are choices.

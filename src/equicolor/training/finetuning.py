@@ -13,7 +13,7 @@ from equicolor.training.recipes import FINETUNING, TrainingRecipe, default_recip
 from equicolor.training.run_folder import origin_of, recipe_of_run
 from equicolor.training.seen import Seen, find_seen, seed_of_training
 
-# What a fine-tune takes over from the earlier recipe, beside split and size.
+# What a fine-tune takes over from the earlier recipe, besides split and size.
 _INHERITED = ("flip", "batch_size", "seed")
 
 
@@ -69,5 +69,5 @@ def finetune_remarks(
     why = new_head(recipe.finetune, count, class_names)
     if not why:
         return seen.remarks
-    anew = f"{recipe.finetune} has {why}: its classifier is drawn anew, with {count} outputs"
-    return (anew, *seen.remarks)
+    remark = f"{recipe.finetune} has {why}: its classifier is drawn anew, with {count} outputs"
+    return (remark, *seen.remarks)

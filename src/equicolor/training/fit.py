@@ -80,8 +80,8 @@ def fit(
     folder.check_base(recipe)
     first = getattr(rank_zero_only, "rank", 0) == 0
     console = console if first else None
-    anew = overwrite and folder.recipe.is_file()
-    if anew:
+    replace = overwrite and folder.recipe.is_file()
+    if replace:
         _check_alone(folder, options)
     else:
         if first:
@@ -94,7 +94,7 @@ def fit(
     _check_saving()
     data = ImageData(recipe, options, console)
     images, class_names = list_images(data.train), data.train.class_names
-    if not anew:
+    if not replace:
         folder.check_images(images.files)
         _warn_of_newer_images(folder, data.train, console)
     task = _task(data, images)
@@ -107,11 +107,11 @@ def fit(
         say(console, remark)
     folder_is_new = not folder.path.exists()
     with folder.locked(), _threads_restored():  # last, so that a wrong recipe leaves no folder
-        if not anew:  # meanwhile another process may have trained here
+        if not replace:  # meanwhile another process may have trained here
             folder.check(recipe)
             if folder.result.is_file():
                 return _read_finished(folder)
-        folder.begin(recipe, images.files, anew=anew)
+        folder.begin(recipe, images.files, replace=replace)
         try:
             epochs_before = train(task, data, folder)
         except Exception:

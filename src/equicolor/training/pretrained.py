@@ -11,7 +11,7 @@ from equicolor.models.registry import Network, classes_of, with_classes
 def new_head(
     checkpoint: str | Path, num_classes: int, class_names: Sequence[str] | None = None
 ) -> str:
-    """Why the classifier of a checkpoint is drawn anew for these classes; empty if it is not."""
+    """Why the classifier of a checkpoint is replaced for these classes; empty if it is not."""
     config, before, origin = read_header(checkpoint_file(checkpoint))
     if classes_of(config) != num_classes:
         return "another number of classes"

@@ -44,7 +44,7 @@ class TrainingRecipe:
 
     Attributes:
         model: a name of :func:`equicolor.models.list_models`.
-        options: the builder's arguments beside ``num_classes``.
+        options: the builder's arguments besides ``num_classes``.
         dataset: a name, or the path of a folder of class folders, which is made absolute.
         finetune: the checkpoint to begin from, or the folder of a run; its path is made absolute.
             ``model`` is then the checkpoint's, and there are no options. None begins from scratch.
@@ -328,7 +328,7 @@ def _in_folder_name(value: Any, name: str = "") -> str:
 _ROW_SETTINGS = {
     about.row: about for about in settings(TrainingRecipe).values() if about.decides and about.row
 }
-# The keys of a row that a recipe decides, beside the network's and the dataset's. Rows that agree
+# The keys of a row that a recipe decides, besides the network's and the dataset's. Rows that agree
 # in all of them were trained in the same way. A missing value means the paper's setting.
 ROW_KEYS = (*_ROW_SETTINGS, "finetuned")
 # Keys that may differ from the paper's in runs of one network with one augmentation.
@@ -362,9 +362,9 @@ def recipes(dataset: str | None = None) -> dict[str, TrainingRecipe]:
     """The recipes of a dataset, or of a folder of class folders, or of all datasets, by name.
 
     A name is ``DATASET/NETWORK``, ``DATASET/NETWORK+jitter`` or ``DATASET/NETWORK+augmix``.
-    The networks are ``baseline``, ``ce-1`` to ``ce-4`` (so many equivariant stages; CIFAR's
+    The networks are ``baseline``, ``ce-1`` to ``ce-4`` (that many equivariant stages; CIFAR's
     network has three), ``ciconv-w`` and ``gray``, each of the paper; and ``hsv-3``, ``hsv-6``
-    and ``hsv-12``, lifted exactly for HSV hue shifts with so many rotations.
+    and ``hsv-12``, lifted exactly for HSV hue shifts with that many rotations.
     """
     return {name: find_recipe(name, each) for name, each in _listed(dataset).items()}
 
@@ -418,7 +418,7 @@ def named_recipe(name: str, dataset: str | None = None) -> tuple[str, TrainingRe
     """The canonical name of a network, which equal recipes share, and its recipe.
 
     A name is that of a network of :func:`recipes`, or ``rgb-6`` or ``hsv-6``, equivariant in all
-    stages with so many rotations; and changes joined to it by plus signs. ``+p4`` and ``+p4m`` are
+    stages with that many rotations; and changes joined by plus signs. ``+p4`` and ``+p4m`` are
     invariant to turns and mirror images, too, ``+flatten`` and ``+avg`` replace the maximum over
     the rotations, ``+jitter-0.2`` shifts hues by up to 0.2 turns, and ``+augmix`` adds AugMix.
     Canonical names have them in this order. ``DATASET/`` comes first, unless the dataset is given.

@@ -121,21 +121,21 @@ class RunFolder:
         ]
 
     def begin(
-        self, recipe: TrainingRecipe, files: Mapping[str, int], *, anew: bool = False
+        self, recipe: TrainingRecipe, files: Mapping[str, int], *, replace: bool = False
     ) -> None:
         """Write the recipe and the list of images, unless they are there.
 
-        The caller holds the lock. ``anew`` deletes the run that is there.
+        The caller holds the lock. ``replace`` deletes the run that is there.
         """
         written = (self.result, self.model, self.checkpoint, self.metrics, self.images)
         for path in (self.recipe, *written):
             for unfinished in self.path.glob(f"{path.name}.*partial"):  # by a killed process
                 unfinished.unlink(missing_ok=True)
-        if anew:
+        if replace:
             logs = (self.path / "tensorboard").glob("events.out.tfevents.*")
             for path in (*written, *logs):
                 path.unlink(missing_ok=True)
-        if anew or not self.recipe.is_file():
+        if replace or not self.recipe.is_file():
             write_whole(self.recipe, recipe.to_json())
         if files and not self.checkpoint.is_file():
             write_whole(self.images, json.dumps(files, indent=0) + "\n")

@@ -88,7 +88,7 @@ class ClassificationTask(pl.LightningModule):
         loader = self.trainer.train_dataloader
         assert loader is not None
         loader.set_epoch(self.current_epoch)
-        # Dropout draws from torch's own generator, other numbers in every process.
+        # Dropout draws from torch's own generator, different numbers in every process.
         torch.manual_seed(hash((self.recipe.seed, self.current_epoch, self.global_rank)) % 2**63)
 
     def training_step(self, batch: Batch, index: int) -> Tensor:

@@ -23,7 +23,7 @@ class Recipe:
 
     model: str  # a name for the result rows
     network: str = setting("z2cnn", choices=("z2cnn", "cecnn"))
-    # The builder's arguments beside num_classes.
+    # The builder's arguments besides num_classes.
     options: dict[str, Any] = field(default_factory=dict)
     gray: bool = False  # feed the mean of the channels
     jitter: float = setting(0.0, at_least=0)  # hue jitter in turns, drawn per image from ±jitter
