@@ -119,11 +119,9 @@ def missing_files(root: Path | str | None = None) -> list[str]:
 
 def _present_files(folder: Path) -> dict[str, list[Path]]:
     """The existing forms of every file, plain and compressed, by its plain name."""
-    return {
-        name: [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
-        for name in FILES
-        if not name.endswith(".gz")
-    }
+    names = [name for name in FILES if not name.endswith(".gz")]
+    forms = {name: (folder / name, folder / f"{name}.gz") for name in names}
+    return {name: [path for path in paths if path.is_file()] for name, paths in forms.items()}
 
 
 def _is_whole(path: Path) -> bool:

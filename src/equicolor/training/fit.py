@@ -89,7 +89,7 @@ def fit(
         if folder.result.is_file():
             if not first:
                 return None
-            _warn_of_changed_images(folder, recipe, console)
+            _warn_of_changes(folder, recipe, console)
             return _read_finished(folder)
     _check_saving()
     data = ImageData(recipe, options, console)
@@ -157,9 +157,7 @@ def _warn_of_newer_images(folder: RunFolder, images: ImageSet, console: Console 
         )
 
 
-def _warn_of_changed_images(
-    folder: RunFolder, recipe: TrainingRecipe, console: Console | None
-) -> None:
+def _warn_of_changes(folder: RunFolder, recipe: TrainingRecipe, console: Console | None) -> None:
     """Warn of training images that changed since a finished run began; no image is opened."""
     try:
         before = folder.read_images()
