@@ -323,6 +323,15 @@ def test_what_cannot_be_shown_does_not_cost_the_others(tmp_path: Path) -> None:
         report.write(Findings(rows), tmp_path, ["configurations"])
 
 
+@pytest.mark.parametrize("name", ["ablation-rotations", "ablation-jitter", "ablation-cosetpool"])
+def test_an_ablation_without_hue_curves_has_its_table(name: str) -> None:
+    rows = [{**row, "hue_curve": None} for row in (trained(), trained(3))]
+    (section,) = sections(EXPERIMENTS[name], Findings({name: rows}))
+    assert "It was not run" not in section.text
+    assert section.table is not None
+    assert [line[0] for line in section.table.rows] == ["ResNet-18", "CE-ResNet-18"]
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_the_overview_counts_rows_of_others(tmp_path: Path) -> None:

@@ -83,7 +83,10 @@ def _show(findings: Findings, experiment: str) -> list[Section]:
     for dataset, rows in _comparable(experiment, findings).items():
         heading, note = dataset_title(dataset), quick_note([dataset])
         its_table = table(experiment, rows, dataset)
-        for name, figure in figures(experiment, rows, dataset).items():
+        drawn = figures(experiment, rows, dataset)
+        if not drawn and findings.of(experiment):
+            sections.append(Section(heading, note, its_table))
+        for name, figure in drawn.items():
             if name != experiment:
                 heading += ": accuracy over the number of rotations, and heights of peaks"
                 note, its_table = "", peak_table(rows, dataset)
