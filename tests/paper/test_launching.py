@@ -98,6 +98,8 @@ def test_several_workers_need_submitit(
     listed = [job(f"{index}", log) for index in range(2)]
     with pytest.raises(ValueError, match=r"need submitit: pip install 'equicolor\[cluster\]'"):
         launch(listed, Store(tmp_path / "jobs"), TWO)
+    with pytest.raises(ValueError, match="several workers or devices need submitit"):
+        launch(listed, Store(tmp_path / "jobs"), Launch(devices=("cuda:0", "cuda:1")))
     assert launch(listed, Store(tmp_path / "jobs"), Launch(devices=("cpu",))) == {}
 
 

@@ -76,7 +76,7 @@ class Launch:
             devices = [f"cuda:{index}" for index in range(count)] or ["cpu"]
         workers = self.workers
         if workers is None and importlib.util.find_spec("submitit") is None:
-            workers = 1
+            workers = len(self.devices)
         elif workers is None:
             workers = (os.cpu_count() or 1) if set(devices) == {"cpu"} else len(devices)
         return [devices[index % len(devices)] for index in range(workers)]
