@@ -54,6 +54,12 @@ def test_a_row_that_extends_another_is_part_of_it(store: Store, tmp_path: Path) 
     assert store.rows([train, sweep, other])[0] == {"original": 1.0, "rotate_mean": 3.0}
 
 
+def test_a_job_that_is_planned_twice_has_its_rows_once(store: Store, tmp_path: Path) -> None:
+    planned = job("train", tmp_path)
+    finish(store, planned, {"original": 1.0})
+    assert store.rows([planned, job("train", tmp_path)]) == [{"original": 1.0}]
+
+
 def test_files_of_an_interrupted_job_are_noticed(store: Store, tmp_path: Path) -> None:
     for name, left in (("new", "training.123.partial"), ("old", "training.checkpoint")):
         each = job(name, tmp_path)

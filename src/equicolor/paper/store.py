@@ -86,6 +86,7 @@ class Store:
 
     def rows(self, jobs: Sequence[Job]) -> list[Row]:
         """Rows of the finished jobs. The row of a job that extends another is added to its rows."""
+        jobs = list({job.key: job for job in jobs}.values())  # a plan may name a job twice
         added: dict[str, Row] = {}
         for job in jobs:
             if job.extends and (outcome := self.outcome(job)):
