@@ -86,5 +86,7 @@ def cost(
         rows = [configurations.measure(model, **options)]
         typer.echo(configurations.summary(rows[0]))
     if output is not None:
-        path = write_results(output, rows, experiment="configurations", batch=1)
+        # One network is no Table 4: 'reproduce --from' would try to show it as such.
+        name = "configurations" if model is None else "cost"
+        path = write_results(output, rows, experiment=name, batch=1)
         typer.echo(f"wrote {path}")
