@@ -36,6 +36,15 @@ def test_every_figure_and_table_is_listed_with_what_it_needs(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_state_of_any_folder_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(engine, "state", lambda name, scope: f"{scope.quick} {scope.output}")
+    result = invoke("reproduce", "list", "--output", ".")
+    assert result.exit_code == 0, result.stderr
+    assert f"True {tmp_path}-quick" in result.stdout
+
+
 @pytest.mark.slow
 def test_experiments_have_help() -> None:
     for name in EXPERIMENTS:
@@ -168,7 +177,7 @@ def test_seeds_are_a_number_or_a_list(text: str, seeds: tuple[int, ...]) -> None
             "--figures writes the figures alone: it takes no --output",
         ),
         (["--seeds", "1,x"], "--seeds takes 3, 1,2 or 3-5, say; got '1,x'"),
-        (["--seeds", "5-3"], "seeds must be at least 1, got -1"),
+        (["--seeds", "5-3"], "--seeds takes 3, 1,2 or 3-5, say; got '5-3'"),
         (["--only", "colormnist-biased", "--sigmas", "a"], "--sigmas takes numbers separated by"),
         (["--epochs", "0"], "epochs must be at least 1, got 0"),
         (["--device", "tpu"], "device must be one of 'auto', 'cpu', 'cuda'; got 'tpu'"),

@@ -148,7 +148,7 @@ def list_experiments(
     from equicolor.paper.registry import EXPERIMENTS, missing_data
 
     full = Scope(output, cuda=_sees_gpu(Launch()))
-    quick = Scope(output.with_name(f"{output.name}-quick"), quick=True)
+    quick = Scope(Path(f"{output.resolve()}-quick"), quick=True)
     for name, experiment in EXPERIMENTS.items():
         missing = missing_data(experiment)
         data = [f"{each} (missing)" if each in missing else each for each in experiment.data]
@@ -185,9 +185,9 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     seeds: list[int] = []
     for part in _listed("--seeds", text) or []:
         bounds = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        if bounds is None:
+        first, last = (int(bounds[1]), int(bounds[2] or bounds[1])) if bounds else (1, 0)
+        if first > last:
             raise ValueError(f"--seeds takes 3, 1,2 or 3-5, say; got {text!r}")
-        first, last = int(bounds[1]), int(bounds[2] or bounds[1])
         _checks.positive_int("seeds", last - first + 1)
         seeds += range(first, last + 1)
     return tuple(dict.fromkeys(seeds))
