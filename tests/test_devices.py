@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from equicolor import devices
 from equicolor.cli import train
 from equicolor.cli.app import app
-from equicolor.cli.options import settle_threads
+from equicolor.cli.options import limit_threads
 from equicolor.devices import choose_device
 from equicolor.models import cecnn, save_model
 from equicolor.training import loop
@@ -77,11 +77,11 @@ def test_threads_on_a_busy_machine(
     monkeypatch.setattr(torch, "set_num_threads", given.append)
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     monkeypatch.setenv("OMP_NUM_THREADS", "6")
-    settle_threads("cpu")  # as the user wants it
+    limit_threads("cpu")  # as the user wants it
     monkeypatch.delenv("OMP_NUM_THREADS")
-    settle_threads("cuda")
+    limit_threads("cuda")
     assert given == []
-    settle_threads("cpu")
+    limit_threads("cpu")
     assert given == ([threads] if others else [])
     said = capsys.readouterr().err
     assert (f"torch uses {threads} of 6 threads" in said) == bool(others)
@@ -115,7 +115,7 @@ def test_several_threads_have_to_be_faster_than_one(
         ("train images --size 32", "equicolor.training.fit.fit"),
     ],
 )
-def test_commands_settle_the_threads_before_they_work(
+def test_commands_limit_the_threads_before_they_work(
     command: str, work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -140,11 +140,11 @@ def test_commands_settle_the_threads_before_they_work(
 
 def test_a_checkpoint_fixes_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is told a number that the checkpoint then replaces."""
-    settled: list[str] = []
-    monkeypatch.setattr(train, "settle_threads", settled.append)
+    limited: list[str] = []
+    monkeypatch.setattr(train, "limit_threads", limited.append)
     monkeypatch.setattr("equicolor.training.fit.fit", lambda *_, **__: None)
     for expected in ([], ["cpu"]):
-        assert settled == expected
+        assert limited == expected
         train._run(TrainingRecipe(), tmp_path, RunOptions(device="cpu"), force=False)
         (tmp_path / "last.ckpt").touch()
-    assert settled == ["cpu"]
+    assert limited == ["cpu"]

@@ -250,7 +250,7 @@ def test_cost_prints_the_papers_table(monkeypatch: pytest.MonkeyPatch, tmp_path:
         (["resnet44", "--width", "1,2"], "width needs 3 numbers, one a stage; got [1, 2]"),
         (["resnet44", "--lifting", "lab"], "lifting must be one of 'rgb', 'hsv'; got 'lab'"),
         (["z2cnn", "--input-size", "40"], "Z2CNN does not take input [1, 3, 40, 40]: "),
-        (["--rotations", "3"], "options of a network need its name, got rotations without"),
+        (["--rotations", "3"], "architecture options need a network, got only rotations"),
     ],
 )
 def test_cost_refuses_in_one_line(arguments: list[str], message: str) -> None:
@@ -322,7 +322,7 @@ def test_export_of_a_name_says_that_its_weights_are_random(tmp_path: Path) -> No
     result = invoke(*arguments)
     assert result.exit_code == 0
     assert result.stdout.splitlines()[-1] == (
-        "z2cnn is a name without weights: the exported ones are random"
+        "z2cnn has no trained weights: those in the file are random"
     )
     again = invoke(*arguments)
     assert again.exit_code == 1

@@ -92,7 +92,7 @@ def test_another_number_of_classes_is_said(place: Path) -> None:
         (["convert", "net.safetensors", "-o", "a", "--coset-pool", "none"], 2, "or confidence; in"),
         (["convert", "mine.py:build", "-o", "a"], 2, "could not be built again from a checkpoint"),
         (["train", "--finetune", "net.safetensors"], 2, "--finetune needs a dataset"),
-        (["train", "fruit", "--finetune", "net.safetensors", "--rotations", "3"], 2, "it is, got"),
+        (["train", "fruit", "--finetune", "net.safetensors", "--rotations", "3"], 2, "it takes no"),
         (["train", "fruit", "--finetune", "gone.safetensors"], 1, "no checkpoint at gone"),
     ],
 )  # fmt: skip

@@ -69,7 +69,7 @@ def test_train_ends_with_files_and_the_headline(folder: Path) -> None:
     assert load_model(run / "model.safetensors").config["rotations"] == 2
     again = invoke("pets", *TINY, "--jitter", "0.5")
     assert again.stdout.splitlines() == [
-        f"{run} holds this run already, finished; --force trains it again",
+        f"{run} already holds this run, finished; --force trains it again",
         headline,
     ]
     changed = ("pets", *TINY, "--jitter", "0.5", "--lr", "0.1", "-o", str(run))
@@ -82,7 +82,7 @@ def test_train_ends_with_files_and_the_headline(folder: Path) -> None:
     assert recipe_of(dry).lr == 0.1
     assert dry.stderr.startswith(f"would not begin: {run} holds a run of another recipe: lr 0.1")
     dry = invoke("pets", *TINY, "--jitter", "0.5", "--dry-run")
-    assert dry.stderr == f"would not begin: {run} holds this run already, finished\n"
+    assert dry.stderr == f"would not begin: {run} already holds this run, finished\n"
     for arguments in ((), ("--dry-run",)):  # a bad option is told first
         bad = invoke("pets", *TINY, "--jitter", "0.5", "--width", "abc", *arguments)
         assert (bad.exit_code, bad.stdout) == (2, "")
@@ -214,7 +214,7 @@ def test_corrupt_images_and_long_names(folder: Path) -> None:
     result = invoke(*command)
     assert result.exit_code == 2, result.output
     assert result.stderr.splitlines()[-1].endswith(
-        "0.png cannot be decoded: it is in no format that Pillow knows; mend or remove it, or "
+        "0.png cannot be decoded: it is in no format that Pillow knows; repair or remove it, or "
         "leave corrupt images out with --skip-corrupt"
     )
     result = invoke(*command, "--skip-corrupt")

@@ -1,7 +1,7 @@
 """The ``equicolor`` command: thin commands over functions of the package.
 
-A command parses its options, calls one function, and says what was written. Errors a user
-can mend become one line; a traceback always means a bug.
+A command parses its options, calls one function, and says what was written. Errors that a user
+can fix become one line; a traceback always means a bug.
 """
 
 import errno
@@ -54,10 +54,10 @@ class _Commands(TyperGroup):
         except ImportError as error:  # installed, but broken
             _fail(str(error), 1)
         except OSError as error:
-            if error.errno == errno.EPIPE:  # the reader of our output left: not an error
+            if error.errno == errno.EPIPE:  # the reader of our output closed it: typer exits
                 raise
-            named = error.strerror and error.filename
-            _fail(f"{error.strerror}: {error.filename}" if named else str(error), 1)
+            has_file = error.strerror and error.filename
+            _fail(f"{error.strerror}: {error.filename}" if has_file else str(error), 1)
         except ValueError as error:
             _fail(str(error), 2)
         except (RuntimeError, MemoryError) as error:
@@ -96,8 +96,8 @@ for command in (
     app.command()(command)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"equicolor {__version__}")
         raise typer.Exit
 
@@ -115,7 +115,7 @@ def _equicolor(
 
 
 def _one_line(message: Warning | str, *_: object, **__: object) -> str:
-    """A warning without the line of source that gave it, which says nothing to a user."""
+    """A warning on one line, without the source line that Python adds."""
     return f"equicolor: warning: {' '.join(str(message).split())}\n"
 
 

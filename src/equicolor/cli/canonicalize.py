@@ -7,20 +7,20 @@ import typer
 from rich.console import Console
 
 from equicolor.cli.options import (
-    JUDGING,
+    EVALUATION,
     SUBJECT,
     names,
     option,
-    settle_threads,
+    prepare_device,
+    skip_hint,
     slug,
-    told_to_skip,
     with_options,
 )
 
-_LEFT_OUT = ("split", "gray")  # judged is the test part, and grey images have no hue
+_LEFT_OUT = ("split", "gray")  # the test split is evaluated, and grey images have no hue
 _OPTIONS = [
     *(option for option in SUBJECT if option.name not in _LEFT_OUT),
-    *(option for option in JUDGING if option.name == "classes_by_index"),
+    *(option for option in EVALUATION if option.name == "classes_by_index"),
 ]
 
 
@@ -29,65 +29,63 @@ def canonicalize(
     unlabelled: Annotated[
         str | None,
         option(
-            "Train the selector on the images of this folder, or of this dataset; without "
-            "--data, also judge by some of them.",
+            "Folder or dataset whose images train the selector, without labels. Without --data, "
+            "one image in five is kept for the evaluation.",
             "the training images of --data",
             metavar="FOLDER",
         ),
     ] = None,
-    rotations: Annotated[int, option("How many hues are compared.")] = 12,
+    rotations: Annotated[int, option("Number of hues to compare.")] = 12,
     select: Annotated[
         str,
         option(
-            "What finds the hue: learned, energy, entropy, confidence, or the file of a "
-            "selector that was trained before; gray-world or shades-of-gray takes the colour of "
-            "the light away; gray-world,learned does both."
+            "How to find the hue: learned, energy, entropy, confidence, or the file of a trained "
+            "selector. gray-world and shades-of-gray remove the colour of the light instead; "
+            "gray-world,learned does both."
         ),
     ] = "learned",
     preset: Annotated[
-        str, option("Of the learned selector: fast, default or accurate.")
+        str, option("Size of the learned selector: fast, default or accurate.")
     ] = "default",
-    modes: Annotated[int, option("How many angles are tried and averaged.")] = 1,
+    modes: Annotated[int, option("Number of angles to try; their answers are averaged.")] = 1,
     gate: Annotated[
         float | None,
         option(
-            "The probability of the best angle from which on it is the only one.",
-            "all modes are always tried",
+            "Try only the best angle if its probability is at least this.",
+            "always try all modes",
         ),
     ] = None,
     epochs: Annotated[
-        int | None, option("Of the selector's training.", "240, or fewer that make 4,000 steps")
+        int | None, option("Epochs of the selector.", "240, or fewer that make 4,000 steps")
     ] = None,
-    seed: Annotated[int, option("Of the selector's training.")] = 0,
+    seed: Annotated[int, option("Seed of the selector's training.")] = 0,
     precision: Annotated[
-        str, option("To judge in: float32, bfloat16, or auto: bfloat16 on a GPU.")
+        str, option("Format of the evaluation: float32, bfloat16, or auto (bfloat16 on a GPU).")
     ] = "auto",
     output: Annotated[
-        Path | None, option("The folder.", "runs/canonicalize/NETWORK", "--output", "-o")
+        Path | None, option("Output folder.", "runs/canonicalize/NETWORK", "--output", "-o")
     ] = None,
     force: Annotated[bool, option("Replace an earlier result.", True, "--force")] = False,
     **subject: Any,
 ) -> None:
-    """Make any network invariant to hue shifts by taking them back first; nothing in it changes.
+    """Make any network invariant to hue shifts: undo them in the image, leave the network as it is.
 
-    Trains a small selector on images without labels, judges the network before and after, and
-    writes a checkpoint, the numbers and the curve of accuracy over the hue shift.
+    Trains a small selector on images without labels, evaluates the network with and without it,
+    and writes a checkpoint, the numbers and the curve of accuracy over the hue shift.
 
     `equicolor canonicalize timm:vit_tiny_patch16_224 --data path/to/folder`
 
-    The same command continues where an interrupted one was.
+    The same command continues an interrupted run.
     """
     from equicolor.canonicalization.report import canonicalize_named, refuse_existing
-    from equicolor.devices import choose_device
 
     data = subject["data"]
     if output is None:
         output = Path("runs") / "canonicalize" / slug(subject["network"], data or unlabelled)
     refuse_existing(output, force)
-    subject["device"] = choose_device(subject["device"])
-    settle_threads(subject["device"].type)
+    subject["device"] = prepare_device(subject["device"])
     console = Console()
-    with told_to_skip(subject["skip_corrupt"]):
+    with skip_hint(subject["skip_corrupt"]):
         outcome = canonicalize_named(
             subject.pop("network"),
             subject.pop("data"),

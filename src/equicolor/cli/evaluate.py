@@ -7,48 +7,46 @@ import typer
 from rich.console import Console
 
 from equicolor.cli.options import (
-    JUDGING,
+    EVALUATION,
     SUBJECT,
     names,
     option,
-    settle_threads,
+    prepare_device,
+    skip_hint,
     slug,
-    told_to_skip,
     with_options,
 )
 
 
-@with_options([*SUBJECT, *JUDGING])
+@with_options([*SUBJECT, *EVALUATION])
 def evaluate(
     actions: Annotated[
         str,
         option(
-            "What is done to the images, separated by commas: hsv, rgb and rgb-clip shift "
-            "hues; cast, gamma, brightness, saturation; turn, by quarters and mirrored.",
+            "Actions on the images, separated by commas: hsv, rgb and rgb-clip (hue shifts), "
+            "cast, gamma, brightness, saturation, turn (quarter turns and mirror images).",
             metavar="A,B",
         ),
     ] = "hsv,rgb,rgb-clip",
     output: Annotated[
-        Path | None, option("The folder.", "runs/evaluate/NETWORK", "--output", "-o")
+        Path | None, option("Output folder.", "runs/evaluate/NETWORK", "--output", "-o")
     ] = None,
     force: Annotated[bool, option("Replace an earlier evaluation.", True, "--force")] = False,
     **subject: Any,
 ) -> None:
-    """Judge a network: accuracy, what hue shifts do to it, class by class, and calibration.
+    """Evaluate a network: accuracy, also of each class and under hue shifts, and calibration.
 
-    Any network, on a dataset by name or on any folder of class folders. Writes the numbers
-    and the curves of accuracy over the hue shift and over whatever else --actions names.
+    Takes any network, and a dataset by name or any folder of class folders. Writes the numbers
+    and, for each of --actions, the curve of accuracy.
     """
-    from equicolor.devices import choose_device
     from equicolor.evaluation import report
     from equicolor.evaluation.diagnose import diagnose
 
     if output is None:
         output = Path("runs") / "evaluate" / slug(subject["network"], subject["data"])
     report.refuse_existing(output, force)
-    subject["device"] = choose_device(subject["device"])
-    settle_threads(subject["device"].type)
-    with told_to_skip(subject["skip_corrupt"]):
+    subject["device"] = prepare_device(subject["device"])
+    with skip_hint(subject["skip_corrupt"]):
         evaluation = diagnose(**subject, actions=names(actions) or [])
     report.show(evaluation, Console())
     written = report.write(evaluation, output, device=subject["device"])

@@ -13,16 +13,16 @@ def export(
         str,
         typer.Argument(help=f"A name of 'equicolor models', {NETWORK}", metavar="NETWORK"),
     ],
-    output: Annotated[Path, option("The file to write.", True, "--output", "-o")],
+    output: Annotated[Path, option("File to write.", True, "--output", "-o")],
     to: Annotated[
         str | None,
-        option("onnx, torchscript or exported-program.", "by the suffix: .onnx, .pt, .pt2"),
+        option("Format: onnx, torchscript or exported-program.", "by suffix: .onnx, .pt, .pt2"),
     ] = None,
     input_size: Annotated[
         int | None, option("Height and width of the images; the network's by default.")
     ] = None,
     form: Annotated[
-        str, option("How equivariant layers are written: auto, dense or cyclic.")
+        str, option("Form of equivariant layers in the file: auto, dense or cyclic.")
     ] = "auto",
     pretrained: Pretrained = True,
     force: Annotated[bool, option("Replace an existing file.", True, "--force")] = False,
@@ -43,4 +43,4 @@ def export(
         f"relative error {report.relative_error:.1e}"
     )
     if not trained:
-        typer.echo(f"{model} is a name without weights: the exported ones are random")
+        typer.echo(f"{model} has no trained weights: those in the file are random")

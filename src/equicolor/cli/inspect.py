@@ -11,9 +11,9 @@ from equicolor.cli.options import (
     SUBJECT,
     names,
     option,
-    settle_threads,
+    prepare_device,
+    skip_hint,
     slug,
-    told_to_skip,
     with_options,
 )
 
@@ -23,14 +23,14 @@ def inspect(
     limit_images: Annotated[
         int | None,
         option(
-            "Look at so many images, evenly from all classes: a few hundred take minutes on a CPU.",
+            "Use this many images, evenly from all classes. A few hundred take minutes on a CPU.",
             "all",
         ),
     ] = None,
     layers: Annotated[
         str | None,
         option(
-            "Layers to look at, separated by commas; NAME#2 is the second call of one.",
+            "Layers to inspect, separated by commas. NAME#2 is the second call of layer NAME.",
             "all nonlinearities",
         ),
     ] = None,
@@ -41,36 +41,35 @@ def inspect(
             "the last at every resolution, at most four",
         ),
     ] = None,
-    top: Annotated[int, option("Images kept for every unit.")] = 50,
-    units: Annotated[int, option("How many of the most and of the least selective to draw.")] = 3,
+    top: Annotated[int, option("Number of most exciting images kept for each unit.")] = 50,
+    units: Annotated[int, option("Most selective units to draw, and as many least selective.")] = 3,
     grey: Annotated[
-        str, option("What grey is: luma, or opponent (first principal component).")
+        str, option("Definition of grey: luma, or opponent (first principal component).")
     ] = "luma",
-    shifts: Annotated[int, option("Hue shifts over the whole circle.")] = 37,
+    shifts: Annotated[int, option("Number of hue shifts over the whole circle.")] = 37,
     compare: Annotated[
         str | None,
-        option("Another network, to put beside this one on the interactive page.", "none"),
+        option("Another network, shown beside this one on the interactive page.", "none"),
     ] = None,
-    examples: Annotated[int, option("Images of the interactive page.")] = 6,
-    batch_size: Annotated[int, option("Images in a batch.")] = 64,
-    precision: Annotated[str, option("float32, bfloat16 or auto.")] = "float32",
+    examples: Annotated[int, option("Number of images on the interactive page.")] = 6,
+    batch_size: Annotated[int, option("Images per batch.")] = 64,
+    precision: Annotated[str, option("Number format: float32, bfloat16 or auto.")] = "float32",
     output: Annotated[
-        Path | None, option("The page.", "runs/inspect/NETWORK.html", "--output", "-o")
+        Path | None, option("Page to write.", "runs/inspect/NETWORK.html", "--output", "-o")
     ] = None,
     force: Annotated[bool, option("Replace an earlier page.", True, "--force")] = False,
     **subject: Any,
 ) -> None:
-    """Look into a network: what its units see, which need colour, and how equivariant they are.
+    """Inspect a network: what its units respond to, which need colour, how equivariant they are.
 
     Writes one page to open in a browser, with the hue curve, the colour sensitivity of every
     class, the colour selectivity of every layer, neuron features, the first filters and the
-    equivariance error of every layer; the numbers as JSON beside it; and an interactive page,
-    on which a slider turns the hue of an image, and features and answers follow.
+    equivariance error of every layer. Beside it are the numbers as JSON, and an interactive page
+    with a slider that shifts the hue of an image and shows how features and answers change.
     """
     from equicolor import _checks
     from equicolor.analysis.inspection import interactive, page
     from equicolor.analysis.inspection.inspect import inspect as look
-    from equicolor.devices import choose_device
     from equicolor.evaluation.diagnose import load_subject
 
     if output is None:
@@ -80,8 +79,7 @@ def inspect(
         raise ValueError(f"--output must be an HTML file, such as page.html; got {output}")
     _checks.positive_int("examples", examples)
     page.refuse_existing(output, force)
-    subject["device"] = choose_device(subject["device"])
-    settle_threads(subject["device"].type)
+    subject["device"] = prepare_device(subject["device"])
     console = Console(stderr=True)
     load = partial(
         load_subject,
@@ -91,7 +89,7 @@ def inspect(
         any_classes=True,
         console=console,
     )
-    with told_to_skip(subject["skip_corrupt"]):
+    with skip_hint(subject["skip_corrupt"]):
         first, second = load(**subject), None
         if compare is not None:
             same = {"data": first.data, "split_seed": first.facts["split_seed"]}

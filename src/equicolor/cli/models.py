@@ -31,23 +31,26 @@ def cost(
     model: Annotated[
         str | None,
         typer.Argument(
-            help=f"A name of 'equicolor models', {NETWORK} None: the paper's Table 4.",
+            help=f"A name of 'equicolor models', {NETWORK} Without one: the paper's Table 4.",
             metavar="NETWORK",
         ),
     ] = None,
-    rotations: Annotated[int | None, option("Hues of the equivariant layers.")] = None,
+    rotations: Annotated[int | None, option("Number of hues of the equivariant layers.")] = None,
     ce_stages: Annotated[
-        int | None, option("Equivariant stages of a ResNet; all by default.")
+        int | None, option("Number of equivariant stages of a ResNet; all by default.")
     ] = None,
-    lifting: Annotated[str | None, option("rgb or hsv.")] = None,
+    lifting: Annotated[str | None, option("Lifting: rgb or hsv.")] = None,
     width: Annotated[
-        str | None, option("A number, one per stage (27,55,110), or 'fast'; matched by default.")
+        str | None,
+        option("Channels: a number, one per stage (27,55,110), or 'fast'; matched by default."),
     ] = None,
-    spatial: Annotated[str | None, option("p4: quarter turns; p4m: mirror images, too.")] = None,
+    spatial: Annotated[
+        str | None, option("Spatial group: p4 (quarter turns) or p4m (also mirror images).")
+    ] = None,
     coset_pool: Annotated[
-        str | None, option("max or avg over the hues, or none, at the end.")
+        str | None, option("Pooling over the hues at the end: max, avg or none.")
     ] = None,
-    classes: Annotated[int | None, option("Outputs.")] = None,
+    classes: Annotated[int | None, option("Number of classes.")] = None,
     input_size: Annotated[
         int | None, option("Height and width of the image; the network's by default.")
     ] = None,
@@ -58,8 +61,8 @@ def cost(
 ) -> None:
     """Count parameters and executed multiply-accumulates, dense and cyclic.
 
-    Of one network, or of the paper's Table 4 beside its own columns. Options of the architecture
-    are for names; weights of timm and torchvision are not downloaded.
+    Without NETWORK, counts those of the paper's Table 4 and shows the paper's numbers beside them.
+    Architecture options need a name of 'equicolor models'. No pretrained weights are downloaded.
     """
     from equicolor.paper import configurations
     from equicolor.results import write_results
@@ -75,7 +78,7 @@ def cost(
         input_size=input_size,
     )
     if model is None and options:
-        raise ValueError(f"options of a network need its name, got {', '.join(options)} without")
+        raise ValueError(f"architecture options need a network, got only {', '.join(options)}")
     if output is not None and output.exists() and not force:
         raise FileExistsError(f"{output} exists; --force replaces it")
     if model is None:
@@ -86,7 +89,7 @@ def cost(
         rows = [configurations.measure(model, **options)]
         typer.echo(configurations.summary(rows[0]))
     if output is not None:
-        # One network is no Table 4: 'reproduce --from' would try to show it as such.
+        # 'reproduce --from' shows rows of "configurations" as Table 4.
         name = "configurations" if model is None else "cost"
         path = write_results(output, rows, experiment=name, batch=1)
         typer.echo(f"wrote {path}")

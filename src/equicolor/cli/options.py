@@ -1,4 +1,4 @@
-"""Options that several commands have in common, and how their texts are read."""
+"""Options that several commands share, and functions that read them."""
 
 import dataclasses
 import inspect
@@ -7,12 +7,15 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from equicolor._files import short_name
 from equicolor.training.fields import settings
+
+if TYPE_CHECKING:
+    import torch
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -20,7 +23,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def option(
     text: str, default: str | bool = True, *names: str, panel: str | None = None, **more: Any
 ) -> Any:
-    """An option of a command; ``default`` is what the help says of it, ``more`` as in typer."""
+    """An option of a command; the help shows ``default``, and ``more`` goes to typer."""
     return typer.Option(*names, help=text, show_default=default, rich_help_panel=panel, **more)
 
 
@@ -39,30 +42,27 @@ NETWORK = (
     "path/to/file.py:function."
 )
 Size = Annotated[int | None, option("Height and width of the images.", "the network's")]
-Pretrained = Annotated[bool, option("Load the weights that timm or torchvision offer.")]
-Device = Annotated[str, option("auto, cpu or cuda.")]
+Pretrained = Annotated[bool, option("Load the pretrained weights of timm or torchvision.")]
+Device = Annotated[str, option("Device: auto, cpu or cuda.")]
+DATA = "A dataset: a name of 'equicolor datasets', or a folder of class folders."
 
 
 def _subject(
     network: Annotated[str, typer.Argument(help=f"{NETWORK[0].upper()}{NETWORK[1:]}")],
-    data: Annotated[
-        str | None,
-        option(
-            "A name of 'equicolor datasets', or a folder of class folders.",
-            "what the run was trained on",
-        ),
-    ] = None,
-    split: Annotated[str, option("test or train.")] = "test",
+    data: Annotated[str | None, option(DATA, "what the run was trained on")] = None,
+    split: Annotated[str, option("Split of the dataset: test or train.")] = "test",
     split_seed: Annotated[
-        int | None, option("Of datasets without a split.", "the run's, or 0")
+        int | None,
+        option("Seed of the split, for datasets that come without one.", "the run's, or 0"),
     ] = None,
     size: Size = None,
     resize: Annotated[
         int | None,
-        option("The short side of an image before its centre is cropped.", "the network's"),
+        option("Length of the short side before the centre is cropped.", "the network's"),
     ] = None,
     gray: Annotated[
-        bool, option("Feed the mean of the channels; a run knows it itself.", True, "--gray")
+        bool,
+        option("Average the channels first; automatic for runs trained on grey.", True, "--gray"),
     ] = False,
     pretrained: Pretrained = True,
     device: Device = "auto",
@@ -70,36 +70,33 @@ def _subject(
         bool, option("Leave out images that cannot be decoded.", True, "--skip-corrupt")
     ] = False,
 ) -> None:
-    """Options of a network and images, as equicolor.evaluation.diagnose.load_subject takes them."""
+    """Options of a network and its images: arguments of evaluation.diagnose.load_subject."""
 
 
-def _judging(
-    shifts: Annotated[int, option("How many values, over the range of each.")] = 37,
-    batch_size: Annotated[int, option("Images in a batch.")] = 256,
-    precision: Annotated[str, option("float32, bfloat16, or auto: bfloat16 on a GPU.")] = "auto",
+def _evaluation(
+    shifts: Annotated[int, option("Number of values of each action, over its range.")] = 37,
+    batch_size: Annotated[int, option("Images per batch.")] = 256,
+    precision: Annotated[
+        str, option("Number format: float32, bfloat16, or auto (bfloat16 on a GPU).")
+    ] = "auto",
     classes_by_index: Annotated[
-        bool,
-        option(
-            "The classes are the network's, in its order, whatever their names.",
-            True,
-            "--classes-by-index",
-        ),
+        bool, option("Match classes by order, not by name.", True, "--classes-by-index")
     ] = False,
     cache: Annotated[
-        Path | None, option("Keeps decoded images.", "equicolor/decoded in the user's cache")
+        Path | None, option("Folder for decoded images.", "equicolor/decoded in the user's cache")
     ] = None,
 ) -> None:
-    """Options of judging networks, as equicolor.evaluation.diagnose.diagnose takes them."""
+    """Options of an evaluation: arguments of evaluation.diagnose.diagnose."""
 
 
 SUBJECT = tuple(inspect.signature(_subject).parameters.values())
-JUDGING = tuple(inspect.signature(_judging).parameters.values())
+EVALUATION = tuple(inspect.signature(_evaluation).parameters.values())
 
-_PANELS = (None, "Network", "Images", "Training", "Running")  # as the help shows them
+_PANELS = (None, "Network", "Images", "Training", "Running")  # in the order of the help
 
 
 def field_options(described: type, *, unset: bool = False) -> list[inspect.Parameter]:
-    """The options of a command that set the fields of a dataclass, as far as they have a help text.
+    """An option for each field of a dataclass that has a help text, and for each flag of a field.
 
     With ``unset``, options are None unless they are given.
     """
@@ -125,7 +122,7 @@ def _field(
 
 
 def with_options(options: Sequence[inspect.Parameter]) -> Callable[[Command], Command]:
-    """Add options to a command, which gets them as keyword arguments."""
+    """Add options to a command; it receives them as keyword arguments."""
 
     def panel(parameter: inspect.Parameter) -> int:
         (option,) = parameter.annotation.__metadata__
@@ -145,7 +142,7 @@ def with_options(options: Sequence[inspect.Parameter]) -> Callable[[Command], Co
 
 
 def field_values(described: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that the options of a command give to the fields of a dataclass."""
+    """Values for the fields of a dataclass, from the options of a command that were given."""
     values = {}
     for name, about in settings(described).items():
         for flag, (value, _) in about.flags.items():
@@ -157,26 +154,26 @@ def field_values(described: type, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def network_options(**options: Any) -> dict[str, Any]:
-    """The keywords of a network's builder that were given; its pooling may be ``none``."""
-    given = {name: value for name, value in options.items() if value is not None}
-    if "width" in given:
-        given["width"] = _width(given["width"])
-    if given.get("coset_pool") == "none":
-        given["coset_pool"] = None
-    return given
+    """Keywords of a network's builder: the options that were given, with their texts read."""
+    keywords = {name: value for name, value in options.items() if value is not None}
+    if "width" in keywords:
+        keywords["width"] = _width(keywords["width"])
+    if keywords.get("coset_pool") == "none":
+        keywords["coset_pool"] = None
+    return keywords
 
 
 def _width(text: str) -> int | str | list[int]:
-    """32, 27,55,110 or a word."""
+    """A width: a number, one number per stage (27,55,110), or a word."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
-        return text  # 'fast', or something the builder refuses by name
+        return text  # 'fast', or a text that the builder refuses
     return numbers if "," in text else numbers[0]
 
 
 def names(text: str | None) -> list[str] | None:
-    """Names that are separated by commas.
+    """Split names at commas.
 
     Example:
         >>> names("hsv, rgb,"), names(None)
@@ -185,8 +182,17 @@ def names(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
-def settle_threads(device: str) -> None:
-    """On a busy CPU, let torch use fewer threads, unless OMP_NUM_THREADS says how many."""
+def prepare_device(name: str) -> "torch.device":
+    """Choose a device; on a busy CPU, let torch use fewer threads."""
+    from equicolor.devices import choose_device
+
+    device = choose_device(name)
+    limit_threads(device.type)
+    return device
+
+
+def limit_threads(device: str) -> None:
+    """On a busy CPU, let torch use fewer threads, unless OMP_NUM_THREADS is set."""
     import torch
 
     from equicolor.devices import usable_threads
@@ -197,14 +203,14 @@ def settle_threads(device: str) -> None:
     if threads < most:
         torch.set_num_threads(threads)
         typer.echo(
-            f"this machine is busy: torch uses {threads} of {most} threads, since more would be "
+            f"this machine is busy: torch uses {threads} of {most} threads, because more would be "
             "slower; OMP_NUM_THREADS sets the number",
             err=True,
         )
 
 
 def slug(network: str, data: str | None) -> str:
-    """A name for what is written about a network.
+    """A file name for results about a network and its images.
 
     Example:
         >>> slug("runs/first/model.safetensors", "my images")
@@ -218,13 +224,13 @@ def slug(network: str, data: str | None) -> str:
 
 
 def _last_part(path: Path) -> str:
-    """The name of a file or folder, also of one that is given as . or .., or that is the root."""
+    """The name of a file or folder; ``.`` and ``..`` are resolved, and the root is ``root``."""
     return (path.resolve() if path.name in ("", "..") else path).name or "root"
 
 
 @contextmanager
-def told_to_skip(skip_corrupt: bool) -> Iterator[None]:
-    """Add to the error of a corrupt image that there is an option, unless it was given."""
+def skip_hint(skip_corrupt: bool) -> Iterator[None]:
+    """Name --skip-corrupt in the error of a corrupt image, unless the option was given."""
     from equicolor.data.images import CorruptImageError
 
     try:
@@ -232,5 +238,5 @@ def told_to_skip(skip_corrupt: bool) -> Iterator[None]:
     except CorruptImageError as error:
         if skip_corrupt:
             raise
-        hint = "mend or remove it, or leave corrupt images out with --skip-corrupt"
+        hint = "repair or remove it, or leave corrupt images out with --skip-corrupt"
         raise CorruptImageError(f"{error}; {hint}") from None

@@ -14,8 +14,8 @@ from typer.main import get_command
 from equicolor import _checks
 from equicolor._files import output_folder, write_whole
 from equicolor._text import counted
+from equicolor.cli.options import limit_threads, option, parameter, with_options
 from equicolor.cli.options import names as split_names
-from equicolor.cli.options import option, parameter, settle_threads, with_options
 
 if TYPE_CHECKING:
     from equicolor.paper.experiment import Experiment
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Experiments(TyperGroup):
-    """Finds its commands when they are asked for, since experiments import much."""
+    """Builds its commands on first use, because experiments import much."""
 
     @property
     def commands(self) -> MutableMapping[str, Any]:
@@ -41,11 +41,11 @@ reproduce = typer.Typer(
     help="Reproduce an experiment of the paper: results, figures and a report in one folder.",
 )
 
-_INTERRUPTED = "An interrupted run is continued by the same command."
+_INTERRUPTED = "The same command continues an interrupted run."
 _ALL = f"""Run every experiment, or some, and write one report of all.
 
-Finished jobs are not run again. {_INTERRUPTED} The same command on several computers that share
-the folder shares the work.
+Finished jobs are not run again. {_INTERRUPTED} Several computers that share the folder share the
+work, if each runs the same command.
 
 `equicolor reproduce all --quick` takes minutes on two cores and needs no data.
 
@@ -57,54 +57,56 @@ the folder shares the work.
 # Options that change what an experiment runs: fields of Scope.
 _SCOPE = [
     parameter("datasets", str | None,
-              "Names of 'equicolor datasets' or folders of class folders, with commas.",
-              metavar="A,B", default="of the experiment"),
+              "Names of 'equicolor datasets' or folders of class folders, separated by commas.",
+              metavar="A,B", default="those of the experiment"),
     parameter("networks", str | None,
-              "Only these networks, with commas; see 'equicolor train --list-recipes'.",
+              "Only these networks, separated by commas: recipes of 'equicolor train "
+              "--list-recipes', or networks of ColorMNIST such as cecnn.",
               "--networks", "--models", metavar="A,B", default="all"),
-    parameter("seeds", str | None, "How many, from 0; or which, such as 1,2 or 3-5.",
+    parameter("seeds", str | None, "Number of seeds, from 0, or seeds such as 1,2 or 3-5.",
               metavar="N|A,B|A-B", default="1; 10 for ColorMNIST"),
-    parameter("epochs", int | None, "Epochs.", default="as in the paper"),
-    parameter("size", int | None, "Height and width of images.", default="as in the paper"),
-    parameter("actions", str | None, "Hue shifts to evaluate under, with commas.", metavar="A,B",
-              default="hsv"),
-    parameter("sigmas", str | None, "Spreads of the hues in degrees, with commas.", metavar="A,B",
+    parameter("epochs", int | None, "Epochs of training.", default="as in the paper"),
+    parameter("size", int | None, "Height and width of the images.", default="as in the paper"),
+    parameter("actions", str | None, "Hue shifts to evaluate under, separated by commas.",
+              metavar="A,B", default="hsv"),
+    parameter("sigmas", str | None,
+              "Standard deviations of the hues in degrees, separated by commas.", metavar="A,B",
               default="the paper's seven"),
     parameter("redraw", bool, "Draw digits, hues and noise for every seed, not once for all.",
               "--redraw", value=False),
-    parameter("precision", str | None, "Number format of convolutions.",
+    parameter("precision", str | None, "Number format of convolutions: float32 or bfloat16.",
               default="bfloat16 on a GPU"),
 ]  # fmt: skip
-_ONLY = parameter("only", str | None, "Only these experiments, with commas.", metavar="A,B")
+_ONLY = parameter("only", str | None, "Only these experiments, separated by commas.", metavar="A,B")
 _DATASET = typer.Argument(
-    help="A name of 'equicolor datasets' or a folder of class folders; several with commas.",
-    show_default="of the experiment",
+    help="Names of 'equicolor datasets' or folders of class folders, separated by commas.",
+    show_default="those of the experiment",
 )
 _RUNNING = [
-    parameter("quick", bool, "Minutes on two CPU cores, on small made-up images.", "--quick",
+    parameter("quick", bool, "Take minutes on two CPU cores, with small made-up images.", "--quick",
               value=False),
-    parameter("device", str, "auto, cpu, cuda, or several: cuda:0,cuda:1.", "--device", "--devices",
-              value="auto"),
-    parameter("workers", int | None, "Processes that share the work (several need submitit).",
-              default="one a GPU, or one a core"),
-    parameter("shard", str | None, "Only the I-th of N parts of the jobs, I from 0.",
+    parameter("device", str, "Device: auto, cpu, cuda, or several, such as cuda:0,cuda:1.",
+              "--device", "--devices", value="auto"),
+    parameter("workers", int | None, "Processes that share the work; several need submitit.",
+              default="one per GPU, or one per core"),
+    parameter("shard", str | None, "Run only part I of N of the jobs, with I from 0.",
               metavar="I/N"),
     parameter("launcher", str, "Where workers run: processes (here) or slurm.", value="processes"),
     parameter("launcher_option", list[str] | None,
-              "For submitit, such as slurm_partition=gpu or timeout_min=600; repeatable.",
+              "Option of submitit, such as slurm_partition=gpu or timeout_min=600; repeatable.",
               metavar="NAME=VALUE"),
-    parameter("output", Path | None, "The folder.", "--output", "-o",
+    parameter("output", Path | None, "Output folder.", "--output", "-o",
               default="runs/reproduce, or -quick; runs/report-from"),
     parameter("sources", list[Path] | None,
-              "No training: show the rows of this file, folder of files, or run; repeatable.",
+              "Train nothing: show the rows of this file, folder of files, or run; repeatable.",
               "--from", metavar="PATH"),
-    parameter("figures", Path | None, "With --from: write the figures alone to this folder."),
+    parameter("figures", Path | None, "With --from: write only the figures, to this folder."),
     parameter("pictures", Path | None, "Renamed: --figures.", hidden=True),
 ]  # fmt: skip
 
 
 def _command(experiment: "Experiment | None") -> Callable[..., None]:
-    """The command of an experiment, with the options it takes; of all of them for None."""
+    """The command of an experiment, with the options it takes; None stands for ``all``."""
 
     def command(**values: Any) -> None:
         if experiment is None:
@@ -115,7 +117,7 @@ def _command(experiment: "Experiment | None") -> Callable[..., None]:
     options = [_ONLY, *_SCOPE]
     if experiment is not None:
         options = [option for option in _SCOPE if option.name in experiment.options]
-        if "datasets" in experiment.options:  # which come first
+        if "datasets" in experiment.options:  # the first of _SCOPE
             options[0] = options[0].replace(
                 name="dataset", annotation=Annotated[str | None, _DATASET]
             )
@@ -138,7 +140,7 @@ def _all_commands() -> MutableMapping[str, Any]:
 
 def list_experiments(
     output: Annotated[
-        Path, option("The folder whose state is shown.", True, "--output", "-o")
+        Path, option("Folder of the run; FOLDER-quick is the quick one.", True, "--output", "-o")
     ] = Path("runs/reproduce"),
 ) -> None:
     """List every figure and table: what it needs, what it costs, and whether it was run."""
@@ -166,7 +168,7 @@ def list_experiments(
 
 
 def _listed(option: str, text: str | None) -> list[str] | None:
-    """What an option lists. A list of nothing is refused: it would mean nothing to do."""
+    """The names that an option lists. An empty list is refused: nothing would be run."""
     items = split_names(text)
     if items == []:
         raise ValueError(f"{option} takes names separated by commas, got {text!r}")
@@ -174,7 +176,7 @@ def _listed(option: str, text: str | None) -> list[str] | None:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Seeds of the command line: how many, or which.
+    """Seeds of the command line: a number of seeds, or a list.
 
     Example:
         >>> parse_seeds("3"), parse_seeds("1,2"), parse_seeds("0,4-6")
@@ -209,7 +211,7 @@ def _parse_shard(text: str) -> tuple[int, int]:
 
 def _scope_values(values: dict[str, Any]) -> dict[str, Any]:
     """The options of the command line that were given, as fields of Scope."""
-    given: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name in (each.name for each in _SCOPE):
         value = values.get(name)
         if value is None or value is False:
@@ -222,8 +224,8 @@ def _scope_values(values: dict[str, Any]) -> dict[str, Any]:
             value = _parse_sigmas(value)
         elif name in ("datasets", "networks", "actions"):
             value = tuple(_listed(f"--{name}", value) or ())
-        given[name] = value
-    return given
+        fields[name] = value
+    return fields
 
 
 def _launch_options(values: dict[str, Any]) -> "Launch":
@@ -248,7 +250,7 @@ def _launch_options(values: dict[str, Any]) -> "Launch":
 
 
 def _sees_gpu(how: "Launch") -> bool:
-    """Whether jobs run on GPUs; those of a cluster may, where this computer has none."""
+    """Whether jobs run on GPUs. A cluster may have some where this computer has none."""
     from equicolor.devices import choose_device
 
     if how.launcher == "slurm" and any(name.startswith("cuda") for name in how.devices):
@@ -257,7 +259,7 @@ def _sees_gpu(how: "Launch") -> bool:
 
 
 def _reproduce(ids: list[str] | None, values: dict[str, Any]) -> None:
-    """Run experiments, or show what files hold of them, and say what was written."""
+    """Run experiments, or show their rows in files, and say what was written."""
     from equicolor.paper import engine
     from equicolor.paper.experiment import Scope
     from equicolor.paper.launching import Launch
@@ -268,19 +270,17 @@ def _reproduce(ids: list[str] | None, values: dict[str, Any]) -> None:
         raise ValueError("--pictures is now --figures")
     experiments = [find_experiment(name) for name in ids or EXPERIMENTS]
     quick, figures, output = values["quick"], values["figures"], values["output"]
-    how, given = _launch_options(values), _scope_values(values)
+    how, fields = _launch_options(values), _scope_values(values)
     if values["sources"]:
-        if quick or given or how != Launch():
-            raise ValueError(
-                "--from shows the rows that are there: it takes no options of training"
-            )
+        if quick or fields or how != Launch():
+            raise ValueError("--from shows rows without training: it takes no options of training")
         if figures is not None and output is not None:
-            raise ValueError("--figures writes the figures alone: it takes no --output")
+            raise ValueError("--figures writes only the figures: it takes no --output")
         _show(values["sources"], ids, output or Path("runs/report-from"), figures)
         return
     if figures is not None:
-        raise ValueError("--figures needs --from: a run has them in its figures/")
-    for name in given:  # each experiment takes the options that it has
+        raise ValueError("--figures needs --from: a run writes them to its figures/")
+    for name in fields:  # one experiment must take it; the others ignore it
         if not any(name in each.options for each in experiments):
             what = "datasets" if name == "datasets" else f"--{name}"
             who = " and ".join(each.id for each in experiments)
@@ -289,9 +289,9 @@ def _reproduce(ids: list[str] | None, values: dict[str, Any]) -> None:
     if not (quick or cuda) and any("epochs" in each.options for each in experiments):
         typer.echo("no GPU: the full protocol takes weeks; --quick takes minutes", err=True)
     output = output or Path("runs") / ("reproduce-quick" if quick else "reproduce")
-    scope = Scope(output, quick=quick, cuda=cuda, **given)
+    scope = Scope(output, quick=quick, cuda=cuda, **fields)
     if not cuda and how.launcher == "processes":
-        settle_threads("cpu")
+        limit_threads("cpu")
     run = engine.reproduce(scope, ids, how, console=Console(stderr=True))
     typer.echo(f"{run.finished} of {run.jobs} jobs are finished")
     for name, reason in run.incomplete.items():
@@ -304,7 +304,7 @@ def _reproduce(ids: list[str] | None, values: dict[str, Any]) -> None:
 
 
 def _show(sources: list[Path], ids: list[str] | None, output: Path, figures: Path | None) -> None:
-    """Write the report of rows in files, or its figures alone."""
+    """Write the report of rows in files, or only its figures."""
     from equicolor.paper import report
     from equicolor.paper.store import refuse_run
 

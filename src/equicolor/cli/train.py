@@ -11,12 +11,14 @@ from rich.console import Console
 
 from equicolor._text import counted
 from equicolor.cli.options import (
+    DATA,
     field_options,
     field_values,
+    limit_threads,
     network_options,
     option,
-    settle_threads,
-    told_to_skip,
+    prepare_device,
+    skip_hint,
     with_options,
 )
 from equicolor.devices import choose_device, choose_precision
@@ -32,58 +34,58 @@ _running = functools.partial(option, panel="Running")
 def train(
     dataset: Annotated[
         str | None,
-        typer.Argument(help="A name of 'equicolor datasets', or a folder of class folders."),
+        typer.Argument(help=DATA),
     ] = None,
     recipe: Annotated[
-        str | None, option("Begin from a recipe, such as hsv-12+jitter; other options change it.")
+        str | None, option("Start from a recipe, such as hsv-12+jitter; other options change it.")
     ] = None,
     finetune: Annotated[
         str | None,
         option(
-            "Begin from a checkpoint, plain or converted, or from the folder of a run.",
+            "Start from a checkpoint, plain or converted, or from the folder of a run.",
             metavar="CHECKPOINT",
         ),
     ] = None,
     list_recipes: Annotated[
-        bool, option("List the recipes, of DATASET or of all.", True, "--list-recipes")
+        bool, option("List the recipes of DATASET, or all recipes.", True, "--list-recipes")
     ] = False,
     model: Annotated[
         str | None, _network("A name of 'equicolor models'.", "resnet18; resnet44 for CIFAR")
     ] = None,
     rotations: Annotated[
-        int | None, _network("Hues of equivariant layers.", "3, as in the paper, for ce_…; take 12")
+        int | None, _network("Number of hues.", "3, as in the paper; 12 is more robust")
     ] = None,
-    lifting: Annotated[str | None, _network("rgb (the paper) or hsv (exact).")] = None,
+    lifting: Annotated[str | None, _network("Lifting: rgb (the paper) or hsv (exact).")] = None,
     ce_stages: Annotated[int | None, _network("Equivariant stages, from the input.", "all")] = None,
     width: Annotated[
-        str | None, _network("A number, one per stage (27,55,110), or 'fast'.", "matched")
+        str | None, _network("Channels: a number, one per stage (27,55,110), or 'fast'.", "matched")
     ] = None,
     coset_pool: Annotated[
-        str | None, _network("What ends the equivariant part: max, avg or none.", "max")
+        str | None, _network("Pooling after the equivariant part: max, avg or none.", "max")
     ] = None,
     spatial: Annotated[
-        str | None, _network("p4: quarter turns do not matter; p4m: nor mirror images.", "p1")
+        str | None, _network("Spatial group: p4 (quarter turns), p4m (also mirror images).", "p1")
     ] = None,
     output: Annotated[
-        Path | None, _running("The folder of the run.", "runs/DATASET-NETWORK-…", "--output", "-o")
+        Path | None, _running("Folder of the run.", "runs/DATASET-NETWORK-…", "--output", "-o")
     ] = None,
     advise: Annotated[
         bool,
         option(
-            "Train nothing: measure the images and this device, and propose what to run.",
+            "Train nothing: measure the images and this device, and suggest what to run.",
             False,
             "--advise",
         ),
     ] = False,
-    force: Annotated[bool, _running("Delete a run in that folder.", False, "--force")] = False,
-    dry_run: Annotated[bool, _running("Say what would be done.", False, "--dry-run")] = False,
+    force: Annotated[bool, _running("Delete an earlier run there.", False, "--force")] = False,
+    dry_run: Annotated[bool, _running("Only say what would be done.", False, "--dry-run")] = False,
     **settings: Any,
 ) -> None:
-    """Train a network on real images, and judge it under hue shifts.
+    """Train a network on real images, and evaluate it under hue shifts.
 
-    Without options, a plain ResNet as the paper trains it. The folder gets recipe.json,
-    metrics.csv, last.ckpt and, at the end, model.safetensors and result.json. An interrupted
-    run is continued by the same command.
+    Without options, trains a plain ResNet as in the paper. The folder gets recipe.json,
+    metrics.csv, last.ckpt and, at the end, model.safetensors and result.json. The same command
+    continues an interrupted run.
 
     `equicolor train flowers102 --model ce_resnet18 --rotations 12 --lifting hsv`
 
@@ -91,12 +93,12 @@ def train(
     default for 20 epochs at a tenth of the learning rate, on images of the same size, and on the
     same split if it was trained on DATASET before.
 
-    `equicolor train path/to/folder --advise` says which network to take, and how long it trains.
+    `equicolor train path/to/folder --advise` suggests a network and says how long it trains.
 
     On several devices, or computers under torchrun or SLURM: `--devices 8 --num-nodes 4`.
     """
     if advise:
-        _refuse_beside_advise(locals() | settings)
+        _refuse_with_advise(locals() | settings)
         _advise(dataset, settings)
         return
     if list_recipes:
@@ -114,9 +116,9 @@ def train(
     )
     changes = {"precision": choose_precision("auto", cuda=options.accelerator == "cuda")}
     changes |= field_values(TrainingRecipe, settings)
-    full_recipe = _choose(dataset, recipe, finetune, model, network, changes)
+    full_recipe = _choose_recipe(dataset, recipe, finetune, model, network, changes)
     if recipe is None and finetune is None:
-        _say_what_is_stronger(full_recipe)
+        _suggest_stronger(full_recipe)
     folder = Path("runs") / full_recipe.folder_name if output is None else output
     if dry_run:
         _describe(full_recipe, folder, options, force)
@@ -124,20 +126,20 @@ def train(
         _run(full_recipe, folder, options, force)
 
 
-_ADVISED = ("dataset", "advise", "device", "split_seed", "skip_corrupt")
+_TAKEN_BY_ADVISE = ("dataset", "advise", "device", "split_seed", "skip_corrupt")
 
 
-def _refuse_beside_advise(values: dict[str, Any]) -> None:
-    """Refuse options that the advice would leave out of account."""
-    given = [
+def _refuse_with_advise(values: dict[str, Any]) -> None:
+    """Refuse options that --advise would ignore."""
+    ignored = [
         f"--{name.replace('_', '-')}"
         for name, parameter in inspect.signature(train).parameters.items()
-        if name not in _ADVISED and values[name] != parameter.default
+        if name not in _TAKEN_BY_ADVISE and values[name] != parameter.default
     ]
-    if given:
+    if ignored:
         raise ValueError(
-            "--advise proposes what to train: beside DATASET it takes --device, --split-seed and "
-            f"--skip-corrupt; got {', '.join(given)}"
+            "--advise takes no options of training, only DATASET, --device, --split-seed and "
+            f"--skip-corrupt; got {', '.join(ignored)}"
         )
 
 
@@ -146,10 +148,9 @@ def _advise(dataset: str | None, settings: dict[str, Any]) -> None:
 
     if dataset is None:
         raise ValueError("--advise needs a dataset: a name, or a folder of class folders")
-    device = choose_device(settings["device"])
-    settle_threads(device.type)
+    device = prepare_device(settings["device"])
     typer.echo("measuring colours, and a step of each network: about a minute", err=True)
-    with told_to_skip(settings["skip_corrupt"]):
+    with skip_hint(settings["skip_corrupt"]):
         advice = advise(
             dataset,
             device=device,
@@ -160,8 +161,8 @@ def _advise(dataset: str | None, settings: dict[str, Any]) -> None:
         typer.echo(line)
 
 
-def _say_what_is_stronger(recipe: TrainingRecipe) -> None:
-    """Tell of the paper's number of hues, where it was not asked for: it is the weakest choice."""
+def _suggest_stronger(recipe: TrainingRecipe) -> None:
+    """Point to stronger settings when the user left the paper's default."""
     import torch
 
     with torch.device("meta"):
@@ -179,7 +180,7 @@ def _say_what_is_stronger(recipe: TrainingRecipe) -> None:
     )
 
 
-def _choose(
+def _choose_recipe(
     dataset: str | None,
     recipe: str | None,
     finetune: str | None,
@@ -196,7 +197,7 @@ def _choose(
         extra = [*["model"] * bool(model), *["recipe"] * bool(recipe), *network]
         if extra:
             raise ValueError(
-                f"--finetune takes the network of the checkpoint as it is, got {', '.join(extra)}"
+                f"--finetune keeps the network of the checkpoint: it takes no {', '.join(extra)}"
             )
         if dataset is None:
             raise ValueError("--finetune needs a dataset: a name, or a folder of class folders")
@@ -212,10 +213,10 @@ def _choose(
     full_recipe = dataclasses.replace(full_recipe, options=full_recipe.options | network)
     crop = changes.get("crop", full_recipe.crop)
     if finetune is None:
-        with torch.device("meta"):  # bad options are told before anything else
+        with torch.device("meta"):  # refuses bad options before anything else is done
             built = full_recipe.build(2)
         if "spatial" in network and crop == "resized":
-            changes = {"size": built.image_size} | changes  # at which turns are exact
+            changes = {"size": built.image_size} | changes  # turns are exact at this size
     if crop == "resized" and {"crop", "size"} & changes.keys():
         changes["resize"] = usual_resize(changes.get("size", full_recipe.size))
     return dataclasses.replace(full_recipe, **changes)
@@ -227,15 +228,15 @@ def _run(recipe: TrainingRecipe, folder: Path, options: RunOptions, force: bool)
 
     run = RunFolder(folder)
     finished = run.result.is_file() and not force
-    continued = run.checkpoint.is_file() and not force  # in as many threads as before
+    continued = run.checkpoint.is_file() and not force  # keeps its number of threads
     if options.processes == 1 and not finished and not continued:
-        settle_threads(options.accelerator)
-    with told_to_skip(options.skip_corrupt):
+        limit_threads(options.accelerator)
+    with skip_hint(options.skip_corrupt):
         ended = fit(recipe, folder, options, overwrite=force, console=Console(stderr=True))
     if ended is None:  # not the first of several processes
         return
     if finished:
-        typer.echo(f"{folder} holds this run already, finished; --force trains it again")
+        typer.echo(f"{folder} already holds this run, finished; --force trains it again")
     else:
         typer.echo(f"wrote {run.model}, {run.result}, {run.metrics}, {run.checkpoint}")
     row = ended.row
@@ -246,7 +247,7 @@ def _run(recipe: TrainingRecipe, folder: Path, options: RunOptions, force: bool)
 
 
 def _describe(recipe: TrainingRecipe, folder: Path, options: RunOptions, force: bool) -> None:
-    """What a run would do, checked as the run would check it."""
+    """Say what a run would do, after the checks that the run would make."""
     from equicolor.data.epochs import Epochs
     from equicolor.data.images import list_images
     from equicolor.training.finetuning import finetune_remarks, finetune_seen
@@ -281,4 +282,4 @@ def _describe(recipe: TrainingRecipe, folder: Path, options: RunOptions, force: 
         typer.echo(f"would not begin: {error}", err=True)
     else:
         if run.result.is_file():
-            typer.echo(f"would not begin: {folder} holds this run already, finished", err=True)
+            typer.echo(f"would not begin: {folder} already holds this run, finished", err=True)
