@@ -79,7 +79,7 @@ def test_two_workers_share_the_jobs(tmp_path: Path, log: Path) -> None:
     failures = launch([broken, *fine, *last], store, TWO)
     assert list(failures) == ["broken", "one", "two"]
     assert failures["broken"] == "it is broken"
-    assert all("a worker ended before it did" in failures[job.name] for job in last)
+    assert all("its worker ended too early" in failures[job.name] for job in last)
     ended = {"broken", "one", "two"}
     assert sorted(name for name in ran(log) if name not in ended) == [job.name for job in fine]
     assert len(processes(log)) == 2

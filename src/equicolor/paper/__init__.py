@@ -1,5 +1,5 @@
-"""Experiments, the paper's and others, and what runs and reports them.
+"""Experiments, the paper's and others, and the code that runs and reports them.
 
-:mod:`equicolor.paper.experiment` says what one is, :mod:`equicolor.paper.registry` lists them. They
-need the ``[train]`` extra.
+:mod:`equicolor.paper.experiment` defines what an experiment is, :mod:`equicolor.paper.registry`
+lists them. They need the ``[train]`` extra.
 """

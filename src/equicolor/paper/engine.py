@@ -1,7 +1,7 @@
 """Run some or all experiments as one list of jobs, and write one report.
 
 Jobs that experiments share run once, jobs that an earlier call finished are not run again, and
-what was interrupted continues.
+interrupted jobs continue.
 """
 
 import dataclasses
@@ -31,8 +31,8 @@ class Reproduced(NamedTuple):
     results: list[Path]  # the files of rows
     jobs: int  # their number
     finished: int  # the number of finished jobs
-    incomplete: Mapping[str, str]  # why experiments could not run, finish or be shown, by their ids
-    failed: bool = False  # whether anything failed, rather than being left to other shards
+    incomplete: Mapping[str, str]  # by experiment id: why it did not run, finish or get shown
+    failed: bool = False  # whether anything failed; jobs left to other shards did not
 
 
 def reproduce(
@@ -44,9 +44,8 @@ def reproduce(
 ) -> Reproduced:
     """Run experiments, write their rows to ``results/`` and a report of all rows in the folder.
 
-    All experiments, unless there are ``ids``; here, one job after the other, unless ``how`` says
-    otherwise. If the data of one of several experiments are missing, or a job fails, the others are
-    still run and the report says why.
+    By default all experiments run, in this process, one job after the other. If the data of one of
+    several experiments are missing, or a job fails, the others still run and the report says why.
     """
     ids = list(EXPERIMENTS) if ids is None else [find_experiment(name).id for name in ids]
     refuse_first_edition(scope.output)
@@ -68,15 +67,15 @@ def reproduce(
         say(console, "The same command continues where this one stopped.")
         raise
     failed = bool(incomplete or failures)
-    others = "left to other shards" if how is not None and how.shard is not None else "not run"
+    untried = "left to other shards" if how is not None and how.shard is not None else "not run"
     for name, plan in plans.items():
-        if reason := _unfinished(plan, store, failures, others):
+        if reason := _why_unfinished(plan, store, failures, untried):
             incomplete[name] = reason
     for name in EXPERIMENTS:
         plan = [] if name in ids else _plan(name, scope)
-        if plan and all(store.outcome(job) is not None for job in plan):  # shared with others
+        if plan and all(store.outcome(job) is not None for job in plan):  # all its jobs are shared
             plans[name] = plan
-    with FileLock(output / ".report.lock"):  # other shards may end at the same time
+    with FileLock(output / ".report.lock"):  # other shards may finish at the same time
         results = [
             path
             for name, plan in plans.items()
@@ -92,20 +91,22 @@ def reproduce(
     return Reproduced(page.report, results, len(jobs), finished, reasons, failed)
 
 
-def _unfinished(plan: Sequence[Job], store: Store, failures: Mapping[str, str], others: str) -> str:
-    """Why a plan is not finished; empty if it is. ``others``: why further jobs did not run."""
-    left = [job.name for job in with_needed(plan) if store.outcome(job) is None]
-    if not left:
+def _why_unfinished(
+    plan: Sequence[Job], store: Store, failures: Mapping[str, str], untried: str
+) -> str:
+    """Why a plan is not finished, or ""; ``untried`` says what became of jobs that did not fail."""
+    unfinished = [job.name for job in with_needed(plan) if store.outcome(job) is None]
+    if not unfinished:
         return ""
-    reasons = [f"{name}: {failures[name]}" for name in left if name in failures]
-    if count := len(left) - len(reasons):
-        reasons.append(f"{count} {others}")
-    verb = "is" if len(left) == 1 else "are"
-    return f"{counted(len(left), 'job')} {verb} not finished: {'; '.join(reasons)}"
+    reasons = [f"{name}: {failures[name]}" for name in unfinished if name in failures]
+    if count := len(unfinished) - len(reasons):
+        reasons.append(f"{count} {untried}")
+    verb = "is" if len(unfinished) == 1 else "are"
+    return f"{counted(len(unfinished), 'job')} {verb} not finished: {'; '.join(reasons)}"
 
 
 def _plan(name: str, scope: Scope) -> list[Job]:
-    """Jobs of an experiment; none if its data are missing or it does not take the options."""
+    """Jobs of an experiment; none if its data are missing or it refuses the options."""
     try:
         return EXPERIMENTS[name].plan(scope)
     except (OSError, ValueError):
@@ -113,9 +114,9 @@ def _plan(name: str, scope: Scope) -> list[Job]:
 
 
 def _write_results(name: str, plan: Sequence[Job], store: Store, scope: Scope) -> Path | None:
-    """Write the rows of an experiment, if there are any, and figures that its jobs drew.
+    """Write the rows of an experiment, if there are any, and the figures of its jobs.
 
-    Rows that the file has of other seeds or settings stay.
+    Earlier rows of other seeds or settings stay in the file.
     """
     rows = store.rows(plan)
     if not rows:
@@ -148,7 +149,7 @@ def _write_report(
     seconds = sum(float(job["seconds"]) for job in done)
     facts["computed for"] = f"{seconds / 60:.1f} minutes in all"
     if any("resumed" in job for job in done):
-        facts["computed for"] += ", not counting what went before interruptions"
+        facts["computed for"] += ", not counting the time before interruptions"
     folder = scope.output / report.RESULTS
     findings = report.read([folder]) if any(folder.glob("*.json")) else Findings({})
     findings = dataclasses.replace(findings, quick=findings.quick or scope.quick)
@@ -156,7 +157,7 @@ def _write_report(
 
 
 def state(name: str, scope: Scope) -> str:
-    """How much of an experiment is done in the folder of a scope, in words.
+    """How much of an experiment is finished in the folder of a scope, in words.
 
     Example:
         >>> state("configurations", Scope(Path("/nowhere")))

@@ -51,8 +51,8 @@ class Outcome(NamedTuple):
 class Context(NamedTuple):
     """Where a job runs. None of it changes the rows, up to rounding."""
 
-    folder: Path  # for the job's files; what an interrupted call left is still there
-    device: str = "auto"  # "auto", "cpu" or "cuda"
+    folder: Path  # for the job's files; those of an interrupted call are still there
+    device: str = "auto"  # "auto", "cpu", "cuda" or one GPU, such as "cuda:1"
     console: Console | None = None  # shows progress; None shows nothing
     before: tuple[Outcome, ...] = ()  # outcomes of the jobs in Job.after
 
@@ -61,7 +61,7 @@ class Context(NamedTuple):
 class Job:
     """A unit of work. Experiments that plan equal jobs share the outcome."""
 
-    name: str  # a relative path without suffix; the job's files are there in the store
+    name: str  # relative path of the job's files in the store, without suffix
     kind: str  # what is computed. Together with the settings it decides the outcome
     # The function that computes the rows; at the top of a module, so that other processes can
     # import it.
@@ -69,12 +69,12 @@ class Job:
     # All that decides the outcome, as JSON.
     settings: Mapping[str, Any] = field(default_factory=dict)
     after: tuple["Job", ...] = ()  # the jobs whose outcomes it needs
-    # What the function has to know that does not decide the outcome, as JSON, such as the folder of
+    # Further input of the function, as JSON, that does not decide the outcome, such as the path of
     # the images.
     about: Mapping[str, Any] = field(default_factory=dict)
-    # Raise it when the function computes something else; earlier outcomes are then ignored.
+    # To be raised when the function computes something else: earlier outcomes are then ignored.
     revision: int = 1
-    extends: bool = False  # its one row is added to the rows of the job it comes after
+    extends: bool = False  # its one row is merged into each row of the first job in after
 
     @functools.cached_property
     def key(self) -> str:
@@ -84,7 +84,7 @@ class Job:
 
 
 def digest(contents: Any, length: int = 16) -> str:
-    """A short digest of JSON, whatever the order of keys."""
+    """A short digest of JSON that does not depend on the order of keys."""
     text = json.dumps(contents, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
@@ -100,11 +100,11 @@ class Experiment:
     what: str  # what it measures, in a few words
     full: str  # about how long the full protocol takes on one H200
     quick: str  # about how long --quick takes on two CPU cores
-    # The jobs whose rows are its results. Jobs that these need come by themselves.
+    # The jobs whose rows are its results. The engine adds the jobs that these need.
     plan: Callable[[Scope], list[Job]]
     # Its sections of the report; none if there are no rows.
     show: Callable[["Findings"], Iterable[Section]]
     data: tuple[str, ...] = ()  # the datasets of the full protocol
-    options: tuple[str, ...] = ()  # the fields of Scope that make a difference to it
-    # Whether an old row of the results file is still shown beside new ones.
+    options: tuple[str, ...] = ()  # the fields of Scope that it uses
+    # Whether an old row of the results file is kept beside new ones.
     keeps: Callable[[Row, Sequence[Row]], bool] = lambda old, new: True

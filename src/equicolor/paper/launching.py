@@ -1,9 +1,9 @@
 """Run jobs in this process, in processes of this computer, or on a SLURM cluster.
 
 All workers get the same list of jobs and take what no other worker is running: the store locks a
-job while it runs. So it does not matter who starts workers, when, or how many. submitit starts
-them; the same command typed on several computers that share a folder does, too. Where a file
-system has no locks, shards divide the list beforehand.
+job while it runs. So workers may start at any time, in any number: from submitit, or from the same
+command on several computers that share a folder. Where a file system has no locks, shards divide
+the list beforehand.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ from equicolor.paper.store import Store
 from equicolor.reporting.progress import say
 
 LAUNCHERS = ("processes", "slurm")
-_POLL = 0.5  # seconds between two looks at jobs that others are running
-_LOGS = ".submitit"  # what workers print
+_POLL = 0.5  # seconds between two looks at jobs that other workers are running
+_LOGS = ".submitit"  # folder of what workers print
 _YEAR = 365 * 24 * 60  # minutes; local workers have no time limit of their own
 
 
@@ -47,15 +47,15 @@ class Launch:
         ['cuda:0', 'cuda:1', 'cuda:0']
     """
 
-    # Processes; None for one a GPU, or one a core of a CPU, if submitit is installed.
+    # Processes. None: with submitit one per GPU, or one per core of a CPU, else one.
     workers: int | None = None
-    # "cpu", "cuda" or "cuda:1", given to the workers in turn; one "auto" takes the GPUs where there
-    # are any.
+    # "cpu", "cuda" or "cuda:1", given to the workers in turn; a single "auto" stands for all GPUs,
+    # or the CPU.
     devices: tuple[str, ...] = ("auto",)
-    # (index from 0, count): only this one of so many parts of the jobs; None for all.
+    # (index from 0, count): run only this part of the jobs; None runs all.
     shard: tuple[int, int] | None = None
     launcher: str = "processes"  # one of LAUNCHERS
-    # Of SLURM, as submitit names them: slurm_partition and so on.
+    # Options of SLURM under submitit's names: slurm_partition and so on.
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class Launch:
 
 
 def with_needed(jobs: Sequence[Job]) -> list[Job]:
-    """Jobs and those that they need, each once and after what it needs."""
+    """Jobs and those that they need, each once and after the jobs that it needs."""
     ordered: dict[str, Job] = {}
     for job in jobs:
         for each in (*with_needed(job.after), job):
@@ -96,32 +96,32 @@ def launch(
 ) -> dict[str, str]:
     """Run jobs, and those that they need, until all are finished or have failed.
 
-    By default they run here, one after the other. Returns why jobs failed, by their names.
+    By default they run in this process, one after the other. Returns why jobs failed, by name.
     """
     how = Launch(workers=1) if how is None else how
-    listed = with_needed(jobs if how.shard is None else _in_shard(jobs, *how.shard))
-    listed = [job for job in listed if store.outcome(job) is None]
-    if not listed:
+    pending = with_needed(jobs if how.shard is None else _in_shard(jobs, *how.shard))
+    pending = [job for job in pending if store.outcome(job) is None]
+    if not pending:
         return {}
     store.root.mkdir(parents=True, exist_ok=True)
     notes = Path(tempfile.mkdtemp(prefix=".failed-", dir=store.root.resolve()))
     store = Store(store.root.resolve(), notes)
-    places = how.places()[: len(listed)]
+    places = how.places()[: len(pending)]
     try:
         if how.launcher == "processes" and len(places) == 1:
-            _work(listed, store, places[0], console)
+            _work(pending, store, places[0], console)
         else:
-            _with_submitit(listed, store, how, places, console)
-        ended = f"a worker ended before it did; {store.root / _LOGS} has its output"
+            _with_submitit(pending, store, how, places, console)
+        ended = f"its worker ended too early; {store.root / _LOGS} has the worker's output"
         return {
-            job.name: store.failure(job) or ended for job in listed if store.outcome(job) is None
+            job.name: store.failure(job) or ended for job in pending if store.outcome(job) is None
         }
     finally:
         shutil.rmtree(notes, ignore_errors=True)
 
 
 def _in_shard(jobs: Sequence[Job], index: int, count: int) -> list[Job]:
-    """The jobs of a shard. Jobs that need the same first job stay together: it runs once."""
+    """The jobs of a shard. Jobs that need the same first job stay together, so it runs once."""
     families: dict[str, list[Job]] = {}
     for job in jobs:
         families.setdefault(with_needed([job])[0].key, []).append(job)
@@ -129,7 +129,7 @@ def _in_shard(jobs: Sequence[Job], index: int, count: int) -> list[Job]:
 
 
 def _work(jobs: Sequence[Job], store: Store, device: str, console: Console | None = None) -> None:
-    """Run what nobody else is running until all jobs have ended."""
+    """Run the jobs that no other worker is running, until all jobs have ended."""
     _watch(jobs, store, console, attempt=lambda job: _try(job, store, device, console))
 
 
@@ -139,18 +139,18 @@ def _watch(
     console: Console | None,
     *,
     attempt: Callable[[Job], None] = lambda job: None,
-    over: Callable[[], bool] = lambda: False,
+    workers_ended: Callable[[], bool] = lambda: False,
 ) -> None:
     """Say which jobs have ended, and how long the others may take, until all have ended.
 
     Args:
         attempt: called with every job that has not ended, again and again.
-        over: whether no job will end any more.
+        workers_ended: whether no worker is left to end a job.
     """
     waiting, start = list(jobs), time.monotonic()
-    last = False
-    while waiting and not last:
-        before, last = len(waiting), over()
+    last_look = False
+    while waiting and not last_look:
+        before, last_look = len(waiting), workers_ended()
         for job in list(waiting):
             if not store.ended(job):
                 attempt(job)
@@ -167,7 +167,7 @@ def _watch(
 
 
 def _try(job: Job, store: Store, device: str, console: Console | None) -> None:
-    """Run a job unless another worker does, or a job that it needs is not finished."""
+    """Run a job, unless another worker runs it or a job that it needs is not finished."""
     for needed in job.after:
         if failure := store.failure(needed):
             store.fail(job, failure)
@@ -175,12 +175,12 @@ def _try(job: Job, store: Store, device: str, console: Console | None) -> None:
         if store.outcome(needed) is None:
             return
     with contextlib.suppress(LockedError), store.locked(job):
-        if store.ended(job):  # by now
+        if store.ended(job):  # in the meantime, by another worker
             return
         say(console, job.name, "bold")
         try:
             _run(job, store, device, console)
-        except Exception as error:  # while the lock is held: the next worker must see it
+        except Exception as error:  # noted while the lock is held: the next worker must see it
             store.fail(job, explain(error))
 
 
@@ -191,8 +191,8 @@ def _run(job: Job, store: Store, device: str, console: Console | None) -> None:
     seconds = time.perf_counter() - start
     if len({identity(row) for row in rows}) < len(rows):  # the report would refuse them
         raise ValueError(
-            "it gave several rows about the same thing: put a curve into one row, or the key that "
-            "tells the rows apart into SUBJECT of equicolor/paper/rows.py"
+            "it returned several rows about the same thing: put a curve into one row, or add the "
+            "key that tells the rows apart to SUBJECT of equicolor/paper/rows.py"
         )
     name = str(choose_device(device))
     store.write(job, rows, device=name, seconds=seconds, resumed=resumed)
@@ -213,7 +213,7 @@ def _with_submitit(
     )
     timeout = _YEAR if local else 24 * 60
     executor.update_parameters(name="equicolor", **{"timeout_min": timeout, **how.options})
-    # Of the threads that torch has here: the command takes fewer on a busy machine.
+    # Shares of torch's threads here, which the command has limited on a busy machine.
     threads = max(1, torch.get_num_threads() // len(places))
     parent = os.getpid() if local else None
     tasks: list[Any] = []
@@ -228,14 +228,14 @@ def _with_submitit(
                 tasks.append(executor.submit(_worker, *arguments))
         if not local:
             numbers = ", ".join(str(task.job_id) for task in tasks)
-            say(console, f"{counted(len(tasks), 'task')}: {numbers}. They go on if this command "
-                "is interrupted; the same command joins in.")  # fmt: skip
-        _watch(jobs, store, console, over=lambda: not running())
+            say(console, f"{counted(len(tasks), 'task')}: {numbers}. They continue if this command "
+                "is interrupted; the same command waits for them again.")  # fmt: skip
+        _watch(jobs, store, console, workers_ended=lambda: not running())
         while running():
             time.sleep(_POLL)
     finally:
-        patience = time.monotonic() + 10  # a worker in a long call ends after this process does
-        while local and running() and time.monotonic() < patience:
+        deadline = time.monotonic() + 10  # a worker in a long call ends after this process does
+        while local and running() and time.monotonic() < deadline:
             for task in running():
                 os.kill(int(task.job_id), signal.SIGTERM)  # submitit passes it on to the worker
             time.sleep(_POLL)
@@ -243,9 +243,9 @@ def _with_submitit(
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back until the end of the block.
+    """Delay Ctrl-C until the end of the block.
 
-    Processes that are started in the block never get it: this one has to end them.
+    Processes that are started in the block never receive it: this process has to end them.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -255,7 +255,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def _visible(place: str) -> str | None:
-    """The GPUs of a worker: one by its number among those of this process, or all; None for any."""
+    """CUDA_VISIBLE_DEVICES of a worker: the GPU of its number, or those of this process."""
     number, visible = place.partition(":")[2], os.environ.get("CUDA_VISIBLE_DEVICES")
     if not number:
         return visible
@@ -270,19 +270,19 @@ def _worker(
     threads: int,
     parent: int | None,
 ) -> None:  # pragma: no cover (runs in a process of its own)
-    """Work in a process of its own, on one device. One on this computer has a parent."""
+    """Work in a process of its own, on one device; ``parent`` is None on a cluster."""
     if parent is not None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # submitit would ignore it
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # submitit hides all GPUs
         if visible is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible
         torch.set_num_threads(threads)
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+        threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()
     _work(jobs, store, place.partition(":")[0])
 
 
-def _end_with(parent: int) -> None:  # pragma: no cover (runs in a process of its own)
-    """End this process soon after the one that started it was killed: nobody waits for it."""
+def _exit_after(parent: int) -> None:  # pragma: no cover (runs in a process of its own)
+    """End this process soon after its parent was killed: nobody waits for it any more."""
     with contextlib.suppress(OSError):
         while True:
             os.kill(parent, 0)

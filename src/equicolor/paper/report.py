@@ -27,7 +27,7 @@ FIGURES, RESULTS = "figures", "results"
 
 
 class Written(NamedTuple):
-    """A report that was written, with its figures as files, and why experiments are not shown."""
+    """A report that was written, the files of its figures, and why experiments are not shown."""
 
     report: Path
     figures: list[Path]
@@ -38,10 +38,11 @@ class Written(NamedTuple):
 def read(sources: Sequence[Path | str]) -> Findings:
     """Read the rows of all experiments from files of results, without training.
 
-    A folder has such files, and the figures that rows cannot hold (``neuron-features*.png``); the
-    folder of a run has them in its ``results/`` and ``figures/``. Files of other things, such as
-    benchmarks, are skipped. A row that is there twice counts once; two that are about the same
-    thing and do not agree are a ValueError. A ``note`` in a file goes into the report.
+    A source may be a file, a folder with files and the figures that rows cannot hold
+    (``neuron-features*.png``), or the folder of a run, which has them in ``results/`` and
+    ``figures/``. Files of other things, such as benchmarks, are skipped. Equal rows count once;
+    rows about the same thing that differ are a ValueError. A ``note`` in a file goes into the
+    report.
     """
     files: list[Path] = []
     figures: dict[str, bytes] = {}
@@ -73,7 +74,7 @@ def read(sources: Sequence[Path | str]) -> Findings:
 
 
 def sections(experiment: Experiment, findings: Findings) -> list[Section]:
-    """The sections of an experiment, with figures as PNG; one that says so if it was not run."""
+    """The sections of an experiment, with figures as PNG. If it was not run, a section says so."""
     title, paper = _heading(experiment)
     shown = list(experiment.show(findings))
     if not shown:
@@ -102,8 +103,8 @@ def figures(
 ) -> dict[str, bytes]:
     """Every figure that can be drawn from rows, as PNG by the name of its file.
 
-    Only of some experiments, if there are ``names``. The console, by default stderr, is told which
-    figures cannot be drawn here, and why.
+    ``names`` selects experiments. The console, by default stderr, shows which figures cannot be
+    drawn here, and why.
     """
     console = Console(stderr=True) if console is None else console
     drawn: dict[str, bytes] = {}
@@ -117,7 +118,7 @@ def figures(
 
 
 def _file_name(section: Section) -> str:
-    """The name of a figure's file; the name of a dataset in it may hold any character."""
+    """The name of a figure's file, without the unusual characters that a dataset may have."""
     return re.sub(r"[^A-Za-z0-9.+_-]", "_", section.file)
 
 
@@ -131,9 +132,8 @@ def write(
 ) -> Written:
     """Write the report and its figures.
 
-    Only of some experiments, if there are ``names``. The page says why experiments ``failed``, by
-    their ids. If one of several experiments cannot be shown, the report is still written and says
-    why.
+    ``names`` selects experiments. ``failed`` says why some are not complete, by their ids. If one
+    of several experiments cannot be shown, the report is still written and says why.
     """
     output = output_folder(output)
     failed, not_shown = failed or {}, {}
@@ -193,7 +193,7 @@ def _experiments(names: Sequence[str] | None) -> list[Experiment]:
 def _overview(
     experiment: Experiment, findings: Findings, figures: int, *, complete: bool
 ) -> tuple[str, ...]:
-    """The line of an experiment in the list of all."""
+    """The line of an experiment in the overview."""
     count = len(findings.of(experiment.id))
     state = ("shown" if count or figures else "not run") if complete else "incomplete"
     rows = str(count)

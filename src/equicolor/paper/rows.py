@@ -23,14 +23,14 @@ from equicolor.training.recipes import (
     default_recipe,
 )
 
-# What a row is about, beside the training (the fields of the recipe); the rest of it was measured.
-# A new key that tells rows of an experiment apart belongs here: rows that agree in all are one.
+# Keys that say what a row is about, beside the fields of the recipe; other keys were measured.
+# Rows that agree in all of them are one row, so a new key that tells rows apart belongs here.
 SUBJECT = (
     "dataset", "model", "network", "rotations", "lifting", "ce_stages", "ce_layers", "width",
     "coset_pool", "spatial", "input_size", "weighted", "sigma", "digits", "data_seed", "layer",
     "stage",
 )  # fmt: skip
-# The values that tables and figures compute with; those of the recipe's fields are as its defaults.
+# Types of the values that tables and figures use; fields of the recipe have those of its defaults.
 _TEXT = {
     "dataset", "model", "network", "lifting", "coset_pool", "spatial", "augmentation",
     "finetuned", "layer", "stage", "digits",
@@ -50,7 +50,7 @@ class Findings:
     # PNG files by name, such as "neuron-features-flowers102".
     figures: Mapping[str, bytes] = field(default_factory=dict)
     quick: bool = False  # whether any are of a quick run
-    # For the reader of the report, by the id of the experiment.
+    # Remarks for the reader of the report, by the id of the experiment.
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, experiment: str) -> list[Row]:
@@ -70,12 +70,12 @@ class Findings:
 def check(rows: Sequence[Row], source: Path | str) -> None:
     """Raise ValueError for a value that tables and figures cannot compute with."""
     for name, value in (item for row in rows for item in row.items()):
-        if (kind := _expected(name, value)) is not None:
+        if (kind := _missed_kind(name, value)) is not None:
             raise ValueError(f"{source} has a row whose {name} is not {kind}: {value!r:.100}")
 
 
-def _expected(name: str, value: Any) -> str | None:
-    """What a value should be; None if it is that."""
+def _missed_kind(name: str, value: Any) -> str | None:
+    """The kind that a value should have, if it does not have it."""
     if value is None:
         return "text" if name in ("dataset", "digits", "model") else None
     default = getattr(TrainingRecipe, name, None) if name in ROW_KEYS else None
@@ -92,55 +92,55 @@ def _is_number(value: Any) -> bool:
 
 
 def identity(row: Row) -> tuple[str, ...]:
-    """What a row is about, without what was measured: equal for rows that should agree."""
+    """What a row is about, without its measurements; rows with the same identity must agree."""
     subject = tuple(repr(row.get(name)) for name in SUBJECT)
     return (*subject, *(repr(setting(row, name)) for name in ROW_KEYS))
 
 
 def distinct(rows: Sequence[Row]) -> list[Row]:
-    """The rows of one experiment, each once; ValueError if two do not agree on the same thing."""
+    """The rows of one experiment, each once; ValueError if two with one identity differ."""
     unique: dict[tuple[str, ...], Row] = {}
     for row in rows:
         earlier = unique.setdefault(identity(row), {})
         for name in earlier.keys() & row.keys():
-            # The folder of the network and the time it took may differ.
+            # The folder of the network and the times it took may differ.
             if earlier[name] != row[name] and name != "run" and "second" not in name:
                 keys = [key for key in (*SUBJECT, *ROW_KEYS) if row.get(key) is not None]
                 about = ", ".join(f"{key} {row[key]}" for key in keys)
                 raise ValueError(
-                    f"two rows of {about} have different values of {name}: give one of them"
+                    f"two rows of {about} have different values of {name}: pass only one"
                 )
         earlier |= row
     return list(unique.values())
 
 
 def merged(new: Sequence[Row], old: Sequence[Row]) -> list[Row]:
-    """New rows, and after them the old ones that are about something else."""
+    """New rows, followed by the old rows that they do not replace."""
     replaced = {identity(row) for row in new}
     return [*new, *(row for row in old if identity(row) not in replaced)]
 
 
 @functools.cache
 def paper_settings(dataset: str) -> Mapping[str, Any]:
-    """How the paper trains on a dataset; one that it does not have is trained the same way."""
+    """How the paper trains on a dataset; for datasets that it does not have, its usual way."""
     recipe = default_recipe(dataset) if dataset in DATASETS else TrainingRecipe()
     return {name: getattr(recipe, name, None) for name in COMPARED_KEYS}
 
 
 def setting(row: Row, name: str) -> Any:
-    """A setting of a row: the paper's if the row has none."""
+    """A setting of a row, or the paper's if the row has none."""
     value = row.get(name)
     return paper_settings(row.get("dataset", "")).get(name) if value is None else value
 
 
 def deviations(row: Row) -> dict[str, Any]:
-    """The settings of a row that are not the paper's for its dataset."""
+    """The settings of a row that differ from the paper's for its dataset."""
     paper = paper_settings(row.get("dataset", ""))
     return {name: value for name in paper if (value := setting(row, name)) != paper[name]}
 
 
 def common(rows: Sequence[Row]) -> dict[str, Any]:
-    """The deviations that all rows have."""
+    """The deviations that all rows share."""
     first, *others = [deviations(row) for row in rows] or [{}]
     return {
         name: value
@@ -150,14 +150,14 @@ def common(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def alike(rows: Sequence[Row]) -> list[Row]:
-    """The rows that were trained the paper's way; if none was, those trained like most."""
-    ways = [deviations(row) for row in rows]
-    way = {} if {} in ways else max(ways, key=ways.count, default={})
-    return [row for row in rows if deviations(row) == way]
+    """The rows trained as in the paper; if there are none, those with the commonest training."""
+    trainings = [deviations(row) for row in rows]
+    chosen = {} if {} in trainings else max(trainings, key=trainings.count, default={})
+    return [row for row, training in zip(rows, trainings, strict=True) if training == chosen]
 
 
 def in_words(settings: Mapping[str, Any], *, instead_of: Mapping[str, Any] | None = None) -> str:
-    """Settings in words, for titles and lines; the paper's stand beside them if given."""
+    """Settings in words, for titles and lines; ``instead_of`` has the paper's, to name beside."""
     parts = []
     for name, value in settings.items():
         paper = None if instead_of is None or name in UNPUBLISHED_KEYS else instead_of.get(name)

@@ -25,7 +25,7 @@ def refuse_run(folder: Path) -> None:
 
 
 def refuse_first_edition(folder: Path) -> None:
-    """Refuse a folder whose jobs are kept under the names and settings of the first edition."""
+    """Refuse a folder whose jobs have the names and settings of the first edition."""
     for place in (JOBS, "runs"):
         if any((folder / place / ".locks").glob("*.key")):
             raise ValueError(
@@ -39,8 +39,8 @@ class Store:
 
     Args:
         root: the folder; created when the first job begins.
-        notes: a folder for one call, in which its workers note why jobs failed, so that none is
-            tried twice.
+        notes: a folder for one call, where its workers note why jobs failed, so that no worker
+            tries them again.
 
     Example:
         >>> store = Store(Path("runs/reproduce/jobs"))
@@ -106,8 +106,8 @@ class Store:
         ]
 
     def resumed(self, job: Job) -> bool:
-        """Whether an interrupted call left files that the job can go on from."""
-        # glob finds nothing where there is no folder; a half-written file is of no use.
+        """Whether an interrupted call left files from which the job can continue."""
+        # glob finds nothing in a missing folder; a half-written file is useless.
         return any(path.suffix != ".partial" for path in self.folder(job).glob("*"))
 
     def write(
@@ -136,5 +136,5 @@ class Store:
             record = read_results(path)
             key = record["key"]
         except (ValueError, KeyError):
-            raise ValueError(f"{path} is damaged; delete it to run that job anew") from None
+            raise ValueError(f"{path} is damaged; delete it to run that job again") from None
         return record if key == job.key else None
