@@ -1,9 +1,9 @@
 """The paper's ablations (appendix D): number of rotations, strength of jitter, coset pooling.
 
-Their rows are those of the classification experiment, with other numbers of rotations, other
-strengths of hue jitter or another pooling; :func:`equicolor.training.recipes.named_recipe` has
-the names. Networks that were trained otherwise than in the paper, or than others, have panels of
-their own, whose titles say how.
+Their rows are like those of the classification experiment, with other numbers of rotations,
+strengths of hue jitter or poolings, by the names of
+:func:`equicolor.training.recipes.named_recipe`. Networks whose training differs from the paper's,
+or from the others', have panels of their own, whose titles say how.
 """
 
 import functools
@@ -23,7 +23,7 @@ from equicolor.paper import image_jobs
 from equicolor.paper.classification import accuracy_table, mean_curve, measured
 from equicolor.paper.experiment import Experiment, Job, Scope
 from equicolor.paper.quick_images import quick_note
-from equicolor.paper.rows import Findings, alike, deviations, identity, titled
+from equicolor.paper.rows import Findings, alike, deviations, titled
 from equicolor.paper.variants import (
     PAPER_DATASET,
     Variant,
@@ -96,7 +96,7 @@ def _show(findings: Findings, experiment: str) -> list[Section]:
 
 
 def rows_shown(experiment: str, findings: Findings) -> list[Row]:
-    """The rows that an ablation shows, most of them those of other experiments."""
+    """The rows that an ablation shows; most belong to other experiments."""
     return [
         row
         for dataset, rows in _comparable(experiment, findings).items()
@@ -105,23 +105,24 @@ def rows_shown(experiment: str, findings: Findings) -> list[Row]:
 
 
 def _comparable(experiment: str, findings: Findings) -> dict[str, list[Row]]:
-    """An ablation's own rows and others trained like them, by dataset.
+    """The rows of an ablation, and of other experiments with the same training, by dataset.
 
-    An ablation without rows takes those of the tables, for the paper's dataset.
+    An ablation without rows takes those of other experiments on the paper's dataset.
     """
-    trained, own = findings.trained, findings.of(experiment)
-    identities = {identity(row) for row in own}
+    trained, its_rows = findings.trained, findings.of(experiment)
+    if not its_rows:
+        rows = [row for row in trained if row["dataset"] == PAPER_DATASET]
+        return {PAPER_DATASET: alike(rows)} if rows else {}
     comparable = {}
-    for dataset in datasets_of(own or [r for r in trained if r["dataset"] == PAPER_DATASET]):
+    for dataset in datasets_of(its_rows):
+        trainings = [deviations(row) for row in its_rows if row["dataset"] == dataset]
         rows = [row for row in trained if row["dataset"] == dataset]
-        ways = [deviations(row) for row in rows if identity(row) in identities]
-        same = [row for row in rows if deviations(row) in ways]
-        comparable[dataset] = same if own else alike(rows)
+        comparable[dataset] = [row for row in rows if deviations(row) in trainings]
     return comparable
 
 
 def of_ablation(experiment: str, rows: Sequence[Row], dataset: str) -> dict[Variant, list[Row]]:
-    """The rows that belong to an ablation, in the order of its table; each training apart."""
+    """The rows that belong to an ablation, by network and training, in the order of its table."""
     members = [
         row for row in rows if row["dataset"] == dataset and _belongs(experiment, variant_of(row))
     ]
@@ -135,7 +136,7 @@ def of_ablation(experiment: str, rows: Sequence[Row], dataset: str) -> dict[Vari
 
 
 def _belongs(experiment: str, variant: Variant) -> bool:
-    """Whether a network is plain, or wholly equivariant and within what an ablation varies."""
+    """Whether a plain or fully equivariant network differs only in what an ablation varies."""
     plain = variant.kind == "baseline"
     if variant.gray or not (plain or (variant.kind == "ce" and variant.full)):
         return False
@@ -160,7 +161,7 @@ def _rows(groups: Groups) -> list[Row]:
 
 
 def table(experiment: str, rows: Sequence[Row], dataset: str) -> Table:
-    """The numbers of an ablation, beside the paper's where it gives any."""
+    """The numbers of an ablation, beside the paper's if it gives any."""
     groups = of_ablation(experiment, rows, dataset)
     means = {ACTION_NAMES[action]: f"{PREFIX[action]}_mean" for action in HUE_ACTIONS[1:]}
     swept = {name: key for name, key in means.items() if measured(_rows(groups), key)}
@@ -171,8 +172,8 @@ def table(experiment: str, rows: Sequence[Row], dataset: str) -> Table:
 def peaks(curve: Sequence[float], rotations: int) -> list[float] | None:
     """The accuracy at the hue shifts of a group, each angle once.
 
-    A curve is over equally spaced shifts of -0.5 to 0.5 turns, both ends included. None if these
-    do not include the group's angles.
+    The curve has equally spaced shifts from -0.5 to 0.5 turns, both ends included. None if these
+    lack an angle of the group.
     """
     intervals = len(curve) - 1
     step, rest = divmod(intervals, rotations)
@@ -182,9 +183,9 @@ def peaks(curve: Sequence[float], rotations: int) -> list[float] | None:
 
 
 def peak_table(rows: Sequence[Row], dataset: str) -> Table:
-    """How far the peaks of the hue curves differ in height, for every lifting and action.
+    """The lowest and the highest peak of the hue curves, for every lifting and action.
 
-    Theory says: not at all under the action a network lifts with.
+    In theory they are equal under the action that a network lifts with.
     """
     groups = of_ablation(_ROTATIONS, rows, dataset)
     lines = []
@@ -211,7 +212,7 @@ def _span(group: Sequence[Row], key: str, rotations: int) -> str:
 
 
 def figures(experiment: str, rows: Sequence[Row], dataset: str) -> dict[str, Figure]:
-    """The figures of an ablation by the names of their files; empty if no row has a hue curve."""
+    """The figures of an ablation by file name; empty if no row has a hue curve."""
     groups = of_ablation(experiment, [row for row in rows if row.get("hue_curve")], dataset)
     if not groups:
         return {}
@@ -224,7 +225,7 @@ def figures(experiment: str, rows: Sequence[Row], dataset: str) -> dict[str, Fig
 
 
 def _shade(value: float, values: Sequence[float]) -> dict[str, Any]:
-    """Colour and marker of one of some ordered curves."""
+    """Colour and marker of one of several ordered curves."""
     place = values.index(value)
     color = matplotlib.colormaps["viridis"](0.82 * place / max(1, len(values) - 1))
     return {"color": matplotlib.colors.to_hex(color), "marker": _MARKERS[place % len(_MARKERS)]}
@@ -267,7 +268,7 @@ def _accuracy_over_rotations(settings: Settings) -> Figure:
     for line, (setting, groups) in zip(grid, settings.items(), strict=True):
         for axes, (key, name) in zip(line, measures.items(), strict=True):
             _draw_over_rotations(axes, groups, key)
-            axes.set_title(titled(name, setting, width=36), fontsize=10)  # narrow panels
+            axes.set_title(titled(name, setting, width=36), fontsize=10)  # the panel is narrow
             axes.set_xticks(_orders(settings))
             axes.grid(alpha=0.3)
         line[0].set_ylabel("test accuracy, %")
@@ -319,7 +320,7 @@ def _pooling_curves(settings: Settings) -> Figure:
     return hue_panels(panels, width=7.4)
 
 
-# By the names of files.
+# For each ablation, the functions that draw its figures, by file name.
 _FIGURES: Mapping[str, Mapping[str, Callable[[Settings], Figure]]] = {
     _ROTATIONS: {
         _ROTATIONS: _rotation_curves,

@@ -1,6 +1,6 @@
 """Accuracy of trained networks against the brightness of the images.
 
-Equivariance to hue promises nothing about brightness: this shows what it does all the same.
+Equivariance to hue promises nothing about brightness: this measures its effect.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ _QUICK_NETWORKS = ("baseline", "ce-4")
 
 
 def plan(scope: Scope) -> list[Job]:
-    """Train the networks, or take those of other experiments, and measure each."""
+    """Train the networks, unless other experiments did, and measure each."""
     networks = scope.networks or (_QUICK_NETWORKS if scope.quick else _NETWORKS)
     return [
         image_jobs.follow(training, "brightness", measure, {"actions": ["brightness"]})

@@ -1,11 +1,11 @@
 """Image classification: Tables 1 and 3, Figure 1b and the hue curves of every dataset.
 
-A line of a table is one network trained one way: mean ± standard deviation over seeds, beside
-the paper's number. Lines of the paper that were not run here have a dash; networks that the
-paper does not have (other numbers of rotations, HSV lifting, grey input) follow those it has,
-within the same augmentation.
+A line of a table is a network and its training: mean ± standard deviation over seeds, beside the
+paper's number. Lines of the paper that were not run here have a dash. Networks that the paper does
+not have (other numbers of rotations, HSV lifting, grey input) follow the paper's networks of the
+same augmentation.
 
-Training that differs from the paper is named: in the title, if all rows share it; else in the
+Differences from the paper's training are named: in the title, if all rows share them; else in the
 line, which then has no number of the paper.
 """
 
@@ -72,7 +72,7 @@ def show(findings: Findings) -> list[Section]:
     sections = []
     for dataset in datasets:
         name = dataset_title(dataset)
-        # Figure 1b is of the paper's dataset; without it, of the others.
+        # Figure 1b shows the paper's dataset; if that was not run, all others.
         drawn = dataset == PAPER_DATASET or PAPER_DATASET not in datasets
         figure = figure_1b(rows, dataset) if drawn else None
         infix = "" if dataset == PAPER_DATASET else f"{dataset}-"
@@ -127,8 +127,7 @@ def paper_numbers() -> dict[tuple[str, Variant, str], str]:
 def table1(rows: Sequence[Row], dataset: str) -> Table:
     """Table 1 for one dataset: networks and augmentations, paper and ours side by side.
 
-    Of the hybrids it has the one with two equivariant stages, as the paper; :func:`table3`
-    has them all.
+    As in the paper, its only hybrid has two equivariant stages; :func:`table3` has all hybrids.
     """
 
     def listed(variant: Variant) -> bool:
@@ -148,7 +147,7 @@ def table3(rows: Sequence[Row], dataset: str) -> Table:
 
 
 def _with_published(rows: Sequence[Row], dataset: str) -> dict[Variant, list[Row]]:
-    """Our rows of a dataset by variant, and without rows the networks that the paper has."""
+    """Our rows of a dataset by variant; variants that only the paper has come without rows."""
     groups = by_variant([row for row in rows if row["dataset"] == dataset])
     published = {variant for place, variant, _ in paper_numbers() if place == dataset}
     variants = sorted(groups.keys() | published, key=lambda variant: variant.rank)
@@ -165,10 +164,10 @@ def accuracy_table(
     stages: bool = False,
     more: Mapping[str, str] = {},
 ) -> Table:
-    """Accuracy of the paper and of ours on original and on shifted images, a line a variant.
+    """The paper's and our accuracy on original and on shifted images, a line for each variant.
 
-    The title says how all of ours differ from the paper. There may be a column with the
-    equivariant stages, and columns of ``more`` keys of rows, by their names.
+    The title says how all of ours differ from the paper. ``stages`` adds a column with the
+    equivariant stages; ``more`` adds columns, by their titles, from keys of rows.
     """
     ours = shared_setting([row for group in groups.values() for row in group], beside_paper=True)
     title = f"{name}{dataset_title(dataset)}: accuracy in percent"
@@ -190,16 +189,17 @@ def accuracy_table(
 def gains_table(rows: Sequence[Row], dataset: str) -> Table:
     """Points above the plain network that was trained the same way from the same seeds.
 
-    A line for each network that has several seeds in common with it.
+    A line for each network that shares several seeds with it.
     """
     groups = by_variant([row for row in rows if row["dataset"] == dataset])
     lines = []
     for variant, group in groups.items():
-        plain_one = Variant("baseline", variant.network, augmentation=variant.augmentation)
-        beside = groups.get(plain_one._replace(setting=variant.setting), [])
-        plain = {row.get("seed"): row for row in beside}
+        baseline = Variant(
+            "baseline", variant.network, augmentation=variant.augmentation, setting=variant.setting
+        )
+        plain = {row.get("seed"): row for row in groups.get(baseline, [])}
         pairs = [(row, plain[row.get("seed")]) for row in group if row.get("seed") in plain]
-        if beside == group or len(pairs) < 2:  # one difference is mostly noise
+        if variant == baseline or len(pairs) < 2:  # one difference is mostly noise
             continue
         gained = [_gain(pairs, key) for key in _TEST_SETS]
         lines.append((variant.name, *gained, str(len(pairs))))
@@ -209,20 +209,20 @@ def gains_table(rows: Sequence[Row], dataset: str) -> Table:
 
 
 def _gain(pairs: Sequence[tuple[Row, Row]], key: str) -> str:
-    """The mean difference of the pairs in which both were measured."""
-    both = [pair for pair in pairs if len(measured(pair, key)) == 2]
-    return difference([row[key] - other[key] for row, other in both])
+    """The mean difference over the pairs in which both rows were measured."""
+    complete = [pair for pair in pairs if len(measured(pair, key)) == 2]
+    return difference([row[key] - plain[key] for row, plain in complete])
 
 
 def measured(rows: Sequence[Row], key: str) -> list[Any]:
-    """The values that rows have of a key."""
+    """The values of a key in the rows that have one."""
     return [row[key] for row in rows if row.get(key) is not None]
 
 
 def headline(rows: Sequence[Row], dataset: str) -> str:
     """Our most robust network of a dataset, for each kind of augmentation, in words.
 
-    The paper's highest numbers stand beside it if the network was trained as in the paper.
+    The paper's highest numbers stand beside it if its training is the paper's or that of all rows.
     """
     rows = [row for row in rows if row["dataset"] == dataset]
     groups, ours = by_variant(rows), shared_setting(rows, beside_paper=True)
@@ -270,9 +270,8 @@ def _augmentation_kind(variant: Variant) -> str:
 def figure_1b(rows: Sequence[Row], dataset: str = PAPER_DATASET) -> Figure | None:
     """The paper's Figure 1b: plain, grey and equivariant networks, with and without jitter.
 
-    Our networks of the most rotations with HSV lifting stand beside them. Rows trained the
-    paper's way are shown or, if there are none, those trained like most. None if no row of the
-    dataset has a hue curve.
+    Beside them are our networks with HSV lifting and the most rotations. Rows are those of
+    :func:`equicolor.paper.rows.alike`. None if no row of the dataset has a hue curve.
     """
     swept = alike(_swept(rows, dataset))
     groups = by_variant(swept)
@@ -308,7 +307,7 @@ def hue_figure(rows: Sequence[Row], dataset: str) -> Figure | None:
     setting = shared_setting(swept)
     for variant, group in by_variant(swept).items():
         words, label = "trained otherwise", variant.name
-        if variant.augmentation in _PANELS:  # the panel's title says which
+        if variant.augmentation in _PANELS:  # the title of the panel names it
             words = _PANELS[variant.augmentation]
             label = variant._replace(augmentation="none").name
         panel = titled(dataset_title(dataset), words, setting)
@@ -325,11 +324,11 @@ def _swept(rows: Sequence[Row], dataset: str) -> list[Row]:
 def mean_curve(group: Sequence[Row], key: str, label: str, style: dict[str, Any]) -> Curve:
     """The mean over seeds, with the standard deviation."""
     swept = [
-        row.get(f"{key.removesuffix('_curve')}_values")  # of actions whose values are no turns
+        row.get(f"{key.removesuffix('_curve')}_values")  # of actions whose values are not turns
         or hue_shifts(row.get("shifts") or len(row[key])).tolist()
         for row in group
     ]
-    # Rows that were swept over other values than the first cannot be averaged with it.
+    # Rows that were swept over other values than the first row cannot be averaged with it.
     same = [row[key] for row, values in zip(group, swept, strict=True) if values == swept[0]]
     accuracy = np.array(same)
     deviation = accuracy.std(0, ddof=1).tolist() if len(accuracy) > 1 else ()

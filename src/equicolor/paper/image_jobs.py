@@ -1,9 +1,8 @@
 """Jobs that train networks on images and evaluate them, which experiments share.
 
 The tables, the ablations and the analyses are about the same networks. They plan equal jobs, so
-each network is trained once.
-
-Networks go by the names of :func:`equicolor.training.recipes.named_recipe`.
+each network is trained once. Networks have the names of
+:func:`equicolor.training.recipes.named_recipe`.
 """
 
 import dataclasses
@@ -36,12 +35,12 @@ _QUICK_WIDTH = 8
 
 
 def main_datasets(scope: Scope) -> tuple[str, ...]:
-    """The datasets of a scope; by default the one of the paper's ablations."""
+    """The datasets of a scope; by default the dataset of the paper's ablations."""
     return scope.datasets or ("coloured-digits" if scope.quick else PAPER_DATASET,)
 
 
 def datasets_on_disk(scope: Scope) -> tuple[str, ...]:
-    """The datasets of a scope; by default all that are here and train within a day."""
+    """The datasets of a scope; by default all in the data folder, without ImageNet (too slow)."""
     if scope.datasets or scope.quick:
         return main_datasets(scope)
     here = [name for name, info in DATASETS.items() if not dataset_state(info).missing]
@@ -56,7 +55,7 @@ def place(dataset: str, scope: Scope) -> str:
 
 
 def top(scope: Scope) -> int:
-    """How many of the images that excite a unit most are looked at."""
+    """The number of most exciting images to analyse for each unit."""
     return 20 if scope.quick else 50
 
 
@@ -66,37 +65,37 @@ def of_other_datasets(old: Row, new: Sequence[Row]) -> bool:
 
 
 def narrow(recipe: TrainingRecipe, width: int) -> TrainingRecipe:
-    """The recipe of a ResNet whose plain network begins with so many channels, for quick runs.
+    """The recipe of a ResNet that is narrow enough for quick runs.
 
-    Equivariant networks get fewer channels by the paper's rule, so that parameters stay about
-    equal.
+    The plain network has ``width`` channels in its first stage; equivariant ones have fewer by the
+    paper's rule, for about equal parameters.
     """
     network = recipe.model.removeprefix("ce_").removeprefix("ciconv_")
     plain = widths.doubled(width, all_stages(network))
-    group = recipe.options.get("rotations", 1), recipe.options.get("spatial", "p1")
-    scaled = widths.scaled(plain, group[0], separable=True, spatial=group[1])
+    rotations, spatial = recipe.options.get("rotations", 1), recipe.options.get("spatial", "p1")
+    scaled = widths.scaled(plain, rotations, separable=True, spatial=spatial)
     return dataclasses.replace(recipe, options={**recipe.options, "width": scaled})
 
 
 def training_jobs(
     dataset: str, networks: Sequence[str] | None, scope: Scope, actions: Sequence[str] = ()
 ) -> list[Job]:
-    """Jobs that train networks on a dataset, seed by seed, so that each has one seed first.
+    """Jobs that train networks on a dataset: all with the first seed, then all with the next.
 
     Args:
         dataset: a name, or a folder of class folders.
         networks: names for :func:`equicolor.training.recipes.named_recipe`; by default the recipes
-            of the paper's tables. What is named twice is trained once.
+            of the paper's tables. A network that is named twice is trained once.
         scope: seeds, epochs, size and whether it is quick.
-        actions: hue shifts to evaluate under, beside the HSV hue shift that every training has.
+        actions: hue shifts to evaluate under, beside HSV, under which every training evaluates.
 
     Raises:
-        MissingDataError: if the dataset is not here.
+        MissingDataError: if the dataset is not in the data folder.
     """
     for action in actions:
         _checks.one_of("action", action, HUE_ACTIONS)
     folder = place(dataset, scope)
-    load_dataset(folder, "test")  # says what is missing, before anything is trained
+    load_dataset(folder, "test")  # raises for missing files before anything is trained
     title, images = find_dataset(folder).name, _fingerprint(folder)
     about = {"dataset": folder, "workers": 0 if scope.quick else None}
     jobs = []
@@ -126,7 +125,7 @@ def _changes(scope: Scope) -> dict[str, Any]:
 
 
 def _fingerprint(dataset: str) -> str:
-    """Tells folders of other images apart; datasets go by their names."""
+    """Tells folders with different images apart; a dataset is known by its name."""
     if dataset in DATASETS:
         return dataset
     files = []
@@ -176,13 +175,13 @@ def sweep(job: Job, context: Context) -> list[Row]:
 
 
 def facts(run: Outcome) -> Row:
-    """What tells the network of a training from others: all rows about it begin with this."""
+    """The keys that identify a trained network: all rows about it begin with them."""
     (row,) = run.rows
     return {name: row[name] for name in (*SUBJECT, *ROW_KEYS) if name in row}
 
 
 def network_and_images(job: Job, context: Context) -> tuple[nn.Module, Any, torch.dtype | None]:
-    """The network of the training a job follows first, its test images, and what to compute in."""
+    """The network of the training that a job follows, its test images, and the autocast dtype."""
     from equicolor.data.decoding import default_cache
     from equicolor.evaluation.images import choose_preparation, load_batches
     from equicolor.models.loading import load_network

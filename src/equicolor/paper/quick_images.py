@@ -1,9 +1,9 @@
 """Small folders of images for quick runs: coloured digits, written as PNG files.
 
-Real photographs do not ship with any package, so quick runs of the experiments on real images
-use what does: MNIST digits, coloured as in the biased ColorMNIST of the paper. In one folder a
-digit has its own hue, more or less, as flowers have; in the other the hue says nothing. They
-go through the very same code as photographs: files, decoding, augmentation, training, sweep.
+No package ships real photographs, so quick runs of the experiments on real images use MNIST
+digits, coloured as in the biased ColorMNIST of the paper. In one folder every digit has about its
+own hue, as flowers have; in the other the hue is random. They go through the same code as
+photographs: files, decoding, augmentation, training, sweep.
 """
 
 import shutil
@@ -20,15 +20,15 @@ from equicolor.data import biased_colormnist, load_mnist
 
 
 class QuickImages(NamedTuple):
-    """A folder of coloured digits: its title, the spread of hues in degrees, numbers of images."""
+    """A folder of coloured digits."""
 
     title: str
-    sigma: float
-    train: int = 600
+    sigma: float  # spread of the hues in degrees
+    train: int = 600  # numbers of images
     test: int = 200
 
 
-_REVISION = 2  # to raise when the images change
+_REVISION = 2  # to be raised when the images change
 IMAGES = {
     "coloured-digits": QuickImages("digits, each with its own hue (σ = 24°)", 24.0),
     "any-hue-digits": QuickImages("digits of any hue", 1e6),
@@ -36,7 +36,7 @@ IMAGES = {
 
 
 def quick_note(datasets: Sequence[str]) -> str:
-    """A sentence for the report if datasets are made up; empty if none is."""
+    """A paragraph for the report if some datasets are made up, else an empty text."""
     quick = [IMAGES[dataset] for dataset in datasets if dataset in IMAGES]
     if not quick:
         return ""
@@ -48,13 +48,13 @@ def quick_note(datasets: Sequence[str]) -> str:
 
 
 def write_images(name: str, folder: Path | str) -> Path:
-    """Write one of :data:`IMAGES` to ``folder/name``, unless it is there; returns that path.
+    """Write one of :data:`IMAGES` to ``folder/name``, unless it exists; returns that path.
 
-    It has ``train/`` and ``test/``, and a folder for each digit in both.
+    It has ``train/`` and ``test/`` with a folder for each digit.
     """
     about, place = IMAGES[name], Path(folder) / name
     place.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(place.with_name(f".{name}.lock")):  # others may start at the same time
+    with FileLock(place.with_name(f".{name}.lock")):  # another process may start at the same time
         done = place / f".revision-{_REVISION}"
         if done.exists():
             return place

@@ -1,4 +1,4 @@
-"""Rows of trained networks, grouped by network and training, with the names and looks of both."""
+"""Rows of trained networks, grouped by network and training; names and styles of the groups."""
 
 import re
 from collections import Counter
@@ -47,7 +47,7 @@ _DASHES = {"none": "-", "jitter 0.5": "--", "augmix": ":", "weighted loss": ":"}
 
 
 class Variant(NamedTuple):
-    """A network and how it was trained: what runs of different seeds have in common.
+    """A network and how it was trained, whatever the seed.
 
     Example:
         >>> Variant("ce", "resnet18", 12, "hsv", 4, "jitter 0.5").name
@@ -63,7 +63,7 @@ class Variant(NamedTuple):
     lifting: str = ""
     ce_stages: int = 0
     augmentation: str = "none"  # as in the rows; several are joined by plus signs
-    # What differs from the paper's training and is not common to all rows, in words.
+    # How its training differs from the paper's and from other rows, in words.
     setting: str = ""
     pool: str = "max"  # how the rotations are pooled: "max", "avg" or "none" (flattened)
     gray: bool = False  # whether it sees the mean of the channels alone
@@ -103,7 +103,7 @@ class Variant(NamedTuple):
 
     @property
     def circumstances(self) -> list[str]:
-        """What other rows do not share, in words."""
+        """What sets its training and data apart from other rows, in words."""
         return [self.setting] * bool(self.setting) + [REDRAWN] * self.redrawn
 
     @property
@@ -116,7 +116,7 @@ class Variant(NamedTuple):
 
     @property
     def rank(self) -> tuple[Any, ...]:
-        """Its place in the tables: by augmentation, then as in the paper, then what is ours."""
+        """Its place in the tables: by augmentation, then the paper's networks before ours."""
         augmentation = [*AUGMENTATIONS, self.augmentation].index(self.augmentation)
         return (
             augmentation, self.augmentation, not self.in_paper, self.gray,
@@ -144,19 +144,18 @@ def style(variant: Variant) -> dict[str, Any]:
 
 
 def all_stages(network: str) -> int:
-    """How many stages a ResNet has."""
+    """The number of stages of a ResNet."""
     digits = re.sub(r"\D", "", network)
     known = ARCHITECTURES.get(int(digits)) if digits else None
     return len(known.blocks) if known else 4
 
 
 def by_variant(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
-    """Rows of one dataset of images, grouped by what they have in common beside the seed.
+    """Rows of one dataset of images, grouped by all but the seed, in the order of the tables.
 
-    Rows that were trained otherwise than in the paper, such as for fewer epochs, make a group of
-    their own, whose ``setting`` says what differs. What all rows have in common,
-    :func:`shared_setting`, is left out there. Groups are in the order of the tables. A seed that
-    is there twice is refused.
+    Rows whose training differs from the paper's, such as fewer epochs, are a group of their own,
+    whose ``setting`` says what differs. Differences that all rows share are left out there: see
+    :func:`shared_setting`. Two rows of a group with the same seed are refused.
     """
     groups: dict[Variant, list[Row]] = {}
     for row in rows:
@@ -183,10 +182,10 @@ def by_variant(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
 def shared_setting(
     rows: Sequence[Row], *, beside_paper: bool = False, also: Sequence[str] = ()
 ) -> str:
-    """How all rows of a dataset were trained otherwise than in the paper, in words for a title.
+    """How the training of all rows of a dataset differs from the paper's, in words for a title.
 
-    The paper's settings stand beside them if asked for. The settings in ``also`` are named even
-    if they are the paper's.
+    With ``beside_paper``, the paper's settings stand beside them. The settings in ``also`` are
+    named even if they are the paper's.
     """
     if not rows:
         return ""
@@ -197,13 +196,13 @@ def shared_setting(
 
 
 def _other_widths(rows: Sequence[Row]) -> bool:
-    """Whether no network is as wide as the paper's; each of them has a width of its own."""
+    """Whether every row has a width, and it differs from the paper's."""
     pairs = [(row.get("width"), _paper_width(variant_of(row))) for row in rows]
     return all(None not in pair and pair[0] != pair[1] for pair in pairs)
 
 
 def _paper_width(variant: Variant) -> int | None:
-    """The channels of the first stage by the paper's rule; None if it is no ResNet of ours."""
+    """The channels of the first stage by the paper's rule; None if it is not one of our ResNets."""
     depth = re.fullmatch(r"resnet(\d+)", variant.network)
     if depth is None or int(depth[1]) not in ARCHITECTURES:
         return None
@@ -213,7 +212,7 @@ def _paper_width(variant: Variant) -> int | None:
 
 
 def variant_of(row: Row) -> Variant:
-    """The network of a row and its augmentation, whatever else it was trained with."""
+    """The network of a row and its augmentation, without its other settings."""
     model, rotations = row["model"], row.get("rotations") or 1
     network = model.removeprefix("ce_").removeprefix("ciconv_").removesuffix("-gray")
     kind = "baseline" if re.fullmatch(r"resnet\d+", network) else "other"
@@ -248,5 +247,5 @@ def dataset_title(dataset: str) -> str:
 
 
 def figure_file(name: str, dataset: str) -> str:
-    """The name of a figure's file; the paper's dataset goes without saying."""
+    """The name of a figure's file; the paper's dataset is left out."""
     return name if dataset == PAPER_DATASET else f"{name}-{dataset}"
