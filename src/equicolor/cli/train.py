@@ -95,7 +95,7 @@ def train(
 
     `equicolor train path/to/folder --advise` suggests a network and says how long it trains.
 
-    On several devices, or computers under torchrun or SLURM: `--devices 8 --num-nodes 4`.
+    `--devices 8 --num-nodes 4` uses several devices, and computers under torchrun or SLURM.
     """
     if advise:
         _refuse_with_advise(locals() | settings)

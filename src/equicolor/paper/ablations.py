@@ -372,7 +372,7 @@ COSETPOOL = _ablation(
     _POOLING,
     title="Coset pooling",
     finding="Without pooling the equivariant network behaves like the plain one.",
-    what="the rotations pooled, averaged or flattened",
+    what="rotations pooled, averaged or flattened",
     full="25 min a seed",
     quick="1 min",
 )

@@ -36,20 +36,20 @@ _BY_THE_NETWORK = {
     "lowest entropy": "entropy",
     "highest confidence": "confidence",
 }
-# Each image is asked for in 12 hues, so few shifts have to do: at every 30° the answers repeat, and
-# these lie at 0°, 10° and 20° from there, thrice each.
+# The network sees each image in 12 hues, so there is time for few shifts. Answers repeat every 30°;
+# these shifts lie 0°, 10° and 20° above multiples of 30°, three times each.
 _FEW_SHIFTS = 10
 _LIGHTS = {"grey world": "gray-world", "shades of grey": "shades-of-gray"}
 _SIZES = {f"{name} selector": size for name, size in PRESETS.items()}
 _TINY = {"tiny selector": {"size": 28, "width": 8}}
-# What takes longest comes last.
+# The slowest ones come last.
 _SELECTIONS = (_ALONE, *_TINY, *reversed(_SIZES), *_LIGHTS, _GRAY, *_BY_THE_NETWORK)
-# Of one plain network, with one seed.
+# Measured with one plain network and one seed.
 _ONCE = (*_BY_THE_NETWORK, "fast selector", "shades of grey")
 
 
 def plan(scope: Scope) -> list[Job]:
-    """Train networks, or take those of other experiments, and put each selection in front."""
+    """Train networks, unless other experiments did, and put each selection in front of them."""
     jobs = []
     for dataset in image_jobs.main_datasets(scope):
         networks = scope.networks or (_NETWORKS[:1] if scope.quick else _NETWORKS)
@@ -63,7 +63,7 @@ def plan(scope: Scope) -> list[Job]:
 
 
 def _is_plain(options: Row) -> bool:
-    """Whether a network with these options, or of this row, has one hue."""
+    """Whether a network with these options, or the network of this row, is plain."""
     return (options.get("rotations") or 1) == 1
 
 
@@ -72,7 +72,7 @@ def _is_measured(selection: str, training: Job, scope: Scope, *, first: bool) ->
         return selection in (_ALONE, *_TINY, "grey world")
     options = training.settings["recipe"]["options"]
     if not _is_plain(options):
-        # A selector has nothing to add to a network with as many hues as it compares.
+        # A selector cannot help a network that has as many hues as the selector compares.
         fewer = options["rotations"] < _ROTATIONS
         return selection in (_ALONE, "grey world") or (selection == "default selector" and fewer)
     return selection not in _TINY and (first or selection not in _ONCE)
@@ -86,7 +86,7 @@ def _measure_job(training: Job, selection: str, scope: Scope) -> Job:
 
 
 def _fit_job(training: Job, selection: str, size: dict[str, int], scope: Scope) -> Job:
-    """A selector is trained on images alone, so all networks with a seed share it."""
+    """The job that trains a selector: on images only, so all networks of a seed share it."""
     recipe = training.settings["recipe"]
     settings = {
         "selector": {"rotations": _ROTATIONS, **size},
@@ -118,7 +118,7 @@ def fit(job: Job, context: Context) -> list[Row]:
 
 
 def measure(job: Job, context: Context) -> list[Row]:
-    """Judge a network behind one selection; a plain one also behind a selector with two modes."""
+    """Evaluate a network behind one selection; a plain one also with two modes of its selector."""
     network, batches, autocast = image_jobs.network_and_images(job, context)
     run, *fits = context.before
     selection = job.settings["selection"]
@@ -133,22 +133,21 @@ def measure(job: Job, context: Context) -> list[Row]:
         row |= fits[0].rows[0] | {"hue_kept": _share_at_zero(one, batches)}
     by_the_network = selection in _BY_THE_NETWORK
     actions: tuple[str, ...] = ("hsv", "cast")
-    if fits or by_the_network:  # which do nothing about the light
+    if fits or by_the_network:  # these do not change the light
         actions = ("hsv",)
     elif selection in _LIGHTS:
         actions = ("cast",)
-    elif selection == _ALONE:  # whose hue sweep the training made
+    elif selection == _ALONE:  # the training has its hue sweep
         actions = ("cast",)
         row |= {key: value for key, value in run.rows[0].items() if key.startswith("hue_")}
     shifts = _FEW_SHIFTS if by_the_network else len(hue_shifts())
     rows = []
     for stage, subject in subjects.items():
-        (found,) = evaluate(
-            subject, batches, actions=actions, shifts=shifts, autocast=autocast
-        ).rows()
-        kept = ("original", "nll", "ece", "images", "evaluate_seconds")
+        evaluation = evaluate(subject, batches, actions=actions, shifts=shifts, autocast=autocast)
+        (evaluated,) = evaluation.rows()
+        keys = ("original", "nll", "ece", "images", "evaluate_seconds")
         prefixes = tuple(f"{PREFIX[action]}_" for action in actions)
-        measured = {k: v for k, v in found.items() if k in kept or k.startswith(prefixes)}
+        measured = {k: v for k, v in evaluated.items() if k in keys or k.startswith(prefixes)}
         rows.append(row | {"stage": stage} | measured)
     return rows
 
@@ -166,7 +165,7 @@ def _in_front(network: nn.Module, selection: str) -> nn.Module:
 
 @torch.inference_mode()
 def _share_at_zero(network: Canonicalized, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """The percentage of images that are left in the hue they have, to half a step."""
+    """The percentage of images whose hue the selector keeps, to within half a step."""
     runner = Runner(network, None)
     with evaluating(network):
         angles = torch.cat([network.angle(runner.place(*batch)[0]) for batch in batches])
@@ -223,18 +222,18 @@ def _table(rows: Sequence[Row], title: str) -> Table:
 
 
 def _curves(rows: Sequence[Row], action: str, *, named: bool = False) -> list[Curve]:
-    """A curve for every selection, with the network's name if there are several; over seeds."""
+    """The mean curve over seeds of every selection; ``named`` adds the network to its name."""
     groups: dict[str, list[list[float]]] = {}
     for row in rows:
         name = f"{_network(row)}: {row['stage']}" if named else row["stage"]
-        if found := row.get(f"{PREFIX[action]}_curve"):
-            groups.setdefault(name, []).append(found)
+        if curve := row.get(f"{PREFIX[action]}_curve"):
+            groups.setdefault(name, []).append(curve)
     curves = []
-    for index, (name, each) in enumerate(groups.items()):
-        mean = torch.tensor(each).mean(0)
+    for index, (name, group) in enumerate(groups.items()):
+        mean = torch.tensor(group).mean(0)
         turns = hue_shifts(len(mean)).tolist()
         style = curve_style(index)
-        if len(mean) == _FEW_SHIFTS:  # a line would show waves that are not there
+        if len(mean) == _FEW_SHIFTS:  # a line would suggest waves that do not exist
             style |= {"linestyle": "none", "markevery": 1}
         curves.append(Curve(name, turns, mean.tolist(), style=style))
     return curves
@@ -245,7 +244,7 @@ EXPERIMENT = Experiment(
     title="Canonicalisation of a trained network",
     paper="",
     finding="Not in the paper.",
-    what="a frozen network that sees images in their natural hues or light",
+    what="a frozen network on images that are taken back to their natural hues or light",
     full="25 min",
     quick="2 min",
     plan=plan,

@@ -57,9 +57,9 @@ MODELS: dict[str, Recipe] = {
 }
 
 
-# What is run unless a scope says otherwise: networks, seeds, epochs and σ.
+# Defaults of an experiment: networks, seeds, epochs and σ.
 _Extent = tuple[tuple[str, ...], Sequence[int], int, Sequence[float | None]]
-# Networks in the order of the paper, then what goes beyond it.
+# Networks in the order of the paper, then those beyond it.
 _FULL: dict[str, _Extent] = {
     LONGTAILED: (
         ("z2cnn", "z2cnn-gray", "cecnn", "cecnn-pooled", "cecnn-2", "cecnn-4",
@@ -72,7 +72,7 @@ _FULL: dict[str, _Extent] = {
         range(10), 1500, SIGMAS,
     ),
 }  # fmt: skip
-# Minutes on two cores.
+# For minutes on two cores.
 _QUICK: dict[str, _Extent] = {
     LONGTAILED: (("z2cnn", "z2cnn-gray", "cecnn", "cecnn-pooled"), (0,), QUICK_EPOCHS, (None,)),
     BIASED: (("z2cnn", "cecnn", "cecnn-pooled"), (0,), 10, (0.0, 36.0, 1e6)),
@@ -80,7 +80,7 @@ _QUICK: dict[str, _Extent] = {
 
 
 def quick_recipe(recipe: Recipe) -> Recipe:
-    """A recipe for a fiftieth of the paper's training: larger steps and smaller batches."""
+    """A recipe for a fiftieth of the paper's epochs: larger steps and smaller batches."""
     return dataclasses.replace(recipe, lr=1e-2, batch_size=64)
 
 
@@ -182,7 +182,7 @@ def trained(recipe: Recipe, data: ColorMNIST, result: Result) -> Z2CNN:
 
 
 def row(recipe: Recipe, data: ColorMNIST, result: Result, device: torch.device) -> Row:
-    """What a trained network is and how well it reads the test images."""
+    """The facts about a trained network, and its accuracy on the test images."""
     options = recipe.build(data.num_classes, 0).config
     biased = data.sigma is not None
     return {
@@ -210,9 +210,9 @@ def row(recipe: Recipe, data: ColorMNIST, result: Result, device: torch.device) 
 def hue_curve(network: nn.Module, data: ColorMNIST, per_class: int) -> Tensor:
     """How often a network still reads the digit when the hue of the test images is shifted.
 
-    Where the colour belongs to the class, as in the long-tailed experiment, a shift changes the
-    right answer; the digit stays, so it is the digit alone that counts here. Test images are
-    ``per_class`` of each class of :func:`best_known`.
+    In the long-tailed experiment, a class is a digit and its colour. A shift changes the colour but
+    not the digit, so only the digit counts here. Test images are ``per_class`` of each class of
+    :func:`best_known`.
 
     Returns:
         Percent of digits read correctly at :data:`HUE_SHIFTS`, float64 ``[37]``.
@@ -221,20 +221,20 @@ def hue_curve(network: nn.Module, data: ColorMNIST, per_class: int) -> Tensor:
     images, labels = (part[torch.cat([m[:per_class] for m in members])] for part in data.test)
     colors = data.num_classes // 10
     batches = zip(images.split(_BATCH), (labels // colors).split(_BATCH), strict=True)
-    # The logit of a digit is its highest in any colour.
+    # The logit of a digit is its highest logit in any colour.
     highest = nn.Sequential(nn.Unflatten(1, (-1, colors)), nn.AdaptiveMaxPool1d(1), nn.Flatten())
     return hue_sweep(nn.Sequential(network, highest), list(batches), HUE_SHIFTS).accuracy
 
 
 def best_known(data: ColorMNIST) -> list[int]:
-    """For every digit the class, so the colour, with most training images."""
+    """For every digit, the class (so the colour) with the most training images."""
     colors = data.num_classes // 10
     best = data.class_counts().view(10, colors).argmax(1)
     return [int(color) + colors * digit for digit, color in enumerate(best)]
 
 
 def _keeps(old: Row, new: Sequence[Row]) -> bool:
-    """Whether an old row is shown beside new ones: if its training took as long, on such digits."""
+    """Keep old rows that were trained for as many epochs and on the same digits as new ones."""
     return all(old.get(key) == new[0].get(key) for key in ("epochs", "digits"))
 
 
@@ -248,10 +248,10 @@ LONGTAILED_EXPERIMENT = _colormnist(
     id=LONGTAILED,
     title="Long-tailed ColorMNIST",
     paper="Fig. 2a, App. B",
-    finding="CECNN 91.35 % against 71.59 % of a plain network; whatever cannot tell colours "
-    "apart stays below a third. Weighing classes makes no difference; hue jitter takes "
-    "CECNN to the level of the pooled one.",
-    what="30 classes of unequal size: shapes shared over colours",
+    finding="CECNN reaches 91.35 % and a plain network 71.59 %; networks that cannot tell colours "
+    "apart stay below a third. Weighting the classes makes no difference; hue jitter brings "
+    "CECNN down to the level of the pooled one.",
+    what="30 classes of unequal size, with shapes in three colours",
     full="6 min",
     plan=functools.partial(plan, LONGTAILED),
     show=show_longtailed,
@@ -263,7 +263,7 @@ BIASED_EXPERIMENT = _colormnist(
     paper="Fig. 2b, App. B",
     finding="CECNN is above the plain network at every spread of the hue; the pooled CECNN leads "
     "from σ = 48° on.",
-    what="every digit has its own hue, with more or less spread",
+    what="digits that each have their own hue, with small or large spread",
     full="19 min",
     plan=functools.partial(plan, BIASED),
     show=show_biased,

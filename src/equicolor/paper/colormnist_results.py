@@ -1,7 +1,7 @@
 """The ColorMNIST experiments in the report: the paper's Figure 2, its samples, and hue curves.
 
-Colours of figures are Okabe and Ito's, which the colour-blind can tell apart; markers and dashes
-repeat what they say.
+Figures use the colours of Okabe and Ito, which the colour-blind can tell apart; markers and dashes
+repeat the distinction.
 """
 
 import statistics
@@ -35,7 +35,7 @@ from equicolor.reporting.tables import standard_error
 from equicolor.results import Row
 
 LONGTAILED, BIASED = "colormnist-longtailed", "colormnist-biased"
-HUE_IMAGES = 30  # of a class, on which the first seed is swept
+HUE_IMAGES = 30  # test images of each class in the hue sweep of the first seed
 _NETWORKS = """Z2CNN is a plain seven-layer network, CECNN the colour-equivariant one with as many
 parameters"""
 _ABOUT_LONGTAILED = f"""Ten digits in three colours are thirty classes. Some have a hundred
@@ -45,7 +45,7 @@ same digit. {_NETWORKS}."""
 _ABOUT_BIASED = f"""Every digit has its own hue, and the hue of an image deviates from it by σ
 degrees. At σ = 0 the colour gives the class away, at σ = 10⁶ only the shape is left.
 {_NETWORKS}; coset pooling makes it invariant to hue."""
-_FADED = (1.0, 0.5, 0.3)  # of curves that differ in the setting alone
+_FADED = (1.0, 0.5, 0.3)  # opacity of curves that differ only in the setting
 _TINTS = {"red": "#c0392b", "green": "#1e8449", "blue": "#1f4fbf"}
 
 _Points = Mapping[Variant, Mapping[int, Sequence[float]]]  # numbers of all seeds at each place
@@ -57,7 +57,7 @@ def show_longtailed(findings: Findings) -> list[Section]:
     if not rows:
         return []
     digits = digits_of(rows)
-    # Any digits do for the sizes of the classes.
+    # The sizes of the classes are the same for any digits.
     data = longtailed_colormnist(digits or load_mnist(embedded=True), test_per_class=1)
     plain = [row for row in rows if row["augmentation"] == "none" and not row["weighted"]]
     changed = [row for row in rows if row not in plain]
@@ -125,7 +125,7 @@ def show_biased(findings: Findings) -> list[Section]:
 def _samples(
     experiment: str, rows: Sequence[Row], words: str, data: Sequence[ColorMNIST]
 ) -> Section:
-    """The sheet of training images, or why there is none."""
+    """The sheet of training images, or the reason why there is none."""
     title, file = "The images", f"{experiment}-samples"
     if not data:
         missing = f"{_sources(rows)}, is missing or damaged in {data_root()}"
@@ -135,7 +135,7 @@ def _samples(
 
 
 def digits_of(rows: Sequence[Row]) -> Digits | None:
-    """The digits that rows were trained on: the full set if any row has it."""
+    """The digits that rows were trained on, preferably the full set; None if they are missing."""
     sources = {row["digits"] for row in rows}
     for source in (FULL_SOURCE, EMBEDDED_SOURCE):
         if source in sources:
@@ -156,7 +156,7 @@ def _bars(rows: Sequence[Row]) -> str:
 
 
 def _styles(variants: Sequence[Variant]) -> dict[Variant, dict[str, Any]]:
-    """Looks of curves in one plot; those that differ in the setting alone are fainter."""
+    """Styles of the curves of a plot; curves that differ only in the setting are fainter."""
     counts: Counter[Variant] = Counter()
     styles = {}
     for variant in variants:
@@ -167,9 +167,9 @@ def _styles(variants: Sequence[Variant]) -> dict[Variant, dict[str, Any]]:
 
 
 def per_class_figure(rows: Sequence[Row], data: ColorMNIST) -> Figure:
-    """Images a class has, and how well every network knows it (paper, Figure 2a).
+    """Training images of every class, and the accuracy of every network (paper, Figure 2a).
 
-    Bars are sorted by size; over them is the mean over seeds with its standard deviation.
+    Bars are training images, sorted. Curves are means over seeds, with the standard deviation.
     """
     counts = data.class_counts()
     order = torch.argsort(counts, descending=True, stable=True)
@@ -191,7 +191,7 @@ def per_class_figure(rows: Sequence[Row], data: ColorMNIST) -> Figure:
     accuracy.set_xticks(range(len(order)), [f"{digit}\n{color[0]}" for digit, color in names])
     for label, (_, color) in zip(accuracy.get_xticklabels(), names, strict=True):
         label.set_color(_TINTS[color])
-    # The bars belong behind the curves, though their axes were made later.
+    # Put the bars behind the curves, although their axes were made later.
     accuracy.set_zorder(bars.get_zorder() + 1)
     accuracy.patch.set_visible(False)
     figure.legend(loc="outside upper center", ncols=min(5, len(groups)), frameon=False)
@@ -199,11 +199,11 @@ def per_class_figure(rows: Sequence[Row], data: ColorMNIST) -> Figure:
 
 
 def sigma_figure(rows: Sequence[Row]) -> Figure:
-    """Accuracy over the spread of the hue (paper, Figure 2b), and what is gained over Z2CNN.
+    """Accuracy over the spread of the hue (paper, Figure 2b), and the gain over Z2CNN.
 
-    Above is the mean over seeds with its standard deviation. Below is the mean difference of a
-    seed from the plain network of that seed with its standard error, if they have several seeds
-    in common. Data drawn once and data drawn for every seed have a column each.
+    Above is the mean over seeds with its standard deviation. Below is the mean gain over the plain
+    network of the same seed with its standard error, if they share several seeds. Data drawn once
+    and data drawn for every seed have a column each.
     """
     sigmas, curves = tables.sigmas_of(rows), tables.curves_of(rows)
     draws = sorted({variant.redrawn for variant in curves})
@@ -216,7 +216,7 @@ def sigma_figure(rows: Sequence[Row]) -> Figure:
     )
 
     def points(curves: Mapping[Variant, tables.Cells], redrawn: bool) -> _Points:
-        """The curves of one kind of draw; places are those of σ."""
+        """The curves of one way to draw data, over the positions of σ on the axis."""
         return {
             variant: {p: list(cells[s].values()) for p, s in enumerate(sigmas) if s in cells}
             for variant, cells in curves.items()
@@ -235,7 +235,7 @@ def sigma_figure(rows: Sequence[Row]) -> Figure:
         column[-1].set_xlabel("standard deviation of the hue, degrees")
     for axes, label in zip(grid[:, 0], ("test accuracy, %", "points above Z2CNN"), strict=False):
         axes.set_ylabel(label)
-    # A network that is in both columns is in the legend once.
+    # A network that is in both columns has one entry in the legend.
     pairs = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in grid[0]]
     handles = {label: handle for column in pairs for handle, label in column}
     figure.legend(list(handles.values()), list(handles), loc="outside right center", frameon=False)
@@ -245,7 +245,7 @@ def sigma_figure(rows: Sequence[Row]) -> Figure:
 def _draw_curves(
     axes: Axes, curves: _Points, error: Callable[[Sequence[float]], float], spread: float
 ) -> None:
-    """Means with error bars; the markers of one place stand side by side over some points."""
+    """Means with error bars; markers of one place stand side by side, ``spread`` points wide."""
     styles = _styles(list(curves))
     figure = axes.get_figure(root=True)
     assert figure is not None
@@ -253,7 +253,7 @@ def _draw_curves(
         places = list(points)
         means = np.array([statistics.fmean(values) for values in points.values()])
         errors = np.array([error(v) if len(v) > 1 else 0.0 for v in points.values()])
-        # Not a share of the axis, which would be wide where there are few places.
+        # In inches: a share of the axis would be wide if there are few places.
         inches = spread * ((index + 0.5) / len(curves) - 0.5) / 72
         axes.errorbar(
             places,
@@ -267,14 +267,17 @@ def _draw_curves(
             transform=axes.transData + ScaledTranslation(inches, 0, figure.dpi_scale_trans),
             **styles[variant],
         )
-        for ends in (means - errors, means + errors):  # the shift hides them from the axis
+        for ends in (
+            means - errors,
+            means + errors,
+        ):  # limits of the axis ignore shifted points
             axes.update_datalim(np.column_stack((places, ends)))
     axes.autoscale_view(scalex=False)
     axes.grid(axis="y", alpha=0.3)
 
 
 def hue_figure(curves: Mapping[str, Sequence[float]]) -> Figure:
-    """Accuracy of networks, by name, against the hue shift of the test images."""
+    """Accuracy of networks over the hue shift of the test images; ``curves`` by network name."""
     lines = []
     for model, accuracy in curves.items():
         variant, turns = Variant("other", model), hue_shifts(len(accuracy)).tolist()
@@ -285,8 +288,8 @@ def hue_figure(curves: Mapping[str, Sequence[float]]) -> Figure:
 def sample_sheet(datasets: Sequence[ColorMNIST]) -> Figure:
     """The first training images of every class, a row each (paper, appendix B).
 
-    The long-tailed dataset gets a panel a colour; biased ones get a panel each. Rows that end
-    early belong to rare classes; their size stands beside them.
+    The long-tailed dataset has a panel for each colour, biased ones have one panel each. Rows that
+    end early are rare classes; the number of their images stands beside them.
     """
     panels = [(data, *panel) for data in datasets for panel in _panels(data)]
     columns = 36 // len(panels)

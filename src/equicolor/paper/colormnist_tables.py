@@ -18,7 +18,7 @@ PAPER_LONGTAILED = {
     "cecnn": "91.35 ± 0.40",
     "cecnn-pooled": "29.43 ± 0.46",
 }
-# At the two ends of sigma (section 4.1); the curves between are only plotted there.
+# At the two ends of σ (section 4.1); the paper only plots the curves between them.
 PAPER_BIASED = {"z2cnn-gray": {0.0: "89.89", 1e6: "79.94"}}
 
 Cells = dict[float | None, dict[int, float]]  # accuracy by σ and seed; long-tailed rows have no σ
@@ -27,16 +27,16 @@ Cells = dict[float | None, dict[int, float]]  # accuracy by σ and seed; long-ta
 def by_training(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
     """Rows grouped by network and training, in the paper's order, variants last.
 
-    Where epochs, digits or precision differ among the rows, the ``setting`` of a variant says it.
+    If epochs, digits or precision differ among the rows, the ``setting`` of a variant has them.
     Rows whose data were drawn for every seed come after all others.
     """
     keys = "epochs", "digits", "precision"
-    several = [key for key in keys if len({row.get(key) for row in rows}) > 1]
+    varying = [key for key in keys if len({row.get(key) for row in rows}) > 1]
     groups: dict[Variant, list[Row]] = {}
     for row in rows:
         words = [
             str(row[key]) if key == "digits" else in_words({key: row[key]})
-            for key in several
+            for key in varying
             if key in row
         ]
         trainings = [row["augmentation"]] * (row["augmentation"] != "none")
@@ -51,7 +51,7 @@ def by_training(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
         groups.setdefault(variant, []).append(row)
 
     def rank(variant: Variant) -> tuple[bool, int, int]:
-        # Those that are not in the list come after it.
+        # Names that are not in a list come after it.
         training = [*_TRAININGS, variant.augmentation].index(variant.augmentation)
         network = [*TOY_NETWORKS, variant.network].index(variant.network)
         return variant.redrawn, training, network
@@ -70,10 +70,10 @@ def curves_of(rows: Sequence[Row]) -> dict[Variant, Cells]:
 
 
 def gains(curves: Mapping[Variant, Cells]) -> dict[Variant, Cells]:
-    """What networks gain over the plain one, seed by seed.
+    """The gain of networks over the plain one, seed by seed.
 
-    Networks without colour are left out: they lose so much that the others would be one line. So
-    are those with one seed in common with the plain one: that difference is mostly noise.
+    Networks without colour are left out: they lose so much that the other curves would look flat.
+    So are those that share only one seed with the plain one: that difference is mostly noise.
     """
     differences: dict[Variant, Cells] = {}
     for variant, cells in curves.items():
@@ -94,7 +94,7 @@ def sigmas_of(rows: Sequence[Row]) -> list[float]:
 
 
 def sigma_label(sigma: float) -> str:
-    """Degrees for an axis or a table, high powers of ten as such."""
+    """Degrees for an axis or a table; high powers of ten are written as powers."""
     power = round(math.log10(sigma)) if sigma >= 1e5 else 0
     if power and sigma == 10.0**power:
         return "10" + str(power).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
@@ -118,7 +118,7 @@ def biased_table(rows: Sequence[Row]) -> Table:
     lines = []
     for variant, cells in curves_of(rows).items():
         lines.append((variant.name, *(mean_and_std(v) for v in _values(cells, sigmas))))
-        # Below the first line of a network; data drawn once or for every seed compare to it.
+        # Below the first line of a network only: it is the same for both ways to draw data.
         numbers = paper.pop(variant.network, {}) if _as_in_paper(variant) else {}
         if numbers.keys() & set(sigmas):
             name = f"{variant.network_name} (paper)"
@@ -159,7 +159,7 @@ def _title(rows: Sequence[Row]) -> str:
 
 
 def headline(rows: Sequence[Row]) -> str:
-    """CECNN against Z2CNN where both were trained, a sentence for each setting and kind of draw."""
+    """CECNN against Z2CNN, a sentence for each setting and way to draw data that both have."""
     curves = curves_of(rows)
     sentences = [
         _against(variant, cells, curves.get(variant._replace(network="z2cnn"), {}))
@@ -170,7 +170,7 @@ def headline(rows: Sequence[Row]) -> str:
 
 
 def _against(variant: Variant, cells: Cells, plain_cells: Cells) -> str:
-    """A sentence on the spreads of the hue that both have; empty if there are none."""
+    """A sentence about the spreads of the hue that both have; empty if they share none."""
     common = cells.keys() & plain_cells.keys()
     if not common:
         return ""
@@ -181,7 +181,7 @@ def _against(variant: Variant, cells: Cells, plain_cells: Cells) -> str:
     mean, plain = statistics.fmean(means.values()), statistics.fmean(plain_means.values())
     notes = []
     if len(common) > 1:
-        # More than rounding: equal means may come from sums of other numbers.
+        # By more than rounding: equal means may come from sums of different numbers.
         ahead = sum(means[sigma] - plain_means[sigma] > 1e-9 for sigma in common)
         notes = ["mean over σ", f"ahead at {ahead} of {len(common)}"]
     elif (sigma := next(iter(common))) is not None:

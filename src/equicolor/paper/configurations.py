@@ -1,8 +1,8 @@
-"""What a network costs: the paper's Table 4 (appendix C.3), counted on what is executed.
+"""The cost of networks: the paper's Table 4 (appendix C.3), with operations counted as executed.
 
-The paper's parameter counts hold. Its MAC column does not say what its code executes: it
-is a counter's figure for a batch of two, in which the pointwise part of a separable filter
-counts as if it had no spatial extent (:func:`paper_macs` reproduces every number of it).
+The paper's parameter counts are right. Its MACs are not those that its code executes: they come
+from a counter, for a batch of two, that counts the pointwise part of a separable filter as if it
+had no spatial extent (:func:`paper_macs` reproduces every number).
 """
 
 import copy
@@ -30,7 +30,7 @@ from equicolor.results import Row
 
 
 class Configuration(NamedTuple):
-    """A network of the paper's Table 4, with its numbers, or one of ours without."""
+    """A network of the paper's Table 4 with the paper's numbers, or one of ours without them."""
 
     model: str
     ce_stages: int
@@ -63,8 +63,8 @@ def measure(network: str, *, input_size: int | None = None, **options: Any) -> R
     """Parameters and executed multiply-accumulates of a network, dense and cyclic, as a row.
 
     The network is a name of :func:`equicolor.models.list_models`, built with the ``options``, or
-    anything that :func:`equicolor.models.load_network` takes; no weights are downloaded. The size
-    of the image is by default the one the network is for; ``width`` is that of the first stage.
+    anything that :func:`equicolor.models.load_network` takes; no weights are downloaded. By default
+    images have the size that the network is for. ``width`` is that of the first stage.
     """
     model = _build(network, options)
     size = getattr(model, "image_size", 224) if input_size is None else input_size
@@ -88,23 +88,23 @@ def measure(network: str, *, input_size: int | None = None, **options: Any) -> R
 def _build(network: str, options: dict[str, Any]) -> nn.Module:
     path = Path(network)
     if network in list_models() or not (path.exists() or path.suffix or ":" in network):
-        with torch.device("meta"):  # shapes are all that is needed
-            return create_model(network, **options)  # or says what there is
+        with torch.device("meta"):  # only shapes are needed
+            return create_model(network, **options)  # an unknown name raises
     if options:
         raise ValueError(
             f"{', '.join(options)} can be chosen for a name of 'equicolor models'; {network} is "
-            "built already"
+            "already built"
         )
     return load_network(network, pretrained=not is_foreign(network))
 
 
 def paper_macs(network: nn.Module, input_size: int) -> int:
-    """The MACs the paper reports, by its counter's rule; not what is executed.
+    """The MACs that the paper reports, by the rule of its counter; not those that are executed.
 
-    torchinfo multiplies a convolution's ``weight`` and ``bias`` with the output positions,
-    rotations included. Any other parameter with "weight" in its name it takes for that of a
-    recurrent layer, and multiplies with batch and channels: so ``pointwise_weight`` counts
-    as if images had no pixels. The count is for a batch of two.
+    torchinfo multiplies a convolution's ``weight`` and ``bias`` by the output positions, rotations
+    included. It takes any other parameter with "weight" in its name for that of a recurrent layer
+    and multiplies it by batch and channels, so ``pointwise_weight`` counts as if images had one
+    pixel. The count is for a batch of two.
 
     Example:
         >>> from equicolor.models import resnet44
@@ -157,7 +157,7 @@ def show(findings: Findings) -> list[Section]:
 
 
 def table(rows: Iterable[Row]) -> RichTable:
-    """The rows of :func:`run` for the terminal; × is in multiples of the plain network above."""
+    """The rows of :func:`run` for the terminal; × means multiples of the plain network."""
     title = "Parameters, and GMACs executed for one image (paper's GMACs: batch of two)"
     result = RichTable(title=title, box=None, pad_edge=False)
     names = ("network", "CE", "n", "width", "params", "paper", "dense", "×", "cyclic", "×", "paper")
@@ -184,7 +184,7 @@ def report_table(rows: Iterable[Row]) -> Table:
 
 
 def _cells(row: Row) -> list[str]:
-    """A row in words: network, parameters in millions and multiply-accumulates in billions."""
+    """The cells of a row: network, parameters in millions, multiply-accumulates in billions."""
     numbers = (
         row["paper_parameters_m"], row["parameters"] / 1e6, row["paper_macs_g"],
         row["macs_dense"] / 1e9, row["macs_cyclic"] / 1e9,
@@ -203,18 +203,18 @@ def plot(rows: Sequence[Row]) -> Figure:
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
     for axes, model in zip(panels, models, strict=True):
-        own = [row for row in rows if row["model"] == model]
-        plain = next(row["macs_dense"] for row in own if row["rotations"] == 1)
+        group = [row for row in rows if row["model"] == model]
+        plain = next(row["macs_dense"] for row in group if row["rotations"] == 1)
         for index, (algorithm, color) in enumerate((("dense", "#d55e00"), ("cyclic", "#0072b2"))):
-            heights = [row[f"macs_{algorithm}"] / plain for row in own]
-            places = [place + 0.38 * index - 0.19 for place in range(len(own))]
+            heights = [row[f"macs_{algorithm}"] / plain for row in group]
+            places = [place + 0.38 * index - 0.19 for place in range(len(group))]
             bars = axes.bar(places, heights, 0.36, color=color, label=f"{algorithm} algorithm")
             axes.bar_label(bars, fmt="%.1f", fontsize=8)
         names = [
             "plain" if row["rotations"] == 1 else f"CE-{row['ce_stages']}\nn = {_rotations(row)}"
-            for row in own
+            for row in group
         ]
-        axes.set_xticks(range(len(own)), names, fontsize=8)
+        axes.set_xticks(range(len(group)), names, fontsize=8)
         axes.set_title(model, fontsize=10)
     panels[0].set_ylabel("multiply-accumulates, × plain")
     panels[0].legend(frameon=False, fontsize=9, loc="upper left")
@@ -259,7 +259,7 @@ EXPERIMENT = Experiment(
     title="Configurations",
     paper="Table 4",
     finding="Networks of about equal parameters; their multiply-accumulates grow by 1.6 to 2.9 "
-    "times. The MACs are a counter's figure, not what is executed: see the documentation.",
+    "times. The MACs come from a counter and are not those executed: see the documentation.",
     what="parameters and multiply-accumulates",
     full="seconds",
     quick="½ min",

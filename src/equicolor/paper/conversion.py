@@ -1,4 +1,4 @@
-"""What conversion does to a trained network: accuracy before, after, and after a fine-tune."""
+"""Accuracy of a trained network before its conversion, after it, and after a fine-tune."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -42,10 +42,10 @@ def plan(scope: Scope) -> list[Job]:
 
 
 def run(job: Job, context: Context) -> list[Row]:
-    """Judge a network before conversion, after it without training, and after a fine-tune.
+    """Evaluate a network before conversion, after it without training, and after a fine-tune.
 
-    The plain network is fine-tuned as long, without and with hue jitter: what more training, or
-    the usual remedy, does by itself. Each row tells its ``stage`` in words.
+    The plain network is fine-tuned for as long, without and with hue jitter: this shows the effect
+    of more training, and of the usual remedy. Each row has its ``stage`` in words.
     """
     from equicolor.training.fit import fit  # slow: it imports Lightning
 
@@ -58,7 +58,7 @@ def run(job: Job, context: Context) -> list[Row]:
     half = device.type == "cuda" and trained.precision == "bfloat16"
     quiet = Console(quiet=True) if context.console is None else context.console
 
-    def judge(path: Path, stage: str) -> Row:
+    def measure(path: Path, stage: str) -> Row:
         diagnosis = diagnose(path, data, actions=("hsv",), device=device, console=quiet)
         return diagnosis.rows()[0] | {"stage": stage}
 
@@ -75,13 +75,13 @@ def run(job: Job, context: Context) -> list[Row]:
         assert outcome is not None
         return outcome.row | {"stage": stage}
 
-    rows = [judge(training.folder, "before conversion")]
+    rows = [measure(training.folder, "before conversion")]
     for pool in _POOLS:
         path = context.folder / f"converted-{pool}.safetensors"
         plain = load_model(checkpoint_file(training.folder))
         plain.origin = origin_of(training.folder)
         save_model(convert(plain, rotations, job.settings["lifting"], coset_pool=pool), path)
-        untrained = judge(path, f"converted, {pool} over {rotations} hues")
+        untrained = measure(path, f"converted, {pool} over {rotations} hues")
         tuned = tune(path, pool, f"converted and fine-tuned for {length}, {pool}")
         rows += [untrained | {"coset_pool": pool}, tuned | {"coset_pool": pool}]
     for name, words, jitter in (("plain", "", 0.0), ("plain-jitter", " with jitter", JITTER)):
@@ -138,7 +138,7 @@ EXPERIMENT = Experiment(
     title="Conversion of a trained network",
     paper="",
     finding="Not in the paper.",
-    what="a plain network made equivariant, without training and after a little",
+    what="a plain network made equivariant, without training and after a short fine-tune",
     full="15 min",
     quick="1 min",
     plan=plan,

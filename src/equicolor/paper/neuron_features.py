@@ -32,7 +32,7 @@ from equicolor.training.recipes import default_recipe
 
 
 def show(findings: Findings) -> Iterator[Section]:
-    """The hues of the features in numbers and, where its file is there, the figure."""
+    """The hues of the features in numbers, and the figure if its file is there."""
     rows = findings.of("neuron-features")
     for dataset in datasets_of(rows):
         stages = [row for row in rows if row["dataset"] == dataset]
@@ -92,14 +92,14 @@ def measure_and_draw(
 ) -> tuple[list[Row], bytes]:
     """Draw the most colour-selective units of every stage, and measure the hues of their rows.
 
-    Features are means of the ``top`` images. Of every stage, ``units`` are drawn, and the hues of
-    at most ``measured_units`` measured. The images are gone through several times.
+    Features are means of the ``top`` images. For every stage, ``units`` are drawn, and hues of at
+    most ``measured_units`` are measured. The images are read several times.
 
     Returns:
-        A row for each stage, and the sheet as PNG. A row has how many channels are ``selective``,
-        and by how many degrees the hue of row k minus row 0 differs from 360 k / n, the median
-        over selective channels and rows (None if there are none): ``hue_deviation`` among images
-        in random hues, ``hue_deviation_data`` among the images as they are.
+        A row for each stage, and the sheet as PNG. ``selective`` is the number of selective
+        channels. ``hue_deviation`` and ``hue_deviation_data`` say by how many degrees the hue of
+        row k minus row 0 differs from 360 k / n: the median over selective channels and rows (None
+        without any), among images in random hues and among the images as they are.
     """
     first = images_of(next(iter(images)))
     size = first.shape[-2], first.shape[-1]
@@ -147,14 +147,13 @@ def _deviation(hues: HueRows | None) -> float | None:
 def sheet(
     drawn: Mapping[str, Mapping[str, NeuronFeatures]], scores: Mapping[str, Tensor]
 ) -> Figure:
-    """A line of blocks for each layer, those of a channel next to each other.
+    """A line of blocks for each layer; blocks of the same channel are neighbours.
 
-    In a block, a row is a rotation: the neuron feature, and beside it the crops that excite the
-    unit most.
+    Each row of a block is a rotation: the neuron feature, and the crops that excite the unit most.
 
     Args:
-        drawn: the same channels of each layer among some images, by a word for these images
-            (empty for the data as they are).
+        drawn: for each layer, the features of the same channels by source of images; the name of
+            the source is empty for the data as they are.
         scores: colour selectivity of all channels of each layer.
     """
     everything = [features for sources in drawn.values() for features in sources.values()]
@@ -178,7 +177,7 @@ def sheet(
 
 
 def plan(scope: Scope) -> list[Job]:
-    """Train the network that is equivariant in all stages, and look at its units."""
+    """Train the network that is equivariant in all stages, and analyse its units."""
     jobs = []
     for dataset in image_jobs.main_datasets(scope):
         place = image_jobs.place(dataset, scope)
@@ -190,7 +189,7 @@ def plan(scope: Scope) -> list[Job]:
 
 
 def draw(job: Job, context: Context) -> list[Row]:
-    """Draw the features into the folder; a row for each stage, with how far its hues are off."""
+    """Draw the features into the folder; a row for each stage has the deviation of its hues."""
     (run,) = context.before
     network, images, half = image_jobs.network_and_images(job, context)
     facts = image_jobs.facts(run)

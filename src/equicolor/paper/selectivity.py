@@ -31,7 +31,7 @@ from equicolor.results import Row
 from equicolor.training.recipes import default_recipe
 
 _MARKERS = "osD^vPX"
-# About what the literature quotes for a plain ResNet's units on each dataset.
+# Roughly the values in the literature for the units of a plain ResNet on each dataset.
 _QUOTED = {"flowers102": "about 0.70"}
 
 
@@ -80,13 +80,13 @@ def gains(rows: Sequence[Row], dataset: str) -> dict[int, float]:
 
 
 def _compared(rows: Sequence[Row], dataset: str) -> list[Row]:
-    """Networks trained without augmentation in the paper's way; if none was, those like most."""
+    """Networks without augmentation, trained alike: see :func:`equicolor.paper.rows.alike`."""
     plain = [row for row in rows if (row.get("augmentation") or "none") == "none"]
     return alike([row for row in plain if row["dataset"] == dataset])
 
 
 def _titles(rows: Sequence[Row], trained: Sequence[Row]) -> dict[str, str]:
-    """Names of datasets with training that is not the paper's; all epochs if they differ."""
+    """Titles of datasets, with differences from the paper's training, and epochs if they vary."""
     compared = {
         dataset: _compared(trained, dataset) or [row for row in rows if row["dataset"] == dataset]
         for dataset in datasets_of(rows)
@@ -101,7 +101,7 @@ def _titles(rows: Sequence[Row], trained: Sequence[Row]) -> dict[str, str]:
 
 
 def _scores(rows: Sequence[Row]) -> dict[str, float]:
-    """Mean selectivity of all units of each dataset's plain network, the most selective first."""
+    """Mean selectivity of the plain network's units by dataset, the highest first."""
     values: dict[str, list[float]] = {dataset: [] for dataset in datasets_of(rows)}
     for row in rows:
         if row["layer"] == "all":
@@ -111,7 +111,7 @@ def _scores(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def table(rows: Sequence[Row], trained: Sequence[Row]) -> Table:
-    """Selectivity of the rows of all units (layer ``"all"``), and gains of trained networks."""
+    """Selectivity of rows about all units (layer ``"all"``), and gains of ``trained`` rows."""
     titles, scores = _titles(rows, trained), _scores(rows)
     gained = {dataset: gains(trained, dataset) for dataset in scores}
     stages = sorted({count for gain in gained.values() for count in gain if count})
@@ -130,11 +130,11 @@ def table(rows: Sequence[Row], trained: Sequence[Row]) -> Table:
 def gain_figure(rows: Sequence[Row], trained: Sequence[Row]) -> Figure:
     """The paper's Figure 4: gain over equivariant stages, coloured by selectivity.
 
-    Lines are dotted where they pass stages that were not run.
+    Lines are dotted across stages that were not run.
     """
     scores = _scores(rows)
     span = Normalize(min(0.0, *scores.values()), max(1.0, *scores.values()))
-    # Without its end, which is too bright for lines.
+    # Without the bright end of plasma, on which lines are hard to see.
     colors = ListedColormap(matplotlib.colormaps["plasma"](np.linspace(0, 0.9, 256)))
     figure = Figure(figsize=(8, 4.2 + 0.2 * len(scores)), layout="constrained")
     axes = figure.subplots()
@@ -154,13 +154,13 @@ def gain_figure(rows: Sequence[Row], trained: Sequence[Row]) -> Figure:
     axes.set_xticks(range(most + 1))
     axes.set(xlabel="equivariant stages", ylabel="accuracy gained, points")
     axes.grid(alpha=0.3)
-    figure.legend(loc="outside upper left", frameon=False, fontsize=9)  # it would hide points
+    figure.legend(loc="outside upper left", frameon=False, fontsize=9)  # inside it hides points
     figure.colorbar(ScalarMappable(span, colors), ax=axes, label="colour selectivity")
     return figure
 
 
 def plan(scope: Scope) -> list[Job]:
-    """Train the baseline and the hybrids of every dataset; look at the baseline's units."""
+    """Train the baseline and the hybrids of every dataset, and analyse the baseline's units."""
     jobs = []
     quick = tuple(IMAGES) if scope.quick else ()
     for dataset in scope.datasets or quick or image_jobs.datasets_on_disk(scope):
@@ -175,7 +175,7 @@ def plan(scope: Scope) -> list[Job]:
 
 
 def measure(job: Job, context: Context) -> list[Row]:
-    """A row for all layers of a trained network, and one for each layer with all its units."""
+    """A row for all layers of a trained network, and a row for each layer with its units."""
     from equicolor.analysis import selectivity
 
     (run,) = context.before
@@ -205,7 +205,7 @@ EXPERIMENT = Experiment(
     paper="Fig. 4",
     finding="Datasets whose networks are colour-selective gain from equivariance up to late "
     "stages, others do not.",
-    what="how colour-selective units are, and what equivariance gains by it",
+    what="colour selectivity of units, and accuracy gained by equivariance",
     full="40 min a dataset",
     quick="1 min",
     plan=plan,

@@ -1,6 +1,6 @@
 """Networks equivariant to hue, to space and to both, on turned, mirrored and hue-shifted images.
 
-Two experiments: sizes at which random networks are exact, and what trained ones gain.
+Two experiments: sizes at which random networks are exact, and the gain of trained networks.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ from equicolor.results import Row
 from equicolor.testing import equivariance_error
 
 _NETWORKS = ("baseline", "hsv-6", "baseline+p4m", "hsv-6+p4m")
-_SIZE = 69  # at which ResNets with a spatial group are exact: 32 k + 5
+_SIZE = 69  # ResNets with a spatial group are exact at sizes of 32 k + 5
 _PLANE = SpatialGroup("p4m")
 _HUES = 12
 # What is done to the test images, by the keys of the rows.
@@ -46,14 +46,14 @@ _CONDITIONS = {
     "turns_mean": "turned and mirrored",
     "both_mean": "both",
 }
-# Sizes at which all layers with a stride see both borders alike, and the usual ones.
+# A size at which all layers with a stride treat both borders alike, and the usual size.
 _SIZES = {"resnet18": (229, 224), "resnet44": (33, 32)}
 
 
 def plan(scope: Scope) -> list[Job]:
     """Train the networks at equal parameters, and measure each."""
     networks = scope.networks or _NETWORKS
-    if scope.size is None and not scope.quick:  # whose digits are too small for such a size
+    if scope.size is None and not scope.quick:  # quick digits are too small for it
         scope = dataclasses.replace(scope, size=_SIZE)
     return [
         image_jobs.follow(training, "space", measure, {"hues": _HUES})
@@ -63,7 +63,7 @@ def plan(scope: Scope) -> list[Job]:
 
 
 def exactness(job: Job, context: Context) -> list[Row]:
-    """How much hue shifts, turns and mirror images move the logits of a random network, float64."""
+    """How much hue shifts, turns and mirror images change a random network's logits, in float64."""
     settings = dict(job.settings)
     name = settings.pop("network")
     torch.manual_seed(0)
@@ -72,7 +72,7 @@ def exactness(job: Job, context: Context) -> list[Row]:
     for size in _SIZES[name]:
         photo = _square_photo(size).double()
         with torch.no_grad():
-            network.train()(photo.expand(2, -1, -1, -1))  # for the statistics of the norms
+            network.train()(photo.expand(2, -1, -1, -1))  # sets the batch statistics
         group = settings["rotations"], "hsv"
         change = equivariance_error(network.eval(), photo, *group, spatial=settings["spatial"])
         row = {"network": name, **settings, "lifting": "hsv", "input_size": size}
@@ -81,7 +81,7 @@ def exactness(job: Job, context: Context) -> list[Row]:
 
 
 def _square_photo(size: int) -> Tensor:
-    """A part of the photo of a flower that no turn and no mirror image leaves as it is."""
+    """A part of the photo of a flower without any symmetry."""
     photo = sample_photo(size * 4 // 3)
     return photo[..., -size:, size // 3 : size // 3 + size]
 
@@ -91,7 +91,7 @@ def measure(job: Job, context: Context) -> list[Row]:
     """The accuracy of a network on test images in every turn, mirror image and hue."""
     network, batches, autocast = image_jobs.network_and_images(job, context)
     runner, hues = Runner(network, autocast), job.settings["hues"]
-    correct, total = [], 0  # [elements, hues], a batch each; on the device, which nothing waits for
+    correct, total = [], 0  # for each batch [elements, hues], on the device to spare device syncs
     with evaluating(network), counting(context.console, "turning images and hues") as progress:
         for done, batch in enumerate(batches, start=1):
             images, labels = runner.place(*batch)
@@ -160,7 +160,7 @@ def plan_turns(scope: Scope) -> list[Job]:
 
 
 def show_turns(findings: Findings) -> Iterator[Section]:
-    """The sizes at which networks are exact, and how features turn and roll."""
+    """The sizes at which networks are exact, and a figure of features that turn and roll."""
     rows = findings.of("turns")
     if not rows:
         return
@@ -182,7 +182,7 @@ def show_turns(findings: Findings) -> Iterator[Section]:
 
 
 def _turning(photo: Tensor) -> Figure:
-    """The features of a photo, of the photo turned, in another hue, and both."""
+    """The features of a photo, of the turned photo, of the photo in another hue, and of both."""
     torch.manual_seed(5)
     features = nn.Sequential(
         CELiftConv2d(3, 4, 7, stride=2, padding=3, lifting="hsv", rotations=3, spatial="p4"),
