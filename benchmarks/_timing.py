@@ -1,7 +1,7 @@
-"""What the benchmark scripts share: options, timing in turns, memory, operations, result files.
+"""Shared by the benchmark scripts: options, timing in turns, memory, operations, result files.
 
-All cases of a group stay ready side by side and take turns, round after round. Whatever slows
-the machine down then slows all of them, and the ratios of a round stay true.
+All cases of a group are prepared first, then take turns, round after round. Whatever slows the
+machine down then slows all of them, and the ratios of a round stay true.
 """
 
 import argparse
@@ -30,8 +30,8 @@ from equicolor.results import Row, write_results
 Step = Callable[[], object]
 Call = Callable[[Tensor], Tensor]
 
-# Rows of one group that agree in all of these differ in their variant alone.
-_ALIKE = ("name", "model", "rotations", "width", "lifting", "form")
+# Rows of one group that agree in all of these differ only in their variant.
+_SAME_CASE = ("name", "model", "rotations", "width", "lifting", "form")
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class Settings:
 
 
 class Steps(NamedTuple):
-    """A case that is built.
+    """The steps of a case.
 
     Attributes:
         eager: one step without compilation or CUDA graphs.
-        record: makes the step that is timed.
+        record: returns the step to be timed.
     """
 
     eager: Step
@@ -74,7 +74,7 @@ class Steps(NamedTuple):
 
 
 class Case(NamedTuple):
-    """One thing to measure: what its row says of it, and how to build it."""
+    """One thing to measure: the facts of its row, and how to build it."""
 
     row: Row
     build: Callable[[], Steps]
@@ -101,7 +101,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 def settings_of(
     options: argparse.Namespace, *, batch: dict[str, int], size: int = 224, precision: str = ""
 ) -> Settings:
-    """Fill in what the command line left open; ``batch`` gives the default for each device."""
+    """Settings from the command line; ``batch`` has the default for each type of device."""
     device = choose_device(options.device)
     on_gpu = device.type == "cuda"
     precision = options.precision or precision or ("bfloat16" if on_gpu else "float32")
@@ -141,15 +141,15 @@ def measure(
         try:
             before = _allocated(settings.device)
             steps = case.build()
-            # The counter may watch, but must not keep our kernels from running.
+            # The counter must not make our kernels fall back to ordinary operations.
             with counting(), FlopCounterMode(display=False) as counter:
                 steps.eager()
             row["gflop"] = _rounded(counter.get_total_flops() / 1e9)
             peak = _peak(steps.eager, settings.device)
             step = steps.record()
             timer, once = _timer(step)
-            # The allocator does not see the memory of graphs. A captured step takes what the
-            # eager one takes; of graphs that torch.compile makes nothing is known.
+            # The allocator does not see the memory of graphs. A captured step needs as much as the
+            # eager one; the memory of graphs from torch.compile is unknown.
             if row["form"] == "compiled-graphs":
                 peak = None
             elif row["form"] != "captured":
@@ -177,11 +177,11 @@ def measure(
 
 
 def with_ratios(rows: Sequence[Row]) -> list[Row]:
-    """Rows of one group with what they cost beside each other.
+    """Rows of one group with ratios between them.
 
     ``over_plain`` and ``memory_over_plain`` are multiples of the fastest plain row and of the
     plain row with the least memory. ``dense_over`` says how many times faster a row is than the
-    dense variant of the same; ``over_best`` how many times slower ``auto`` is than the faster
+    dense variant of the same case; ``over_best`` how many times slower ``auto`` is than the faster
     of the two algorithms it chooses from. A ratio of times is the median of the rounds' ratios.
     """
     plain = [row for row in rows if row["variant"] == "plain"]
@@ -189,25 +189,25 @@ def with_ratios(rows: Sequence[Row]) -> list[Row]:
     least = min((row["peak_mib"] for row in plain if row.get("peak_mib")), default=None)
     results = []
     for row in rows:
-        alike = {
+        variants = {
             other["variant"]: other
             for other in rows
-            if all(other.get(key) == row.get(key) for key in _ALIKE)
+            if all(other.get(key) == row.get(key) for key in _SAME_CASE)
         }
         ratios: Row = {"over_plain": ratio(row, fastest)}
         if least and row.get("peak_mib"):
             ratios["memory_over_plain"] = round(row["peak_mib"] / least, 3)
         if row["variant"] != "plain":
-            ratios["dense_over"] = ratio(alike.get("dense", {}), row)
+            ratios["dense_over"] = ratio(variants.get("dense", {}), row)
         if row["variant"] == "auto":
-            over = [ratio(row, alike.get(name, {})) for name in ("dense", "cyclic")]
+            over = [ratio(row, variants.get(name, {})) for name in ("dense", "cyclic")]
             ratios["over_best"] = None if None in over else max(filter(None, over))
         results.append(row | ratios)
     return results
 
 
 def ratio(row: Row, base: Row) -> float | None:
-    """How many times as long a row takes as another one; None if either was not measured."""
+    """The time of a row in multiples of another row's; None if either was not measured."""
     times, others = row.get("times_ms"), base.get("times_ms")
     if not times or not others:
         return None
@@ -232,7 +232,7 @@ def matrix_peak(settings: Settings) -> float:
 
 
 def run(groups: Iterable[Iterable[Case]], columns: Sequence[str], settings: Settings) -> None:
-    """Measure groups of cases and write what there is after each: a killed run keeps it."""
+    """Measure groups of cases, and write the rows after each group: a killed run keeps them."""
     peak, rows = matrix_peak(settings), []
     for group in groups:
         rows += measure(group, settings, peak)
@@ -261,7 +261,7 @@ def finish(rows: Sequence[Row], columns: Sequence[str], settings: Settings) -> N
 
 
 def _timer(step: Step) -> tuple[Timer, float]:
-    """A timer of a step, and the milliseconds of a first measurement, which warms up."""
+    """A timer of a step, and the milliseconds of its first run, which warms up."""
     timer = Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads())
     return timer, 1e3 * timer.timeit(1).mean
 

@@ -1,7 +1,7 @@
 """Show where a training step spends its time: kernel by kernel, under torch's profiler.
 
-On a GPU the rows are kernels, on a CPU operators. ``share`` is of all kernels of the step; what the
-GPU waits between them is ``idle``.
+On a GPU the rows are kernels, on a CPU operators. ``share`` is of the time of all kernels; ``idle``
+is the time that the GPU waits between them.
 """
 
 import re
@@ -17,7 +17,7 @@ from equicolor.results import Row
 from networks import FORMS, cases, network_named
 
 COLUMNS = ("name", "form", "kind", "kernel", "calls", "ms", "share")
-# What a kernel is for, by the first pattern that its name has; our own go by their names.
+# The kind of a kernel is that of the first pattern that matches its name.
 KINDS = (
     ("convolution, gradient of filters", r"wgrad|backward_weights"),
     ("convolution, gradient of inputs", r"dgrad|backward_data"),
@@ -32,12 +32,12 @@ MOST = 30  # kernels of a case that are listed; the others are one row
 
 
 def kind_of(kernel: str) -> str:
-    """What a kernel is for."""
+    """The kind of a kernel, from its name."""
     return next((kind for kind, pattern in KINDS if re.search(pattern, kernel)), "elementwise")
 
 
 def profiled(step: Step, settings: Settings) -> list[Row]:
-    """The kernels of a step, those that take longest first, and the time without a kernel."""
+    """The kernels of a step, the slowest first, and the idle time of a GPU."""
     on_gpu = settings.device.type == "cuda"
     for _ in range(3):
         step()
@@ -47,11 +47,11 @@ def profiled(step: Step, settings: Settings) -> list[Row]:
         for _ in range(settings.rounds):
             step()
         _wait(settings)
-    start = time.perf_counter()  # again without the profiler, which slows the launches
+    start = time.perf_counter()  # again without the profiler, which slows launches down
     for _ in range(settings.rounds):
         step()
     _wait(settings)
-    whole = 1e3 * (time.perf_counter() - start) / settings.rounds
+    step_ms = 1e3 * (time.perf_counter() - start) / settings.rounds
     rows = sorted(_rows(watched, settings.rounds, on_gpu=on_gpu), key=lambda row: -row["ms"])
     total = sum(row["ms"] for row in rows)
     listed, rest = rows[:MOST], rows[MOST:]
@@ -59,7 +59,7 @@ def profiled(step: Step, settings: Settings) -> list[Row]:
         calls, ms = (sum(row[key] for row in rest) for key in ("calls", "ms"))
         listed.append({"kind": "others", "kernel": f"{len(rest)} more", "calls": calls, "ms": ms})
     if on_gpu:
-        idle = {"kind": "idle", "kernel": "", "calls": 0, "ms": max(0.0, whole - total)}
+        idle = {"kind": "idle", "kernel": "", "calls": 0, "ms": max(0.0, step_ms - total)}
         listed.append(idle)
     return [
         row | {"ms": round(row["ms"], 4), "share": round(row["ms"] / total, 4)} for row in listed

@@ -1,4 +1,4 @@
-"""Time single hidden layers: plain, dense as in the paper, cyclic, and the choice between them.
+"""Time single hidden layers: plain, dense as in the paper, cyclic, and the automatic choice.
 
 Shapes are those of the 3×3 layers of ResNet-18 (stage1 to stage4) and of the ColorMNIST network.
 Without --width, equivariant layers have about the parameters of the plain layer.
@@ -57,7 +57,7 @@ def cases(
 
 
 def build(row: Row, settings: Settings) -> Steps:
-    """A layer on its device, with random features as the layers keep them in memory."""
+    """A layer on its device, with random features in the memory layout of the layers."""
     torch.manual_seed(0)
     channels, n, side = row["width"], row["rotations"], row["size"]
     layer: nn.Module
@@ -73,7 +73,7 @@ def build(row: Row, settings: Settings) -> Steps:
         layer.eval()
         step = partial(forward, layer, features, settings)
     else:
-        with torch.no_grad(), settings.autocast():  # made once: it is not the layer's work
+        with torch.no_grad(), settings.autocast():  # made once: not part of the layer's time
             gradient = torch.ones_like(layer(features))
         step = partial(forward_backward, layer, features.requires_grad_(), gradient, settings)
     return Steps(step, lambda: step)

@@ -1,7 +1,7 @@
-"""Time a whole training with `equicolor.training`, data included, beside its bare step.
+"""Time a whole training with `equicolor.training`, data included, against its bare step.
 
-The bare step runs on images that are on the device already, in every form of networks.py. The
-first quarter of the epochs, where kernels are chosen and graphs recorded, does not count.
+The bare step runs on images that are already on the device, in every form of networks.py. The
+first quarter of the epochs does not count: kernels are chosen and graphs recorded there.
 """
 
 import statistics
@@ -45,7 +45,7 @@ def bare_rows(recipe: TrainingRecipe, settings: Settings) -> list[Row]:
     cases = []
     for form in forms:
         row: Row = {"name": "bare step", "variant": "plain", "form": form, "mode": "training"}
-        # "plain": the recipe's own algorithm, whatever the network.
+        # "plain" keeps the algorithm that the recipe's network has.
         cases.append(Case(row, partial(network_steps, build, "training", "plain", form, settings)))
     return measure(cases, settings)
 

@@ -88,7 +88,7 @@ def cases(given: argparse.Namespace, mode: str, settings: Settings) -> Iterator[
 def _case(model: str, network: Row, variant: str, form: str, mode: str, settings: Settings) -> Case:
     name, options = network["name"], {key: network[key] for key in network if key != "name"}
     build = partial(_build, model, **options)
-    with torch.device("meta"):  # shapes are all that is needed
+    with torch.device("meta"):  # only shapes are needed
         width = build(selector=None).config["width"][0]
     row: Row = {"name": name, "model": model, "rotations": 1, "lifting": None, **options}
     row |= {"width": width, "size": settings.size, "variant": variant, "form": form, "mode": mode}
@@ -120,7 +120,7 @@ def _build(model: str, *, selector: str | None = None, **options: Any) -> Networ
     if selector is None:
         return network
     in_front = hue_selector(rotations=12, **PRESETS[selector])
-    in_front(torch.rand(2, 3, 32, 32))  # one that has seen no image would be refused
+    in_front(torch.rand(2, 3, 32, 32))  # canonicalize refuses a selector that has seen no image
     return canonicalize(network, select=in_front)
 
 
@@ -132,14 +132,14 @@ def network_steps(
     images = torch.rand(settings.batch, 3, settings.size, settings.size, device=settings.device)
     images = images.contiguous(memory_format=torch.channels_last)
     network, compiled = build(), form.startswith("compiled")
-    if variant == "released":  # whose filters have five dimensions, and cannot be folded
+    if variant == "released":  # its filters have five dimensions and cannot be folded
         images = images.contiguous()
         network = network.to(settings.device).train(mode == "training")
     else:
         folding = "dense" if variant == "dense" else "auto"
         if variant != "plain":
             set_algorithm(network, variant)
-        if mode == "folded" and compiled:  # on the CPU, where it becomes plain modules to compile
+        if mode == "folded" and compiled:  # on the CPU: plain modules, which can be compiled
             network = fold(network, folding)
         network = settings.place(network).train(mode == "training")
         if mode == "folded" and not compiled:
@@ -155,7 +155,7 @@ def network_steps(
 
 
 def called(network: nn.Module, form: str, images: Tensor, settings: Settings) -> Call:
-    """What is called instead of a network: itself, a recording, or what torch.compile makes."""
+    """The callable to time: the network, its CUDA graphs, or its compiled form."""
     if form == "captured":
         dtype = settings.dtype if settings.dtype is torch.bfloat16 else None
         return capture(network, images, dtype)
@@ -166,7 +166,7 @@ def called(network: nn.Module, form: str, images: Tensor, settings: Settings) ->
     # Every case may be compiled; by default torch stops after 8.
     dynamo.config.recompile_limit, dynamo.config.accumulated_recompile_limit = 1024, 8192
     mode = "reduce-overhead" if form == "compiled-graphs" else "default"
-    # dynamic=False: the shapes of one case must not make those of the next symbolic.
+    # dynamic=False: shapes must not become symbolic because those of the next case differ.
     return torch.compile(network, dynamic=False, mode=mode)
 
 

@@ -1,7 +1,7 @@
-"""Does the fast path train as well? Gradients against float64, and a fixed training run.
+"""Compare the precision of the algorithms: gradients against float64, and losses of training.
 
 Every variant starts from the same weights and sees the same images. The gradient of one step
-is compared with that of the dense network in float64; then the losses of a training run on
+is compared with that of the dense network in float64. Then the losses of a training run on
 made-up patterns are compared with those of the dense network.
 """
 
@@ -20,7 +20,7 @@ from equicolor.nn import set_algorithm
 from equicolor.results import Row
 from networks import adam, network_named, update
 
-LAST = 20  # steps whose mean loss is the final one
+LAST = 20  # the final loss is the mean over so many last steps
 NOISE = 1.0  # standard deviation; the more, the harder the task
 COLUMNS = ("name", "variant", "seed", "gradient_error", "error_over_dense", "mean_loss",
            "final_loss")  # fmt: skip
@@ -45,7 +45,7 @@ class Trial(NamedTuple):
 def examples(
     trial: Trial, seed: int, steps: int, settings: Settings
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of a task without data: a smooth colour pattern for each class, and fresh noise."""
+    """Batches of a made-up task: a smooth colour pattern for each class, and fresh noise."""
     device, shape = settings.device, (settings.batch, 3, settings.size, settings.size)
     generator = torch.Generator(device).manual_seed(seed)
     coarse = torch.rand(trial.classes, 3, 6, 6, generator=generator, device=device)
@@ -79,12 +79,12 @@ def gradient_error(
 def train(
     network: nn.Module, variant: str, trial: Trial, seed: int, settings: Settings
 ) -> list[float]:
-    """Train a copy of a network; the losses of all steps."""
+    """Train a copy of a network; returns the losses of all steps."""
     network = settings.place(set_algorithm(copy.deepcopy(network), variant))
     optimizer = adam(network, settings, trial.lr)
     batches = examples(trial, seed, trial.steps, settings)
     losses = [update(optimizer, *batch, settings, network) for batch in batches]
-    return torch.stack(losses).tolist()  # at the end: no step waits for it
+    return torch.stack(losses).tolist()  # once at the end, to spare device syncs
 
 
 def trial_rows(trial: Trial, seed: int, variants: Sequence[str], settings: Settings) -> list[Row]:

@@ -1,7 +1,7 @@
-"""From a trained network to a file that any ONNX runtime executes.
+"""Export a trained network to a file that any ONNX runtime executes.
 
-A checkpoint rebuilds the network by itself; folding turns it into plain convolutions with
-batch norms inside; the export is verified before it is kept.
+A checkpoint says how to build its network. Folding turns the network into plain convolutions that
+include the batch norms. The export is verified before the file is kept.
 
     python examples/export_onnx.py [FOLDER]
 """

@@ -1,7 +1,7 @@
 """Make your own network colour-equivariant by swapping its layers.
 
-The first convolution lifts the image to features over the hues, the others stay among
-them, and a pooling over the hues ends the equivariant part. Activations stay as they are.
+The first convolution lifts the image to features over the hues, the others map such features to
+each other, and pooling over the hues ends the equivariant part. Activations do not change.
 
     python examples/swap_layers.py
 """
@@ -16,7 +16,7 @@ HUES = 6
 
 
 def plain() -> nn.Sequential:
-    """A network as one would write it."""
+    """An ordinary network."""
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1),
         nn.BatchNorm2d(16),
@@ -39,7 +39,7 @@ def equivariant() -> nn.Sequential:
         CEMaxPool2d(2),
         CEConv2d(16, 32, 3, padding=1, rotations=HUES),
         nn.ReLU(),
-        CosetMaxPool(),  # from here on the hues are gone
+        CosetMaxPool(),  # removes the dimension of the hues
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(32, 10),

