@@ -203,7 +203,7 @@ def test_cost_of_any_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "multiply-accumulates executed for one 100×100 image: 0.00015 G",
     ]
     for arguments, message in {
-        "run --rotations 3": "rotations can be chosen for a name of 'equicolor models'; run is bui",
+        "run --rotations 3": "rotations can be chosen for a name of 'equicolor models'; run is alr",
         "absent.safetensors": "no network at absent.safetensors; expected a checkpoint",
         "mine.py:nothing": "mine.py has no function 'nothing'",
     }.items():
@@ -407,7 +407,7 @@ def test_absurd_options_are_refused_in_one_line(
     assert line.startswith(f"equicolor: {message}")
 
 
-def test_want_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9\nat")):
         result = failing_with(monkeypatch, error)
         assert result.exit_code == 1

@@ -45,7 +45,9 @@ def test_offline_download_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
     assert line.startswith("equicolor: train-images-idx3-ubyte.gz could not be downloaded from ")
 
 
-def test_getting_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_complete_dataset_is_not_downloaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trees.flowers102(tmp_path)
     monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
     result = invoke("datasets", "get", "flowers102")
@@ -53,7 +55,9 @@ def test_getting_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert result.stdout == f"flowers102 is complete in {tmp_path}\n"
 
 
-def test_what_needs_a_hand_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manual_download_is_explained_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
     result = invoke("datasets", "get", "imagenet")
     assert result.exit_code == 1

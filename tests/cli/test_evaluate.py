@@ -94,7 +94,7 @@ def test_a_users_own_network(place: Path) -> None:
     assert len(row["rgb_clip_curve"]) == 37
 
 
-def test_nothing_is_computed_for_an_output_that_cannot_be(
+def test_a_bad_output_is_refused_before_any_work(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (place / "note").touch()

@@ -140,7 +140,7 @@ def test_another_network_beside_the_first(place: Path) -> None:
     assert first == second
 
 
-def test_what_to_compare_with_is_looked_for_before_any_work(place: Path) -> None:
+def test_a_missing_second_network_is_refused_before_any_work(place: Path) -> None:
     result = invoke("net.safetensors", "--compare", "no.safetensors", "--data", "fruit", *QUICK)
     assert result.exit_code == 1
     assert "no network at no.safetensors" in result.stderr

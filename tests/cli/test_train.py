@@ -251,7 +251,7 @@ def test_bad_input_is_one_line(folder: Path, arguments: list[str], line: str) ->
 
 
 @pytest.mark.slow
-def test_what_is_trained_further_is_not_tested_on_what_it_knows(folder: Path) -> None:
+def test_fine_tuning_keeps_the_split_and_size_of_the_run(folder: Path) -> None:
     options = ("--width", "2", "--epochs", "1", "--batch-size", "6")
     result = invoke("pets", *options, "--size", "18", "--split-seed", "3", "--device", "cpu",
                     "-o", "s3")  # fmt: skip

@@ -86,7 +86,7 @@ def test_a_quick_plan_follows_one_training(tmp_path: Path) -> None:
     assert len({job.name for job in jobs}) == len(jobs) == 3
 
 
-def test_a_full_plan_asks_for_the_slow_selections_once(tmp_path: Path, monkeypatch) -> None:
+def test_a_full_plan_measures_the_slow_selections_once(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(image_jobs, "load_dataset", lambda *_: None)  # it need not be here
     scope = Scope(tmp_path, networks=("hsv-6", "hsv-12", "baseline"), seeds=(0, 1))
     selections = [job.settings["selection"] for job in EXPERIMENT.plan(scope)]

@@ -184,7 +184,7 @@ def test_a_full_run_keeps_the_papers_number_among_reduced_ones() -> None:
     assert table.title == "Table 1, Flowers-102: accuracy in percent"
 
 
-def test_what_all_runs_have_in_common_is_in_the_title() -> None:
+def test_a_setting_that_all_runs_share_is_in_the_title() -> None:
     rows = [*REDUCED, row("ce_resnet18", size=64, lr=0.1), row("resnet18", size=64, epochs=30)]
     table = table3(rows, "flowers102")
     assert table.title.endswith("accuracy in percent; ours: 64 pixels instead of 224")

@@ -189,9 +189,7 @@ def test_side_by_side_and_one_by_one_agree(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_trained_is_not_lost_when_it_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_survives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (job,) = plan(LONGTAILED, replace(FULL, networks=("cecnn",), seeds=(0,)))
 
     def full(*arguments: Any) -> None:

@@ -56,9 +56,7 @@ def test_the_digits_are_those_of_the_rows(digits: Digits, without_mnist: None) -
     assert colormnist_results.digits_of(biased_rows(digits="others")) is None
 
 
-def test_damaged_digits_are_as_good_as_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_digits_count_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))
     (tmp_path / "MNIST" / "raw").mkdir(parents=True)
     for split in ("train", "t10k"):
@@ -102,7 +100,7 @@ def markers(sigmas: tuple[float, ...]) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_markers_of_a_spread_are_as_near_to_each_other_if_there_are_few() -> None:
+def test_markers_of_one_place_are_equally_near_if_there_are_few_places() -> None:
     few, many = markers((0.0, 36.0, 1e6)), markers(SIGMAS)
     np.testing.assert_allclose(np.ptp(few, 0), 16 * 2 / 3)
     np.testing.assert_allclose(np.ptp(many, 0), 16 * 2 / 3)

@@ -77,7 +77,7 @@ def test_headline_of_the_biased_set_counts_where_it_leads() -> None:
     )
 
 
-def test_headline_is_on_what_both_have() -> None:
+def test_headline_compares_the_spreads_that_both_have() -> None:
     usual = {"augmentation": "none", "weighted": False, "seed": 0}
 
     def said(cecnn: dict[float, list[float]], z2cnn: dict[float, list[float]]) -> str:

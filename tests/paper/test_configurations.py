@@ -69,7 +69,7 @@ def test_rows_stand_beside_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("paper", PAPER, ids=lambda paper: f"{paper.model} CE-{paper.ce_stages}")
-def test_the_papers_column_is_what_its_counter_makes_of_the_networks(
+def test_the_rule_of_the_papers_counter_gives_its_column(
     paper: configurations.Configuration,
 ) -> None:
     with torch.device("meta"):

@@ -194,7 +194,7 @@ def found() -> demo.Demo:
     return demo.Demo(data, networks, shifted, 120.0)
 
 
-def test_table_tells_rare_from_frequent(found: demo.Demo) -> None:
+def test_table_has_rare_and_frequent_classes(found: demo.Demo) -> None:
     table = demo.table(found)
     assert [row[1] for row in table.rows] == ["25,990", "25,207"]
     assert [row[3:] for row in table.rows] == [("90.0 %", "20.0 %"), ("90.0 %", "60.0 %")]
@@ -202,7 +202,7 @@ def test_table_tells_rare_from_frequent(found: demo.Demo) -> None:
     assert f"{rare} of 30 classes are rare" in table.title
 
 
-def test_the_second_table_tells_shifted_hues(found: demo.Demo) -> None:
+def test_the_second_table_is_about_shifted_hues(found: demo.Demo) -> None:
     table = demo.shift_table(found)
     assert table.rows == [
         ("Z2CNN", "25,570", "84.0 %", "12.0 %", "10.0 %"),

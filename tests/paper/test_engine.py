@@ -65,7 +65,7 @@ def rows_of(scope: Scope, experiment: str) -> list[dict]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("roughly_drawn")
-def test_experiments_share_what_they_have_in_common(
+def test_experiments_share_equal_jobs(
     scope: Scope, begun: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -135,7 +135,7 @@ def test_missing_data_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
-def test_what_fails_is_said_and_the_rest_is_written(
+def test_failures_are_named_and_the_rest_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EQUICOLOR_DATA", str(tmp_path))

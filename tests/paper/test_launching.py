@@ -35,7 +35,7 @@ def test_shards_cover_all_jobs_once(tmp_path: Path, log: Path) -> None:
     assert sorted(ran(log)) == [job.name for job in listed]
 
 
-def test_a_shard_keeps_together_what_needs_each_other(tmp_path: Path, log: Path) -> None:
+def test_a_shard_keeps_dependent_jobs_together(tmp_path: Path, log: Path) -> None:
     first, other = job("first", log), job("other", log)
     second = job("second", log, first)
     listed = [first, other, second, job("third", log, second)]
@@ -62,7 +62,7 @@ def test_a_finished_job_is_not_run_again(tmp_path: Path, log: Path) -> None:
     assert outcome.rows == [{"name": "second", "after": ["first"]}]
 
 
-def test_rows_that_nothing_tells_apart_fail_the_job(tmp_path: Path, log: Path) -> None:
+def test_rows_with_the_same_identity_fail_the_job(tmp_path: Path, log: Path) -> None:
     store = Store(tmp_path / "jobs")
     failures = launch([job("curve", log, values=[1, 2])], store, CPU)
     assert "several rows about the same thing" in failures["curve"]
@@ -127,7 +127,7 @@ def test_a_job_that_another_process_runs_is_left_to_it(tmp_path: Path, log: Path
     assert ran(log) == ["first", "second"]
 
 
-def test_what_fails_does_not_keep_others_from_running(tmp_path: Path, log: Path) -> None:
+def test_a_job_that_fails_does_not_stop_the_others(tmp_path: Path, log: Path) -> None:
     broken = job("broken", log, error="it is broken")
     listed = [broken, job("needs it", log, broken), job("fine", log)]
     store = Store(tmp_path / "jobs")

@@ -310,7 +310,7 @@ def test_samples_are_of_the_digits_that_rows_have(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_what_cannot_be_shown_does_not_cost_the_others(tmp_path: Path) -> None:
+def test_a_section_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     rows = {"configurations": [{"model": "resnet18"}], "conversion": [trained(stage="plain")]}
     made = report.write(Findings(rows), tmp_path)
     page = made.report.read_text()
