@@ -20,7 +20,7 @@ from equicolor.nn import set_algorithm
 from equicolor.results import Row
 from networks import adam, network_named, update
 
-LAST = 20  # the final loss is the mean over so many last steps
+LAST = 20  # last steps, over which the final loss is a mean
 NOISE = 1.0  # standard deviation; the more, the harder the task
 COLUMNS = ("name", "variant", "seed", "gradient_error", "error_over_dense", "mean_loss",
            "final_loss")  # fmt: skip

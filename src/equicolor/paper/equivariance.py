@@ -136,8 +136,8 @@ def measure(spec: Spec, photo: Tensor, *, shifts: int = SHIFTS, seeds: int = SEE
     """Measure a network with several random weights at evenly spaced hue shifts.
 
     The row has the relative ``change`` of the output at every shift, its ``mean`` over the circle,
-    its largest value there (``worst``) and at the angles of the group alone (None for a plain
-    network). All are means over the draws.
+    its largest value there (``worst``), and its largest value at the angles of the group (None for
+    a plain network). All are means over the draws.
     """
     turns = torch.arange(shifts) / shifts
     draws = [relative_change(build(spec, photo, seed), photo, turns) for seed in range(seeds)]

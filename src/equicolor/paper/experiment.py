@@ -94,7 +94,7 @@ class Experiment:
     """A figure or table of the paper, or one of ours."""
 
     id: str  # its name on the command line
-    title: str  # what it is called in print
+    title: str  # its title in the report
     paper: str  # where it is in the paper; empty for ours
     finding: str  # what the paper says of it
     what: str  # what it measures, in a few words

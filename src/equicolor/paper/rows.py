@@ -1,6 +1,6 @@
 """Rows of results: which are about the same thing, and how their training differs from the paper's.
 
-Which settings a training has follows from the fields of
+The settings of a training are the fields of
 :class:`equicolor.training.recipes.TrainingRecipe`. A missing value means the paper's setting.
 """
 

@@ -92,10 +92,10 @@ def _titles(rows: Sequence[Row], trained: Sequence[Row]) -> dict[str, str]:
         for dataset in datasets_of(rows)
     }
     epochs = {setting(group[0], "epochs") for group in compared.values()}
-    also = ("epochs",) if len(epochs) > 1 else ()
+    always = ("epochs",) if len(epochs) > 1 else ()
     titles = {}
     for dataset, group in compared.items():
-        words = shared_setting(group, also=also)
+        words = shared_setting(group, always=always)
         titles[dataset] = dataset_title(dataset) + (f" ({words})" if words else "")
     return titles
 

@@ -66,7 +66,7 @@ class Variant(NamedTuple):
     # How its training differs from the paper's and from other rows, in words.
     setting: str = ""
     pool: str = "max"  # how the rotations are pooled: "max", "avg" or "none" (flattened)
-    gray: bool = False  # whether it sees the mean of the channels alone
+    gray: bool = False  # whether it sees only the mean of the channels
     redrawn: bool = False  # whether its ColorMNIST was drawn for every seed
     spatial: str = "p1"  # "p4" or "p4m" if turns or mirror images do not matter to it
 
@@ -180,17 +180,17 @@ def by_variant(rows: Sequence[Row]) -> dict[Variant, list[Row]]:
 
 
 def shared_setting(
-    rows: Sequence[Row], *, beside_paper: bool = False, also: Sequence[str] = ()
+    rows: Sequence[Row], *, beside_paper: bool = False, always: Sequence[str] = ()
 ) -> str:
     """How the training of all rows of a dataset differs from the paper's, in words for a title.
 
-    With ``beside_paper``, the paper's settings stand beside them. The settings in ``also`` are
+    With ``beside_paper``, the paper's settings stand beside them. The settings in ``always`` are
     named even if they are the paper's.
     """
     if not rows:
         return ""
     paper = paper_settings(rows[0].get("dataset", "")) if beside_paper else None
-    named = {name: setting(rows[0], name) for name in also} | common(rows)
+    named = {name: setting(rows[0], name) for name in always} | common(rows)
     widths = "other widths" if _other_widths(rows) else ""
     return ", ".join(filter(None, (in_words(named, instead_of=paper), widths)))
 
