@@ -90,6 +90,11 @@ def test_full_filters_are_matched_too(rotations, count_parameters):
     assert count_parameters(network) == pytest.approx(PARAMETERS[18][0], rel=0.06)
 
 
+def test_widths_need_rotations():
+    with pytest.raises(ValueError, match="rotations must be at least 1, got 0"):
+        matched_widths(18, 0, 4)
+
+
 def test_widths_do_not_depend_on_the_classes():
     assert resnet44(10, rotations=3).config["width"] == resnet44(100, rotations=3).config["width"]
 

@@ -76,7 +76,7 @@ def matched_widths(
     if depth not in ARCHITECTURES:
         depths = ", ".join(map(str, ARCHITECTURES))
         raise ValueError(f"depth must be one of {depths}; got {depth!r}")
-    group = rotations, ce_stages, separable, spatial
+    group = _checks.positive_int("rotations", rotations), ce_stages, separable, spatial
     return tuple(resolve_widths(ARCHITECTURES[depth], None, *group))
 
 
