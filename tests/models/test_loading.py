@@ -120,6 +120,14 @@ def test_grey_comes_after_the_hue_shift() -> None:
     torch.testing.assert_close(GrayInput(network)(images), network(grey))
 
 
+def test_grey_networks_see_images_cut_as_before() -> None:
+    foreign = ForeignNetwork(nn.Flatten(), "mine", image_size=96, resize=100)
+    assert (GrayInput(foreign).image_size, GrayInput(foreign).resize) == (96, 100)
+    mine = nn.Flatten()
+    mine.resize = nn.Upsample(8)  # something else under the same name
+    assert GrayInput(mine).resize is None
+
+
 # --- a user's file -----------------------------------------------------------------------------
 
 

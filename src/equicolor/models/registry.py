@@ -95,6 +95,8 @@ class GrayInput(Network):
         super().__init__()
         self.network = network
         self.image_size = getattr(network, "image_size", self.image_size)
+        resize = getattr(network, "resize", None)
+        self.resize = resize if isinstance(resize, int) else None
         self.class_names = class_names_of(network)
         if isinstance(network, Network):
             self.origin = network.origin
