@@ -449,7 +449,8 @@ def test_images_of_the_training_travel_with_the_network(tmp_path):
     assert GrayInput(loaded).image_size == 48
     # headers that somebody else wrote
     header = {"config": json.dumps(network.config)}
-    for strange in ({}, {"image_size": "large"}, {"training_digest": "5", "dataset": "[1]"}):
+    sizes = {"image_size": "large"}, {"image_size": "0", "resize": "0"}
+    for strange in ({}, *sizes, {"training_digest": "5", "dataset": "[1]"}):
         write_weights(path, network.state_dict(), header | strange)
         assert load_model(path).origin == tiny().origin
         assert read_header(path).origin == Origin()

@@ -174,7 +174,8 @@ def _valid(key: str, value: object) -> bool:
     """Whether a value of a header can be that field of an origin."""
     if isinstance(Origin._field_defaults[key], str):
         return isinstance(value, str)
-    return type(value) is int and 0 <= value <= _LIMITS[key]
+    least = 0 if key == "split_seed" else 1
+    return type(value) is int and least <= value <= _LIMITS[key]
 
 
 def _no_configuration(path: str | Path, error: BaseException) -> CheckpointError:
