@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from equicolor.conversion import ConversionError, adapt
-from equicolor.models import resnet44
+from equicolor.models import ciconv_resnet44, resnet44
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -95,6 +95,8 @@ def test_what_is_no_stem_is_said(model):
         adapt(model)
     with pytest.raises(ConversionError, match="Linear has no convolution"):
         adapt(nn.Linear(12, 3), normalization=None, image_size=12)
+    with pytest.raises(ConversionError, match="CIConvResNet has no convolution of images with 3"):
+        adapt(ciconv_resnet44(5, width=4))
     with pytest.raises(ValueError, match="coset_pool must be one of"):
         adapt(model, coset_pool=None, normalization=None)
 

@@ -132,15 +132,17 @@ def adapt(
     modules = dict(network.named_modules())
     convolutions = [path for path in run.calls if isinstance(modules[path], nn.Conv2d)]
     convolutions.sort(key=lambda path: run.calls[path][0].start)
-    if not convolutions:
-        raise ConversionError(f"{type(model).__name__} has no convolution to put a stem beside")
+    possible = [path for path in convolutions if modules[path].in_channels == 3]
+    if not possible:
+        kind = type(model).__name__
+        raise ConversionError(f"{kind} has no convolution of images with 3 channels")
     path = convolutions[0] if stem == "auto" else stem
-    plain = modules.get(path)
-    if path not in convolutions or not isinstance(plain, nn.Conv2d) or plain.in_channels != 3:
+    if path not in possible:
         raise ConversionError(
             f"stem must be the path of a convolution of images with 3 channels, such as "
-            f"{convolutions[0]!r}; got {path!r}"
+            f"{possible[0]!r}; got {path!r}"
         )
+    plain: Any = modules[path]
     lift = HueLift(
         rotations,
         lifting,
