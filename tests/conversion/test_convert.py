@@ -413,6 +413,7 @@ def test_what_cannot_be_converted_is_named(model, options, message):
         ({"normalization": ((124, 116, 104), (58, 57, 57))}, "divide those of 8-bit images by 255"),
         ({"normalization": int}, "must be a member of int, such as int.DEFAULT; got the class"),
         ({"normalization": ("a", "b")}, "mean and std must be numbers, got 'a'"),
+        ({"normalization": ((), ())}, r"mean and std must be numbers, got \(\)"),
         ({"takes": "normalized"}, "takes='normalized' needs the mean and std"),
         ({"source": "nowhere:net"}, "source must be equicolor:NAME, torchvision:NAME or timm:NAME"),
     ],
@@ -513,6 +514,26 @@ def test_networks_that_would_be_built_differently_are_not_saved(tmp_path):
     network = convert(plain, 3)
     with pytest.raises(CheckpointError, match=r"was changed after it was built.*Source\(spec"):
         save_model(network, tmp_path / "other.safetensors")
+
+
+class OneScore(Own):
+    """Returns one number an image, without a dimension for classes."""
+
+    def forward(self, images):
+        return super().forward(images)[:, 0]
+
+
+class FeaturesToo(Own):
+    """Returns features before logits."""
+
+    def forward(self, images):
+        return images.mean((2, 3)), super().forward(images)
+
+
+@pytest.mark.parametrize("make", [OneScore, FeaturesToo])
+def test_classes_are_read_from_one_tensor_of_logits_alone(make):
+    network = convert(make(), N, normalization=None, image_size=32, source="timm:x", verify=False)
+    assert network.config["source_options"] == {}
 
 
 def test_dictionaries_are_not_exported(tmp_path):

@@ -182,7 +182,7 @@ def convert(
     if isinstance(model, Network):
         network.origin = model.origin
     network.image_size, network.resize = size, resize
-    origin = source_of(model, source, run, plan)
+    origin = source_of(model, source, run)
     if origin is not None:
         network.config = _config(origin, options)
     return network

@@ -10,7 +10,6 @@ from torch import nn
 
 from equicolor import _checks
 from equicolor.conversion.dry_run import DryRun
-from equicolor.conversion.plan import Plan
 from equicolor.conversion.supported import ConversionError
 from equicolor.models.foreign import LIBRARIES, ForeignNetwork, load_foreign
 from equicolor.models.layers import IMAGENET_MEAN, IMAGENET_STD
@@ -80,15 +79,13 @@ def build_source(source: Source, also: Sequence[str] = ()) -> nn.Module:
     return load_foreign(source.spec, pretrained=False, **source.options).network
 
 
-def source_of(
-    model: nn.Module, source: str | Source | None, run: DryRun, plan: Plan
-) -> Source | None:
+def source_of(model: nn.Module, source: str | Source | None, run: DryRun) -> Source | None:
     """Where a network came from: ``source``, or what the network says; None if unknown."""
     known = known_source(model, source)
     if known is None or known.options or isinstance(source, Source) or isinstance(model, Network):
         return known
     # Classes are the one option that nearly every network is built with.
-    classifies = plan.head or (len(run.outputs) == 1 and len(run.outputs[0]) == 2)
+    classifies = len(run.outputs) == 1 and len(run.outputs[0]) == 2
     return Source(known.spec, {"num_classes": run.outputs[0][1]} if classifies else {})
 
 
@@ -192,10 +189,12 @@ def _find(model: nn.Module, normalization: Any) -> tuple[Iterable[float], ...] |
 def _numbers(values: Any) -> list[float]:
     """The numbers of a sequence, a tensor, an array, or one alone."""
     try:
-        tensor = torch.as_tensor(values, dtype=torch.float64, device="cpu")
+        numbers = torch.as_tensor(values, dtype=torch.float64, device="cpu").flatten().tolist()
     except (TypeError, ValueError, RuntimeError):
-        raise ConversionError(f"mean and std must be numbers, got {values!r}") from None
-    return tensor.flatten().tolist()
+        numbers = []
+    if not numbers:
+        raise ConversionError(f"mean and std must be numbers, got {values!r}")
+    return numbers
 
 
 def _from_metadata(model: nn.Module) -> tuple[Iterable[float], ...] | None:
