@@ -142,7 +142,9 @@ def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
 
 def as_taken(lift: HueLift, images: Tensor) -> Tensor:
     """Images in [0, 1] as a converted network takes them."""
-    return images if lift.takes == "images" else (images - lift.mean.cpu()) / lift.std.cpu()
+    if lift.takes == "images":
+        return images
+    return (images - lift.mean.to(images.device)) / lift.std.to(images.device)
 
 
 def assemble(original: nn.Module, plan: Plan, options: Conversion) -> ConvertedNetwork:
