@@ -43,6 +43,8 @@ def check_names(source: str | Path, output: Path, data: str | None = None) -> No
     """
     if output.suffix not in ("", _SUFFIX):
         raise ValueError(f"a checkpoint is written as *{_SUFFIX}, got {output}")
+    if output.is_dir():
+        raise IsADirectoryError(f"{output} is a folder; name the file to write")
     if ".py" in (Path(source).suffix, Path(str(source).rpartition(":")[0]).suffix):
         raise ConversionError(
             f"the network of {source} could not be built again from a checkpoint, so none can be "
