@@ -303,6 +303,40 @@ def test_a_converted_and_canonicalised_network_is_trained_further(canonical, net
         assert changed == (head if classes == 7 else [])
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_files_keep_the_dtypes_of_network_and_selector(
+    dtype, network, images, settle, smooth_images, tmp_path
+):
+    selector = hue_selector(rotations=N, size=32, width=4)
+    settle(selector, smooth_images(3, 32, 32).float())
+    model = equicolor.canonicalize(network.to(dtype), select=selector)
+    loaded = load_model(save_model(model, tmp_path / "model.safetensors"))
+    assert {key: value.dtype for key, value in loaded.state_dict().items()} == {
+        key: value.dtype for key, value in model.state_dict().items()
+    }
+    with torch.no_grad():
+        assert torch.equal(loaded(images.to(dtype)), model(images.to(dtype)))
+
+
+def test_modes_of_parts_are_kept(network):
+    network.train()
+    network.bn1.eval()
+    model = equicolor.canonicalize(network, N)
+    assert model.training
+    assert not model.selector.training
+    assert [name for name, part in network.named_modules() if not part.training] == ["bn1"]
+
+
+def test_normalisation_goes_where_the_network_is():
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(3)).double()
+    network(torch.rand(1, 3, 8, 8).double())
+    model = equicolor.canonicalize(network, N, "energy", normalization="imagenet")
+    assert model.normalize.mean.dtype == torch.float64
+    network.to("meta")
+    model = equicolor.canonicalize(network, N, "energy", normalization="imagenet")
+    assert model(torch.empty(2, 3, 8, 8, device="meta").double()).is_meta
+
+
 def test_a_canonicalised_network_is_no_source(canonical, network):
     """Files do not nest them: that the selector alone can be saved is known before the fit."""
     assert not equicolor.canonicalize(canonical(network).float(), rotations=N).config

@@ -123,8 +123,10 @@ def canonicalize(
     if isinstance(model, Network):
         network.origin = model.origin
     weight = next((p for p in model.parameters() if p.is_floating_point()), None)
-    if weight is not None and network.selector is not None:
-        network.selector.to(weight.device)
+    if weight is not None:
+        network.normalize.to(weight.device, weight.dtype)
+        if network.selector is not None:
+            network.selector.to(weight.device)
     origin = known_source(model, source)
     if origin is not None and network.score is None:
         network.config = _config(origin, options)

@@ -143,7 +143,9 @@ class Canonicalized(Network):
             self.normalize = Normalize(tuple(options.mean), tuple(options.std))
         self.image_size, self.resize = options.image_size, options.resize
         self._check = RangeCheck(_NOT_IMAGES)
-        self.train(network.training)
+        self.training = network.training  # not train(), which would change modes in the network
+        if self.selector is not None:
+            self.selector.eval()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -13,6 +13,7 @@ from equicolor._observed import is_traced
 from equicolor.conversion.dry_run import tensors_of
 from equicolor.conversion.layers import replace, replacement
 from equicolor.conversion.plan import Conversion, Exit, Plan
+from equicolor.models.checkpoints import set_dtypes
 from equicolor.models.registry import Network
 from equicolor.nn.batched import BatchedCosetPool, HueLift
 
@@ -122,7 +123,8 @@ def compute_same(
     shape = 1, 3, network.image_size, network.image_size
     images = torch.rand(shape, generator=generator.manual_seed(1), device="cpu")
     outputs = []
-    for each in (twin, rebuilt.cpu().to(dtype).eval()):
+    set_dtypes(rebuilt.cpu().eval(), state)
+    for each in (twin, rebuilt):
         each.load_state_dict(state)
         with torch.no_grad():
             values = each(taken(images.to(dtype)))

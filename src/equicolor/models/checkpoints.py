@@ -119,12 +119,21 @@ def load_model(path: str | Path, *, device: torch.device | str = "cpu") -> Netwo
     words, tensors = read_weights(path, weights=True)
     header = _header(words, path)
     model = _build_for(header.config, tensors, path)
-    dtypes = {value.dtype for value in tensors.values() if value.is_floating_point()}
-    if len(dtypes) == 1:
-        model.to(dtypes.pop())
+    set_dtypes(model, tensors)
     load_strict(model, tensors, path)
     model.class_names, model.origin = header.class_names, header.origin
     return model.to(device).eval()
+
+
+def set_dtypes(module: nn.Module, state: Mapping[str, Tensor], prefix: str = "") -> None:
+    """Give a network the dtypes of a state dict, part by part where they differ."""
+    tensors = [value for key, value in state.items() if key.startswith(prefix)]
+    dtypes = [*dict.fromkeys(tensor.dtype for tensor in tensors if tensor.is_floating_point())]
+    if dtypes:
+        module.to(dtypes[0])
+    if len(dtypes) > 1:
+        for name, child in module.named_children():
+            set_dtypes(child, state, f"{prefix}{name}.")
 
 
 def read_header(path: str | Path) -> Header:
