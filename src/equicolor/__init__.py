@@ -36,15 +36,19 @@ __all__ = [
     "nn",
     "testing",
 ]
-# On demand: these build on the networks, which few scripts need.
-_ELSEWHERE = {"adapt": "conversion", "canonicalize": "canonicalization", "convert": "conversion"}
-_PACKAGES = ("analysis", "evaluation", "models")
+# Imported on first use: few scripts need the networks that these build on.
+_FUNCTIONS = {
+    "adapt": "conversion",
+    "canonicalize": "canonicalization",
+    "convert": "conversion",
+}
+_MODULES = ("analysis", "evaluation", "models")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ELSEWHERE:
-        return getattr(importlib.import_module(f"equicolor.{_ELSEWHERE[name]}"), name)
-    if name in _PACKAGES:
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(f"equicolor.{_FUNCTIONS[name]}"), name)
+    if name in _MODULES:
         return importlib.import_module(f"equicolor.{name}")
     raise AttributeError(f"module 'equicolor' has no attribute {name!r}")
 

@@ -17,7 +17,7 @@ def written_aside(path: Path) -> Iterator[Path]:
     """A path to write to, renamed to ``path`` at the end, so that a crash never leaves half a file.
 
     The folder is created. If the writing fails, the old file at ``path`` stays. Two processes can
-    write the same file at once; the last one's stays. The file has default permissions;
+    write the same file at once; the last one wins. The file has default permissions;
     safetensors would make it readable by its owner alone.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ def refuse_to_replace(paths: Iterable[Path], overwrite: bool) -> None:
 
 
 def refuse_files(path: Path) -> None:
-    """Refuse a folder for results that is a file, or below one, or where nothing may be written."""
+    """Refuse a folder for results if it or a parent is a file, or if it cannot be written to."""
     for place in (path, *path.parents):
         if place.exists() and not place.is_dir():
             raise NotADirectoryError(f"results go to a folder, but {place} is a file")

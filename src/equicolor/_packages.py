@@ -72,8 +72,8 @@ def declare_vision_operators() -> torch.library.Library | None:
     PyPI's torchvision for Linux is built for CUDA. Beside a CPU build of torch, its operators do
     not load. Then ``import torchvision`` fails, and so do lightning, torchmetrics and timm, which
     import torchvision wherever it is installed. The import asks for two operators by name. This
-    function declares them without an implementation: calling them is an error, and all that does
-    not call them works (networks, datasets, transforms).
+    function declares them without an implementation: calling them is an error, and what
+    does not call them works (networks, datasets, transforms).
 
     Returns:
         The declared operators; None if torchvision needs none, or is not installed.

@@ -8,7 +8,7 @@ from typing import Any
 # Commands to a terminal, and the bytes of file names that are not UTF-8.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
-_FEW = 4  # items of a list that are shown
+_MAX = 4  # items of a list that is shown in full
 
 
 def counted(count: int, thing: str) -> str:
@@ -33,7 +33,7 @@ def enumerated(names: Sequence[str], limit: int = 4) -> str:
 
 
 def shortened(name: str, most: int) -> str:
-    """A name, cut to some characters.
+    """A name, cut to at most ``most`` characters.
 
     Example:
         >>> shortened("rose", 4), shortened("sunflower", 4)
@@ -43,7 +43,7 @@ def shortened(name: str, most: int) -> str:
 
 
 def roughly(seconds: float) -> str:
-    """A time to wait for, in the unit that people plan in.
+    """A duration in a readable unit.
 
     Example:
         >>> roughly(42), roughly(200), roughly(5000), roughly(3e5)
@@ -58,7 +58,7 @@ def roughly(seconds: float) -> str:
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "") -> str:
     """The names nearest to an unknown one, as a question; without any, ``otherwise``.
 
-    Nearest is the same name inside something else.
+    The same name at the end of a path is nearest.
 
     Example:
         >>> did_you_mean("resnet19", ["resnet18", "cecnn"])
@@ -85,7 +85,7 @@ def printable(text: str) -> str:
 
 
 def explain(error: Exception) -> str:
-    """What an error says, with its type unless it is one that users are told about.
+    """The message of an error, after its type unless it is an OSError or a ValueError.
 
     Example:
         >>> explain(ValueError("no images")), explain(KeyError("lr"))
@@ -97,7 +97,7 @@ def explain(error: Exception) -> str:
 
 
 def brief(value: object) -> str:
-    """A value in short: of a tensor its dtype and shape, of long lists the length.
+    """A short repr: tensors by dtype and shape, long lists by their length.
 
     Example:
         >>> import torch
@@ -106,7 +106,7 @@ def brief(value: object) -> str:
     """
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    if isinstance(value, (Mapping, Sequence)) and not isinstance(value, str) and len(value) > _FEW:
+    if isinstance(value, (Mapping, Sequence)) and not isinstance(value, str) and len(value) > _MAX:
         return f"{len(value):,} items"
     if type(value) is dict:
         return f"{{{', '.join(f'{key!r}: {brief(each)}' for key, each in value.items())}}}"
@@ -117,7 +117,7 @@ def brief(value: object) -> str:
 
 
 def brief_repr(record: Any) -> str:
-    """The repr of a dataclass or a named tuple with its fields in short: ``__repr__ = brief_repr``.
+    """A short repr of a dataclass or a named tuple, for ``__repr__ = brief_repr``.
 
     Tensors would fill the screen of a notebook.
     """

@@ -1,4 +1,4 @@
-"""Files of results: flat rows, and the command, versions, device and date that made them."""
+"""Result files: flat rows, and the command, versions, device and date that made them."""
 
 import json
 import platform
@@ -37,9 +37,9 @@ def provenance(device: torch.device | str = "cpu") -> dict[str, Any]:
 def write_results(
     path: Path | str, rows: Sequence[Row], *, device: torch.device | str = "cpu", **facts: Any
 ) -> Path:
-    """Write rows and their provenance as one JSON file, one row a line; returns its path.
+    """Write rows and their provenance as one JSON file, one row per line; returns its path.
 
-    Further ``facts`` are entries of the file, which concern all rows.
+    ``facts`` are further entries of the file, which apply to all rows.
 
     Example:
         >>> import tempfile
@@ -71,12 +71,12 @@ def read_results(path: Path | str) -> dict[str, Any]:
 def read_rows(
     path: Path | str, needed: Sequence[str] = (), numbers: Sequence[str] = ()
 ) -> list[Row]:
-    """The rows of a file; a ValueError unless all have the needed keys, and numbers where asked."""
+    """The rows of a file; a ValueError unless all have the keys, with numbers under ``numbers``."""
     rows: list[Row] = read_results(path)["rows"]
     for row in rows:
-        lacking = [name for name in (*needed, *numbers) if name not in row]
-        if lacking:
-            raise ValueError(f"{path} has a row without {', '.join(lacking)}")
+        missing = [name for name in (*needed, *numbers) if name not in row]
+        if missing:
+            raise ValueError(f"{path} has a row without {', '.join(missing)}")
         for name in numbers:
             if not isinstance(row[name], (int, float)):
                 raise ValueError(f"{path} has {name} {row[name]!r}, not a number")
