@@ -288,8 +288,8 @@ def test_reference_of_another_architecture(tmp_path):
         ({}, "holds no state dict, but a dict"),
         ([1, 2], "holds no state dict, but a list"),
         (torch.zeros(2), "holds no state dict, but a Tensor"),
-        ({"epoch": 3}, "holds no plain state dict: not tensors are epoch"),
-        ({0: torch.zeros(2)}, "holds no plain state dict"),
+        ({"epoch": 3}, "holds entries other than named tensors: epoch"),
+        ({0: torch.zeros(2)}, "holds entries other than named tensors"),
     ],
 )
 def test_files_without_a_state_dict(contents, reason, tmp_path):

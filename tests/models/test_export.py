@@ -218,7 +218,7 @@ def test_large_weights_go_beside_the_onnx_file(tmp_path, monkeypatch, relative_e
 
 
 def test_a_name_and_a_format_that_contradict_each_other(network, tmp_path):
-    message = r"a.pt2 is the name of .* exported-program, but .* is onnx: call it a.onnx, or leave"
+    message = r"suffix of a.pt2 means exported-program, but .* is onnx: name it a.onnx, or leave"
     with pytest.raises(ValueError, match=message):
         export.export(network, tmp_path / "a.pt2", "onnx", input_size=SIZE)
     assert not list(tmp_path.iterdir())

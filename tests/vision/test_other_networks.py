@@ -349,7 +349,7 @@ def test_options_without_weights_must_be_said(options, tmp_path, relative_error)
     plain = timm.create_model("test_resnet", num_classes=4, **options).eval()
     how = {"rotations": 2, "image_size": 64, "verify": False}
     with pytest.raises(
-        CheckpointError, match=r"computes something else\. It was taken for timm:te"
+        CheckpointError, match=r"computes something else\. Its file would build timm:te"
     ):
         save_model(convert(plain, **how), tmp_path / "net.safetensors")
     source = Source("timm:test_resnet", {"num_classes": 4, **options})

@@ -26,14 +26,14 @@ from equicolor.models.tensor_files import (
 
 _CLASSES = "class_names"  # key in the header
 SHOWN = 3  # how many mismatches an error names
-# What a file may ask for before its weights say how large the network is.
-_MOST = 10_000  # of anything, or as many as the longest side of its weights
+# Limits on the numbers of a file, which are checked before a network is built from them.
+_LARGEST = 10_000  # of any number, or the longest side of the weights
 _LIMITS = {key: _checks.MOST[key] for key in ("image_size", "resize", "rotations")}
 _LIMITS["split_seed"] = _checks.MOST["seed"]
 
 
 class Header(NamedTuple):
-    """What a checkpoint says of its network; what is unknown is empty."""
+    """What a checkpoint says of its network; unknown values are empty."""
 
     config: dict[str, Any]
     class_names: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Header(NamedTuple):
 def save_model(model: nn.Module, path: str | Path) -> Path:
     """Save a network with its configuration as one safetensors file.
 
-    The names of its classes and its :class:`~equicolor.models.registry.Origin` go along.
+    The file also holds its class names and its :class:`~equicolor.models.registry.Origin`.
 
     Args:
         model: a network made by a builder of :mod:`equicolor.models`, or a converted one of
@@ -86,15 +86,15 @@ def _check_rebuilt(model: Network) -> None:
     state = model.state_dict()
     _check_numbers({**model.config, **model.origin.known()}, state)
     hint = "Build it with the options it should have"
-    if "source" in model.config:  # of another network, whose options are not all known
+    if "source" in model.config:  # another network, whose options are not all known
         rebuilt = build_from_config(model.config)
         options = model.config["source_options"] or "no options"
         hint = (
-            f"It was taken for {model.config['source']} with {options}: name every option it was "
-            "built with, source=Source(spec, {options}) in equicolor.convert or canonicalize"
+            f"Its file would build {model.config['source']} with {options}: name all its options, "
+            "source=Source(spec, {options}) in equicolor.convert or canonicalize"
         )
     else:
-        rebuilt = _empty(model.config, state)
+        rebuilt = _build_on_meta(model.config, state)
     problem = _mismatch(rebuilt, state)
     if not problem and not model.same_outputs(rebuilt):
         problem = "with the same weights, the file's network computes something else"
@@ -116,8 +116,8 @@ def load_model(path: str | Path, *, device: torch.device | str = "cpu") -> Netwo
         The network.
     """
     path = Path(path)
-    words, tensors = read_weights(path, weights=True)
-    header = _header(words, path)
+    entries, tensors = read_weights(path, weights=True)
+    header = _parse_header(entries, path)
     model = _build_for(header.config, tensors, path)
     set_dtypes(model, tensors)
     load_strict(model, tensors, path)
@@ -138,32 +138,29 @@ def set_dtypes(module: nn.Module, state: Mapping[str, Tensor], prefix: str = "")
 
 def read_header(path: str | Path) -> Header:
     """What a file of :func:`save_model` says of its network; the weights are not read."""
-    return _header(read_weights(Path(path))[0], path)
+    return _parse_header(read_weights(Path(path))[0], path)
 
 
 def weights_digest(path: str | Path) -> str:
     """A digest of the configuration and weights in a file of :func:`save_model`.
 
-    Unlike that of the file's bytes, it says nothing of where the network was trained.
+    Unlike a digest of the whole file, it does not depend on the network's origin.
     """
-    words, tensors = read_weights(Path(path), weights=True)
-    _header(words, path)
-    return digest(words["config"], tensors)
+    entries, tensors = read_weights(Path(path), weights=True)
+    _parse_header(entries, path)
+    return digest(entries["config"], tensors)
 
 
 def checkpoint_file(path: str | Path) -> Path:
-    """The file a path means: itself, or the network in the folder of a training run."""
+    """The file of a network by its path, or by that of the folder of its training run."""
     path = Path(path)
     return path / WEIGHTS if path.is_dir() else path
 
 
-def _header(words: Mapping[str, str], path: str | Path) -> Header:
-    """Read the words of a header; values beside the configuration that make no sense are left out.
-
-    Files of others may hold anything there.
-    """
+def _parse_header(entries: Mapping[str, str], path: str | Path) -> Header:
+    """Read a header. Only the configuration must be valid; other invalid values are left out."""
     try:
-        config = json.loads(words["config"])
+        config = json.loads(entries["config"])
         if not isinstance(config, dict) or not isinstance(config.get("model"), str):
             raise ValueError("expected an object with the name of a model")
     except (KeyError, ValueError, RecursionError) as error:
@@ -171,7 +168,7 @@ def _header(words: Mapping[str, str], path: str | Path) -> Header:
     values: dict[str, Any] = {}
     for key in (_CLASSES, *Origin._fields):
         try:
-            values[key] = json.loads(words[key])
+            values[key] = json.loads(entries[key])
         except (KeyError, ValueError, RecursionError):
             values[key] = None
     names = values.pop(_CLASSES)
@@ -197,7 +194,7 @@ def _build_for(config: dict[str, Any], state: Mapping[str, Tensor], path: Path) 
     """Build the network that weights are for; memory is allocated only if they fit."""
     try:
         _check_numbers(config, state)
-        check_fit(_empty(config, state), state, path)
+        check_fit(_build_on_meta(config, state), state, path)
         return build_from_config(config)
     except (CheckpointError, ImportError):
         raise
@@ -207,7 +204,7 @@ def _build_for(config: dict[str, Any], state: Mapping[str, Tensor], path: Path) 
 
 def _check_numbers(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
     """Refuse numbers that would take time and memory before shapes can be compared."""
-    longest = max([_MOST, *(size for value in state.values() for size in value.shape)])
+    longest = max([_LARGEST, *(size for value in state.values() for size in value.shape)])
     for key, value in _numbers(config):
         if not abs(value) <= (most := _LIMITS.get(key, longest)):
             raise ValueError(f"{key} of a saved network is at most {most}, got {value}")
@@ -225,8 +222,8 @@ def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
             yield from _numbers(item, key)
 
 
-def _empty(config: dict[str, Any], state: Mapping[str, Tensor]) -> Network:
-    """The network of a configuration, without weights if its builder can do without."""
+def _build_on_meta(config: dict[str, Any], state: Mapping[str, Tensor]) -> Network:
+    """The network of a configuration, without weights if its builder runs on the meta device."""
     try:
         with torch.device("meta"):
             return build_from_config(config)
@@ -234,7 +231,7 @@ def _empty(config: dict[str, Any], state: Mapping[str, Tensor]) -> Network:
         values = sum(value.numel() for value in state.values())
         source, _ = original_of(config)
         parameters = published_parameters(source)
-        # Conversion keeps most of them; another head has fewer.
+        # Conversion keeps most of them; another classifier may have fewer.
         if parameters > 2 * values:
             raise ValueError(
                 f"{source} has {parameters:,} parameters, the file {values:,}"
@@ -259,18 +256,18 @@ def check_fit(model: Network, state: Mapping[str, Tensor], source: str | Path) -
 def _mismatch(model: Network, state: Mapping[str, Tensor]) -> str:
     """How keys, shapes or kinds of numbers of a state dict differ from the network's."""
     expected = model.state_dict()
-    both = [(key, state[key], expected[key]) for key in expected if key in state]
+    common = [(key, state[key], expected[key]) for key in expected if key in state]
     problems = {
         "missing": [key for key in expected if key not in state],
         "unexpected": [key for key in state if key not in expected],
         "of another shape": [
             f"{key} {list(value.shape)} instead of {list(other.shape)}"
-            for key, value, other in both
+            for key, value, other in common
             if value.shape != other.shape
         ],
         "of another kind": [
             key
-            for key, value, other in both
+            for key, value, other in common
             if other.is_floating_point() and not value.is_floating_point()
         ],
     }

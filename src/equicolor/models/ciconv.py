@@ -19,7 +19,7 @@ COLOUR_MODEL = (
     (0.30, 0.04, -0.35),
     (0.34, -0.60, 0.17),
 )
-LIMIT = 2.5  # of the scale, either way
+LIMIT = 2.5  # of the absolute value of the scale
 # Kernels have one size whatever the scale, the largest, so that the layer compiles and exports.
 RADIUS = math.ceil(3 * 2**LIMIT + 0.5)
 EPSILON = 1e-5
@@ -34,8 +34,8 @@ def color_invariant(images: Tensor, scale: Tensor) -> Tensor:
     .. math:: W^2 = \sum_X \frac{(G_x \star X)^2 + (G_y \star X)^2}{(G \star E + 10^{-5})^2}
 
     and the result is :math:`\log(W^2 + 10^{-5})` with mean 0 and variance 1 over each image.
-    :math:`G` sums to 1, the absolute values of :math:`G_x` and of :math:`G_y` do, and images
-    are padded with zeros.
+    :math:`G` sums to 1, and so do the absolute values of :math:`G_x` and those of :math:`G_y`.
+    Images are padded with zeros.
 
     Images are RGB, :math:`[B, 3, H, W]` in [0, 1]; the scale :math:`s` has one element and is
     clamped to ±2.5. The result has one channel and is computed in float32 at least.
@@ -50,7 +50,7 @@ def color_invariant(images: Tensor, scale: Tensor) -> Tensor:
         return _invariant(images, scale)
 
 
-# Tracers, such as that of fold, keep it whole.
+# Tracers, such as that of fold, must not look inside.
 fx.wrap("color_invariant")
 
 
@@ -62,8 +62,8 @@ def _invariant(images: Tensor, scale: Tensor) -> Tensor:
     smooth_x, edge_x = _filters(sigma, images.shape[3])
     smooth_y, edge_y = _filters(sigma, images.shape[2])
     # Both kernels are products of a row and a column, so each direction is filtered by itself,
-    # as a product with a band matrix: the gradient by the scale is then two products more,
-    # where that by the weights of a long depthwise convolution is slow.
+    # as a product with a band matrix: its gradient takes two more products, which is faster than
+    # the gradient of a long depthwise convolution.
     smooth = planes @ smooth_x.mT
     horizontal = smooth_y @ (planes @ edge_x.mT)
     vertical = edge_y @ smooth

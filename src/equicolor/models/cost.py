@@ -1,4 +1,4 @@
-"""Honest cost: parameters and the multiply-accumulates that are executed."""
+"""Cost of a network: parameters and the multiply-accumulates that are executed."""
 
 import copy
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ class Cost(NamedTuple):
 def cost(model: nn.Module, input_size: int | Sequence[int] = 224) -> Cost:
     """Count parameters and the multiply-accumulates executed for one image.
 
-    Counted by torch on the operations that run, mixing over the group included, with the
-    algorithm the layers are set to (:func:`equicolor.nn.set_algorithm`). Nothing is
-    computed: the network runs on the meta device, where ``"auto"`` chooses as on the CPU.
+    Torch counts the operations that run, mixing over the group included, with the algorithm
+    the layers are set to (:func:`equicolor.nn.set_algorithm`). Nothing is computed: the
+    network runs on the meta device, where ``"auto"`` chooses as on the CPU.
 
     Args:
         model: any network of images.
@@ -43,12 +43,12 @@ def cost(model: nn.Module, input_size: int | Sequence[int] = 224) -> Cost:
 
     shape = _shape(input_size)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    ghost = copy.deepcopy(model).to("meta").eval()
+    meta_model = copy.deepcopy(model).to("meta").eval()
     dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         try:
-            ghost(torch.empty(shape, device="meta", dtype=dtype))
-        # With these, torch and other libraries refuse a shape.
+            meta_model(torch.empty(shape, device="meta", dtype=dtype))
+        # what torch and other libraries raise for wrong shapes
         except (RuntimeError, ValueError, AssertionError) as error:
             reason = str(error).partition("\n")[0] or type(error).__name__
             name = model.name if isinstance(model, ForeignNetwork) else type(model).__name__

@@ -30,7 +30,7 @@ _SUFFIXES = {".onnx": "onnx", ".pt": "torchscript", ".pt2": "exported-program"}
 #: The formats that :func:`export` writes.
 FORMATS = tuple(_SUFFIXES.values())
 _EXAMPLE_BATCH, _VERIFIED_BATCHES = 2, (1, 7)
-ONNX_LIMIT = 1.8 * 2**30  # bytes, a little under the format's limit; larger weights go beside
+ONNX_LIMIT = 1.8 * 2**30  # bytes, a little under the format's limit; more go into a second file
 
 
 class ExportError(RuntimeError):
@@ -96,8 +96,8 @@ def export(
     if by_suffix not in (None, to):
         suffix = next(key for key, value in _SUFFIXES.items() if value == to)
         raise ValueError(
-            f"{path.name} is the name of a file of {by_suffix}, but to (--to) is {to}: call it "
-            f"{path.with_suffix(suffix).name}, or leave to out"
+            f"the suffix of {path.name} means {by_suffix}, but to (--to) is {to}: name it "
+            f"{path.with_suffix(suffix).name}, or leave out to"
         )
     _checks.one_of("form", form, PLAIN_FORMS)
     size = _checks.int_pair("input_size", input_size, minimum=1)
@@ -114,11 +114,11 @@ def export(
     example = _images(_EXAMPLE_BATCH, size)
     try:
         outputs: object = folded(example)
-    except RuntimeError as mismatch:  # torch's way to say that shapes do not fit
-        reason = str(mismatch).partition("\n")[0]
+    except RuntimeError as error:  # what torch raises for shapes that do not fit
+        reason = str(error).partition("\n")[0]
         raise ValueError(
             f"{type(model).__name__} does not take images {list(example.shape)}: {reason}"
-        ) from mismatch
+        ) from error
     if not isinstance(outputs, Tensor):
         raise ValueError(
             f"export writes networks that return one tensor, but {type(model).__name__} returns a "
@@ -145,8 +145,7 @@ Run = Callable[[Tensor], Tensor]
 def _images(batch: int, size: tuple[int, int]) -> Tensor:
     """Noise with a tint for every image.
 
-    Plain noise looks alike in every hue, so rounding errors would decide which hue a network takes
-    that chooses one.
+    Plain noise looks alike in every hue: for networks that choose a hue, rounding would decide.
     """
     generator = torch.Generator().manual_seed(batch)
     tint, noise = (
@@ -157,7 +156,7 @@ def _images(batch: int, size: tuple[int, int]) -> Tensor:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the exporters' remarks on their own internals."""
+    """Hide the exporters' warnings about their own internals."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -175,7 +174,7 @@ def _worst_error(original: nn.Module, run: Run, size: tuple[int, int]) -> float:
         images = _images(batch, size)
         with torch.no_grad():
             expected, actual = original(images), run(images)
-        # Logits of a zero-initialised head are all zero: then the difference counts as it is.
+        # Logits of a zero-initialised head are all zero: then the error is absolute.
         scale = expected.norm() if expected.any() else torch.ones(())
         errors.append(float(((actual - expected).norm() / scale).nan_to_num(torch.inf)))
     return max(errors)
@@ -196,10 +195,9 @@ def describe(model: nn.Module, size: tuple[int, int]) -> dict[str, str]:
     facts["image_size"] = size
     height, width = size
     if height == width:
-        own = height == getattr(model, "image_size", None) and getattr(model, "resize", None)
-        facts["resize"] = own or usual_resize(height)
-    names = getattr(model, "class_names", ())
-    if names:
+        known = height == getattr(model, "image_size", None) and getattr(model, "resize", None)
+        facts["resize"] = known or usual_resize(height)
+    if names := getattr(model, "class_names", ()):
         facts["class_names"] = [*names]
     return {key: json.dumps(value) for key, value in facts.items()}
 
@@ -236,7 +234,7 @@ def _to_torchscript(
 ) -> tuple[Run, int]:
     with torch.no_grad():
         scripted = torch.jit.freeze(torch.jit.trace(folded, example))
-    # Torch's own file ends the process on a full disk.
+    # Not scripted.save(path), which ends the process on a full disk.
     path.write_bytes(scripted.save_to_buffer(_extra_files=about))
     return torch.jit.load(path), len(list(scripted.graph.nodes()))
 

@@ -18,8 +18,8 @@ def network_facts(network: nn.Module) -> dict[str, Any]:
 
     Returns:
         ``model``, ``rotations``, ``lifting``, ``ce_stages``, ``width`` (of the first stage) and
-        ``coset_pool``; None where it has none, and ``"none"`` where hues are not pooled over.
-        ``spatial`` if turns or mirror images do not matter to it.
+        ``coset_pool``, each None if it has none; ``coset_pool`` is ``"none"`` if the hues are not
+        pooled. ``spatial`` only if the network is invariant to turns.
     """
     if isinstance(network, GrayInput):
         inner = network_facts(network.network)
@@ -29,7 +29,7 @@ def network_facts(network: nn.Module) -> dict[str, Any]:
         return {"model": name} | dict.fromkeys(_OPTIONS)
     config = network.config
     model = config.get("model", type(network).__name__)
-    if model == "canonicalized":  # whose hues are those of the selector, not of the network
+    if model == "canonicalized":  # its rotations are those of the selector
         config = {"source": config["source"], **config["source_options"]}
     if "source" in config:
         model += f" {config['source'].partition(':')[2]}"

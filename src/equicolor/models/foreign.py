@@ -21,7 +21,7 @@ class ForeignNetwork(nn.Module):
         name: for tables.
         mean, std: of the normalisation, per channel.
         image_size: height and width it was trained for.
-        resize: the short side of an image before its centre is cropped; None for what is usual.
+        resize: the short side of an image before its centre is cropped; None for the usual one.
         class_names: what the outputs mean; empty if unknown.
     """
 
@@ -54,9 +54,9 @@ class ForeignNetwork(nn.Module):
 
 
 def load_foreign(spec: str, *, pretrained: bool = True, **options: Any) -> ForeignNetwork:
-    """The network ``torchvision:NAME`` or ``timm:NAME``, the normalisation of its weights in front.
+    """The network ``torchvision:NAME`` or ``timm:NAME`` behind the normalisation of its weights.
 
-    ``pretrained`` loads the weights they offer, which may download them; ``options`` are other
+    ``pretrained`` loads the weights of the library, which may download them; ``options`` are other
     arguments of the library's builder, such as ``num_classes``.
     """
     library, _, name = spec.partition(":")
@@ -104,7 +104,7 @@ def _from_torchvision(name: str, pretrained: bool, options: dict[str, Any]) -> F
 
 
 def published_parameters(spec: str) -> int:
-    """How many parameters torchvision says a network has; 0 if it does not say that."""
+    """The number of parameters by torchvision's metadata; 0 if it is unknown."""
     library, _, name = spec.partition(":")
     if library != "torchvision":
         return 0
@@ -120,7 +120,7 @@ def _from_timm(name: str, pretrained: bool, options: dict[str, Any]) -> ForeignN
     network = timm.create_model(name, pretrained=pretrained, **options)
     data = import_vision("timm.data")
     config = data.resolve_model_data_config(network)
-    # Of random weights, no output means anything.
+    # The outputs of random weights have no meaning.
     subset = data.infer_imagenet_subset(network) if pretrained else None
     classes = data.ImageNetInfo(subset) if subset else None
     size = config["input_size"][-1]

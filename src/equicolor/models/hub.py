@@ -15,7 +15,7 @@ from equicolor.models.tensor_files import WEIGHTS
 
 __all__ = ["HubModel"]
 
-# What the mixin says about the download, beside the options of the network.
+# Options of the download; the mixin passes them along with those of the network.
 _DOWNLOAD = ("revision", "cache_dir", "force_download", "local_files_only", "token")
 
 
@@ -66,7 +66,7 @@ class HubModel(
         download = {key: options.pop(key) for key in _DOWNLOAD if key in options}
         if options:
             raise TypeError(f"from_pretrained takes no network options, got {', '.join(options)}")
-        path = Path(model_id) / WEIGHTS
-        if not path.parent.is_dir():
-            path = Path(hf_hub_download(repo_id=model_id, filename=WEIGHTS, **download))
+        if Path(model_id).is_dir():
+            return cls(load_model(Path(model_id, WEIGHTS))).eval()
+        path = hf_hub_download(repo_id=model_id, filename=WEIGHTS, **download)
         return cls(load_model(path)).eval()

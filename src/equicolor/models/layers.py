@@ -37,7 +37,7 @@ class Layers(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether there is nothing to be equivariant to."""
+        """Whether the group has one element."""
         return self.rotations == 1 and self.spatial == "p1"
 
     def lift(self, in_channels: int, channels: int, kernel_size: int, **options: Any) -> nn.Module:
@@ -58,11 +58,9 @@ class Layers(NamedTuple):
 
     def norm(self, channels: int) -> nn.Module:
         """Batch normalisation."""
-        return (
-            nn.BatchNorm2d(channels)
-            if self.plain
-            else CEBatchNorm2d(channels, spatial=self.spatial)
-        )
+        if self.plain:
+            return nn.BatchNorm2d(channels)
+        return CEBatchNorm2d(channels, spatial=self.spatial)
 
     def max_pool(self, kernel_size: int, stride: int, padding: int = 0) -> nn.Module:
         """Spatial max pooling."""
@@ -121,15 +119,15 @@ def check_group(rotations: int, lifting: str, coset_pool: str | None, spatial: s
     if coset_pool is None and spatial != "p1":
         raise ValueError(
             f"spatial={spatial!r} needs coset_pool='max' or 'avg', got None: a classifier that "
-            "sees turned features apart is not invariant to turns. Where colour is the label, "
-            "take rotations=1, which keeps colours and pools over turns"
+            "sees every orientation by itself is not invariant to turns. Where colour is the "
+            "label, take rotations=1, which keeps colours and pools over turns"
         )
 
 
 def check_hybrid(
     option: str, count: int, total: int, coset_pool: str | None, spatial: str = "p1"
 ) -> None:
-    """Refuse a network that turns plain after ``count`` parts but needs its symmetry there."""
+    """Refuse options that a network with ``count`` equivariant parts of ``total`` cannot have."""
     if spatial != "p1" and count < total:
         raise ValueError(
             f"spatial={spatial!r} needs {option}={total}, all of them, got {count}: plain layers "
@@ -145,7 +143,7 @@ def check_hybrid(
 def check_plain(**options: tuple[Any, ...]) -> None:
     """Refuse options that a network with a single rotation would ignore.
 
-    An option is its value, and the values that ask for nothing: ``lifting=("hsv", "rgb")``.
+    Each option is its value, then the values that change nothing: ``lifting=("hsv", "rgb")``.
     """
     ignored = [name for name, (value, *harmless) in options.items() if value not in harmless]
     if ignored:

@@ -43,7 +43,7 @@ def load_network(
             * ``path/to/file.py:function``, where the function takes no arguments and returns
               a network that normalises images itself. It may have an ``image_size`` and
               ``class_names``. The file is executed.
-        pretrained: load the weights that timm or torchvision offer.
+        pretrained: load the weights of timm or torchvision.
         device: where to put it.
 
     Returns:
@@ -77,10 +77,10 @@ def is_foreign(spec: str | Path) -> bool:
 
 
 def named_by_library(config: dict[str, Any], origin: Origin) -> bool:
-    """Whether a converted or canonicalised network calls its classes as timm or torchvision does.
+    """Whether the class names of a converted or canonicalised network are timm's or torchvision's.
 
-    They call the classes of ImageNet by words, its folders have codes. A network that was trained
-    since calls its classes by their folders.
+    Those are words, whereas the folders of ImageNet have codes. A network that was trained since
+    then has the names of its folders.
 
     Example:
         >>> config = {"model": "converted", "source": "timm:resnet18", "source_options": {}}
@@ -94,11 +94,11 @@ def find_model(spec: str, *, pretrained: bool = True) -> tuple[nn.Module, bool]:
     """A network of :func:`load_network`, or one of a registered name with random weights.
 
     Returns:
-        The network in eval mode, and whether it brings weights of its own.
+        The network in eval mode, and whether it has trained weights.
     """
     path = checkpoint_file(spec)
-    elsewhere = path.is_file() or ":" in spec or (path.suffix and spec not in list_models())
-    if elsewhere or not pretrained:
+    is_path = path.is_file() or (path.suffix and spec not in list_models())
+    if is_path or ":" in spec or not pretrained:
         return load_network(spec, pretrained=pretrained), pretrained
     return create_model(spec).eval(), False
 
@@ -127,13 +127,13 @@ def _from_file(path: Path, function: str) -> nn.Module:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickles look themselves up there
     if (folder := str(path.parent.resolve())) not in sys.path:
-        sys.path.insert(0, folder)  # as for a program, since it may import what lies beside it
+        sys.path.insert(0, folder)  # as for a program: it may import the files beside it
     try:
         spec.loader.exec_module(module)
         build = getattr(module, function, None)
         network = build() if callable(build) else None
     except (Exception, SystemExit) as error:  # whatever the user's code raises
-        raise _unusable(path, error) from error
+        raise _explain(path, error) from error
     if not callable(build):
         lacks = f"has no function {function!r}" if function else "needs the name of a function"
         functions = [
@@ -157,7 +157,7 @@ def _from_file(path: Path, function: str) -> nn.Module:
     return ForeignNetwork(network, name, image_size=size, class_names=names)
 
 
-def _unusable(path: Path, error: BaseException) -> Exception:
+def _explain(path: Path, error: BaseException) -> Exception:
     """An error of the user's code in one line, with the place in the user's files."""
     folder = path.resolve().parent
     places = [
@@ -168,7 +168,7 @@ def _unusable(path: Path, error: BaseException) -> Exception:
     message = str(error)
     if isinstance(error, SyntaxError):
         message, places = error.msg, [(error.filename or str(path), error.lineno)]
-    # Without a place the function was not entered: its arguments do not fit.
+    # Without a place in these files, the function was not entered: it takes arguments.
     place = f" (line {places[-1][1]} of {places[-1][0]})" if places else ""
     message = " ".join(message.split())
     if isinstance(error, ImportError):

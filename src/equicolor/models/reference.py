@@ -51,7 +51,7 @@ def load_reference(model: N, checkpoint: str | Path | Mapping[str, Any]) -> N:
 
 
 def _state_dict(contents: Any, source: str) -> dict[str, Tensor]:
-    """The tensors of a checkpoint, without the wrappings that trainers put around them."""
+    """The tensors of a checkpoint, without the wrappers that trainers add."""
     for wrapper in ("state_dict", "model"):
         if isinstance(contents, Mapping) and isinstance(contents.get(wrapper), Mapping):
             contents = contents[wrapper]
@@ -64,7 +64,7 @@ def _state_dict(contents: Any, source: str) -> dict[str, Tensor]:
     ]
     if others:
         raise CheckpointError(
-            f"{source} holds no plain state dict: not tensors are {', '.join(others[:SHOWN])}"
+            f"{source} holds entries other than named tensors: {', '.join(others[:SHOWN])}"
         )
     for prefix in ("model.", "module.", "model."):
         if all(key.startswith(prefix) for key in contents):
@@ -77,8 +77,8 @@ def _check_matrix(model: Network, key: str, matrix: Tensor, source: str) -> None
     rotations = model.config.get("rotations", 1)
     if model.config.get("lifting") == "hsv" and rotations != 3:
         raise CheckpointError(
-            f"{source} was trained with lifting='rgb', which is another function than "
-            f"lifting='hsv' for {rotations} rotations"
+            f"{source} was trained with lifting='rgb', which differs from lifting='hsv' for "
+            f"{rotations} rotations"
         )
     expected = HueGroup(rotations).matrix(1)
     if matrix.shape != (3, 3) or not torch.allclose(matrix.double(), expected, atol=1e-5):

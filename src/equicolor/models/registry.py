@@ -43,7 +43,7 @@ class Network(nn.Module):
 
     Attributes:
         config: the builder's name under ``"model"`` and every argument, defaults included.
-        resolved: arguments the network settled itself, such as a matched width.
+        resolved: arguments that the network chose itself, such as a matched width.
         image_size: the height and width of the images it was designed for, or trained on.
         class_names: what its outputs mean; empty if unknown.
         resize, dataset, split_seed, training_digest: see :class:`Origin`.
@@ -117,9 +117,8 @@ P = ParamSpec("P")
 M = TypeVar("M", bound=Network)
 
 _BUILDERS: dict[str, Callable[..., Network]] = {}
-# Builders of other packages, imported when a checkpoint asks for them. They need more than a name,
-# so they are not listed.
-_ELSEWHERE = {
+# Builders imported when a checkpoint asks for them; not listed, since they need more than a name.
+_UNLISTED = {
     "canonicalized": "equicolor.canonicalization.canonicalize",
     "converted": "equicolor.conversion.convert",
     "hue_selector": "equicolor.models.selector",
@@ -139,8 +138,8 @@ def register_model(builder: Callable[P, M]) -> Callable[P, M]:
             raise TypeError(f"{name}() {error}") from None
         bound.apply_defaults()
         model = builder(*bound.args, **bound.kwargs)
-        settled = {key: model.resolved.get(key, value) for key, value in bound.arguments.items()}
-        model.config = {"model": name, **settled}
+        arguments = {key: model.resolved.get(key, value) for key, value in bound.arguments.items()}
+        model.config = {"model": name, **arguments}
         return model
 
     _BUILDERS[name] = build
@@ -148,7 +147,7 @@ def register_model(builder: Callable[P, M]) -> Callable[P, M]:
 
 
 def list_models() -> list[str]:
-    """The names :func:`create_model` knows.
+    """The names that :func:`create_model` knows.
 
     Example:
         >>> {"z2cnn", "cecnn", "resnet18", "ce_resnet18"} <= set(list_models())
@@ -159,8 +158,8 @@ def list_models() -> list[str]:
 
 def get_builder(name: str) -> Callable[..., Network]:
     """The function that builds the networks of a name."""
-    if name in _ELSEWHERE:
-        return getattr(importlib.import_module(_ELSEWHERE[name]), name)
+    if name in _UNLISTED:
+        return getattr(importlib.import_module(_UNLISTED[name]), name)
     if name not in _BUILDERS:
         hint = did_you_mean(name.lower().replace("-", "_"), _BUILDERS, "see 'equicolor models'")
         raise ValueError(f"unknown model {name!r}; {hint}")
@@ -192,10 +191,8 @@ def create_model(name: str, *, gray: bool = False, **options: Any) -> Network:
             raise OptionError(
                 f"{name} has no option {option!r}{hint}; it takes {', '.join(accepted)}"
             )
-    if name in _ELSEWHERE and not options:
-        raise OptionError(
-            f"{name!r} is no network by itself: name the checkpoint that 'equicolor convert' wrote"
-        )
+    if name in _UNLISTED and not options:
+        raise OptionError(f"{name!r} is no network by itself: name its checkpoint")
     network = builder(**options)
     return GrayInput(network) if gray else network
 
@@ -217,10 +214,10 @@ def class_names_of(network: nn.Module) -> tuple[str, ...]:
 
 
 def original_of(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Where the network came from that was converted, canonicalised or both; empty if it was not.
+    """The network that a converted or canonicalised one was made from; empty for other networks.
 
     Returns:
-        The source, and the arguments that its builder was called with.
+        The source, and the arguments of its builder; without a source, the configuration itself.
 
     Example:
         >>> converted = {"source": "timm:resnet18", "source_options": {"num_classes": 5}}
@@ -242,14 +239,14 @@ def classes_of(config: dict[str, Any]) -> int | None:
 def with_classes(network: Network, num_classes: int) -> Network:
     """A network with ``num_classes`` outputs and the same weights before its classifier.
 
-    It is the network itself if it has as many; else a new one with a classifier drawn anew.
+    Returns the network itself if it has as many; else a new one with a new classifier.
     """
     _checks.positive_int("num_classes", num_classes)
     classes = classes_of(network.config)
     if classes == num_classes:
         return network
     if classes is None:
-        raise ValueError("the network does not say its number of classes: its head stays")
+        raise ValueError("the configuration of the network does not say its number of classes")
     config = copy.deepcopy(network.config)
     original_of(config)[1]["num_classes"] = num_classes
     new = build_from_config(config)

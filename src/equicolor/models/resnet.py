@@ -164,9 +164,9 @@ class ResNet(Network):
 def _image_size(architecture: Architecture, spatial: str) -> int:
     """The size of the images that a network is designed for.
 
-    Where turns and mirror images matter, it is the next size at which every layer with a stride
-    sees both borders alike. Such a layer makes h pixels of 2h - 1, the stem, whose 7×7 filters
-    have a padding of 1, of 2h + 3.
+    With a spatial group, it is the next size at which every layer with a stride treats both
+    borders alike. Such a layer maps 2h - 1 pixels to h; the stem, with 7×7 filters and a padding
+    of 1, maps 2h + 3 pixels to h.
     """
     small = architecture.small_images
     usual, halvings = (32, 2) if small else (224, 4)
@@ -204,9 +204,9 @@ def resnet_builder(
     defaults = {"num_classes": architecture.reference_classes}
     if name.startswith("ce_"):
         defaults["rotations"] = 3
-    of_network = inspect.signature(network)
-    _, *parameters = of_network.parameters.values()
-    signature = of_network.replace(
+    signature = inspect.signature(network)
+    _, *parameters = signature.parameters.values()
+    build_signature = signature.replace(
         parameters=[p.replace(default=defaults.get(p.name, p.default)) for p in parameters],
         return_annotation=network,
     )
@@ -222,7 +222,7 @@ def resnet_builder(
     build.__name__ = build.__qualname__ = name
     build.__module__ = network.__module__
     build.__doc__ = documentation.format(depth=depth, name=name, stages=len(architecture.blocks))
-    build.__signature__ = signature  # type: ignore[attr-defined]
+    build.__signature__ = build_signature  # type: ignore[attr-defined]
     return register_model(build)
 
 
@@ -236,8 +236,8 @@ _DOCUMENTATION = """ResNet-{depth}: plain for one rotation, colour-equivariant f
         separable: whether equivariant filters are the product of a spatial and a hue part.
         coset_pool: ``"max"`` or ``"avg"`` over the hues where the equivariant stages end;
             None (full networks only) keeps the hues apart for the classifier.
-        width: None matches the parameters of the plain network by the paper's rule,
-            ``"fast"`` rounds that to what tensor cores like; an int is the width of the first
+        width: None takes the widths that match the parameters of the plain network,
+            ``"fast"`` rounds them to suit tensor cores; an int is the width of the first
             stage, doubled from stage to stage; a sequence gives every stage.
         lifting: ``"rgb"`` (the paper) or ``"hsv"`` (exact for HSV hue shifts).
         normalize: take images in [0, 1] and normalise them inside.

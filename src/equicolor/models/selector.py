@@ -1,4 +1,4 @@
-"""How far the hues of an image are from natural: scores that turn with them, and their best angle.
+"""How natural an image looks in every hue, as scores, and the angle of the best score.
 
 A selector gives :math:`n` scores for an image: score :math:`k` says how natural it looks with
 :math:`k/n` turns taken back. Shifting the hue of the image by :math:`1/n` rolls the scores by one,
@@ -14,8 +14,8 @@ from equicolor.models.registry import Network
 from equicolor.models.resnet import Block, stem
 from equicolor.nn import CEAdaptiveAvgPool2d, CosetFlatten
 
-_BINS_OF_MODE = 1.5  # how far a mode reaches from its best score
-# A folded selector keeps it whole: it looks at shapes.
+_MODE_REACH = 1.5  # steps of the hue circle that a mode reaches from its best score
+# Tracers, such as that of fold, must not look inside: it reads shapes.
 fx.wrap("subsample")
 
 
@@ -58,11 +58,10 @@ class HueSelector(Network):
         """Images ``[B, 3, H, W]`` in [0, 1] to scores ``[B, n]``."""
         small = subsample(images, self.size)
         features = self.blocks(stem(small, self.conv1, self.bn1, self.relu, self.max_pool))
-        # Every hue is scored by the same weights. What the others say about it is in the features.
-        of_hues = (
-            self.flatten(self.avg_pool(features)).flatten(1).unflatten(1, (-1, self.rotations))
-        )
-        return self.score(of_hues.transpose(1, 2)).squeeze(2)
+        # The same weights score every hue; the blocks have compared it with the others.
+        pooled = self.flatten(self.avg_pool(features)).flatten(1)
+        by_hue = pooled.unflatten(1, (-1, self.rotations)).transpose(1, 2)
+        return self.score(by_hue).squeeze(2)
 
 
 def hue_selector(*, rotations: int = 12, size: int = 72, width: int = 32) -> HueSelector:
@@ -76,7 +75,7 @@ def hue_selector(*, rotations: int = 12, size: int = 72, width: int = 32) -> Hue
 
 
 def subsample(images: Tensor, size: int) -> Tensor:
-    """Single pixels, evenly from all of the image: ``[B, 3, size, size]``.
+    """Pixels on an even grid over the image: ``[B, 3, size, size]``.
 
     A mean of pixels would be smoother, but hue shifts do not commute with it.
     """
@@ -112,21 +111,21 @@ def find_modes(scores: Tensor, modes: int = 1) -> tuple[Tensor, Tensor]:
     most = torch.finfo(scores.dtype).max / 8  # infinite scores would have no parabola
     scores = scores.clamp(-most, most)
     places = torch.arange(n, device=scores.device)
-    near = torch.minimum(places, n - places) < _BINS_OF_MODE  # the place 0
-    share, left = scores.softmax(1), scores  # of places that no mode has taken yet
+    near = torch.minimum(places, n - places) < _MODE_REACH  # of place 0
+    mass, left = scores.softmax(1), scores  # of places that no mode has taken yet
     start: int | Tensor = 0
     angles, probabilities = [], []
     for _ in range(modes):
         best = left.argmax(1, keepdim=True)
         order = torch.remainder(best + places, n)  # from now on, the best is at place 0
-        scores, share, left = (each.gather(1, order) for each in (scores, share, left))
+        scores, mass, left = (each.gather(1, order) for each in (scores, mass, left))
         start = start + best
         before, top, after = scores[:, -1:], scores[:, :1], scores[:, 1:2]
         bend = before - 2 * top + after
-        curved = bend < 0  # or there is no top in between: all equal, or beside another mode
+        curved = bend < 0  # else there is no top in between: all equal, or beside another mode
         offset = (before - after) / (2 * torch.where(curved, bend, -1.0))
         angles.append((start + offset.clamp(-0.5, 0.5) * curved) / n)
-        probabilities.append((share * near).sum(1, keepdim=True))
-        share, left = share.masked_fill(near, 0), left.masked_fill(near, -torch.inf)
+        probabilities.append((mass * near).sum(1, keepdim=True))
+        mass, left = mass.masked_fill(near, 0), left.masked_fill(near, -torch.inf)
     turns = torch.cat(angles, 1)
     return torch.remainder(turns + 0.5, 1) - 0.5, torch.cat(probabilities, 1)

@@ -29,7 +29,7 @@ class CheckpointError(ValueError):
 
 
 def name_of_file(path: str | Path) -> str:
-    """What a network is called after its file, or after the folder of its training run."""
+    """The name of a network's file, or of the folder of its training run."""
     path = Path(path)
     return path.parent.name if path.name == WEIGHTS else path.name
 
@@ -51,20 +51,20 @@ def _sorted(contents: bytes) -> bytes:
     header = json.loads(contents[8 : 8 + length])
     text = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     ordered = text.encode().ljust(length)
-    if len(ordered) != length:  # spelt in another way; it stays as it is
+    if len(ordered) != length:  # safetensors spells it otherwise
         return contents
     return b"".join((contents[:8], ordered, memoryview(contents)[8 + length :]))
 
 
 def _digest_of(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
     """The digest of a whole file: everything in its header but the digest, and its tensors."""
-    words = {key: value for key, value in header.items() if key != _DIGEST}
-    return digest(json.dumps(words, sort_keys=True), tensors)
+    entries = {key: value for key, value in header.items() if key != _DIGEST}
+    return digest(json.dumps(entries, sort_keys=True), tensors)
 
 
-def digest(words: str, tensors: Mapping[str, Tensor]) -> str:
-    """A digest of some words and of tensors on any device: 16 digits."""
-    sha = hashlib.sha256(words.encode())
+def digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """A digest of a text and of tensors on any device: 16 hexadecimal digits."""
+    sha = hashlib.sha256(text.encode())
     for key, value in sorted(tensors.items()):
         sha.update(f"{key} {value.dtype} {list(value.shape)}".encode())
         sha.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
@@ -116,8 +116,8 @@ def write_pickle(path: Path, contents: Any) -> None:
 def read_pickle(path: Path, remedy: str = "") -> Any:
     """The contents of a torch file: tensors and plain containers, never code.
 
-    Checksums are compared where the file has them. Errors advise ``remedy``; by default, to get
-    a damaged file again.
+    Checksums are compared if the file has them. ``remedy`` is the advice of errors, by default
+    to get a damaged file again.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint at {path}")
@@ -131,11 +131,11 @@ def read_pickle(path: Path, remedy: str = "") -> Any:
             with zipfile.ZipFile(path) as archive:  # torch writes checksums, but does not read them
                 if wrong := archive.testzip():
                     raise zipfile.BadZipFile(f"the checksum of {wrong} is wrong")
-        with warnings.catch_warnings(action="ignore"):  # remarks on the pickle protocol
+        with warnings.catch_warnings(action="ignore"):  # about the pickle protocol
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise CheckpointError(
-            f"{path} was refused: {expected}, but it holds more, which was not executed{advice}"
+            f"{path} was refused: {expected}, but it holds objects that were not loaded{advice}"
         ) from None
     except Exception as error:  # damaged bytes make the parser raise anything
         raise CheckpointError(

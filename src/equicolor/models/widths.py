@@ -89,17 +89,17 @@ def resolve_widths(
     spatial: str = "p1",
 ) -> list[int]:
     """The ``width`` argument of the builders as one width a stage."""
-    stages, how = len(architecture.blocks), (rotations, ce_stages, separable, spatial)
+    stages, group = len(architecture.blocks), (rotations, ce_stages, separable, spatial)
     if not 0 <= ce_stages <= stages:
         raise ValueError(
             f"ce_stages of {architecture.name} lies between 0 and {stages}, got {ce_stages}"
         )
     if width is None:
-        return _matched(architecture, *how)
+        return _matched(architecture, *group)
     if width == "fast":
-        matched = _matched(architecture, *how)
+        matched = _matched(architecture, *group)
         order = SpatialGroup(spatial).order
-        return _friendly(matched, order, lambda widths: count(architecture, widths, *how))
+        return _friendly(matched, order, lambda widths: count(architecture, widths, *group))
     if isinstance(width, str):
         raise ValueError(f"width must be None, 'fast', an int or one int a stage; got {width!r}")
     if not isinstance(width, Sequence):
@@ -190,12 +190,12 @@ def scaled(
 def _friendly(
     widths: Sequence[int], elements: int, count: Callable[[Sequence[int]], int]
 ) -> list[int]:
-    """Widths that tensor cores like, with about the parameters of others.
+    """Widths that suit tensor cores, with about as many parameters as ``widths``.
 
-    Convolutions of multiples of 16 channels are the fastest, and in the first stage, whose
-    large features make memory the limit, those of multiples of 32. Stages are rounded to
-    them; the last, which has most of the parameters, takes what keeps their number. A channel
-    counts for each of the elements of a spatial group.
+    Multiples of 16 channels are the fastest; in the first stage, whose large features make memory
+    the limit, multiples of 32. Stages are rounded to them. The last one, which has most of the
+    parameters, is chosen to keep their number. A channel of a spatial group counts once for
+    each element.
     """
     multiples = [32 // elements] + [16 // elements] * (len(widths) - 1)
     *fixed, last = [max(m, m * round(w / m)) for w, m in zip(widths, multiples, strict=True)]
