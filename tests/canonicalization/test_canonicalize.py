@@ -475,7 +475,7 @@ def test_images_that_are_none(canonical, make, words, network, images):
         ({"select": 3}, "function of images, got int"),
         ({"select": ()}, "or one of each"),
         ({"select": ("energy", "entropy")}, "or one of each"),
-        ({"select": "gray-world"}, "looks at none"),
+        ({"select": "gray-world"}, "selects none"),
         ({"rotations": 0}, "rotations must be at least 1"),
         ({"modes": 3}, "modes must be at most 2 for 6 rotations"),
         ({"gate": 0.5}, "modes must be 2 or more"),
@@ -487,7 +487,7 @@ def test_images_that_are_none(canonical, make, words, network, images):
             {"select": hue_selector(rotations=4, size=16, width=4)},
             "compares 4 hues, got rotations=6",
         ),
-        ({"rotations": 12, "select": "gray-world", "differentiable": True}, "looks at none"),
+        ({"rotations": 12, "select": "gray-world", "differentiable": True}, "selects none"),
         ({"differentiable": "no"}, "differentiable must be True or False, got 'no'"),
         ({"normalization": ([0.5] * 3, [0.0] * 3)}, "std must be positive"),
     ],
@@ -517,7 +517,7 @@ def test_lists_of_something_else(canonical, given, words, network):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"select": None}, "got None for both"),
+        ({"select": None}, "are both None"),
         ({"image_size": "big"}, "image_size must be an int"),
         ({"resize": -3}, "resize must be at least 1"),
         ({"width": -1}, "width must be at least 1"),

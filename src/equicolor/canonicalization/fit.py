@@ -1,8 +1,8 @@
-"""Train a selector on images without labels, to say that their hues are as they should be.
+"""Train a selector on images without labels to recognise their natural hues.
 
-The images are taken to be natural: a random shift of less than half a step of the hue circle is the
-only thing that is done to their colours, and the selector learns to find it. Since it is
-equivariant, it then finds any other shift as well.
+The hues of the images are taken to be natural. They are shifted at random by up to half a step of
+the hue circle, and the selector learns to find this shift. Since it is equivariant, it then finds
+any other shift as well.
 """
 
 import math
@@ -28,15 +28,15 @@ from equicolor.models.tensor_files import CheckpointError, digest, read_pickle, 
 from equicolor.nn import capture
 from equicolor.reporting.progress import Progress
 
-FEWEST = 16  # images; batch norms of fewer mean nothing
-_SHARPER = 2  # how much larger than the selector's input images are kept, for crops of them
+FEWEST = 16  # images; fewer give batch norms no useful statistics
+_OVERSIZE = 2  # images are kept at this multiple of the selector's input size, to take crops
 _SMALLEST_CROP = 0.5  # of the side
 _SPREAD = 0.5  # standard deviation of the target around the true shift, in steps of the hue circle
-_AT_ONCE = 256  # images of a tensor; all of them as floating-point numbers may need much memory
-_GRAY = 1 / 255  # mean chroma below which images have no hue to learn from
+_CHUNK = 256  # images of a tensor at once: as floating-point numbers, all may need much memory
+_LEAST_CHROMA = 1 / 255  # mean chroma below which images have no hue to learn from
 _SAVE_EVERY = 10.0  # seconds
 _WEIGHT_DECAY = 0.1
-_EPOCHS, _STEPS = 240, 4000  # by default; with many images, steps count
+_EPOCHS, _STEPS = 240, 4000  # by default, as many epochs, or fewer that make as many steps
 
 
 class Fit(NamedTuple):
@@ -45,8 +45,8 @@ class Fit(NamedTuple):
     images: int  # their number
     epochs: int  # how often each was seen
     loss: float  # mean of the last epoch, in nats; math.log(rotations) is chance
-    seconds: float  # the time it took, without that of an interrupted call before
-    resumed: int = 0  # the epochs that an interrupted call before had done
+    seconds: float  # the time it took, without that of earlier, interrupted calls
+    resumed: int = 0  # the epochs that earlier, interrupted calls had done
 
 
 def load_unlabelled(name: str | Path) -> ImageSet:
@@ -57,8 +57,8 @@ def load_unlabelled(name: str | Path) -> ImageSet:
 
 
 def load_for_selector(images: ImageSet, size: int, *, skip_corrupt: bool = False) -> Batches:
-    """Batches for :func:`collect`: of every image, the square in the middle."""
-    side = _SHARPER * size
+    """Batches for :func:`collect`: the central square of every image."""
+    side = _OVERSIZE * size
     return load_batches(images, Preparation(side, side), skip_corrupt=skip_corrupt)
 
 
@@ -76,20 +76,20 @@ def collect(
         size: of the selector's input.
         prepare: what happens to images ``[B, 3, H, W]`` in [0, 1] before a selector sees them.
     """
-    side = _SHARPER * size
+    side = _OVERSIZE * size
     if isinstance(images, ImageSet):
         images = load_for_selector(images, size)
     parts = [
-        _kept(batch[0] if isinstance(batch, (tuple, list)) else batch, side, prepare)
-        for batch in (images.split(_AT_ONCE) if isinstance(images, Tensor) else images)
+        _to_bytes(batch[0] if isinstance(batch, (tuple, list)) else batch, side, prepare)
+        for batch in (images.split(_CHUNK) if isinstance(images, Tensor) else images)
     ]
-    found = sum(map(len, parts))
-    if found < FEWEST:
-        raise ValueError(f"fit needs at least {FEWEST} images, got {found}")
+    count = sum(map(len, parts))
+    if count < FEWEST:
+        raise ValueError(f"fit needs at least {FEWEST} images, got {count}")
     return torch.cat(parts)
 
 
-def _kept(batch: object, side: int, prepare: Callable[[Tensor], Tensor]) -> Tensor:
+def _to_bytes(batch: object, side: int, prepare: Callable[[Tensor], Tensor]) -> Tensor:
     if not isinstance(batch, Tensor):
         raise TypeError(
             "fit expects batches of images [B, 3, H, W] as tensors, or pairs that begin with one; "
@@ -100,7 +100,7 @@ def _kept(batch: object, side: int, prepare: Callable[[Tensor], Tensor]) -> Tens
     _checks.images_in_range("fit", batch)
     natural = prepare(batch.detach().float().clamp(0, 1))
     bytes_ = natural.mul(255).round().to(torch.uint8).cpu()
-    # All of one size, so that they fit into one tensor. Images that are smaller are enlarged.
+    # All of one size, so that they fit into one tensor. Smaller images are enlarged.
     return subsample(bytes_, side)
 
 
@@ -118,7 +118,7 @@ def fit_selector(
     """Train a selector, its weights drawn anew, on images of :func:`collect`.
 
     Args:
-        selector: is changed, and left in eval mode.
+        selector: is trained in place, and left in eval mode.
         images: uint8 :math:`[N, 3, s, s]`.
         epochs: by default 240, or fewer that make 4,000 steps.
         batch_size, learning_rate: of AdamW, with one cycle of the learning rate.
@@ -136,7 +136,7 @@ def fit_selector(
     start = time.perf_counter()
     device = next(selector.parameters()).device
     images = images.to(device)
-    if _mean_chroma(images) < _GRAY:
+    if _mean_chroma(images) < _LEAST_CHROMA:
         raise ValueError("fit needs images with colours, but these are all grey")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -152,23 +152,23 @@ def fit_selector(
     )
     parts: dict[str, Any] = {"selector": selector, "optimizer": optimizer, "schedule": cycle}
     settings = f"{epochs} {batch_size} {learning_rate} {seed} {selector.config}"
-    run = digest(settings, {"images": images}) if checkpoint else ""
-    done, loss = _resume(checkpoint, run, parts)
+    identity = digest(settings, {"images": images}) if checkpoint else ""
+    done, loss = _resume(checkpoint, identity, parts)
     saved = time.perf_counter()
     key = torch.tensor([seed], device=device)
     selector.train()
-    ask: Callable[[Tensor], Tensor] | None = None
+    run: Callable[[Tensor], Tensor] | None = None
     try:
         for epoch in range(done, epochs):
             order = permutation(key, 0, epoch, len(images))[0]
             total = torch.zeros((), device=device)
             for number in range(per_epoch):
                 step = epoch * per_epoch + number
-                chosen = order[number * batch_size : (number + 1) * batch_size]
-                views, targets = _examples(selector, images[chosen], key, step)
-                if ask is None:  # on a GPU, launching the kernels one by one would take longest
-                    ask = capture(selector, views, torch.bfloat16) if views.is_cuda else selector
-                error = F.cross_entropy(ask(views).float(), targets)
+                batch = images[order[number * batch_size : (number + 1) * batch_size]]
+                views, targets = _examples(selector, batch, key, step)
+                if run is None:  # on a GPU, most of the time would go into launching kernels
+                    run = capture(selector, views, torch.bfloat16) if views.is_cuda else selector
+                error = F.cross_entropy(run(views).float(), targets)
                 optimizer.zero_grad()
                 error.backward()
                 optimizer.step()
@@ -185,7 +185,8 @@ def fit_selector(
             due = time.perf_counter() - saved > _SAVE_EVERY or epoch + 1 == epochs
             if checkpoint is not None and due:
                 states = {name: part.state_dict() for name, part in parts.items()}
-                write_pickle(checkpoint, {"run": run, "epoch": epoch + 1, "loss": loss, **states})
+                state = {"run": identity, "epoch": epoch + 1, "loss": loss, **states}
+                write_pickle(checkpoint, state)
                 saved = time.perf_counter()
     finally:
         selector.eval()
@@ -203,13 +204,13 @@ def _draw(selector: nn.Module) -> None:
             reset()
 
 
-def _resume(checkpoint: Path | None, run: str, parts: dict[str, Any]) -> tuple[int, float]:
-    """The epochs that an earlier call finished, with its state loaded, and the loss of the last."""
+def _resume(checkpoint: Path | None, identity: str, parts: dict[str, Any]) -> tuple[int, float]:
+    """Load the state of an earlier call; returns its finished epochs and the loss of the last."""
     if checkpoint is None or not checkpoint.is_file():
         return 0, math.nan
     remedy = "delete it to begin again"
     state = read_pickle(checkpoint, remedy)
-    if not isinstance(state, dict) or state.get("run") != run:
+    if not isinstance(state, dict) or state.get("run") != identity:
         raise CheckpointError(
             f"{checkpoint} belongs to other images or settings: {remedy}, or name another file"
         )
@@ -221,7 +222,7 @@ def _resume(checkpoint: Path | None, run: str, parts: dict[str, Any]) -> tuple[i
 def _examples(
     selector: HueSelector, images: Tensor, key: Tensor, step: int
 ) -> tuple[Tensor, Tensor]:
-    """Views of images with shifts that were drawn, and the scores these should get, ``[B, n]``."""
+    """Views of images in randomly shifted hues, and the scores they should get, ``[B, n]``."""
     n, batch = selector.rotations, len(images)
     random = uniform(key, 1, step, 5 * batch)[0].view(5, batch)
     views = _random_views(images, random[:4], selector.size).float() / 255
@@ -239,7 +240,7 @@ def _targets(offsets: Tensor, rotations: int) -> Tensor:
 def _random_views(images: Tensor, random: Tensor, size: int) -> Tensor:
     """Square crops of ``[B, 3, s, s]``, half of them mirrored, subsampled to the size.
 
-    ``random`` are numbers in [0, 1) for side, two places and mirroring, ``[4, B]``.
+    ``random`` holds numbers in [0, 1) for side, top, left and mirroring, ``[4, B]``.
     """
     side, top, left, flip = random[:, :, None]
     length = images.shape[-1]

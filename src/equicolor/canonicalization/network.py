@@ -32,19 +32,19 @@ PRESETS: dict[str, dict[str, int]] = {
     "default": {"size": 72, "width": 32},
     "accurate": {"size": 128, "width": 32},
 }
-OF_SELECTOR = "rotations", "size", "width"
-# How sure a network is, [B], that has given logits [B, C].
+SELECTOR_OPTIONS = "rotations", "size", "width"
+# How sure a network is of its class, [B], by its logits [B, C].
 _SURENESS: dict[str, Score] = {
     "energy": lambda logits: logits.logsumexp(1),
     "entropy": lambda logits: (logits.softmax(1) * logits.log_softmax(1)).sum(1),
-    # The largest log-softmax, which computed as such rounds to 0 for all logits that are sure.
+    # The largest log-softmax. Computed directly, it rounds to 0 for all confident logits.
     "confidence": lambda logits: F.logsigmoid(confidence(logits)[:, 0]),
 }
 SELECTIONS = ("learned", *_SURENESS)
-# What takes the colour of the light away, by the power of equicolor.light.balance_light.
+# Ways to take the colour of the light away, with the power of equicolor.light.balance_light.
 LIGHTS = {"gray-world": 1.0, "shades-of-gray": 6.0}
 _NAME = "a canonicalised network"
-_NOT_IMAGES = (
+_OUT_OF_RANGE = (
     f"{_NAME} takes images in [0, 1] and normalises them itself, but got {{came}}: "
     "leave out your own normalisation, and divide 8-bit images by 255"
 )
@@ -52,7 +52,7 @@ _NOT_IMAGES = (
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of :func:`equicolor.canonicalize`, and what it found out about the network."""
+    """The arguments of :func:`equicolor.canonicalize`, and what is known of the network."""
 
     select: str | None  # None if no hue shift is taken back
     light: str | None  # one of LIGHTS; None if the light is left as it is
@@ -70,7 +70,7 @@ class Options:
     resize: int | None
 
     def __post_init__(self) -> None:
-        for name in (*OF_SELECTOR, "image_size"):
+        for name in (*SELECTOR_OPTIONS, "image_size"):
             _checks.positive_int(name, getattr(self, name))
         if self.resize is not None:
             _checks.positive_int("resize", self.resize)
@@ -83,7 +83,7 @@ class Options:
         if self.select is not None and self.rotations == 1:
             raise ValueError("rotations must be 2 or more, to compare hues; got 1")
         if self.select is None and self.light is None:
-            raise ValueError("select or light must say what is taken back, got None for both")
+            raise ValueError("select and light are both None: nothing would be taken back")
         if self.light is not None:
             _checks.one_of("select", self.light, tuple(LIGHTS))
         most = max(self.rotations // 3, 1)
@@ -112,13 +112,13 @@ class Canonicalized(Network):
     shifts are taken back exactly only by thirds of a turn: balancing does not commute with others.
 
     Args:
-        network: any network of images; it is kept as it is.
+        network: any network of images; it is not changed.
         options: see :class:`Options`.
         select: a selector that was trained before, or a function that scores images
             :math:`[B, 3, H, W]` in [0, 1] by how natural they look, :math:`[B]`.
 
     Attributes:
-        network: the very object that was given.
+        network: the network itself, not a copy.
         selector: the learned selector; None if there is none.
         fitted: how :meth:`fit` trained it; None if it did not.
     """
@@ -135,14 +135,14 @@ class Canonicalized(Network):
         elif select is not None:
             self.score = select
         elif options.select == "learned":
-            self.selector = hue_selector(**{key: getattr(options, key) for key in OF_SELECTOR})
+            self.selector = hue_selector(**{key: getattr(options, key) for key in SELECTOR_OPTIONS})
         self._untrained = self.selector is not None and not _is_trained(self.selector.state_dict())
         self.fitted: Fit | None = None
         self.normalize: nn.Module = nn.Identity()
         if options.mean is not None and options.std is not None:
             self.normalize = Normalize(tuple(options.mean), tuple(options.std))
         self.image_size, self.resize = options.image_size, options.resize
-        self._check = RangeCheck(_NOT_IMAGES)
+        self._check = RangeCheck(_OUT_OF_RANGE)
         self.training = network.training  # not train(), which would change modes in the network
         if self.selector is not None:
             self.selector.eval()
@@ -184,7 +184,7 @@ class Canonicalized(Network):
                 f"modes={self.options.modes} averages class probabilities of a batch of images, "
                 "but got a list: take modes=1"
             )
-        natural = [self.normalize(self.natural(_alone(image))[0]) for image in images]
+        natural = [self.normalize(self.natural(_as_batch(image))[0]) for image in images]
         return self.network(natural, *args, **kwargs)
 
     def natural(self, images: Tensor) -> Tensor:
@@ -217,7 +217,7 @@ class Canonicalized(Network):
         return self._modes(self._balanced(images))[0][:, 0]
 
     def _balanced(self, images: Tensor) -> Tensor:
-        """Images in the light that the network is to see them in, which are checked first."""
+        """Check images, and balance their light if the options say so."""
         _checks.image_batch(_NAME, images)
         if 0 in images.shape[2:]:
             raise ValueError(f"{_NAME} expects images with pixels, got {list(images.shape)}")
@@ -228,12 +228,12 @@ class Canonicalized(Network):
     def scores(self, images: Tensor) -> Tensor:
         """How natural balanced images ``[B, 3, H, W]`` look with k/n turns less: ``[B, n]``."""
         if self.selector is not None:
-            if self._untrained and not _is_recorded(images):  # by others, since it was given
+            if self._untrained and not _cannot_branch(images):  # it may have been trained since
                 self._untrained = not _is_trained(self.selector.state_dict())
-            if self._untrained and not images.is_meta:  # its cost can be counted
+            if self._untrained and not images.is_meta:  # where only costs are counted
                 raise ValueError(
-                    f"the selector of {_NAME} is not trained: call fit(images) first, or give "
-                    "select= one that is"
+                    f"the selector of {_NAME} is not trained: call fit(images) first, or pass "
+                    "a trained one as select"
                 )
             weight = next(self.selector.parameters())
             scores: Tensor = self.selector(images.to(weight.dtype))
@@ -241,13 +241,13 @@ class Canonicalized(Network):
             # Hue by hue, which needs no more memory than the network itself.
             n = self.options.rotations
             scores = torch.stack([self._score(shift_hue(images, -k / n)) for k in range(n)], 1)
-            if self.score is not None and not _is_recorded(images) and scores.isnan().any():
+            if self.score is not None and not _cannot_branch(images) and scores.isnan().any():
                 bad = int(scores.isnan().any(1).sum())
                 raise ValueError(
                     f"select={self.options.select!r} must score how natural images look, but gave "
                     f"NaN for {bad} of {len(images)}"
                 )
-        return _exact(scores)
+        return _at_least_float32(scores)
 
     def _score(self, images: Tensor) -> Tensor:
         """Scores ``[B]`` of images as they are."""
@@ -258,7 +258,7 @@ class Canonicalized(Network):
                     f"select must give one score an image, [{len(images)}], got {_shape(scores)}"
                 )
             return scores
-        # In eval mode: what is asked here is not what a network in training should learn from.
+        # In eval mode: a network in training must not learn from images that are only scored.
         with evaluating(self.network) if self.network.training else contextlib.nullcontext():
             logits = self.network(self.normalize(images))
         if not isinstance(logits, Tensor) or logits.ndim != 2:
@@ -266,14 +266,14 @@ class Canonicalized(Network):
                 f"select={self.options.select!r} asks how sure the network is of a class, which "
                 f"needs logits [B, classes], but it returns {_shape(logits)}: take 'learned'"
             )
-        return _SURENESS[str(self.options.select)](_exact(logits))
+        return _SURENESS[str(self.options.select)](_at_least_float32(logits))
 
     def _modes(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Angles of balanced images and their probabilities, both ``[B, modes]``."""
         if self.options.differentiable:
             return find_modes(self.scores(images), self.options.modes)
         # Exported programs cannot hold a change of the gradient's mode.
-        with contextlib.nullcontext() if _is_recorded(images) else torch.no_grad():
+        with contextlib.nullcontext() if _cannot_branch(images) else torch.no_grad():
             angles, probabilities = find_modes(self.scores(images), self.options.modes)
         return angles.detach(), probabilities.detach()
 
@@ -284,25 +284,25 @@ class Canonicalized(Network):
         # The gradient of the logarithm is infinite at 0.
         logs = weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
         if gate is not None:  # by the best mode's probability, which no hue shift changes
-            needed = weights[:, :1] < gate
-            rest = logs[:, 1:].masked_fill(~needed, -torch.inf)
+            unsure = weights[:, :1] < gate
+            rest = logs[:, 1:].masked_fill(~unsure, -torch.inf)
             logs = torch.cat((logs[:, :1], rest), 1)
         shares = logs.log_softmax(1)
         mixed = self._log_probabilities(images, angles[:, 0], shares[:, 0], *args, **kwargs)
         for turns, share in zip(angles.T[1:], shares.T[1:], strict=True):
-            if gate is None or _is_recorded(images):
-                also = self._log_probabilities(images, turns, share, *args, **kwargs)
-                mixed = torch.logaddexp(mixed, also)
-            elif len(asked := needed[:, 0].nonzero()[:, 0]):
-                parts = images[asked], turns[asked], share[asked]
-                also = self._log_probabilities(*parts, *args, **kwargs)
-                mixed = mixed.index_copy(0, asked, torch.logaddexp(mixed[asked], also))
+            if gate is None or _cannot_branch(images):
+                other = self._log_probabilities(images, turns, share, *args, **kwargs)
+                mixed = torch.logaddexp(mixed, other)
+            elif len(rows := unsure[:, 0].nonzero()[:, 0]):
+                parts = images[rows], turns[rows], share[rows]
+                other = self._log_probabilities(*parts, *args, **kwargs)
+                mixed = mixed.index_copy(0, rows, torch.logaddexp(mixed[rows], other))
         return mixed
 
     def _log_probabilities(
         self, images: Tensor, turns: Tensor, log_share: Tensor, *args: Any, **kwargs: Any
     ) -> Tensor:
-        """What the network says of images shifted back by ``turns``, weighted."""
+        """Log probabilities for images shifted back by ``turns``, plus the log of their share."""
         natural = self.normalize(shift_hue(images, -turns))
         logits = self.network(natural, *args, **kwargs)
         if not isinstance(logits, Tensor) or logits.ndim < 2:
@@ -325,7 +325,7 @@ class Canonicalized(Network):
     ) -> Self:
         """Train the selector on images in their natural hues; labels are not needed.
 
-        The network is neither changed nor asked. On a CPU, the same images and settings give the
+        The network is neither changed nor run. On a CPU, the same images and settings give the
         same weights.
 
         Args:
@@ -335,7 +335,7 @@ class Canonicalized(Network):
             epochs: by default 240, or fewer that make 4,000 steps.
             batch_size, learning_rate: of AdamW, with one cycle of the learning rate.
             seed: of the weights, the order of the images and their crops.
-            checkpoint: a file that keeps the state; the same call goes on after an interruption.
+            checkpoint: a file for the state; after an interruption, the same call resumes from it.
             progress: called with (steps done, steps in all).
 
         Returns:
@@ -350,7 +350,7 @@ class Canonicalized(Network):
         """
         if self.selector is None:
             how = self.options.select or self.options.light
-            raise ValueError(f"select={how!r} has nothing to train: 'learned' has")
+            raise ValueError(f"select={how!r} has nothing to train; 'learned' has")
         if isinstance(self.selector, fx.GraphModule):
             raise ValueError("a folded network cannot be trained: fit it before it is folded")
         if isinstance(images, (str, Path)):
@@ -370,7 +370,7 @@ class Canonicalized(Network):
 
     @property
     def info(self) -> dict[str, Any]:
-        """What was chosen: how hues are selected, what that costs and how it was trained."""
+        """How hues are selected, what that costs and how the selector was trained."""
         names = "select", "light", "rotations", "modes", "gate"
         info: dict[str, Any] = {name: getattr(self.options, name) for name in names}
         asks_network = self.score is None and self.options.select in _SURENESS
@@ -383,7 +383,7 @@ class Canonicalized(Network):
 
     @property
     def folded_parts(self) -> tuple[str, ...]:
-        """What :func:`equicolor.nn.fold` folds: torch.fx cannot see through the whole."""
+        """What :func:`equicolor.nn.fold` folds: torch.fx cannot trace the whole."""
         return ("network",) if self.selector is None else ("selector", "network")
 
     def same_outputs(self, rebuilt: Network) -> bool:
@@ -392,23 +392,23 @@ class Canonicalized(Network):
 
 
 def _is_trained(state: Mapping[str, Any], prefix: str = "") -> bool:
-    """Whether a selector, below a prefix, has seen batches, which its batch norms count."""
+    """Whether a selector, by its keys with this prefix, was trained: batch norms count batches."""
     end = ".num_batches_tracked"
     batches = [v for k, v in state.items() if k.startswith(prefix) and k.endswith(end)]
     return any(count for count in batches if not count.is_meta)
 
 
-def _exact(values: Tensor) -> Tensor:
-    """Values in at least float32: in fewer digits, scores of several hues would be equal."""
+def _at_least_float32(values: Tensor) -> Tensor:
+    """Values in at least float32: in half precision, scores of several hues would be equal."""
     return values if values.dtype == torch.float64 else values.float()
 
 
 def _shape(value: object) -> str:
-    """The shape of a tensor, or what else a value is."""
+    """The shape of a tensor, or the type of another value, for errors."""
     return str(list(value.shape)) if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
-def _alone(image: Tensor) -> Tensor:
+def _as_batch(image: Tensor) -> Tensor:
     """An image ``[3, H, W]`` of a list as a batch of one."""
     _checks.rgb_images(_NAME, image)
     if image.ndim != 3:
@@ -416,6 +416,6 @@ def _alone(image: Tensor) -> Tensor:
     return image.unsqueeze(0)
 
 
-def _is_recorded(images: Tensor) -> bool:
-    """Whether operations are recorded for other images, or only counted: numbers decide nothing."""
+def _cannot_branch(images: Tensor) -> bool:
+    """Whether code must not depend on values: it is traced, captured or on the meta device."""
     return is_traced() or is_captured(images) or images.is_meta

@@ -39,12 +39,12 @@ from equicolor.results import write_results
 
 RESULTS, FIGURE, SELECTOR = "canonicalization.json", "hue-curve.png", "selector.safetensors"
 _STATE = "fit.ckpt"  # of an interrupted fit
-_HELD_OUT = 5  # one of so many images without labels is kept to judge with
+_HELD_OUT = 5  # of this many images without labels, one is held out to judge with
 _STYLES = ({"color": "#d55e00", "marker": "s"}, {"color": "#0072b2", "marker": "o"})
 
 
 class Outcome(NamedTuple):
-    """What :func:`canonicalize_named` found."""
+    """What :func:`canonicalize_named` returns."""
 
     cost: Table
     accuracy: Table
@@ -95,16 +95,16 @@ def canonicalize_named(
     by_own_answers = data is None and images is not None
     if by_own_answers:
         assert images is not None
-        images, kept = _part(images)
-        subject = _own_answers(network, kept, device=device, **loading)
+        images, held_out = _hold_out(images)
+        subject = _own_answers(network, held_out, device=device, **loading)
     else:
         subject = load_subject(network, data, device=device, console=console, **loading)
-    select = [_loaded(each) for each in options["select"]]
+    select = [_load_selector(each) for each in options["select"]]
     canonical = canonicalize(subject.network, **{**options, "select": select})
     fits = "learned" in select
     if not fits and ((epochs, seed) != (None, 0) or not (unlabelled is None or by_own_answers)):
         raise ValueError(
-            "--epochs, --seed, and --unlabelled beside --data, are of a selector's training: "
+            "--epochs, --seed, and --unlabelled beside --data, are for training a selector: "
             f"select={options['select']!r} trains none"
         )
     if not canonical.config and canonical.selector is None:
@@ -136,8 +136,8 @@ def canonicalize_named(
     return Outcome(costs, Table(columns, hue_columns(before, after)), summary, written)
 
 
-def _loaded(select: str) -> str | HueSelector:
-    """A selector in place of the name of its file."""
+def _load_selector(select: str) -> str | HueSelector:
+    """The selector of a file; other selections are returned as they are."""
     if not select.endswith(Path(WEIGHTS).suffix):
         return select
     selector = load_model(select)
@@ -175,20 +175,20 @@ def _fit(
         say(console, f"left out {counted(skipped, 'corrupt image')} of {len(images):,}")
 
 
-def _part(images: ImageSet) -> tuple[ImageSet, ImageSet]:
-    """Most images, and those that are kept to judge with, by a hash of their names."""
+def _hold_out(images: ImageSet) -> tuple[ImageSet, ImageSet]:
+    """Images to train on and images to judge with, by a hash of their names."""
     root = images.root or Path()
     names = [file.path.relative_to(root).as_posix() for file in images.files] or [
         str(number) for number in range(len(images))
     ]
     numbers = [hashlib.sha256(name.encode()).digest()[0] % _HELD_OUT for name in names]
-    kept = torch.tensor([number == 0 for number in numbers])
-    if int((~kept).sum()) < FEWEST or not kept.any():
+    held_out = torch.tensor([number == 0 for number in numbers])
+    if int((~held_out).sum()) < FEWEST or not held_out.any():
         raise ValueError(
             f"{images.name} holds {len(images)} images, too few to train on some and judge by "
             f"others: at least {2 * FEWEST} are needed, or images to judge by (--data)"
         )
-    train, test = (subset(images, which.nonzero()[:, 0]) for which in (~kept, kept))
+    train, test = (subset(images, part.nonzero()[:, 0]) for part in (~held_out, held_out))
     return train, test
 
 
@@ -223,7 +223,7 @@ def _own_answers(
     """A network by name and images without labels, labelled with its answers to them."""
     if split_seed is not None or classes_by_index:
         raise ValueError(
-            "--split-seed and --classes-by-index are of --data: images without labels are split by "
+            "--split-seed and --classes-by-index need --data: images without labels are split by "
             "their names, and have no classes"
         )
     device = torch.device(device)
