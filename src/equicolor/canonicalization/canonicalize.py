@@ -9,9 +9,9 @@ from torch import nn
 from equicolor import _checks
 from equicolor.canonicalization.network import (
     LIGHTS,
-    OF_SELECTOR,
     PRESETS,
     SELECTIONS,
+    SELECTOR_OPTIONS,
     Canonicalized,
     Options,
     Score,
@@ -26,7 +26,7 @@ from equicolor.conversion.source import (
 )
 from equicolor.models.foreign import ForeignNetwork
 from equicolor.models.registry import Network, class_names_of
-from equicolor.models.selector import HueSelector, hue_selector
+from equicolor.models.selector import HueSelector
 
 Selection = str | Score | HueSelector
 
@@ -46,8 +46,8 @@ def canonicalize(
 ) -> Canonicalized:
     r"""Any network, made invariant to hue shifts by taking them back before it sees the image.
 
-    Nothing in the network changes: transformers, detectors and networks behind an interface will
-    do. With ``select="learned"``, train the selector on images without labels next:
+    Nothing in the network changes, so it may be a transformer, a detector or one behind an
+    interface. With ``select="learned"``, train the selector on images without labels next:
     ``canonicalize(model).fit(images)``.
 
     Args:
@@ -55,14 +55,14 @@ def canonicalize(
         rotations: the number :math:`n` of hues that are compared; a trained selector brings its
             own.
         select: what finds the hue: ``"learned"``, a small equivariant network; ``"energy"``,
-            ``"entropy"`` or ``"confidence"``, what the network itself is surest of, for :math:`n`
+            ``"entropy"`` or ``"confidence"``, the hue that makes the network surest, at :math:`n`
             more passes; a :class:`~equicolor.models.selector.HueSelector`, trained or to be fitted;
             or a function of images :math:`[B, 3, H, W]` in [0, 1] that scores them :math:`[B]`.
             ``"gray-world"`` or ``"shades-of-gray"`` takes the colour of the light away instead
             (:func:`equicolor.light.balance_light`); ``("gray-world", "learned")`` does both.
-        modes: how many angles are tried; class probabilities are averaged by their probabilities.
-        gate: the probability of the best angle from which on it is the only one.
-        preset: of a learned selector: ``"fast"``, ``"default"`` or ``"accurate"``.
+        modes: how many angles are tried; class probabilities are averaged, weighted by theirs.
+        gate: if the probability of the best angle is at least this, no other angle is tried.
+        preset: the size of a learned selector: ``"fast"``, ``"default"`` or ``"accurate"``.
         normalization: what the network expects of its images, as in :func:`equicolor.convert`.
             The canonicalised network takes images in [0, 1].
         differentiable: let gradients flow through the angle.
@@ -86,7 +86,7 @@ def canonicalize(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"canonicalize expects a torch.nn.Module, got {type(model).__name__}")
-    light, hue = _parts(select)
+    light, hue = _light_and_hue(select)
     _checks.one_of("preset", preset, tuple(PRESETS))
     if hue != "learned" and preset != "default":
         raise ValueError(f"preset={preset!r} is for select='learned', got select={select!r}")
@@ -94,13 +94,13 @@ def canonicalize(
     if isinstance(hue, HueSelector):
         if rotations not in (12, hue.rotations):
             raise ValueError(f"the selector compares {hue.rotations} hues, got {rotations=}")
-        chosen = {"select": "learned", **{key: hue.config[key] for key in OF_SELECTOR}}
+        chosen = {"select": "learned", **{key: hue.config[key] for key in SELECTOR_OPTIONS}}
     elif callable(hue):
         chosen["select"] = getattr(hue, "__name__", type(hue).__name__)
     if hue is None and (rotations, modes, gate, differentiable) != (12, 1, None, False):
         raise ValueError(
-            "rotations, modes, gate and differentiable are of hues: "
-            f"select={select!r} looks at none"
+            "rotations, modes, gate and differentiable are for hues, "
+            f"but select={select!r} selects none"
         )
     detects = hasattr(getattr(model, "transform", None), "image_mean")  # normalises by itself
     automatic = isinstance(normalization, str) and normalization == "auto"
@@ -133,10 +133,10 @@ def canonicalize(
     return network
 
 
-def _parts(select: object) -> tuple[str | None, Any]:
-    """What is done about the light, and what finds the hue."""
-    wanted = list(select) if isinstance(select, (list, tuple)) else [select]
-    for each in wanted:
+def _light_and_hue(select: object) -> tuple[str | None, Any]:
+    """What balances the light, and what finds the hue."""
+    selections = list(select) if isinstance(select, (list, tuple)) else [select]
+    for each in selections:
         if isinstance(each, str):
             _checks.one_of("select", each, (*SELECTIONS, *LIGHTS))
         elif not callable(each):
@@ -144,9 +144,9 @@ def _parts(select: object) -> tuple[str | None, Any]:
                 f"select must be one of {', '.join((*SELECTIONS, *LIGHTS))}, a HueSelector or a "
                 f"function of images, got {type(each).__name__}"
             )
-    lights = [each for each in wanted if isinstance(each, str) and each in LIGHTS]
-    hues = [each for each in wanted if not (isinstance(each, str) and each in LIGHTS)]
-    if len(lights) > 1 or len(hues) > 1 or not wanted:
+    lights = [each for each in selections if isinstance(each, str) and each in LIGHTS]
+    hues = [each for each in selections if each not in lights]
+    if len(lights) > 1 or len(hues) > 1 or not selections:
         raise ValueError(
             "select is one thing that finds the hue, one that balances the light, or one of each; "
             f"got {select!r}"
@@ -184,10 +184,7 @@ def canonicalized(
         differentiable=differentiable, size=size, width=width, image_size=image_size, resize=resize,
         mean=None if mean is None else list(mean), std=None if std is None else list(std),
     )  # fmt: skip
-    selector = None
-    if select == "learned":  # only trained ones are saved
-        selector = hue_selector(rotations=rotations, size=size, width=width)
-    network = Canonicalized(build_source(origin, also=("converted",)).eval(), options, selector)
+    network = Canonicalized(build_source(origin, more=("converted",)).eval(), options)
     network.config = _config(origin, options)
     return network
 

@@ -58,14 +58,14 @@ class AdaptedNetwork(nn.Module):
     def __init__(self, network: nn.Module, stem: AdaptedStem) -> None:
         super().__init__()
         self.network = network
-        object.__setattr__(self, "stem", stem)  # in the network already
+        object.__setattr__(self, "stem", stem)  # not registered: a part of the network
         network.requires_grad_(False)
         for parameter in self.adapter_parameters():
             parameter.requires_grad_(True)
         self.train(False)
 
     def forward(self, images: Tensor) -> Any:
-        """What the original network takes to what it returns."""
+        """The input of the original network to its output."""
         return self.network(images)
 
     def train(self, mode: bool = True) -> Self:
@@ -123,9 +123,9 @@ def adapt(
     """
     _checks.one_of("coset_pool", coset_pool, ("max", "avg"))
     check_network(model)
-    inside = [module for module in model.modules() if isinstance(module, Normalize)]
-    if isinstance(normalization, str) and normalization == "auto" and inside:
-        normalization = inside[0].numbers["mean"], inside[0].numbers["std"]  # what the stem sees
+    normalizers = [module for module in model.modules() if isinstance(module, Normalize)]
+    if isinstance(normalization, str) and normalization == "auto" and normalizers:
+        normalization = tuple(normalizers[0].numbers.values())  # of what the stem sees
     mean, std = find_normalization(model, normalization)
     network = copy.deepcopy(model)
     run = dry_run(model, choose_image_size(model, image_size))

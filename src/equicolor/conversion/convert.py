@@ -69,8 +69,8 @@ def convert(
     itself. That is tried before anything is returned: first with shapes alone, then with numbers,
     in float64 on small images. A copy with three hues (or n, if those are fewer) must carry the
     original network in every hue. With random filters over the hues, its features must shift with
-    the hue of the image and its outputs must stay, in eval and in train mode. Of a detector the
-    backbone is tried. Networks on the meta device have no numbers to try.
+    the hue of the image and its outputs must stay, in eval and in train mode. Of a detector,
+    the backbone is tried. Networks on the meta device are tried with shapes alone.
 
     Args:
         model: a network of images from torchvision, timm, equicolor or yourself; or a detector
@@ -95,8 +95,8 @@ def convert(
         source: where the network comes from, such as ``"torchvision:resnet18"``, for
             :func:`equicolor.models.save_model`; timm's and equicolor's networks know it.
         check_range: refuse images far outside [0, 1]; see :class:`equicolor.nn.batched.HueLift`.
-        verify: try the result with numbers, as said above; False tries the shapes alone, for
-            networks too large to be computed a dozen times over.
+        verify: try the result with numbers, as described above; False tries the shapes alone,
+            for networks too large to be run a dozen times.
         spatial: ``"p1"`` alone: turns and mirror images need a network that is trained with them.
 
     Returns:
@@ -104,7 +104,7 @@ def convert(
 
     Raises:
         ConversionError: if something in the network cannot be converted, with its path, or if
-            what came out is not what it should be.
+            the result fails the trial.
 
     Example:
         >>> import torch
@@ -161,7 +161,7 @@ def convert(
     run = dry_run(body, size)
     try:
         training = dry_run(body, size, training=True)
-    except RunError:  # in train mode it wants more than images
+    except RunError:  # in train mode it needs more than images
         training = None
     plan = make_plan(body, options, run, training)
     if match_parameters:
@@ -254,10 +254,9 @@ def _check_detector_options(
         "match_parameters": match_parameters,
         "source": source is not None,
     }
-    if any(changed.values()):
-        names = " and ".join(name for name, there in changed.items() if there)
+    if names := " and ".join(name for name, is_changed in changed.items() if is_changed):
         raise ValueError(
-            f"a detector normalises its images itself, keeps its widths and is kept by its "
+            f"a detector normalises its images itself, keeps its widths and is saved by its "
             f"state_dict(): {names} cannot be given. Convert its backbone by itself for that"
         )
     if coset_pool not in ("max", "avg"):
@@ -283,8 +282,8 @@ def _build(
 ) -> ConvertedNetwork:
     """Carry out a plan on a copy of a network, and try the result.
 
-    Where pooling before the last linear layer does not give what the original gives, as in a
-    network with two classifiers, the hues are pooled at the outputs.
+    If pooling before the last linear layer changes what the network computes, as in a network
+    with two classifiers, the hues are pooled at the outputs.
     """
     model = original
     if options.channels is not None:

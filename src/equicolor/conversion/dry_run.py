@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 BATCH = 2  # more than one, so that nothing is broadcast that should not be
-# In train mode: divisible by many numbers, so that code can split the batch and be noticed.
+# In train mode: divisible by many numbers, so that code that splits the batch runs.
 _TRAINING_BATCH = 480
 _ATTENTION = {"scaled_dot_product_attention", "multi_head_attention_forward"}
 DROPOUTS = {
@@ -79,10 +79,10 @@ def dry_run(model: nn.Module, size: int, *, training: bool = False) -> DryRun:
     tensor = next(itertools.chain(model.parameters(), model.buffers()), torch.empty(0))
     dtype = tensor.dtype if tensor.is_floating_point() else torch.get_default_dtype()
     batch = _TRAINING_BATCH if training else BATCH
-    with own_random_numbers(model):
+    with kept_random_states(model):
         try:
             images = torch.empty(batch, 3, size, size, dtype=dtype, device="meta")
-            return _follow(ghost_of(model).train(training), images)
+            return _follow(meta_copy(model).train(training), images)
         except RunError:
             if tensor.is_meta:
                 raise
@@ -91,8 +91,8 @@ def dry_run(model: nn.Module, size: int, *, training: bool = False) -> DryRun:
 
 
 @contextlib.contextmanager
-def own_random_numbers(model: nn.Module) -> Iterator[None]:
-    """Restore random states afterwards: Python's, NumPy's, torch's on the CPU and the network's."""
+def kept_random_states(model: nn.Module) -> Iterator[None]:
+    """Restore random states: of Python, NumPy, and torch on the CPU and the network's devices."""
     devices = {tensor.device for tensor in model.parameters() if tensor.is_cuda}
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
@@ -103,8 +103,8 @@ def own_random_numbers(model: nn.Module) -> Iterator[None]:
         np.random.set_state(numpy)  # noqa: NPY002
 
 
-def ghost_of(model: nn.Module) -> nn.Module:
-    """A copy of a network on the meta device that never held the numbers."""
+def meta_copy(model: nn.Module) -> nn.Module:
+    """A copy of a network on the meta device, made without copying its numbers."""
     memo: dict[int, Any] = {}
     for tensor in itertools.chain(model.parameters(), model.buffers()):
         empty = torch.empty_like(tensor, device="meta")
@@ -124,30 +124,31 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 
 
 def _follow(model: nn.Module, images: Tensor) -> DryRun:
-    watch = _Watch(DryRun(len(images)))
+    recorder = _Recorder(DryRun(len(images)))
     for path, module in model.named_modules():  # the model is a copy, so the hooks may stay
-        module.register_forward_pre_hook(functools.partial(watch.begin, path))
-        module.register_forward_hook(functools.partial(watch.end, path))
-    with torch.no_grad(), watch:
+        module.register_forward_pre_hook(functools.partial(recorder.begin, path))
+        module.register_forward_hook(functools.partial(recorder.end, path))
+    with torch.no_grad(), recorder:
         try:
             outputs = model(images)
         except Exception as error:  # whatever the network's own code does
-            where = f" in {watch.stack[-1][0]!r}" if watch.stack and watch.stack[-1][0] else ""
+            path = recorder.stack[-1][0] if recorder.stack else ""
+            where = f" in {path!r}" if path else ""
             reason = str(error).partition("\n")[0]
             raise RunError(
                 f"{type(model).__name__} does not take images {list(images.shape)}: {reason}{where}"
             ) from error
-    watch.run.outputs = [list(tensor.shape) for tensor in tensors_of(outputs)]
-    return watch.run
+    recorder.run.outputs = [list(tensor.shape) for tensor in tensors_of(outputs)]
+    return recorder.run
 
 
-class _Watch(TorchFunctionMode):
-    """Notes calls of modules, by its hooks, and of functions, while it is entered."""
+class _Recorder(TorchFunctionMode):
+    """Records calls of modules, through hooks, and of functions, as a context manager."""
 
     def __init__(self, run: DryRun) -> None:
         super().__init__()
         self.run = run
-        self.stack: list[tuple[str, int]] = []  # path and start of the calls that go on
+        self.stack: list[tuple[str, int]] = []  # path and start of unfinished calls
         self._ticks = itertools.count()
 
     def begin(self, path: str, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -190,12 +191,12 @@ class _Watch(TorchFunctionMode):
 
 
 def _is_plain_batch_norm(images: Any = None, *vectors: Any, **options: Any) -> bool:
-    """Whether a batch norm on the meta device gives, without an error, what is like its input.
+    """Whether a batch norm on the meta device would succeed, with an output like its input.
 
-    Computing that there takes longer than all other layers of a network together.
+    Running it there takes longer than all other layers of a network together.
     """
     if not isinstance(images, Tensor) or not images.is_meta or images.ndim < 2:
         return False
     channels = images.shape[1]
-    given = [each for each in (*vectors, *options.values()) if isinstance(each, Tensor)]
-    return images.numel() > channels and all(each.shape == (channels,) for each in given)
+    tensors = [each for each in (*vectors, *options.values()) if isinstance(each, Tensor)]
+    return images.numel() > channels and all(each.shape == (channels,) for each in tensors)

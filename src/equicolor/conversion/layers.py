@@ -16,7 +16,7 @@ from equicolor.nn.batched import (
     BatchedStochasticDepth,
 )
 
-# Blocks whose scale per channel starts at a number that they do not keep.
+# Initial scales per channel, of blocks that do not store them.
 _LAYER_SCALES = {"CNBlock": 1e-6, "ConvNeXtBlock": 1e-6}
 
 
@@ -48,7 +48,7 @@ def replacement(module: Any, kind: Kind, rotations: int) -> nn.Module:
 
 def _with_hue_filters(module: nn.Conv2d | nn.Linear, rotations: int) -> BatchedCEConv2d:
     weight, bias = module.weight, module.bias
-    # On the meta device nothing is drawn that would be overwritten.
+    # On the meta device, no weights are drawn that would be overwritten.
     options: dict[str, Any] = {"rotations": rotations, "device": "meta", "dtype": weight.dtype}
     new: BatchedCEConv2d
     if isinstance(module, nn.Linear):
@@ -85,8 +85,7 @@ def draw(network: nn.Module) -> None:
 
     Layers are drawn as torch draws them. That shrinks the signal in every layer, so convolutions
     of networks without norms are drawn with the variance that rectifiers need. Scales per channel
-    outside of layers start where their network starts them, if that is known. A warning names the
-    parameters that stay as they were.
+    of known blocks get their initial value. A warning names the parameters that stay as they were.
     """
     unchanged = []
     norms = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)

@@ -59,13 +59,13 @@ class ConvertedNetwork(Network):
         return outputs
 
     def _check_batch(self, images: Tensor, outputs: Any) -> None:
-        """Refuse outputs that still hold the hues: what pooled them is gone."""
+        """Refuse outputs that still hold the hues: their pool was removed."""
         for tensor in tensors_of(outputs):
             if tensor.shape[:1] != images.shape[:1]:
                 raise RuntimeError(
                     f"{len(images)} images came in, but an output is {list(tensor.shape)}: the "
-                    "hues are pooled in front of the classifier, so whoever replaces that by "
-                    "hand removes the pool. Use reset_classifier(num_classes) of the converted "
+                    "hues are pooled in front of the classifier, and replacing that by hand "
+                    "removes the pool. Use reset_classifier(num_classes) of the converted "
                     "network, or convert after the classifier was replaced"
                 )
 
@@ -106,11 +106,11 @@ class ConvertedNetwork(Network):
 
 
 def compute_same(
-    network: Network, rebuilt: Network, taken: Callable[[Tensor], Tensor] = lambda images: images
+    network: Network, rebuilt: Network, prepare: Callable[[Tensor], Tensor] = lambda images: images
 ) -> bool:
     """Whether two networks with equal names and shapes of weights compute the same from them.
 
-    ``taken`` makes what they take of images in [0, 1]. The weights of ``rebuilt`` are overwritten.
+    ``prepare`` makes their input of images in [0, 1]. The weights of ``rebuilt`` are overwritten.
     """
     twin = copy.deepcopy(network).cpu().eval()
     dtype = next(twin.parameters()).dtype
@@ -127,7 +127,7 @@ def compute_same(
     for each in (twin, rebuilt):
         each.load_state_dict(state)
         with torch.no_grad():
-            values = each(taken(images.to(dtype)))
+            values = each(prepare(images.to(dtype)))
         outputs.append([tensor.double() for tensor in tensors_of(values)])
     tolerance = torch.finfo(dtype).eps ** 0.5
     return len(outputs[0]) == len(outputs[1]) and all(
@@ -136,14 +136,14 @@ def compute_same(
 
 
 def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    """Whether tensors are equal to rounding; what is not finite says nothing."""
+    """Whether tensors are equal up to rounding; if not finite, whether in the same places."""
     if not (a.isfinite().all() and b.isfinite().all()):
         return bool(torch.equal(a.isfinite(), b.isfinite()))
     return bool((a - b).norm() <= tolerance * b.norm())
 
 
 def as_taken(lift: HueLift, images: Tensor) -> Tensor:
-    """Images in [0, 1] as a converted network takes them."""
+    """Images in [0, 1], normalised if a converted network takes them so."""
     if lift.takes == "images":
         return images
     return (images - lift.mean.to(images.device)) / lift.std.to(images.device)

@@ -41,7 +41,7 @@ class Conversion:
     mean: list[float] | None  # None for a network that takes images in [0, 1]
     std: list[float] | None
     channels: list[tuple[int, int]] | None = None  # old and new counts, if parameters are matched
-    padded: bool = False  # whether images have zeros around them, as in detectors; not kept
+    padded: bool = False  # whether images have zeros around them, as in detectors; not saved
 
     def lift(self, like: Tensor) -> HueLift:
         """What the converted network begins with, of the device and dtype of a tensor."""
@@ -89,9 +89,9 @@ def make_plan(
 ) -> Plan:
     """Plan a conversion, or refuse it with everything that cannot be converted.
 
-    ``run`` is a pass through the network in eval mode, ``training`` one in train mode, if there is
-    one. By default, the hues are pooled after ``until``, or before the classifier. Where they are
-    pooled behind it, or kept apart, the classifier sees every hue by itself and mixes none.
+    ``run`` is a pass through the network in eval mode, ``training`` one in train mode, None if
+    that failed. By default, the hues are pooled after ``until``, or before the classifier. If they
+    are pooled behind it, or kept apart, the classifier sees every hue by itself and mixes none.
     """
     if options.coset_pool == "confidence":
         _check_logits(model, run)
@@ -148,12 +148,12 @@ def _check_logits(model: nn.Module, run: DryRun) -> None:
 
 
 def _is_inside(path: str, parent: str) -> bool:
-    """Whether a module is the named one, or a part of it; nothing is inside of ``""``."""
+    """Whether a module is the parent or a part of it; nothing is inside of ``""``."""
     return parent != "" and f"{path}.".startswith(f"{parent}.")
 
 
 def _find_head(modules: Modules, run: DryRun) -> Exit:
-    """The classifier: the linear layer that everything ends with, and what belongs to it."""
+    """The classifier: the last layer, if it is linear, and the norms and layers around it."""
     ends = sorted(run.calls, key=lambda path: run.calls[path][-1].end, reverse=True)
     last = next((path for path in ends if _has_weights(modules[path])), "")
     if not last or not isinstance(modules[last], nn.Linear) or len(run.calls[last]) > 1:
@@ -249,14 +249,14 @@ def _draws(modules: Modules, run: DryRun, exit_: Exit) -> Iterator[Problem]:
 def _splits(
     run: DryRun, training: DryRun, exit_: Exit, replaced: Iterable[str]
 ) -> Iterator[Problem]:
-    """Batch norms, layers for hues and code that get the whole batch in eval mode alone."""
+    """Batch norms, layers for hues and code that get only parts of the batch in train mode."""
     before = _shapes(run, exit_, replaced)
     for path, shapes in _shapes(training, exit_, replaced).items():
         sizes = {shape[0] for shape in before.get(path, ())}
         if any(size % run.batch for size in sizes):
-            continue  # the same in eval mode: the trial of the result names it
+            continue  # in eval mode, too: the trial of the result refuses it
         for shape in shapes:
-            # A sequence that comes first is as long for any batch; the trial names that, too.
+            # A leading sequence has the same length for any batch; the trial refuses that, too.
             if shape[0] % training.batch and shape[0] not in sizes - {run.batch}:
                 reason = (
                     f"in training it gets parts of a batch, {shape} of {training.batch} images, "
@@ -266,7 +266,7 @@ def _splits(
 
 
 def _shapes(run: DryRun, exit_: Exit, replaced: Iterable[str]) -> dict[str, list[list[int]]]:
-    """What batch norms and layers for hues get before the hues are pooled, by their paths."""
+    """Shapes that batch norms and layers for hues get before the hues are pooled, by path."""
     shapes = {path: list(run.inputs.get(path, ())) for path in replaced}
     for operation in run.operations:
         if operation.kind == "part" and operation.when < exit_.time(run):

@@ -27,7 +27,7 @@ from equicolor.reporting.tables import Table
 
 COST_COLUMNS = "network", "parameters", "MACs of an image", "time of 8 images"
 _REPEATS = 5
-_EVERY = 3  # every third of the 37 shifts, 10 degrees apart, is shown
+_EVERY = 3  # of the 37 shifts, 10 degrees apart, every third is shown
 _SUFFIX = ".safetensors"
 _SOURCES = (
     f"a checkpoint of equicolor (*{_SUFFIX}), a folder that holds {WEIGHTS}, timm:NAME or "
@@ -93,7 +93,7 @@ def hue_table(
     """Accuracy under HSV hue shifts before and after, as a table and in one line.
 
     ``output`` is the checkpoint that :func:`convert_source` wrote. Both networks see the same
-    images, cut as that file says, so that ``equicolor evaluate`` gives the same for it.
+    images, cut as that file says, so that ``equicolor evaluate`` agrees.
     """
     size, resize = choose_preparation(load_model(output), find_dataset(data).kind)
     options: dict[str, Any] = {"actions": ["hsv"], "size": size, "resize": resize, "device": device}
@@ -164,8 +164,8 @@ def cost_report(
     """
     costs = []
     for name, network in networks.items():
-        time_taken = _milliseconds(network, input_size, device, batch) if timed else None
-        costs.append(NetworkCost(name, *cost(network, input_size), time_taken))
+        duration = _milliseconds(network, input_size, device, batch) if timed else None
+        costs.append(NetworkCost(name, *cost(network, input_size), duration))
     return costs
 
 

@@ -53,17 +53,17 @@ class Source:
             )
 
 
-def build_source(source: Source, also: Sequence[str] = ()) -> nn.Module:
-    """The network of a source, without trained weights: what a checkpoint asks for.
+def build_source(source: Source, more: Sequence[str] = ()) -> nn.Module:
+    """The network of a source, as a checkpoint names it, without trained weights.
 
-    ``also`` names builders of ours beside those of :func:`equicolor.models.list_models`.
+    ``more`` names builders beside those of :func:`equicolor.models.list_models`.
 
     Raises:
-        ValueError: for what a file may not ask for; it runs no code and downloads nothing.
+        ValueError: for options that could run code, read files or download.
     """
     library, _, name = source.spec.partition(":")
     if library == OURS:
-        if name not in (*list_models(), *also):
+        if name not in (*list_models(), *more):
             raise ValueError(f"a checkpoint cannot be built from {source.spec}")
         return build_from_config({"model": name, **source.options})
     for option, value in source.options.items():
@@ -133,8 +133,8 @@ def choose_resize(model: nn.Module, size: int) -> int | None:
     """The short side before the centre is cropped, in the proportion of the network's training."""
     if isinstance(model, (ForeignNetwork, Network)):
         return None if model.resize is None else round(model.resize * size / model.image_size)
-    share = _timm_config(model).get("crop_pct")
-    return round(size / float(share)) if share else None
+    crop_share = _timm_config(model).get("crop_pct")
+    return round(size / float(crop_share)) if crop_share else None
 
 
 _FORMS = (
@@ -153,7 +153,7 @@ def find_normalization(
     Raises:
         ConversionError: if it is unknown.
     """
-    numbers = _find(model, normalization)
+    numbers = _mean_and_std(model, normalization)
     if numbers is None:
         return None, None
     mean, std = map(list, numbers)
@@ -165,7 +165,7 @@ def find_normalization(
     return mean, std
 
 
-def _find(model: nn.Module, normalization: Any) -> tuple[Iterable[float], ...] | None:
+def _mean_and_std(model: nn.Module, normalization: Any) -> tuple[Iterable[float], ...] | None:
     """Mean and standard deviation; None for a network that takes plain images."""
     if normalization is None:
         return None

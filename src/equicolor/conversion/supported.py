@@ -1,4 +1,4 @@
-"""What a module becomes in an equivariant network, or why it cannot become anything."""
+"""What a module becomes in an equivariant network, or why it cannot be converted."""
 
 import inspect
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ from equicolor.nn.conv import CEConv2d, CELiftConv2d
 
 CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 # One scale and shift per channel, or none: the same for every rotation.
-_KEPT = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.PReLU, nn.ConvTranspose2d, nn.Conv1d)
+_STAY = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.PReLU, nn.ConvTranspose2d, nn.Conv1d)
 _SHOWN = 6
 
 
@@ -101,7 +101,7 @@ def kind_of(module: nn.Module) -> Kind | Refusal:
         return Refusal("embeddings know nothing of hue")
     if isinstance(module, nn.RNNBase):
         return Refusal("recurrent layers have no filters over hues")
-    if isinstance(module, _KEPT):
+    if isinstance(module, _STAY):
         return Kind.KEEP
     return next(_filters_and_tokens(module), Kind.KEEP)
 
@@ -141,7 +141,7 @@ def pads_to_stride(module: nn.Module) -> bool:
 
 
 def check_network(model: Any) -> None:
-    """Refuse what is not a network of images written in Python."""
+    """Refuse anything but a module in Python that takes images alone."""
     kind = type(model).__name__
     if not isinstance(model, nn.Module):
         raise ConversionError(f"a torch.nn.Module is needed, got {kind}")
@@ -188,8 +188,9 @@ def lost_by_replacement(model: nn.Module) -> Iterator[Problem]:
         for name, parameter in module.named_parameters(path, recurse=False):
             owner = owners.setdefault(id(parameter), name)
             if owner != name:
-                own = name.rpartition(".")[2]
-                yield path, Refusal(f"its {own} is also {owner!r}: tied weights would come apart")
+                weight = name.rpartition(".")[2]
+                reason = f"its {weight} is also {owner!r}: tied weights would come apart"
+                yield path, Refusal(reason)
 
 
 def refuse(model: nn.Module, problems: Iterable[Problem]) -> None:

@@ -35,7 +35,7 @@ from equicolor.conversion.dry_run import (
     DryRun,
     RunError,
     dry_run,
-    own_random_numbers,
+    kept_random_states,
     tensors_of,
 )
 from equicolor.conversion.network import ConvertedNetwork, as_taken, assemble, new_path
@@ -52,13 +52,13 @@ _WHAT_WORKS = (
 )
 Place = tuple[str, int]  # its name, and the number of the call
 Tensors = dict[Place, Tensor]
-# What it means if tensors are not as expected; tensors; what is expected.
+# The finding if tensors differ from the expected ones; the tensors; the expected ones.
 _Comparison = tuple[str, Tensors, Tensors]
 
 _POOL, _BEHIND = "the pool of the hues", "what comes after the pool of the hues"
 _HUES = 3
 _SIDES = (32, 64, 96, 128)  # of the images, where the network takes such small ones
-_SILENT = 1e-3  # parameters below are drawn anew
+_NEAR_ZERO = 1e-3  # smaller parameters are drawn anew
 _PERTURBATION = 0.5  # of the hue filters
 _NOISE = 1e3  # of images, in units of rounding errors
 _HOOKS = [name for name in vars(nn.Module()) if name.endswith("_hooks")]
@@ -119,7 +119,7 @@ def check_numbers(original: nn.Module, plan: Plan, options: Conversion) -> None:
     """
     if any(tensor.is_meta for tensor in original.parameters()):
         return
-    with torch.no_grad(), own_random_numbers(original):
+    with torch.no_grad(), kept_random_states(original):
         trial = _set_up(original, plan, options)
         if trial is None:
             warnings.warn(
@@ -133,7 +133,7 @@ def check_numbers(original: nn.Module, plan: Plan, options: Conversion) -> None:
 
 
 class _Trial(NamedTuple):
-    """What is tried; all networks end in a pool of the hues at the same place."""
+    """The networks and images of a trial; all networks pool the hues at the same place."""
 
     original: ConvertedNetwork  # in one hue
     copies: ConvertedNetwork  # the original in every hue, without layers that mix hues
@@ -146,9 +146,9 @@ class _Trial(NamedTuple):
         """What the layers for hues and the pool get, and what the network returns."""
         # A copy shares the weights but no other state; it draws the same random numbers each time.
         shared: dict[int, Any] = {id(tensor): tensor for tensor in network.parameters()}
-        for module in network.modules():  # empty, but half of the time that copying takes
-            own = vars(module)
-            shared |= {id(own[name]): own[name] for name in _HOOKS if name in own and not own[name]}
+        for module in network.modules():  # empty, but they take half of the time of copying
+            hooks = [vars(module)[name] for name in _HOOKS if name in vars(module)]
+            shared |= {id(each): each for each in hooks if not each}
         network = copy.deepcopy(network, shared)
         torch.manual_seed(0)
         random.seed(0)
@@ -185,7 +185,7 @@ def _set_up(model: nn.Module, plan: Plan, options: Conversion) -> _Trial | None:
             network = copy.deepcopy(model).to(dtype).eval()
             images = _blocks(side).to(next(network.parameters()).device, dtype)
             lift = few.lift(images)
-            outputs = _settle(network, lift(as_taken(lift, images)))
+            outputs = _calibrate(network, lift(as_taken(lift, images)))
         except Exception:  # whatever the network's own code does at another size, in another dtype
             continue
         if all(bool(tensor.isfinite().all()) for tensor in outputs):
@@ -198,7 +198,7 @@ def _set_up(model: nn.Module, plan: Plan, options: Conversion) -> _Trial | None:
 
 
 def _blocks(side: int) -> Tensor:
-    """Images of coloured blocks, each of a colour of its own: noise would be grey on average."""
+    """Images of blocks in random colours: noise would be grey on average."""
     generator = torch.Generator().manual_seed(0)
     tint, blocks = (
         torch.rand(BATCH, 3, n, n, generator=generator, dtype=torch.float64, device="cpu")
@@ -207,12 +207,12 @@ def _blocks(side: int) -> Tensor:
     return 0.2 + 0.4 * tint + F.interpolate(0.2 * blocks, (side, side))
 
 
-def _settle(model: nn.Module, images: Tensor) -> list[Tensor]:
-    """Draw parameters that are nearly zero, fit norms to images, and run the network."""
+def _calibrate(model: nn.Module, images: Tensor) -> list[Tensor]:
+    """Draw parameters that are nearly zero, fit norms to images, and return the outputs."""
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
-        silent = parameter.numel() > 0 and parameter.abs().max() < _SILENT
-        if silent and not name.endswith("bias"):
+        is_zero = parameter.numel() > 0 and parameter.abs().max() < _NEAR_ZERO
+        if is_zero and not name.endswith("bias"):
             drawn = 0.5 + 0.5 * torch.rand(parameter.shape, generator=generator, device="cpu")
             fan_in = parameter[0].numel() if parameter.squeeze().ndim > 1 else 1
             parameter.copy_(drawn / fan_in)
@@ -247,7 +247,7 @@ def _mix_hues(converted: ConvertedNetwork) -> None:
 
 
 def _comparisons(trial: _Trial) -> Iterator[_Comparison]:
-    """All that is tried, one after the other."""
+    """The comparisons of a trial, one after the other."""
     lift = trial.converted.lift
     hues = functional.hue_orbit(trial.images, lift.rotations, lift.lifting)
     runs = [trial.run(trial.original, hue)[0] for hue in hues]
@@ -271,7 +271,7 @@ def _comparisons(trial: _Trial) -> Iterator[_Comparison]:
     except Exception as error:
         try:
             trial.run(trial.original, trial.images)
-        except Exception:  # in train mode, the original wants more than images
+        except Exception:  # in train mode, the original needs more than images
             return
         reason = str(error).partition("\n")[0]
         raise _refusal(trial, f"in train mode it fails: {reason}") from error
@@ -295,10 +295,10 @@ def _shifted(trial: _Trial) -> Iterator[_Comparison]:
 
 
 def _effect_of_rounding(trial: _Trial) -> dict[Place, float]:
-    """How much noise, a little more than rounding, changes what is seen and returned.
+    """How much noise, a little more than rounding, changes inputs of layers, and outputs.
 
-    Norms of few images make small differences larger, layer by layer: behind a hundred of them,
-    or where no colour is left, rounding errors can be as large as features.
+    Norms of few images amplify small differences, layer by layer: behind a hundred of them, or
+    where no colour is left, rounding errors can be as large as features.
     """
     generator = torch.Generator().manual_seed(3)
     noise = torch.randn(trial.images.shape, generator=generator, device="cpu").to(trial.images)
@@ -316,14 +316,13 @@ def _effect_of_rounding(trial: _Trial) -> dict[Place, float]:
 
 def _check(trial: _Trial, finding: str, tensors: Tensors, expected: Tensors) -> None:
     """Refuse the network if something is not as expected, naming the first place."""
-    allowed: dict[Place, float] | None = None if trial.converted.training else {}
+    allowed: dict[Place, float] = {}
     for place, tensor in tensors.items():
         difference = "which the original does not compute"
         if place in expected:
             difference = _difference(tensor, expected[place], 0.0)
-            if difference and allowed is None:  # two runs more, which few networks need
-                allowed = _effect_of_rounding(trial)
-            if difference and allowed:
+            if difference and trial.converted.training:
+                allowed = allowed or _effect_of_rounding(trial)  # two runs, which few need
                 difference = _difference(tensor, expected[place], allowed.get(place, 0.0))
         if not difference:
             continue
@@ -347,7 +346,7 @@ def _refusal(trial: _Trial, finding: str) -> ConversionError:
 
 
 def _difference(one: Tensor, other: Tensor, allowed: float) -> str:
-    """How tensors differ, by more than rounding explains; empty if they do not, or say nothing."""
+    """How tensors differ by more than rounding; empty if they do not, or cannot be compared."""
     if one.shape != other.shape:
         return f"{list(one.shape)} instead of {list(other.shape)}"
     comparable = one.is_floating_point() and one.numel()

@@ -2,9 +2,8 @@
 
 Every count of channels ``c`` becomes ``c * p / u`` with one ``p`` for all, where ``u`` divides
 all counts: sums, concatenations and flattened maps then still fit, whatever the network does.
-Networks whose counts have no large common divisor (EfficientNet, RegNet) get each count rounded
-by itself, which fits as long as they only add maps of equal counts. A dry run tells whether it
-fits.
+In networks whose counts have no large common divisor (EfficientNet, RegNet), each count is rounded
+by itself, which fits if they only add maps of equal counts. A dry run tells whether it fits.
 """
 
 import bisect
@@ -17,12 +16,12 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from equicolor.conversion.dry_run import RunError, dry_run, ghost_of
+from equicolor.conversion.dry_run import RunError, dry_run, meta_copy
 from equicolor.conversion.plan import Conversion, Plan
 from equicolor.conversion.supported import ConversionError, Kind
 
-_FINE = 16  # a smaller common divisor has too few steps
-_NEAR = 0.03  # relative distance in parameters at which no other scale is tried
+_LEAST_DIVISOR = 16  # a smaller common divisor has too few steps
+_CLOSE = 0.03  # relative difference in parameters at which no other scale is tried
 _STEPS = 256  # of the scale, where every count is rounded by itself
 _MULTIPLE = 8  # channels from _LARGE on are a multiple of it, for fast kernels
 _LARGE = 128
@@ -42,40 +41,41 @@ def match_widths(model: nn.Module, plan: Plan, options: Conversion) -> list[tupl
             "match_parameters keeps the outputs of a classifier, but this network ends in none"
         )
     target = sum(parameter.numel() for parameter in model.parameters())
-    ghost = ghost_of(model)
-    counts = _counts(ghost, plan)
+    seen = _Counts()
+    scale_channels(meta_copy(model), plan, seen)
+    counts = sorted(seen)
     multiples: dict[int, int] = {}
     unit = math.gcd(*counts)
     for count, multiple in _group_multiples(model):
         multiples[count] = math.lcm(multiples.get(count, 1), multiple)
         unit = math.gcd(unit, count // multiple)  # so that groups keep their width
-    exact = [_exact(step, unit) for step in range(1, unit + 1)] if unit >= _FINE else []
+    exact = [_exact(step, unit) for step in range(1, unit + 1)] if unit >= _LEAST_DIVISOR else []
     rounded = [_rounded(step / _STEPS, multiples) for step in range(8, _STEPS + 1)]
 
     def narrowed(scale: Scale) -> nn.Module:
-        candidate = ghost_of(ghost)
+        candidate = meta_copy(model)
         scale_channels(candidate, plan, {count: scale(count) for count in counts})
         return candidate
 
     @functools.cache
-    def distance(scale: Scale) -> float:
+    def excess(scale: Scale) -> float:
         return _converted_parameters(narrowed(scale), plan, options.rotations) / target - 1
 
     reason, best, nearest = "", None, math.inf
     for scales in (exact, rounded):
-        if not scales or nearest <= _NEAR:
+        if not scales or nearest <= _CLOSE:
             continue
         # More channels, more parameters: the first scale that has enough, and the one before.
-        first = bisect.bisect_left(range(len(scales) - 1), 0.0, key=lambda i: distance(scales[i]))
-        scale = min(scales[max(first - 1, 0) : first + 1], key=lambda scale: abs(distance(scale)))
-        if abs(distance(scale)) >= nearest:
+        first = bisect.bisect_left(range(len(scales) - 1), 0.0, key=lambda i: excess(scales[i]))
+        scale = min(scales[max(first - 1, 0) : first + 1], key=lambda scale: abs(excess(scale)))
+        if abs(excess(scale)) >= nearest:
             continue
         try:
             dry_run(narrowed(scale), options.image_size)
         except RunError as error:
             reason = str(error)
             continue
-        best, nearest = scale, abs(distance(scale))
+        best, nearest = scale, abs(excess(scale))
     if best is None:
         raise ConversionError(
             f"{type(model).__name__} cannot be made narrower layer by layer ({reason}); build it "
@@ -147,18 +147,11 @@ def _resize(module: nn.Module, name: str, shape: tuple[int, ...]) -> None:
 
 
 class _Counts(dict[int, int]):
-    """Channel counts that stay, each noted when it is asked for."""
+    """Channel counts that stay as they are; its keys are all that were asked for."""
 
     def __missing__(self, count: int) -> int:
         self[count] = count
         return count
-
-
-def _counts(ghost: nn.Module, plan: Plan) -> list[int]:
-    """Every count of channels that is scaled."""
-    counts = _Counts()
-    scale_channels(ghost_of(ghost), plan, counts)
-    return sorted(counts)
 
 
 def _group_multiples(model: nn.Module) -> Iterator[tuple[int, int]]:

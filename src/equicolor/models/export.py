@@ -114,11 +114,11 @@ def export(
     example = _images(_EXAMPLE_BATCH, size)
     try:
         outputs: object = folded(example)
-    except RuntimeError as error:  # what torch raises for shapes that do not fit
-        reason = str(error).partition("\n")[0]
+    except RuntimeError as mismatch:  # what torch raises for shapes that do not fit
+        reason = str(mismatch).partition("\n")[0]
         raise ValueError(
             f"{type(model).__name__} does not take images {list(example.shape)}: {reason}"
-        ) from error
+        ) from mismatch
     if not isinstance(outputs, Tensor):
         raise ValueError(
             f"export writes networks that return one tensor, but {type(model).__name__} returns a "

@@ -35,8 +35,12 @@ class HueSelector(Network):
 
     def __init__(self, rotations: int, size: int, width: int) -> None:
         super().__init__()
-        options = {"rotations": rotations, "size": size, "width": width}
-        self.config = {"model": "hue_selector", **options}
+        self.config = {
+            "model": "hue_selector",
+            "rotations": rotations,
+            "size": size,
+            "width": width,
+        }
         self.rotations = _checks.positive_int("rotations", rotations)
         if rotations == 1:
             raise ValueError("rotations must be 2 or more, to compare hues; got 1")
