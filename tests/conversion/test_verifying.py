@@ -321,6 +321,25 @@ class OwnTensors(Net):
         return super().trunk(F.grid_sample(x, grid, align_corners=False))
 
 
+class DropPath(nn.Module):
+    """Stochastic depth, as in timm."""
+
+    drop_prob, scale_by_keep = 0.1, True
+
+    def forward(self, x):
+        return x * x.new_empty((len(x), 1, 1, 1)).bernoulli_(0.9) / 0.9 if self.training else x
+
+
+class ByKeyword(Net):
+    def __init__(self):
+        super().__init__()
+        self.path = DropPath()
+
+    def trunk(self, x):
+        x = self.first(x)
+        return (x + self.path(x=self.second(x))).mean((2, 3))
+
+
 class OneSize(Net):
     def __init__(self):
         super().__init__()
@@ -339,7 +358,7 @@ class NoTensors(Net):
     "make",
     [
         *(Interleaved, Pixels, Compared, Colourless, GeneralizedMean, OwnTensors, OneSize),
-        *(NoTensors, Decision, OwnNorm, MoreInTraining),
+        *(NoTensors, Decision, OwnNorm, MoreInTraining, ByKeyword),
     ],
 )
 @pytest.mark.parametrize("lifting", ["hsv", "rgb"])

@@ -126,7 +126,8 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 def _follow(model: nn.Module, images: Tensor) -> DryRun:
     recorder = _Recorder(DryRun(len(images)))
     for path, module in model.named_modules():  # the model is a copy, so the hooks may stay
-        module.register_forward_pre_hook(functools.partial(recorder.begin, path))
+        begin = functools.partial(recorder.begin, path)
+        module.register_forward_pre_hook(begin, with_kwargs=True)
         module.register_forward_hook(functools.partial(recorder.end, path))
     with torch.no_grad(), recorder:
         try:
@@ -151,10 +152,10 @@ class _Recorder(TorchFunctionMode):
         self.stack: list[tuple[str, int]] = []  # path and start of unfinished calls
         self._ticks = itertools.count()
 
-    def begin(self, path: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def begin(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Note the beginning of a module's call."""
         self.stack.append((path, next(self._ticks)))
-        for tensor in itertools.islice(tensors_of(args), 1):
+        for tensor in itertools.islice(tensors_of([args, kwargs]), 1):
             self.run.inputs.setdefault(path, []).append(list(tensor.shape))
 
     def end(self, path: str, module: nn.Module, args: Any, output: Any) -> None:

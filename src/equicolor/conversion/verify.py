@@ -159,13 +159,13 @@ class _Trial(NamedTuple):
         inputs: Tensors = {}
         calls = collections.Counter[str]()
 
-        def record(name: str, module: nn.Module, args: Any) -> None:
-            for tensor in tensors_of(args):
+        def record(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+            for tensor in tensors_of([args, kwargs]):
                 inputs[name, calls[name]] = tensor.clone()
                 calls[name] += 1
 
         handles = [
-            module.register_forward_pre_hook(functools.partial(record, name))
+            module.register_forward_pre_hook(functools.partial(record, name), with_kwargs=True)
             for name, module in places.items()
         ]
         try:
