@@ -111,7 +111,7 @@ def test_fits_judges_and_writes(run, tmp_path):
 def test_networks_in_files_and_images_without_labels(run, tmp_path):
     result = run(f"mine.py:network --unlabelled images {FAST}")
     assert result.exit_code == 0, result.output
-    assert "answers as untouched: 100.00 % before" in result.stdout
+    assert "unchanged answers: 100.00 % before" in result.stdout
     assert isinstance(load_model(tmp_path / "out" / "selector.safetensors"), HueSelector)
     before, after = json.loads((tmp_path / "out" / "canonicalization.json").read_text())["rows"]
     assert before["by_own_answers"]

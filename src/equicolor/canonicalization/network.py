@@ -104,12 +104,12 @@ class Canonicalized(Network):
 
     A selector finds the angle :math:`c(x)` by which the hue of an image is shifted. The angle moves
     with the hue, :math:`c(T_a x) = c(x) + a`, so :math:`f(T_{-c(x)} x)` is invariant for any
-    network :math:`f`: exactly for shifts by multiples of :math:`1/n`, nearly so between them. The
-    exception are images whose two best scores are equal, where rounding decides. Images without
-    colour pass unchanged.
+    network :math:`f`: exactly for shifts by multiples of :math:`1/n`, nearly so between them. If
+    the two best scores of an image are equal, rounding decides. Images without colour pass
+    unchanged.
 
-    The light comes first, if it is balanced. That is exact for gains of the channels, and then hue
-    shifts are taken back exactly only by thirds of a turn: balancing does not commute with others.
+    If the light is balanced, that comes first. It takes back gains of the channels exactly, but
+    then only hue shifts by thirds of a turn are exact: balancing does not commute with others.
 
     Args:
         network: any network of images; it is not changed.
@@ -226,7 +226,7 @@ class Canonicalized(Network):
         return images if light is None else balance_light(images, LIGHTS[light])
 
     def scores(self, images: Tensor) -> Tensor:
-        """How natural balanced images ``[B, 3, H, W]`` look with k/n turns less: ``[B, n]``."""
+        """How natural balanced images ``[B, 3, H, W]`` look, shifted by -k/n turns: ``[B, n]``."""
         if self.selector is not None:
             if self._untrained and not _cannot_branch(images):  # it may have been trained since
                 self._untrained = not _is_trained(self.selector.state_dict())

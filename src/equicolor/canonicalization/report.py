@@ -129,7 +129,7 @@ def canonicalize_named(
     written.append(write_results(output / RESULTS, rows, device=device))
     written.append(write_whole(output / FIGURE, png(_figure(before, after))))
     (output / _STATE).unlink(missing_ok=True)
-    what = "answers as untouched" if by_own_answers else "accuracy"
+    what = "unchanged answers" if by_own_answers else "accuracy"
     columns = (f"{what} in %", "before", "canonicalised")
     summary = f"{what}: {headline(before, after, 'canonicalisation')}"
     costs = _cost_table(subject.network, canonical, subject.facts["size"], device)

@@ -40,7 +40,7 @@ class RunError(ValueError):
 
 
 class Call(NamedTuple):
-    """When a call of a module began and ended; beginnings and ends are counted together."""
+    """When a call of a module began and ended, in one count of all events of a run."""
 
     start: int
     end: int

@@ -21,7 +21,7 @@ _LAYER_SCALES = {"CNBlock": 1e-6, "ConvNeXtBlock": 1e-6}
 
 
 def replace(network: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Put a module in every place of a network where another one is."""
+    """Replace a module of a network wherever it occurs."""
     for parent in list(network.modules()):
         for name, child in parent._modules.items():
             if child is old and parent is not new:

@@ -3,11 +3,11 @@
 Hues lie in the batch, so a conversion is right only if the network's code treats every image of
 a batch alike and by itself. A copy with few hues is tried on small images:
 
-* with hue filters as they start, what the layers for hues see and what is pooled must be the
-  original's in every hue, and grey images, which have no hue, must give what the original gives;
-* with random hue filters, what those layers see and what is pooled must shift with the hue of
-  the image, and what comes out must stay. This must hold in train mode, too, where norms see all
-  hues of a batch, for the same random numbers.
+* with the initial hue filters, the layers for hues and the pool must see what they see in the
+  original in every hue, and for grey images, which have no hue, the outputs must be the same;
+* with random hue filters, what those layers and the pool see must shift with the hue of the
+  image, and the outputs must stay. This must hold in train mode, too, where norms see all hues
+  of a batch, for the same random numbers.
 
 The trial is about how a network computes, not about what it has learnt. So norms get statistics
 that fit, and scales that start at zero get a value: otherwise a block would add nothing, and its
@@ -65,7 +65,7 @@ _HOOKS = [name for name in vars(nn.Module()) if name.endswith("_hooks")]
 
 
 def check_shapes(network: ConvertedNetwork, plan: Plan, options: Conversion, run: DryRun) -> None:
-    """Refuse a result whose layers see, or that returns, other shapes than the original.
+    """Refuse a result if its outputs or the inputs of its layers have wrong shapes.
 
     ``run`` is a pass through the original. Layers for hues must see n times as many images.
     """
@@ -143,7 +143,7 @@ class _Trial(NamedTuple):
     images: Tensor  # in [0, 1]
 
     def run(self, network: ConvertedNetwork, images: Tensor) -> tuple[Tensors, Tensors]:
-        """What the layers for hues and the pool get, and what the network returns."""
+        """The inputs of the layers for hues and of the pool, and the network's outputs."""
         # A copy shares the weights but no other state; it draws the same random numbers each time.
         shared: dict[int, Any] = {id(tensor): tensor for tensor in network.parameters()}
         for module in network.modules():  # empty, but they take half of the time of copying

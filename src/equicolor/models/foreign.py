@@ -22,7 +22,7 @@ class ForeignNetwork(nn.Module):
         mean, std: of the normalisation, per channel.
         image_size: height and width it was trained for.
         resize: the short side of an image before its centre is cropped; None for the usual one.
-        class_names: what the outputs mean; empty if unknown.
+        class_names: the names of the outputs; empty if unknown.
     """
 
     mean: Tensor

@@ -104,7 +104,7 @@ def find_model(spec: str, *, pretrained: bool = True) -> tuple[nn.Module, bool]:
 
 
 def _checkpoint(path: Path) -> Path:
-    """The file a path means, which must exist."""
+    """The file of a network by its path or folder; it must exist."""
     file = checkpoint_file(path)
     if file.exists():
         return file

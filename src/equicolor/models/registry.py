@@ -45,7 +45,7 @@ class Network(nn.Module):
         config: the builder's name under ``"model"`` and every argument, defaults included.
         resolved: arguments that the network chose itself, such as a matched width.
         image_size: the height and width of the images it was designed for, or trained on.
-        class_names: what its outputs mean; empty if unknown.
+        class_names: the names of its outputs; empty if unknown.
         resize, dataset, split_seed, training_digest: see :class:`Origin`.
     """
 
@@ -204,7 +204,7 @@ def build_from_config(config: Mapping[str, Any]) -> Network:
 
 
 def class_names_of(network: nn.Module) -> tuple[str, ...]:
-    """What the outputs of a network mean, by its ``class_names``; empty if unknown.
+    """The ``class_names`` of a network; empty if unknown.
 
     Example:
         >>> class_names_of(nn.Identity())
