@@ -224,7 +224,7 @@ def test_images_are_normalised_after_the_shift(canonical, images, relative_error
         shape = (3, 1, 1)
         numbers = [torch.tensor(each, dtype=torch.float64).view(shape) for each in (mean, std)]
         natural = (model.natural(images) - numbers[0]) / numbers[1]
-        assert relative_error(model(images), plain(natural)) < 1e-6  # float32 numbers inside
+        assert relative_error(model(images), plain(natural)) < 1e-12
 
 
 @pytest.mark.parametrize("differentiable", [False, True])

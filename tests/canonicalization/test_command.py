@@ -72,7 +72,7 @@ def run(place, tmp_path, monkeypatch):
 
 @pytest.fixture
 def uncounted(monkeypatch):
-    """The cost is not counted and nothing is drawn, which take longer than a fit.
+    """Skip counting costs and drawing figures, which take longer than a fit.
 
     For tests that look at neither; others do both, for every kind of network.
     """

@@ -12,8 +12,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "canonicalize.md"
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = PAGE.read_text()
-    # Exporters take long for every node, and the cyclic form of twelve rotations has hundreds: that
-    # of six goes to ONNX in examples/folder_to_onnx.ipynb.
+    # Exporters take long for every node, and the cyclic form of twelve rotations has hundreds of
+    # them. examples/folder_to_onnx.ipynb exports that of six rotations to ONNX.
     written = '"canonical.onnx", input_size=64'
     assert text.count(written) == 1
     text = text.replace(written, f'{written}, form="dense"')

@@ -11,8 +11,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "convert.md"
 def blocks(library: str = "") -> list[tuple[int, str]]:
     """The blocks of the page, those of a library included, with the line each starts on."""
     text = PAGE.read_text()
-    # Exporters take long for every node: the form of fewer is written here, and the other one by
-    # test_memory.py.
+    # Exporters take long for every node: the form with fewer nodes is written here, the other one
+    # in test_memory.py.
     written = '"digits.onnx", input_size=28'
     assert text.count(written) == 1
     text = text.replace(written, f'{written}, form="dense"')

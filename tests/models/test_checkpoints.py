@@ -406,7 +406,7 @@ def test_class_names_travel_with_the_network(tmp_path):
         "fleur-de-lys",
         "œillet",
     )
-    # Files of others may have something else there.
+    # Files written by others may hold anything there.
     for strange in ("{", "3", "null"):
         header = {"config": json.dumps(network.config), "class_names": strange}
         path = tmp_path / "c.safetensors"

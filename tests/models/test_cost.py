@@ -55,7 +55,7 @@ def test_mixing_is_counted():
     assert cost(OnFeatures(), size).macs == convolutions + mixes + filters
 
 
-# Liftings have no algorithm: each of both comes once.
+# Lifting layers have no algorithm: each lifting comes once.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "lifting"), [("dense", "rgb"), ("cyclic", "hsv"), ("auto", "rgb")]

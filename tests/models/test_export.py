@@ -21,7 +21,7 @@ SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt", "exported-program": ".pt2"}
 def network(settle, blotches):
     """A small network with HSV lifting, the hardest part to export."""
     network = cecnn(5, width=3, lifting="hsv", coset_pool="max")
-    del network.blocks[3:-1]  # exporters take as long as there are layers
+    del network.blocks[3:-1]  # exporters take long for every layer
     network.ce_layers, network.image_size = len(network.blocks), SIZE
     return settle(network, blotches(4, SIZE))
 
@@ -61,7 +61,7 @@ def test_formats(to, network, tmp_path, blotches, relative_error):
     network.class_names = ("apple", "banana", "cherry", "dattel", "élan")
     network.resize = 31
     path = tmp_path / f"network{SUFFIXES[to]}"
-    report = export.export(network, path, input_size=SIZE)  # the suffix says which format
+    report = export.export(network, path, input_size=SIZE)  # the suffix decides the format
     assert report.format == to
     assert report.path == path
     assert report.format == to
@@ -207,7 +207,7 @@ def test_networks_that_cannot_be_folded_say_why(tmp_path):
 
 @pytest.mark.slow
 def test_large_weights_go_beside_the_onnx_file(tmp_path, monkeypatch, relative_error):
-    # The format holds 2 GB; a lower limit takes the same road without such a network.
+    # The format holds 2 GB; a lower limit takes the same path without such a network.
     monkeypatch.setattr(export, "ONNX_LIMIT", 1000)
     network = nn.Sequential(nn.Conv2d(3, 16, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     path = tmp_path / "network.onnx"

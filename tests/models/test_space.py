@@ -42,7 +42,7 @@ def test_exact_where_every_layer_sees_both_borders_alike(
     settle(network, blotches(2, exact_size, torch.float64))
     images = blotches(1, exact_size, torch.float64)
     assert equivariance_error(network, images, rotations, "hsv", spatial=spatial) <= EXACT
-    if name != "cecnn":  # which takes images of 28 pixels alone
+    if name != "cecnn":  # it takes only images of 28 pixels
         images = blotches(1, other_size, torch.float64)
         assert equivariance_error(network, images, rotations, "hsv", spatial=spatial) > 1e-6
 
