@@ -110,9 +110,13 @@ def test_the_readme_has_the_accuracies_of_the_rows() -> None:
     ]  # fmt: skip
     (converted,) = rows_of("conversion", stage="converted and fine-tuned for 20 epochs, max")
     (before,) = rows_of("conversion", stage="before conversion")
-    behind = rows_of("canonicalization", model="resnet18", stage="accurate selector")
-    plain, augmix = IN_README["plain"], IN_README["HSV, twelve rotations, trained with AugMix"]
-    groups = plain, augmix, behind, [converted]
+    alone, behind = (
+        rows_of("canonicalization", model="resnet18", stage=stage)
+        for stage in ("network alone", "accurate selector")
+    )
+    plain, jitter = IN_README["plain"], IN_README["plain, trained with hue jitter"]
+    augmix = IN_README["HSV, twelve rotations, trained with AugMix"]
+    groups = plain, jitter, augmix, behind, [converted]
     expected = [
         [f"{mean(rows, key):.1f}" for key in ("original", "hue_mean")] for rows in groups
     ]  # fmt: skip
@@ -121,6 +125,8 @@ def test_the_readme_has_the_accuracies_of_the_rows() -> None:
     assert_said(
         "README.md",
         f"is right on {original} % of the test images, and on {shifted} % of them",
+        f"a network to keep frozen ({mean(alone, 'original'):.1f} alone)",
+        f"a trained network ({before['original']:.1f} alone) to fine-tune",
         f"a converted ResNet-18 has {converted['hue_mean']:.1f} % over all hue shifts instead of "
         f"{before['hue_mean']:.1f} %, and {converted['original']:.1f} % on the originals instead "
         f"of {before['original']:.1f} %",
