@@ -1,6 +1,7 @@
 """The interactive page without a browser: its data, its HTML and its size."""
 
 import base64
+import dataclasses
 import html.parser
 import io
 import json
@@ -101,6 +102,28 @@ def test_classes_have_the_names_that_the_network_knows(images: Tensor) -> None:
     assert turn_hues(subject, [], steps=2, examples=1).class_names == known
     subject.network.class_names = ()
     assert turn_hues(subject, [], steps=2, examples=1).class_names == ("output 0", "output 1")
+
+
+def test_networks_show_the_same_images_whatever_the_order_of_their_classes(images: Tensor) -> None:
+    first = subject_of(cecnn(3, width=2), images)
+    number = torch.tensor([2, 0, 1])  # what match_classes does
+    names = tuple(NAMES[place] for place in (1, 2, 0))
+    image_set = dataclasses.replace(
+        first.images, labels=number[first.images.labels], class_names=names
+    )
+    batches = [(batch, number[labels]) for batch, labels in first.batches]
+    other = dataclasses.replace(first, images=image_set, batches=batches)
+    for examples in range(1, 6):
+        found = [turn_hues(each, [], steps=1, examples=examples) for each in (first, other)]
+        assert torch.equal(found[0].images, found[1].images)
+        assert found[0].labels == found[1].labels
+
+
+def test_examples_are_chosen_among_the_images_that_were_decoded(images: Tensor) -> None:
+    subject = subject_of(cecnn(3, width=2), images)
+    del subject.batches[1:]  # the other images are corrupt
+    found = turn_hues(subject, [], steps=1, examples=1)
+    assert len(found.labels) == len(found.images) == 1
 
 
 def test_another_kind_of_network_shows_layers_of_its_own(images: Tensor) -> None:
@@ -297,7 +320,7 @@ def test_tokens_are_shown_as_maps(images: Tensor, tmp_path: Path) -> None:
     assert rows.maps.shape == (2, 6, 8, 1, 7, 7)
     # Row 2, column 3 of the map is the token of that patch.
     with torch.no_grad():
-        shifted = torch.stack([shift_hue(images[2], step / 6) for step in range(6)])
+        shifted = torch.stack([shift_hue(images[1], step / 6) for step in range(6)])
         tokens = network.patches(shifted).flatten(2).mT
         active = network.act(network.mix(tokens))[:, :, rows.channels].clamp(min=0)
     low, high = active.amin((0, 1)), active.amax((0, 1))

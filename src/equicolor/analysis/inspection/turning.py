@@ -151,14 +151,17 @@ def shrunk(maps: Tensor, side: int) -> Tensor:
 
 def _examples(subject: Subject, count: int) -> tuple[list[Tensor], list[str]]:
     """Images ``[3, H, W]`` and the names of their classes."""
-    labels = subject.images.labels
-    positions = spread_over_classes(labels, min(count, len(labels))).tolist()
+    labels = torch.cat([labels for _, labels in subject.batches]).cpu()  # without corrupt images
+    # Classes by name: another network on the page may number them differently.
+    classes = subject.images.class_names
+    ranks = torch.tensor([sorted(classes).index(name) for name in classes])
+    positions = spread_over_classes(ranks[labels], min(count, len(labels))).tolist()
     images, names, start = [], [], 0
     for batch, numbers in subject.batches:
         for place in range(len(batch)):
             if start + place in positions:
                 images.append(batch[place].float())
-                names.append(subject.images.class_names[int(numbers[place])])
+                names.append(classes[int(numbers[place])])
         start += len(batch)
         if start > positions[-1]:
             break
