@@ -52,13 +52,29 @@ def test_wrong_numbers_are_refused_before_the_network_runs(option: str) -> None:
         inspect(subject_of(network, torch.rand(4, 3, 16, 16)), **{option: 0})
 
 
-def test_corrupt_images_are_not_counted() -> None:
+@pytest.mark.parametrize("class_mismatch", ["", "the network has other outputs"])
+def test_corrupt_images_are_not_counted(class_mismatch: str) -> None:
     network = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     images = torch.rand(4, 3, 8, 8)
-    subject = dataclasses.replace(subject_of(network, images), class_mismatch="")
+    subject = dataclasses.replace(subject_of(network, images), class_mismatch=class_mismatch)
     subject.batches[0] = images[:3], torch.tensor([0, 1, 0])  # the last one could not be decoded
     found = inspect(subject, top=2, units=1, shifts=2)
     assert found.images == found.summary()["images"] == 3
+
+
+def test_own_networks_are_tested_over_their_own_rotations() -> None:
+    """Nothing but its layers says how many rotations a network of the user's own has."""
+    for lifting in ("hsv", "rgb"):
+        network = nn.Sequential(
+            CELiftConv2d(3, 4, 3, rotations=6, lifting=lifting),
+            nn.ReLU(),
+            CosetMaxPool(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+        )
+        found = inspect(subject_of(network, torch.rand(4, 3, 8, 8)), top=2, units=1)
+        assert (found.rotations, found.action) == (6, lifting)
+        assert max(found.equivariance.values()) < 1e-5
 
 
 @pytest.mark.slow

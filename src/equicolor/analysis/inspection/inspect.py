@@ -199,8 +199,12 @@ def inspect(
         for name in drawn
     ]
     facts = network_facts(network)
-    rotations = facts["rotations"] if (facts["rotations"] or 1) > 1 else _PLAIN_ROTATIONS
-    action = facts["lifting"] or "hsv"
+    filters = first_filters(network)
+    rotations = facts["rotations"]
+    if rotations is None:  # a network of the user's own
+        rotations = max(layer.rotations for layer in layers_seen.values())
+    rotations = rotations if rotations > 1 else _PLAIN_ROTATIONS
+    action = facts["lifting"] or (filters and filters.lifting) or "hsv"
     images, _ = next(iter(batches))
     errors = layer_equivariance(
         network, images[:_EQUIVARIANCE_IMAGES], layers_seen, rotations=rotations, action=action
@@ -210,11 +214,12 @@ def inspect(
         evaluation=evaluation,
         selectivity=measured.only(layers_seen),
         sheets=sheets,
-        filters=first_filters(network),
+        filters=filters,
         equivariance=errors,
         rotations=rotations,
         action=action,
-        images=len(subject.images) if evaluation is None else evaluation.images,
+        # Without corrupt ones.
+        images=sum(len(x) for x, _ in batches) if evaluation is None else evaluation.images,
         seconds=time.perf_counter() - start,
         class_mismatch=subject.class_mismatch,
         left_out=layers_left_out(network, size) if layers is None else {},
