@@ -1,6 +1,7 @@
 """Single images: how they are cut, and how they are classified."""
 
 import io
+import math
 from pathlib import Path
 
 import numpy as np
@@ -148,10 +149,20 @@ def test_what_cannot_be_predicted_is_refused(photos: list[Path], tmp_path: Path)
         predict(network, photos)
     with pytest.raises(ValueError, match=r"cecnn cannot take images of 200 × 200 pixels"):
         predict(cecnn(), photos, size=200)
-    for bad in (torch.nan, torch.inf):  # both without probabilities
+    for bad in (torch.nan, torch.inf, -1.0, 2.0):
         images = torch.stack([torch.rand(3, 8, 8), torch.full((3, 8, 8), bad)])
-        with pytest.raises(ValueError, match="logits are NaN or infinite for image 1"):
+        with pytest.raises(ValueError, match=r"predict expects images in \[0, 1\], but got values"):
             predict(Mean(), images)
+        network = nn.Sequential(Mean(), nn.Threshold(0.1, bad))  # both without probabilities
+        if not math.isfinite(bad):
+            with pytest.raises(ValueError, match="logits are NaN or infinite for image 1"):
+                predict(network, torch.stack([torch.ones(3, 8, 8), torch.zeros(3, 8, 8)]))
+
+
+def test_one_path_and_any_iterable_will_do(photos: list[Path]) -> None:
+    expected = predict(Mean(), photos, turns=[0.0, 0.25])
+    assert predict(Mean(), iter(photos), turns=torch.tensor([0.0, 0.25])) == expected
+    assert predict(Mean(), str(photos[0]), turns=(each / 4 for each in range(2))) == expected[:2]
 
 
 def test_corrupt_images_are_left_out_if_asked(photos: list[Path], tmp_path: Path) -> None:

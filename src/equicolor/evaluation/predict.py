@@ -105,15 +105,17 @@ def predict(
     """
     _checks.positive_int("top", top)
     _checks.one_of("on_corrupt", on_corrupt, ("error", "skip"))
+    turns = [float(each) for each in turns]
     if not turns or not all(math.isfinite(each) for each in turns):
-        raise ValueError(f"turns must be finite numbers, one or more; got {list(turns)}")
+        raise ValueError(f"turns must be finite numbers, one or more; got {turns}")
     check_turns("hue shifts", turns)
     predictions: list[Prediction] = []
     with evaluating(network), torch.no_grad():
         if isinstance(images, Tensor):
-            _checks.image_batch("predict", images)
+            _checks.images_in_range("predict", images)
             batches = _split(images)
         else:
+            images = [images] if isinstance(images, (str, Path)) else list(images)
             sizes = choose_preparation(network, size=size, resize=resize)
             count_outputs(network, sizes.size)  # refuses a size before images are decoded
             batches = _decoded(images, *sizes, skip=on_corrupt == "skip")
