@@ -114,7 +114,8 @@ def test_counts_match_a_loop_over_images(batches, action: str, shifts) -> None:
 
 def test_several_actions_need_the_images_once(batches) -> None:
     model = MeanColour()
-    together = sweep_actions(model, iter(batches), 5, ACTIONS)  # an iterator goes through once
+    # Iterators go through once.
+    together = sweep_actions(model, iter(batches), 5, iter(ACTIONS))  # type: ignore[arg-type]
     assert list(together) == list(ACTIONS)
     for action, sweep in together.items():
         alone = hue_sweep(model, batches, 5, action)

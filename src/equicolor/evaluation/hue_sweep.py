@@ -233,7 +233,7 @@ def sweep_actions(
     both on the model's device.
     """
     values = action_values(actions, shifts)
-    sizes = [1, *(len(values[action]) for action in actions)]
+    sizes = [1, *map(len, values.values())]
     passes = sum(sizes)
     total = len(batches) * passes if isinstance(batches, Sized) else None
     runner = Runner(model, autocast)
@@ -266,7 +266,7 @@ def sweep_actions(
                 counts = torch.zeros(shape, dtype=torch.int64, device=logits.device)
                 on_device = {name: _unbound(name, each, exact) for name, each in values.items()}
             answers = [logits.argmax(1)]
-            for action in actions:
+            for action in values:
                 change = action_named(action).change(exact)
                 for value in on_device[action]:
                     logits = runner(change(value), like=images)
@@ -281,7 +281,7 @@ def sweep_actions(
     of_class, original, _ = untouched[:, 0]
     return {
         action: HueSweep(action, values[action], of_class, original, correct, changed)
-        for action, (_, correct, changed) in zip(actions, swept, strict=True)
+        for action, (_, correct, changed) in zip(values, swept, strict=True)
     }
 
 
