@@ -92,6 +92,12 @@ def test_results_are_short_in_a_notebook(result: Evaluation) -> None:
         assert len(repr(each)) < 300
 
 
+def test_changes_of_an_action_that_was_not_swept_are_refused(batches) -> None:
+    result = evaluate(Colours(), batches, shifts=2, actions=["rgb"])
+    with pytest.raises(ValueError, match="action must be one of 'rgb'; got 'hsv'"):
+        result.class_changes()
+
+
 def test_changes_are_sorted_by_loss(result: Evaluation) -> None:
     changes = result.class_changes()
     assert {change.name for change in changes} == {"red", "green", "grey"}  # blue has no images
@@ -203,7 +209,9 @@ def test_values_beyond_the_usual_range_are_drawn(batches) -> None:
 def test_without_actions_only_the_original_images_count(batches, tmp_path: Path) -> None:
     result = evaluate(Colours(), batches, actions=())
     assert result.original == 90
+    (tmp_path / "hue-curve.png").write_text("of an earlier evaluation")
     assert [path.name for path in report.write(result, tmp_path)] == ["evaluation.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["evaluation.json"]
     assert report.headline(result).startswith("90.0 % correct; calibration error")
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from equicolor import _checks
 from equicolor._text import counted
 from equicolor.evaluation import metrics
 from equicolor.evaluation.actions import ACTIONS, HUE_ACTIONS, action_named
@@ -86,7 +87,7 @@ class Evaluation:
         Args:
             action: one that was swept.
         """
-        sweep = self.sweeps[action]
+        sweep = self.sweeps[_checks.one_of("action", action, tuple(self.sweeps))]
         columns = sweep.counts, sweep.original_per_class, sweep.mean_per_class, sweep.mean_changed
         changes = map(ClassChange, self.class_names, *(column.tolist() for column in columns))
         return sorted(

@@ -109,6 +109,8 @@ def write(
     written = [write_results(folder / RESULTS, [row], device=device)]
     if evaluation.sweeps:
         written.append(write_whole(folder / FIGURE, png(evaluation_figure(evaluation))))
+    else:
+        (folder / FIGURE).unlink(missing_ok=True)
     return written
 
 
