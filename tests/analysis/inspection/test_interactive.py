@@ -119,6 +119,14 @@ def test_networks_show_the_same_images_whatever_the_order_of_their_classes(image
         assert found[0].labels == found[1].labels
 
 
+def test_the_curve_is_drawn_from_minus_half_a_turn_to_half_a_turn(images: Tensor) -> None:
+    subject = subject_of(cecnn(3, width=2), images)
+    shifts = [0.75, -0.75, 0.5, -0.5, 1.0]
+    judged = evaluate(subject.network, subject.batches, actions=["hsv"], shifts=shifts)
+    found = turn_hues(subject, [], steps=1, examples=1, evaluation=judged)
+    assert [turns for turns, _ in found.curve or ()] == [-0.5, -0.25, 0, 0.25, 0.5]
+
+
 def test_examples_are_chosen_among_the_images_that_were_decoded(images: Tensor) -> None:
     subject = subject_of(cecnn(3, width=2), images)
     del subject.batches[1:]  # the other images are corrupt

@@ -261,4 +261,5 @@ def _class_names(subject: Subject, outputs: int) -> tuple[str, ...]:
 
 def _curve(evaluation: Evaluation) -> list[tuple[float, float]]:
     sweep = evaluation.sweeps["hsv"]
-    return sorted(zip(sweep.shifts.tolist(), sweep.accuracy.tolist(), strict=True))
+    turns = [each - round(each) for each in sweep.shifts.tolist()]  # half turns at most, both ways
+    return sorted(zip(turns, sweep.accuracy.tolist(), strict=True))
