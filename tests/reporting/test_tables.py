@@ -18,6 +18,11 @@ def test_markdown_aligns_and_escapes() -> None:
     ]
 
 
+def test_a_line_break_does_not_end_a_row_of_markdown() -> None:
+    table = Table(("network", "n"), [("a\r\nb\n", "3")])
+    assert table.markdown().splitlines()[2:] == ["| a b | 3 |"]
+
+
 def test_html_escapes_and_marks_numbers() -> None:
     page = TABLE.html()
     assert "<caption>Two</caption>" in page

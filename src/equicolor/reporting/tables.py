@@ -94,7 +94,8 @@ class Table:
 
 
 def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    # Without line breaks, which would end the row.
+    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
 
 
 def mean_and_std(values: Sequence[float], digits: int = 2) -> str:
