@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
+from equicolor import _checks
 from equicolor._observed import counting
 from equicolor.devices import choose_device
 from equicolor.results import Row, write_results
@@ -80,18 +81,23 @@ class Case(NamedTuple):
     build: Callable[[], Steps]
 
 
+def positive_int(text: str) -> int:
+    """A number from the command line, at least 1."""
+    return _checks.positive_int("number", int(text))
+
+
 def parser(description: str | None) -> argparse.ArgumentParser:
     """A parser with the options of every script."""
     options = argparse.ArgumentParser(description=description, allow_abbrev=False)
     options.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    options.add_argument("--batch", type=int, help="images at a time")
-    options.add_argument("--size", type=int, help="height and width of the images")
+    options.add_argument("--batch", type=positive_int, help="images at a time")
+    options.add_argument("--size", type=positive_int, help="height and width of the images")
     options.add_argument(
         "--precision",
         choices=("float32", "bfloat16"),
         help="bfloat16 is autocast; default: float32 on a CPU, bfloat16 on a GPU",
     )
-    options.add_argument("--rounds", type=int, help="measurements of every case")
+    options.add_argument("--rounds", type=positive_int, help="measurements of every case")
     options.add_argument("--min-ms", type=float, default=10.0, help="shortest measurement")
     options.add_argument("--output", type=Path, help="JSON file; default: in runs/bench/")
     options.add_argument("--force", action="store_true", help="replace an earlier file")

@@ -40,6 +40,15 @@ def ratio_of_rounds(row: Row, base: Row) -> Any:
     return pytest.approx((first + second) / 2, abs=1e-3)
 
 
+@pytest.mark.parametrize("option", ["--batch", "--size", "--rounds"])
+def test_zero_is_not_the_default(
+    option: str, bench: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        bench("layers", option, "0")
+    assert f"argument {option}: invalid positive_int value: '0'" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_layers(bench: Any) -> None:
     rows = bench("layers", "--shapes", "colormnist", "--rotations", "3", "--width", "8")
