@@ -62,6 +62,27 @@ def test_corrupt_images_are_not_counted(class_mismatch: str) -> None:
     assert found.images == found.summary()["images"] == 3
 
 
+class Branches(nn.Module):
+    """One channel sees single pixels, the next one 5 × 5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow, self.wide, self.relu = nn.Conv2d(3, 1, 1), nn.Conv2d(3, 1, 5), nn.ReLU()
+        for layer in (self.narrow, self.wide):
+            nn.init.constant_(layer.bias, 5.0)  # both are active
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = torch.cat((self.narrow(images)[..., 2:-2, 2:-2], self.wide(images)), 1)
+        return self.relu(maps).mean((2, 3))
+
+
+def test_the_field_of_a_layer_is_that_of_its_widest_channel() -> None:
+    found = inspect(subject_of(Branches(), torch.rand(4, 3, 12, 12)), top=2, units=2)
+    assert [row["receptive_field"] for row in found.rows()] == [[5, 5]]
+    text = next(each.text for each in page.sections(found) if each.title.startswith("Neuron"))
+    assert "Its receptive field is at most 5 × 5 pixels; black" in text
+
+
 def test_own_networks_are_tested_over_their_own_rotations() -> None:
     """Nothing but its layers says how many rotations a network of the user's own has."""
     for lifting in ("hsv", "rgb"):

@@ -75,22 +75,23 @@ class Inspection:
     def rows(self) -> list[dict[str, Any]]:
         """One row per layer, for a result file.
 
-        ``receptive_field`` is height and width of the frame, ``dead`` the share of units that
-        are never active. ``hue_deviation``, for layers with rotations that were drawn, is how far
-        the hues of rows are from 360 k / n degrees on images in random hues (median over
+        ``receptive_field`` is height and width of the largest frame, ``dead`` the share of units
+        that are never active. ``hue_deviation``, for layers with rotations that were drawn, is how
+        far the hues of rows are from 360 k / n degrees on images in random hues (median over
         ``hue_channels`` selective channels); ``hue_deviation_data`` is the same on the original
-        images.
+        images. Both are None where too few rotations are ever active.
         """
         sheets = {sheet.layer.name: sheet for sheet in self.sheets}
         rows = []
         for name, tops in self.selectivity.top.items():
             index, layer = self.selectivity.layers[name], tops.layer
             quartiles = torch.quantile(index.flatten(), torch.tensor([0.25, 0.5, 0.75]))
+            frames = layer.field.frame_rows, layer.field.frame_columns
             row = {
                 "layer": name,
                 "channels": layer.channels,
                 "rotations": layer.rotations,
-                "receptive_field": list(layer.field.size()),
+                "receptive_field": [int(frame[:, 2].max()) for frame in frames],
                 "exact": not layer.field.unknown,
                 "selectivity": round(float(index.mean()), 4),
                 "selectivity_quartiles": [round(x, 4) for x in quartiles.tolist()],
@@ -99,8 +100,8 @@ class Inspection:
             }
             sheet = sheets.get(name)
             if sheet is not None and sheet.hues is not None and sheet.turned_hues is not None:
-                row["hue_deviation"] = round(sheet.turned_hues.median_deviation(), 2)
-                row["hue_deviation_data"] = round(sheet.hues.median_deviation(), 2)
+                row["hue_deviation"] = _rounded(sheet.turned_hues.median_deviation())
+                row["hue_deviation_data"] = _rounded(sheet.hues.median_deviation())
                 row["hue_channels"] = len(sheet.hues.hues)
             rows.append(row)
         return rows
@@ -114,7 +115,7 @@ class Inspection:
             "selectivity": round(self.selectivity.mean, 4),
             "units": self.selectivity.units,
             "left_out": self.left_out,
-            **{key: None if math.isnan(x) else round(x, 2) for key, x in deviations},
+            **{key: _rounded(degrees) for key, degrees in deviations},
             "images": self.images,
             "inspect_seconds": round(self.seconds, 1),
         }
@@ -130,6 +131,11 @@ class Inspection:
             "hue_deviation": _median(sheet.turned_hues for sheet in self.sheets),
             "hue_deviation_data": _median(sheet.hues for sheet in self.sheets),
         }
+
+
+def _rounded(degrees: float) -> float | None:
+    """Degrees for JSON, which has no NaN."""
+    return None if math.isnan(degrees) else round(degrees, 2)
 
 
 def _median(measured: Iterable[HueRows | None]) -> float:

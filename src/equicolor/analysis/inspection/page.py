@@ -35,12 +35,16 @@ def headline(inspection: Inspection) -> str:
     if not math.isnan(in_random_hues):
         hues = (
             f"; hues of rotations {in_random_hues:.1f}° from where they should be for "
-            f"images in random hues, {original:.1f}° for the original images"
+            f"images in random hues, {_degrees(original)} for the original images"
         )
     return (
         f"{accuracy}colour selectivity {inspection.selectivity.mean:z.2f} over "
         f"{inspection.selectivity.units} units{hues}.{_left_out(inspection)}"
     )
+
+
+def _degrees(angle: float | None) -> str:
+    return MISSING if angle is None or math.isnan(angle) else f"{angle:.1f}°"
 
 
 def _left_out(inspection: Inspection) -> str:
@@ -78,7 +82,7 @@ def layer_table(inspection: Inspection, columns: Sequence[str] | None = None) ->
             " / ".join(f"{value:z.2f}" for value in row["selectivity_quartiles"]),
             f"{100 * row['dead']:.1f} %",
             f"{row['equivariance_error']:.1e}",
-            f"{row['hue_deviation']:.1f}°" if "hue_deviation" in row else MISSING,
+            _degrees(row.get("hue_deviation")),
         )
         lines.append([cells[COLUMNS.index(column)] for column in columns])
     return Table(columns, lines)
@@ -154,7 +158,10 @@ def _selectivity_section(inspection: Inspection, names: list[str]) -> Section:
 
 def _sheet_section(inspection: Inspection, sheet: Sheet) -> Section:
     layer = sheet.layer
-    height, width = layer.field.size()
+    channels = {*sheet.most.channels, *sheet.least.channels}
+    sizes = {layer.field.size(channel) for channel in channels}
+    height, width = map(max, zip(*sizes, strict=True))
+    most = "" if len(sizes) == 1 else " at most"
     side = sheet.most.features.shape[-1]
     groups, rows = {"most colour selective": sheet.most}, ""
     if sheet.turned is not None:
@@ -168,16 +175,16 @@ def _sheet_section(inspection: Inspection, sheet: Sheet) -> Section:
         if sheet.hues is not None and sheet.turned_hues is not None:
             rows += (
                 f" There, over the {len(sheet.hues.hues)} most selective channels, the hue of row "
-                f"k less that of row 0 is {sheet.turned_hues.median_deviation():.1f}° from "
+                f"k less that of row 0 is {_degrees(sheet.turned_hues.median_deviation())} from "
                 f"360·k/{layer.rotations}° (median); among the original images it is "
-                f"{sheet.hues.median_deviation():.1f}°. Unrelated hues would be at 90°."
+                f"{_degrees(sheet.hues.median_deviation())}. Unrelated hues would be at 90°."
             )
     groups["least colour selective"] = sheet.least
-    cut = "" if side == width else f", drawn as the {side} pixels around its middle"
+    cut = "" if side >= width else f", drawn as the {side} pixels around its middle"
     return Section(
         f"Neuron features: {layer.name}",
         "What a unit looks for: the mean of the crops that excite it most, weighted by activation, "
-        f"and beside it the strongest crops. Its receptive field is {height} × {width} pixels"
+        f"and beside it the strongest crops. Its receptive field is{most} {height} × {width} pixels"
         f"{cut}; black is outside the image.{rows}",
         figure=photo_png(figures.sheet_figure(groups, sheet.indices)),
         caption=f"Neuron features and top crops of channels of {layer.name}.",
