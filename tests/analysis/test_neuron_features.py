@@ -143,6 +143,24 @@ def test_random_hues_undo_the_bias_of_the_data(red_spots):
     assert not torch.equal(other.hues, fair.hues)
 
 
+def test_rotations_that_are_never_active_have_no_hue():
+    """Their rows are black, on any background; they change nothing for the others."""
+    grey = torch.full((1, 1, 3, 4, 4), 0.2)
+    red = grey + torch.tensor([0.6, 0.0, 0.0]).view(3, 1, 1)
+    rows = torch.cat([rotate_hue(red, k / 3) for k in range(3)], 1).repeat(2, 1, 1, 1, 1)
+    rows += torch.tensor([0.0, 0.2, 0.0]).view(3, 1, 1)
+    rows[1] = 0
+    background = mean_colour(rows)
+    torch.testing.assert_close(background, mean_colour(rows[:1]))
+    measured = hue_rows(rows, background)
+    assert measured.median_deviation() < 0.01
+    for each in (measured.hues, measured.differences, measured.deviations):
+        assert each[1].isnan().all()
+        assert not each[0].isnan().any()
+    rows[0, 1:] = 0
+    assert math.isnan(hue_rows(rows, background).median_deviation())
+
+
 def test_random_hues_are_those_of_the_image_and_not_of_the_batch():
     images = torch.rand(7, 3, 4, 4)
     everything = torch.cat(list(RandomHues(list(images.split(3)))))

@@ -38,9 +38,14 @@ def mean_colour(features: Tensor) -> Tensor:
     """The mean colour of neuron features :math:`[U, n, 3, h, w]`, :math:`[3]`.
 
     Over the units of a layer it is the colour of the background: the hues that units look for
-    cancel, since every unit has all rotations.
+    cancel, since every unit has all rotations. Rotations that are never active do not count.
     """
-    return features.float().mean((0, 1, 3, 4))
+    return features[_active(features)].float().mean((0, 2, 3))
+
+
+def _active(features: Tensor) -> Tensor:
+    """Which rows are not black, bool ``[U, n]``: those of rotations that are ever active."""
+    return (features != 0).flatten(2).any(2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +107,7 @@ def hue_rows(features: Tensor, background: Tensor | None = None) -> HueRows:
     colours = chroma(features)
     if background is not None:
         colours = colours - chroma(background.view(3, 1, 1).to(features))
+        colours = colours * _active(features)[..., None, None]
     means = colours.mean((-2, -1))
     # The rotation with the least squared difference, from a sum: no angle has to be unwrapped.
     rotations = (colours * colours[:, :1].conj()).mean((-2, -1))

@@ -1,5 +1,6 @@
 """Neuron features of a trained network as one figure (paper, Figure 5), and their hues."""
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -141,7 +142,9 @@ def measure_and_draw(
 
 
 def _deviation(hues: HueRows | None) -> float | None:
-    return None if hues is None else round(hues.median_deviation(), 2)
+    if hues is None or math.isnan(deviation := hues.median_deviation()):
+        return None
+    return round(deviation, 2)
 
 
 def sheet(
