@@ -88,9 +88,18 @@ def test_nan_and_other_sizes_are_refused(network, images):
     broken[-1, 0, 0, 0] = torch.nan
     with pytest.raises(ValueError, match="values from nan to nan"):
         top_activations(network, [broken])
-    next(network.parameters()).data.fill_(torch.nan)
-    with pytest.raises(ValueError, match="gives NaN for some images"):
-        top_activations(network, [images])
+    for bad in (torch.nan, torch.inf):
+        next(network.parameters()).data.fill_(bad)
+        with pytest.raises(ValueError, match="gives NaN or infinity for some images"):
+            top_activations(network, [images])
+
+
+def test_infinite_activations_are_refused(images):
+    """They would make selectivity and neuron features NaN."""
+    network = nn.Sequential(nn.Conv2d(3, 1, 1), nn.ReLU())
+    network[0].weight.data.fill_(torch.finfo(torch.float32).max)
+    with pytest.raises(ValueError, match="layer 1 gives NaN or infinity"):
+        top_activations(network, [0.5 + images / 2])
 
 
 @pytest.mark.parametrize(

@@ -167,9 +167,10 @@ def top_activations(
     if not watched:
         raise ValueError("batches holds no images")
     for name, (values, *_) in tables.items():
-        if bool(values.isnan().any()):  # NaN sorts first, so none is lost
+        if not bool(values.isfinite().all()):  # both sort first, so none is lost
             raise ValueError(
-                f"layer {name} gives NaN for some images: check the weights and the images"
+                f"layer {name} gives NaN or infinity for some images: check the weights and the "
+                "images"
             )
     return {
         name: TopActivations(layer, *(table.cpu() for table in tables[name]))
