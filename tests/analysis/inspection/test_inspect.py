@@ -8,11 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import equicolor
 from equicolor.analysis import layers_left_out
 from equicolor.analysis.inspection import page
 from equicolor.analysis.inspection.inspect import inspect
 from equicolor.data.images import ImageSet
 from equicolor.evaluation.diagnose import Subject
+from equicolor.models import cecnn
+from equicolor.models.selector import hue_selector
 from equicolor.nn import CEConv2d, CELiftConv2d, CosetMaxPool
 from equicolor.paper.neuron_features import measure_and_draw
 
@@ -96,6 +99,16 @@ def test_own_networks_are_tested_over_their_own_rotations() -> None:
         found = inspect(subject_of(network, torch.rand(4, 3, 8, 8)), top=2, units=1)
         assert (found.rotations, found.action) == (6, lifting)
         assert max(found.equivariance.values()) < 1e-5
+
+
+def test_canonicalised_networks_are_tested_over_the_rotations_of_the_selector() -> None:
+    """Whatever is inside: here, thirds of a turn about the grey axis."""
+    select = hue_selector(rotations=4, size=16, width=2)
+    network = equicolor.canonicalize(cecnn(2, width=2), select=select, rotations=4)
+    network.fit(torch.rand(16, 3, 28, 28), epochs=1)
+    found = inspect(subject_of(network, torch.rand(4, 3, 28, 28)), top=2, units=1)
+    assert (found.rotations, found.action) == (4, "hsv")
+    assert max(found.equivariance.values()) < 1e-3
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ from equicolor.analysis import (
 from equicolor.analysis.activations import Batches
 from equicolor.analysis.hue_rows import MEASURED, SELECTIVE, by_selectivity, unit_rows
 from equicolor.analysis.selectivity import GREYS
+from equicolor.canonicalization.network import Canonicalized
 from equicolor.evaluation.diagnose import Subject, judge
 from equicolor.evaluation.evaluate import Evaluation
 from equicolor.models.facts import network_facts
@@ -211,6 +212,8 @@ def inspect(
         rotations = max(layer.rotations for layer in layers_seen.values())
     rotations = rotations if rotations > 1 else _PLAIN_ROTATIONS
     action = facts["lifting"] or (filters and filters.lifting) or "hsv"
+    if isinstance(network, Canonicalized) and network.options.select is not None:
+        rotations, action = network.options.rotations, "hsv"  # facts are about what is inside
     images, _ = next(iter(batches))
     errors = layer_equivariance(
         network, images[:_EQUIVARIANCE_IMAGES], layers_seen, rotations=rotations, action=action
