@@ -128,6 +128,17 @@ def test_auto_is_dense_for_few_rotations(rotations, dense):
     assert (count(folded, nn.Conv2d) == 7) is dense
 
 
+@torch.no_grad()
+def test_auto_stays_in_the_range_of_float16(relative_error):
+    lift, conv = CELiftConv2d(3, 4, 3, rotations=12), CEConv2d(4, 4, 3, rotations=12)
+    for layer, scale in (lift, 3000), (conv, 0.01):
+        layer.weight.abs_().mul_(scale)  # features of some thousands; their sums overflow
+    network = nn.Sequential(lift, nn.ReLU(), conv, CosetMaxPool()).half()
+    images = torch.rand(2, 3, 9, 9).half()
+    actual = fold(network)(images).double()
+    assert relative_error(actual, network.double()(images.double())) <= 2e-2
+
+
 def test_the_original_is_unchanged(settle):
     network = cecnn(5, width=3).train()
     before = {key: value.clone() for key, value in network.state_dict().items()}

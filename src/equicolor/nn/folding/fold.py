@@ -56,8 +56,8 @@ def fold(model: nn.Module, form: str = "auto") -> nn.Module:
         form: ``"dense"``, ``"cyclic"`` or ``"fused"`` as described above. ``"auto"`` is the
             fused form for networks on a GPU whose equivariant convolutions are all in first
             layers and residual blocks that can be fused. For all other networks it is dense for
-            up to three rotations and cyclic for more, where the dense form would cost more than
-            three times the multiplications.
+            up to three rotations and in float16, as :func:`equicolor.nn.functional.ce_conv2d` does,
+            else cyclic, where the dense form would cost more than three times the multiplications.
 
     Returns:
         A network in eval mode. In the dense and cyclic forms it contains only torch modules. In
@@ -100,9 +100,10 @@ def _fold_graph(model: nn.Module, form: str) -> fx.GraphModule:
     if stages and not convolutions_outside(traced, stages):
         form = "fused"
     if form == "auto":
-        orders = [m.rotations for m in model.modules() if isinstance(m, CEConv2d | CELiftConv2d)]
-        n = max(orders, default=1)
-        form = "cyclic" if n * n > 3 * cyclic_products(n) else "dense"
+        layers = [m for m in model.modules() if isinstance(m, CEConv2d | CELiftConv2d)]
+        n = max((layer.rotations for layer in layers), default=1)
+        in_range = all(layer.weight.dtype != torch.float16 for layer in layers)
+        form = "cyclic" if in_range and n * n > 3 * cyclic_products(n) else "dense"
     if form == "fused":
         fuse(Rewriter(traced), stages)
         fold_batch_norms(traced)  # of the plain layers
