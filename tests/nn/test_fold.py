@@ -1,6 +1,7 @@
 """Folded networks compute the same with nothing but torch's own modules."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -383,6 +384,12 @@ def test_batch_norms_without_affine_parameters(form, check):
 def test_elementwise_modules(activation, form, check):
     features = nn.Sequential(CELiftConv2d(3, 4, 3), activation, CEConv2d(4, 4, 3))
     check(Head(features, channels=4), form)
+
+
+@each_form
+@pytest.mark.parametrize("function", [F.softplus, partial(F.dropout, training=False)], ids=str)
+def test_elementwise_functions(function, form, check):
+    check(Returned(lambda net, x, images: function(x)), form)
 
 
 # Graphs

@@ -29,6 +29,7 @@ _ELEMENTWISE_MODULES = (
 )  # fmt: skip
 _ELEMENTWISE_FUNCTIONS = (
     F.relu, F.relu6, F.leaky_relu, F.elu, F.gelu, F.silu, F.mish, F.hardsigmoid, F.hardswish,
+    F.softplus, F.dropout, F.dropout2d, F.dropout3d,
     torch.relu, torch.sigmoid, torch.tanh, torch.clamp, torch.add, torch.sub, torch.mul, torch.div,
     operator.add, operator.iadd, operator.sub, operator.isub, operator.mul, operator.imul,
     operator.truediv, operator.itruediv, operator.neg,
