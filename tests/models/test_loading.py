@@ -174,6 +174,21 @@ def test_a_file_imports_what_lies_beside_it(tmp_path: Path, monkeypatch) -> None
     assert isinstance(load_network(f"{file}:network").network, nn.Flatten)
 
 
+def test_files_of_two_folders_import_their_own(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    files = {}
+    for layer in ("Flatten", "Identity"):
+        folder = tmp_path / layer
+        (folder / "own_package").mkdir(parents=True)
+        (folder / "own_package" / "inner.py").write_text(f"from torch.nn import {layer} as Layer")
+        (folder / "own_layer.py").write_text("from own_package.inner import Layer")
+        files[layer] = folder / "mine.py"
+        files[layer].write_text("from own_layer import Layer\ndef network(): return Layer()")
+    for layer in ("Flatten", "Identity", "Flatten"):
+        network = load_network(f"{files[layer]}:network").network
+        assert type(network) is getattr(nn, layer)
+
+
 @pytest.mark.parametrize("line", ["import absent_layers", "from torch import absent_layers"])
 def test_an_import_that_fails_is_told_with_its_place(
     line: str, tmp_path: Path, monkeypatch

@@ -26,6 +26,7 @@ _FORMS = (
     f"a checkpoint of equicolor, a folder that holds {WEIGHTS}, timm:NAME, torchvision:NAME, "
     "or path/to/file.py:function"
 )
+_folders: set[Path] = set()  # of users' files, from which they may have imported others
 
 
 def load_network(
@@ -126,8 +127,7 @@ def _from_file(path: Path, function: str) -> nn.Module:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickles look themselves up there
-    if (folder := str(path.parent.resolve())) not in sys.path:
-        sys.path.insert(0, folder)  # as for a program: it may import the files beside it
+    _import_from(path.parent.resolve())
     try:
         spec.loader.exec_module(module)
         build = getattr(module, function, None)
@@ -155,6 +155,31 @@ def _from_file(path: Path, function: str) -> nn.Module:
     _checks.positive_int(f"image_size of the network of {path.name}:{function}", size)
     name, names = f"{path.name}:{function}", class_names_of(network)
     return ForeignNetwork(network, name, image_size=size, class_names=names)
+
+
+def _import_from(folder: Path) -> None:
+    """Let a file import those beside it, as a program does.
+
+    Modules of the same names beside files loaded earlier are forgotten: they are other modules.
+    """
+    _folders.add(folder)
+    sys.path[:] = [str(folder), *(place for place in sys.path if place != str(folder))]
+    others = _folders - {folder}
+    hidden = {
+        name
+        for name, module in sys.modules.items()
+        if ((folder / f"{name}.py").is_file() or (folder / name).is_dir())
+        and any(Path(place).parent.resolve() in others for place in _places(module))
+    }
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in hidden:
+            del sys.modules[name]
+
+
+def _places(module: object) -> list[str]:
+    """The folders of a package, or the file of another module."""
+    file = getattr(module, "__file__", None)
+    return [*getattr(module, "__path__", [file] if file else [])]
 
 
 def _explain(path: Path, error: BaseException) -> Exception:
