@@ -109,6 +109,14 @@ def test_channels_last_networks_can_be_saved(tmp_path):
     assert torch.equal(loaded.conv1.weight, network.conv1.weight)
 
 
+def test_tied_weights_can_be_saved(tmp_path):
+    network = resnet18(3, width=2)
+    first, second = network.layers[0]
+    second.conv1.weight = first.conv1.weight
+    loaded = load_model(save_model(network, tmp_path / "a.safetensors"))
+    assert torch.equal(loaded.layers[0][1].conv1.weight, first.conv1.weight)
+
+
 def test_other_modules_have_no_configuration_to_save(tmp_path):
     with pytest.raises(TypeError, match=r"equicolor\.models.*got Linear: keep its weights"):
         save_model(torch.nn.Linear(2, 2), tmp_path / "a.safetensors")

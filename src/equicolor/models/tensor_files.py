@@ -38,7 +38,9 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
     """Write tensors with a header; equal contents give equal bytes. The folder is created."""
     from safetensors.torch import save
 
-    tensors = {key: value.detach().contiguous() for key, value in tensors.items()}
+    # Copied: safetensors refuses tensors that share memory, such as tied weights.
+    layout = torch.contiguous_format
+    tensors = {key: t.detach().clone(memory_format=layout) for key, t in tensors.items()}
     header = {**header, "format": _FORMAT}
     header[_DIGEST] = _digest_of(header, tensors)
     # In memory first: on a full disk safetensors does not raise an OSError.
