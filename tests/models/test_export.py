@@ -215,6 +215,12 @@ def test_large_weights_go_beside_the_onnx_file(tmp_path, monkeypatch, relative_e
     assert sorted(file.name for file in tmp_path.iterdir()) == [path.name, f"{path.name}.data"]
     images = torch.rand(3, 3, SIZE, SIZE)
     assert relative_error(run(path, "onnx")(images), network(images)) <= 1e-4
+    path.rename(tmp_path / "renamed.onnx")  # still reads network.onnx.data
+    before = (tmp_path / f"{path.name}.data").read_bytes()
+    network[0].reset_parameters()
+    with pytest.raises(FileExistsError, match=r"network\.onnx\.data exists"):
+        export.export(network, path, input_size=SIZE)
+    assert (tmp_path / f"{path.name}.data").read_bytes() == before
 
 
 def test_a_name_and_a_format_that_contradict_each_other(network, tmp_path):

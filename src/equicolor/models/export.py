@@ -134,8 +134,13 @@ def export(
                 f"the exported file is off by {error:.1e} relative, allowed {tolerance:.1e}; "
                 f"{path} was not written"
             )
-        for file in Path(aside).iterdir():
-            file.replace(path.parent / file.name)
+        files = {file: path.parent / file.name for file in Path(aside).iterdir()}
+        for target in files.values():
+            # Also weights beside an earlier file, which may have been renamed since.
+            if target.exists() and not overwrite:
+                raise FileExistsError(f"{target} exists; overwrite=True (--force) replaces it")
+        for file, target in files.items():
+            file.replace(target)
     return ExportReport(path, to, error, operations)
 
 
