@@ -95,6 +95,11 @@ def test_widths_need_rotations():
         matched_widths(18, 0, 4)
 
 
+def test_widths_need_whole_stages():
+    with pytest.raises(TypeError, match=r"ce_stages must be an int, got 2\.5"):
+        matched_widths(18, 3, 2.5)
+
+
 def test_widths_do_not_depend_on_the_classes():
     assert resnet44(10, rotations=3).config["width"] == resnet44(100, rotations=3).config["width"]
 

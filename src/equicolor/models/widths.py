@@ -76,6 +76,8 @@ def matched_widths(
     if depth not in ARCHITECTURES:
         depths = ", ".join(map(str, ARCHITECTURES))
         raise ValueError(f"depth must be one of {depths}; got {depth!r}")
+    if isinstance(ce_stages, bool) or not isinstance(ce_stages, int):
+        raise TypeError(f"ce_stages must be an int, got {ce_stages!r}")
     group = _checks.positive_int("rotations", rotations), ce_stages, separable, spatial
     return tuple(resolve_widths(ARCHITECTURES[depth], None, *group))
 
