@@ -251,6 +251,7 @@ def test_cost_prints_the_papers_table(monkeypatch: pytest.MonkeyPatch, tmp_path:
         (["resnet44", "--lifting", "lab"], "lifting must be one of 'rgb', 'hsv'; got 'lab'"),
         (["z2cnn", "--input-size", "40"], "Z2CNN does not take input [1, 3, 40, 40]: "),
         (["--rotations", "3"], "architecture options need a network, got only rotations"),
+        (["--classes", "3"], "architecture options need a network, got only classes"),
     ],
 )
 def test_cost_refuses_in_one_line(arguments: list[str], message: str) -> None:

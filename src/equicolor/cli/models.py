@@ -78,7 +78,8 @@ def cost(
         input_size=input_size,
     )
     if model is None and options:
-        raise ValueError(f"architecture options need a network, got only {', '.join(options)}")
+        names = ", ".join(options).replace("num_classes", "classes")
+        raise ValueError(f"architecture options need a network, got only {names}")
     if output is not None and output.exists() and not force:
         raise FileExistsError(f"{output} exists; --force replaces it")
     if model is None:
