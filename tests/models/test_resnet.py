@@ -270,6 +270,12 @@ def test_options_of_another_type(options):
         resnet44(10, **{"rotations": 3, **options})
 
 
+@pytest.mark.parametrize("options", [{"separable": "no"}, {"normalize": None}])
+def test_switches_are_true_or_false(options):
+    with pytest.raises(TypeError, match="must be True or False, got"):
+        resnet44(10, rotations=3, **options)
+
+
 def test_gradients_reach_every_parameter():
     for network in (resnet44(3, rotations=3, width=4), resnet101(3, rotations=3, width=2)):
         network.train()(torch.rand(2, 3, 32, 32)).square().sum().backward()

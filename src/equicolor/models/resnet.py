@@ -99,6 +99,9 @@ class ResNet(Network):
     ) -> None:
         super().__init__()
         _checks.positive_int("num_classes", num_classes)
+        for option, value in (("separable", separable), ("normalize", normalize)):
+            if not isinstance(value, bool):
+                raise TypeError(f"{option} must be True or False, got {value!r}")
         layers.check_group(rotations, lifting, coset_pool, spatial)
         equivariant, plain = Layers(rotations, lifting, separable, spatial), Layers()
         stages = len(architecture.blocks)
