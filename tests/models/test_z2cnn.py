@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -98,6 +99,8 @@ def test_images_are_taken_as_they_are():
         (z2cnn, {"num_classes": 0}, "num_classes must be at least 1, got 0"),
         (z2cnn, {"dropout": 1.5}, "1.5"),
         (cecnn, {"dropout": 1.5}, "1.5"),
+        # A checkpoint could not hold it:
+        (cecnn, {"dropout": np.float32(0.25)}, r"must be a float .*, got np\.float32"),
     ],
 )
 def test_bad_options(build, options, message):

@@ -40,8 +40,8 @@ class Z2CNN(Network):
         equivariant = Layers(rotations, lifting, spatial=spatial)
         if not 0 <= ce_layers <= DEPTH:
             raise ValueError(f"ce_layers must lie between 0 and {DEPTH}, got {ce_layers}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be a probability below 1, got {dropout}")
+        if not (isinstance(dropout, (int, float)) and 0 <= dropout < 1):
+            raise ValueError(f"dropout must be a float from 0 to below 1, got {dropout!r}")
         self.ce_layers = 0 if equivariant.plain else ce_layers
         layers.check_hybrid("ce_layers", self.ce_layers, DEPTH, coset_pool, spatial)
         if rotations == 1:
