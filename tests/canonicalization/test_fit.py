@@ -162,6 +162,27 @@ def test_a_loss_that_is_no_number_ends_the_fit():
         model.fit(skies(16), epochs=4, batch_size=16, learning_rate=1e30)
 
 
+def test_a_fit_that_ends_early_leaves_an_untrained_selector():
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    images, options = skies(16), {"epochs": 2, "batch_size": 16}
+    model = equicolor.canonicalize(z2cnn(5), select=hue_selector(rotations=N, size=16, width=4))
+    for fitted_before in (False, True):
+        if fitted_before:
+            model.fit(images, **options).angle(images)
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(images, **options, progress=interrupt)
+        with pytest.raises(ValueError, match="not trained"):
+            model.angle(images)
+        assert model.info["fitted"] is None
+    fitted = model.fit(images, **options).fitted
+    with pytest.raises(ValueError, match="at least 16 images"):
+        model.fit(images[:2])
+    model.angle(images)  # nothing was drawn anew
+    assert model.fitted == fitted
+
+
 def test_networks_that_need_no_training():
     with pytest.raises(ValueError, match="nothing to train"):
         equicolor.canonicalize(z2cnn(5), select="energy").fit(skies(16))

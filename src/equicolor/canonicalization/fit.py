@@ -188,6 +188,9 @@ def fit_selector(
                 state = {"run": identity, "epoch": epoch + 1, "loss": loss, **states}
                 write_pickle(checkpoint, state)
                 saved = time.perf_counter()
+    except BaseException:
+        _draw(selector)  # half-trained, it would count as trained
+        raise
     finally:
         selector.eval()
     return Fit(len(images), epochs, loss, time.perf_counter() - start, done)

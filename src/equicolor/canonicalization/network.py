@@ -355,17 +355,21 @@ class Canonicalized(Network):
             raise ValueError("a folded network cannot be trained: fit it before it is folded")
         if isinstance(images, (str, Path)):
             images = load_unlabelled(images)
-        self.fitted = fit_selector(
-            self.selector,
-            collect(images, self.selector.size, self._balanced),
-            epochs=epochs,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            seed=seed,
-            checkpoint=None if checkpoint is None else Path(checkpoint),
-            progress=progress,
-        )
-        self._untrained = False
+        collected = collect(images, self.selector.size, self._balanced)
+        try:
+            self.fitted = fit_selector(
+                self.selector,
+                collected,
+                epochs=epochs,
+                batch_size=batch_size,
+                learning_rate=learning_rate,
+                seed=seed,
+                checkpoint=None if checkpoint is None else Path(checkpoint),
+                progress=progress,
+            )
+        finally:  # a fit that ends early leaves new weights
+            self._untrained = not _is_trained(self.selector.state_dict())
+            self.fitted = None if self._untrained else self.fitted
         return self
 
     @property
