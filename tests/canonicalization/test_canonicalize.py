@@ -128,6 +128,21 @@ def test_a_gate_asks_again_only_for_unsure_images(canonical, network, images):
     assert batches == [3, int((sure < model.options.gate).sum())]
 
 
+def test_a_gate_keeps_further_arguments_with_their_images(canonical, network, images):
+    class Scaled(nn.Module):
+        def forward(self, images, scale, *, shift):
+            return scale * network(images) + shift
+
+    sure = canonical(network, modes=2)._modes(images)[1][:, 0]
+    gate = float(sure.median()) + 1e-6
+    model = canonical(Scaled(), modes=2, gate=gate, normalization=None)
+    scale, shift = (torch.rand(3, 1, dtype=torch.float64) for _ in range(2))
+    for each in range(3):
+        part = slice(each, each + 1)
+        one = model(images[part], scale[part], shift=5 * shift[part])
+        torch.testing.assert_close(model(images, scale, shift=5 * shift)[part], one)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_surest_of_very_sure_answers_is_found(canonical, dtype, images):
     """Log-softmax is 0 for all of these answers in float32."""

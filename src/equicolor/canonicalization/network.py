@@ -289,8 +289,10 @@ class Canonicalized(Network):
             logs = torch.cat((logs[:, :1], rest), 1)
         shares = logs.log_softmax(1)
         mixed = self._log_probabilities(images, angles[:, 0], shares[:, 0], *args, **kwargs)
+        # Further arguments may hold something for every image, so they go with all images.
+        together = gate is None or args or kwargs or _cannot_branch(images)
         for turns, share in zip(angles.T[1:], shares.T[1:], strict=True):
-            if gate is None or _cannot_branch(images):
+            if together:
                 other = self._log_probabilities(images, turns, share, *args, **kwargs)
                 mixed = torch.logaddexp(mixed, other)
             elif len(rows := unsure[:, 0].nonzero()[:, 0]):
