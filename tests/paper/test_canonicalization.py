@@ -124,3 +124,6 @@ def test_seeds_are_averaged_and_networks_shown_apart() -> None:
     assert plain.table.rows[-1][1:4] == ("58.00", MISSING, "57.00")
     assert equivariant.title.startswith("ce_resnet18, hsv 6")
     assert list(EXPERIMENT.show(Findings({}))) == []
+    # Another shard has not swept hues yet.
+    unswept, _ = EXPERIMENT.show(Findings({"canonicalization": found[-1:]}))
+    assert (len(unswept.table.rows), unswept.figure) == (1, None)
