@@ -154,6 +154,16 @@ def test_hue_curves_of_rows_are_shown(without_mnist: None) -> None:
     assert set(line.get_ydata()) == {50.0}
 
 
+def test_hue_curves_of_two_precisions_are_both_shown(without_mnist: None) -> None:
+    rows = [
+        row | {"precision": precision, "hue_curve": [height] * 37}
+        for precision, height in (("bfloat16", 50.0), ("float32", 60.0))
+        for row in longtailed_rows()[:1]
+    ]
+    one, two = shown(rows)[f"{LONGTAILED}-hue"].figure.axes[0].get_lines()
+    assert {*one.get_ydata(), *two.get_ydata()} == {50.0, 60.0}
+
+
 def test_gains_have_a_caption_and_a_table(without_mnist: None) -> None:
     sections = shown(biased_rows())
     assert "Below" in sections[BIASED].caption

@@ -82,8 +82,8 @@ def show_longtailed(findings: Findings) -> list[Section]:
                 file=f"{LONGTAILED}-variants",
             )
         )
-    curves = {row["model"]: row["hue_curve"] for row in rows if row.get("hue_curve")}
-    if curves:
+    swept = tables.by_training([row for row in rows if row.get("hue_curve")])
+    if curves := {variant: group[0]["hue_curve"] for variant, group in swept.items()}:
         sections.append(
             Section(
                 "Shifted hues",
@@ -276,12 +276,12 @@ def _draw_curves(
     axes.grid(axis="y", alpha=0.3)
 
 
-def hue_figure(curves: Mapping[str, Sequence[float]]) -> Figure:
-    """Accuracy of networks over the hue shift of the test images; ``curves`` by network name."""
-    lines = []
-    for model, accuracy in curves.items():
-        variant, turns = Variant("other", model), hue_shifts(len(accuracy)).tolist()
-        lines.append(Curve(variant.name, turns, accuracy, style=style(variant)))
+def hue_figure(curves: Mapping[Variant, Sequence[float]]) -> Figure:
+    """Accuracy of networks over the hue shift of the test images."""
+    styles, lines = _styles(list(curves)), []
+    for variant, accuracy in curves.items():
+        turns = hue_shifts(len(accuracy)).tolist()
+        lines.append(Curve(variant.name, turns, accuracy, style=styles[variant]))
     return hue_panels({"": lines}, width=8.0)
 
 

@@ -372,7 +372,10 @@ def _shift_section(demo: Demo) -> Section:
         hue as a hint, which may cost it a few points.""",
         table=shift_table(demo),
         figure=figures.hue_figure(
-            {network.row["model"]: network.curve for network in demo.shifted.values()}
+            {
+                Variant("other", network.row["model"]): network.curve
+                for network in demo.shifted.values()
+            }
         ),
         caption=f"Digits read correctly, of {test_size} test images, over the hue shift.",
     )
@@ -407,6 +410,8 @@ def _naming_section(demo: Demo) -> Section:
         the digits and CECNN {shifted["cecnn"]:.0f} %. Between these angles lie yellow, cyan and
         magenta, which neither network saw in training. The colour a network names does not count
         here, as the shift changes it.""",
-        figure=figures.hue_figure(curves),
+        figure=figures.hue_figure(
+            {Variant("other", model): curve for model, curve in curves.items()}
+        ),
         caption=f"Digits read correctly, of {HUE_IMAGES} test images of each digit.",
     )
