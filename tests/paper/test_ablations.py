@@ -111,6 +111,7 @@ def test_peaks_are_at_the_angles_of_the_group() -> None:
     assert peaks(degrees, 1) == [0]
     assert peaks(degrees, 5) is None  # 72 degrees are no multiple of 10
     assert peaks(degrees, 8) is None
+    assert peaks([50.0], 3) is None
 
 
 def test_peaks_of_every_lifting_and_action(rows) -> None:

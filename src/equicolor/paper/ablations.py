@@ -177,7 +177,7 @@ def peaks(curve: Sequence[float], rotations: int) -> list[float] | None:
     """
     intervals = len(curve) - 1
     step, rest = divmod(intervals, rotations)
-    if rest or intervals % 2:
+    if not step or rest or intervals % 2:
         return None
     return list(curve[intervals // 2 % step :: step][:rotations])  # both ends are half a turn
 
