@@ -204,7 +204,7 @@ def test_what_needs_no_training(select, run, tmp_path):
             "net.safetensors --data images --select gray-world --unlabelled images/sky",
             "--unlabelled beside --data, are for training a selector",
         ),
-        ("again.safetensors --data images --select gray-world", "nothing could be saved"),
+        ("again.safetensors --data images --select gray-world", "'gray-world'.*nothing could be"),
         ("net.safetensors --data images --select net.safetensors", "Z2CNN.*expected a selector"),
         ("net.safetensors --data images --select gone.safetensors", "gone.safetensors"),
         ("net.safetensors --unlabelled corrupt", "0.png cannot be decoded.*--skip-corrupt"),
@@ -225,6 +225,16 @@ def test_an_earlier_result_is_kept(run, tmp_path):
     assert result.exit_code == 1
     assert "--force" in result.stderr
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == b"kept"
+
+
+def test_the_given_network_is_not_replaced(run, place, tmp_path):
+    (tmp_path / "out").mkdir()
+    shutil.copy(place / "net.safetensors", tmp_path / "out" / "model.safetensors")
+    result = run(f"{tmp_path / 'out'} --data images --select energy --size 28 --force")
+    assert result.exit_code == 2
+    assert "is the given network itself" in result.stderr
+    same = (place / "net.safetensors").read_bytes()
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == same
 
 
 @pytest.mark.slow

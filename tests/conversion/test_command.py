@@ -35,6 +35,10 @@ def place(tmp_path, monkeypatch):
         ("net.safetensors -o old.safetensors --force --data ./no/such", "no folder of images at"),
         ("net.safetensors -o new.txt", r"a checkpoint is written as \*.safetensors, got new.txt"),
         ("net.safetensors -o . --force", r"\. is a folder; name the file to write"),
+        (
+            "net.safetensors -o ./net.safetensors --force",
+            "net.safetensors is the given network its",
+        ),
         ("mine.py:build -o a", "could not be built again .* in Python.* takes a checkpoint of"),
         ("mine.py -o a", "could not be built again .* in Python.*timm:NAME or torchvision:NAME$"),
         ("gone -o a", "no network at gone; expected a checkpoint.*timm:NAME, torchvision:NAME"),

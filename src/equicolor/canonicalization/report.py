@@ -17,7 +17,14 @@ from equicolor._text import counted
 from equicolor.canonicalization.canonicalize import canonicalize
 from equicolor.canonicalization.fit import FEWEST, load_for_selector, load_unlabelled
 from equicolor.canonicalization.network import Canonicalized
-from equicolor.conversion.report import COST_COLUMNS, cost_report, cost_rows, headline, hue_columns
+from equicolor.conversion.report import (
+    COST_COLUMNS,
+    cost_report,
+    cost_rows,
+    headline,
+    hue_columns,
+    refuse_source,
+)
 from equicolor.data.datasets import load_dataset
 from equicolor.data.images import ImageSet
 from equicolor.devices import choose_precision
@@ -91,6 +98,7 @@ def canonicalize_named(
             a selector that was trained before.
         loading: further arguments of :func:`equicolor.evaluation.diagnose.load_subject`.
     """
+    refuse_source(network, output / WEIGHTS)
     images = None if unlabelled is None else load_unlabelled(unlabelled)
     by_own_answers = data is None and images is not None
     if by_own_answers:
@@ -109,9 +117,8 @@ def canonicalize_named(
         )
     if not canonical.config and canonical.selector is None:
         raise ValueError(
-            f"{network} cannot be built again from a file, and select="
-            f"{canonical.options.select!r} has no weights of its own: nothing could be saved; use "
-            "equicolor.canonicalize in Python"
+            f"{network} cannot be built again from a file, and select={options['select']!r} has no "
+            "weights of its own: nothing could be saved; use equicolor.canonicalize in Python"
         )
     refuse_files(output)  # the folder is made with its first file: a failed fit leaves none
     if fits:

@@ -17,7 +17,7 @@ from equicolor.data.datasets import find_dataset, load_dataset
 from equicolor.evaluation.diagnose import diagnose
 from equicolor.evaluation.evaluate import Evaluation
 from equicolor.evaluation.images import choose_preparation
-from equicolor.models.checkpoints import load_model, save_model
+from equicolor.models.checkpoints import checkpoint_file, load_model, save_model
 from equicolor.models.cost import cost
 from equicolor.models.loading import load_network
 from equicolor.models.registry import Network
@@ -50,8 +50,16 @@ def check_names(source: str | Path, output: Path, data: str | None = None) -> No
             f"the network of {source} could not be built again from a checkpoint, so none can be "
             f"written: {_IN_PYTHON}. This command takes {_SOURCES}"
         )
+    refuse_source(source, output)
     if data is not None:
         load_dataset(data, "test")
+
+
+def refuse_source(source: str | Path, output: Path) -> None:
+    """Refuse to replace the network that is read: it would be lost, or judged as its own result."""
+    file = checkpoint_file(source)
+    if file.exists() and output.exists() and file.samefile(output):
+        raise ValueError(f"{output} is the given network itself: write elsewhere with --output")
 
 
 def convert_source(
