@@ -162,6 +162,18 @@ def test_a_loss_that_is_no_number_ends_the_fit():
         model.fit(skies(16), epochs=4, batch_size=16, learning_rate=1e30)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_networks_of_another_dtype_are_fitted_as_those_of_float32(dtype):
+    selectors = []
+    for each in (torch.float32, dtype):
+        selector = hue_selector(rotations=N, size=16, width=4)
+        model = equicolor.canonicalize(z2cnn(5), select=selector).to(each)
+        selectors.append(model.fit(skies(16), epochs=1, batch_size=16).selector.state_dict())
+    for key, value in selectors[0].items():
+        assert torch.equal(selectors[1][key], value.to(selectors[1][key].dtype))
+    assert selectors[1]["score.weight"].dtype == dtype
+
+
 def test_a_fit_that_ends_early_leaves_an_untrained_selector():
     def interrupt(done, total):
         raise KeyboardInterrupt

@@ -134,10 +134,12 @@ def fit_selector(
     if not 0 < learning_rate < math.inf:
         raise ValueError(f"learning_rate must be positive, got {learning_rate!r}")
     start = time.perf_counter()
-    device = next(selector.parameters()).device
+    weight = next(selector.parameters())
+    device, dtype = weight.device, weight.dtype
     images = images.to(device)
     if _mean_chroma(images) < _LEAST_CHROMA:
         raise ValueError("fit needs images with colours, but these are all grey")
+    selector.float()  # it is trained in float32, as its views are
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         _draw(selector)
@@ -192,7 +194,7 @@ def fit_selector(
         _draw(selector)  # half-trained, it would count as trained
         raise
     finally:
-        selector.eval()
+        selector.eval().to(dtype)
     return Fit(len(images), epochs, loss, time.perf_counter() - start, done)
 
 
