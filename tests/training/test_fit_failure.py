@@ -252,6 +252,19 @@ class TestFailure:
             names = {path.name for path in run.iterdir()}
             assert names == {".lock", "recipe.json", "images.json"}
 
+    def test_a_run_is_not_deleted_for_images_that_cannot_be_trained_on(
+        self, finished: Fit, toy_recipe: TrainingRecipe, toy_folder: Path, tmp_path: Path
+    ) -> None:
+        shutil.copytree(toy_folder, tmp_path / "data")
+        shutil.copytree(finished.folder.path, tmp_path / "run")
+        (tmp_path / "data" / "train" / "class0" / "2.png").write_bytes(b"no image")
+        recipe = dataclasses.replace(toy_recipe, dataset=str(tmp_path / "data"))
+        with pytest.raises(ValueError, match=r"train/class0/2\.png cannot be decoded"):
+            fit(recipe, tmp_path / "run", CPU, overwrite=True)
+        for name in ("recipe.json", "last.ckpt", "model.safetensors", "result.json"):
+            kept = (tmp_path / "run" / name).read_bytes()
+            assert kept == (finished.folder.path / name).read_bytes()
+
     def test_skipped_images_are_counted_over_interruptions(
         self, toy_recipe: TrainingRecipe, toy_folder: Path, tmp_path: Path
     ) -> None:

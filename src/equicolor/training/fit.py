@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import hashlib
 import importlib.util
 import json
@@ -98,9 +99,11 @@ def fit(
         folder.check_images(images.files)
         _warn_of_newer_images(folder, data.train, console)
     task = _task(data, images)
+    begin = functools.partial(folder.begin, recipe, images.files, replace=replace)
+    replacing = begin if replace else None
     if not first:
         with _threads_restored():
-            train(task, data, folder)
+            train(task, data, folder, replacing)
         return None
     seen = finetune_seen(recipe)
     for remark in finetune_remarks(recipe, class_names, seen):
@@ -111,9 +114,9 @@ def fit(
             folder.check(recipe)
             if folder.result.is_file():
                 return _read_finished(folder)
-        folder.begin(recipe, images.files, replace=replace)
+            begin()
         try:
-            epochs_before = train(task, data, folder)
+            epochs_before = train(task, data, folder, replacing)
         except Exception:
             if folder_is_new:
                 folder.remove_unbegun()

@@ -6,7 +6,7 @@ import logging
 import signal
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,19 @@ from equicolor.training.task import REMEDY, ClassificationTask
 _PRECISIONS = {"bfloat16": "bf16-mixed", "float32": "32-true"}
 
 
-def train(task: ClassificationTask, data: ImageData, folder: RunFolder) -> int:
-    """Train to the end, and return the number of epochs that an earlier call had trained."""
-    monitor = Monitor(folder, data.options, data.console)
-    resume = folder.checkpoint if folder.checkpoint.is_file() else None
+def train(
+    task: ClassificationTask,
+    data: ImageData,
+    folder: RunFolder,
+    replace: Callable[[], None] | None = None,
+) -> int:
+    """Train to the end, and return the number of epochs that an earlier call had trained.
+
+    With ``replace``, training starts anew, and the first process calls it before the first step:
+    images that cannot be decoded do not cost the run that is there.
+    """
+    monitor = Monitor(folder, data.options, data.console, replace)
+    resume = folder.checkpoint if folder.checkpoint.is_file() and replace is None else None
     handler = signal.getsignal(signal.SIGINT)
     # Lightning's objects refer to each other in circles: those of an earlier run would hold the
     # device's memory until Python collects them.

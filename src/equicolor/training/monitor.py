@@ -6,7 +6,7 @@ after every short epoch would make the device wait.
 
 import importlib.util
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -40,8 +40,15 @@ class DivergedError(ValueError):
 class Monitor(Checkpoint):
     """Reads the losses of a :class:`~equicolor.training.task.ClassificationTask`, and saves it."""
 
-    def __init__(self, folder: RunFolder, options: RunOptions, console: Console | None) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        options: RunOptions,
+        console: Console | None,
+        replace: Callable[[], None] | None = None,
+    ) -> None:
         self.folder, self.options, self.console = folder, options, console
+        self._replace = replace  # deletes an earlier run
         self.epochs_before: int | None = None  # in earlier calls; None until training begins
         self.trained = False  # whether a step succeeded
         self._epochs_saved: int | None = None  # in the last checkpoint of this process
@@ -60,6 +67,8 @@ class Monitor(Checkpoint):
         self._steps = int(trainer.estimated_stepping_batches)
         if not trainer.is_global_zero:
             return
+        if self._replace is not None:
+            self._replace()
         if self.epochs_before:
             say(
                 self.console,
