@@ -13,6 +13,17 @@ class LockedError(OSError):
 
 
 @contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name a file in errors that name none, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise type(error)(error.errno, error.strerror, str(path)) from error
+
+
+@contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
     """A path to write to, renamed to ``path`` at the end, so that a crash never leaves half a file.
 
@@ -26,16 +37,13 @@ def written_aside(path: Path) -> Iterator[Path]:
     mode = partial.stat().st_mode
     partial.unlink()
     try:
-        yield partial
-        partial.chmod(mode)
-        # On disk before it has its name, or a power cut could leave an empty file.
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        if error.filename is not None or error.errno is None:
-            raise
-        raise type(error)(error.errno, error.strerror, str(path)) from error  # a full disk
+        with naming(path):
+            yield partial
+            partial.chmod(mode)
+            # On disk before it has its name, or a power cut could leave an empty file.
+            with partial.open("rb+") as file:
+                os.fsync(file.fileno())
+            partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
 

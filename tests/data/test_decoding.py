@@ -1,5 +1,6 @@
 """Decoding once: the pixels, the cache, and gathering."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -343,6 +344,20 @@ def test_a_damaged_journal_does_not_count(image_set: ImageSet, tmp_path: Path, l
     (pixels,) = (tmp_path / "cache").rglob("pixels.u8")
     journal = pixels.with_name("journal.jsonl")
     journal.write_text(line + "\n", errors="surrogateescape")
+    assert same(decode(image_set, cache=tmp_path / "cache"), decode(image_set))
+
+
+def test_a_full_disk_names_the_file(
+    image_set: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(number: int) -> None:
+        if os.fstat(number).st_size:  # not the empty journal
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*pixels\.u8'"):
+        decode(image_set, cache=tmp_path / "cache")
+    monkeypatch.undo()
     assert same(decode(image_set, cache=tmp_path / "cache"), decode(image_set))
 
 

@@ -23,6 +23,7 @@ from equicolor.training.fit import Fit, RunOptions, fit
 from equicolor.training.image_data import ImageData
 from equicolor.training.monitor import DivergedError
 from equicolor.training.recipes import TrainingRecipe
+from equicolor.training.run_folder import RunFolder
 
 # Runs are trained again and again.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_shifts")]
@@ -264,6 +265,13 @@ class TestFailure:
         for name in ("recipe.json", "last.ckpt", "model.safetensors", "result.json"):
             kept = (tmp_path / "run" / name).read_bytes()
             assert kept == (finished.folder.path / name).read_bytes()
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk that is always full")
+    def test_a_full_disk_names_the_table(self, tmp_path: Path) -> None:
+        folder = RunFolder(tmp_path)
+        folder.metrics.symlink_to("/dev/full")
+        with pytest.raises(OSError, match=r"No space left on device: '.*metrics\.csv'"):
+            folder.append_metrics([{"epoch": 1}])
 
     def test_skipped_images_are_counted_over_interruptions(
         self, toy_recipe: TrainingRecipe, toy_folder: Path, tmp_path: Path

@@ -23,7 +23,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from equicolor._files import short_name, write_whole
+from equicolor._files import naming, short_name, write_whole
 from equicolor.data.images import CorruptImageError, ImageSet, in_threads
 from equicolor.reporting.progress import Progress
 
@@ -224,19 +224,19 @@ class Decoder:
                 file.truncate(buffer_size(*plan))
 
         def store(place: slice, pixels: np.ndarray) -> None:
-            with path.open("r+b") as file:
+            with naming(path), path.open("r+b") as file:
                 file.seek(place.start)
                 file.write(pixels.data)
                 file.flush()
                 os.fsync(file.fileno())  # on disk before the journal records it
 
-        write_whole(folder / _JOURNAL, "".join(json.dumps(record) + "\n" for record in done))
-        with (folder / _JOURNAL).open("a") as lines:
-            for shard, checksum in self._decode(plan, len(done), store):
-                corrupt = [(i, self.corrupt[i]) for i in plan.images(shard) if i in self.corrupt]
-                record = plan.sizes_of(shard), corrupt, checksum
+        journal = folder / _JOURNAL
+        write_whole(journal, "".join(json.dumps(record) + "\n" for record in done))
+        for shard, checksum in self._decode(plan, len(done), store):
+            corrupt = [(i, self.corrupt[i]) for i in plan.images(shard) if i in self.corrupt]
+            record = plan.sizes_of(shard), corrupt, checksum
+            with naming(journal), journal.open("a") as lines:
                 lines.write(json.dumps(record) + "\n")
-                lines.flush()
         return plan
 
 

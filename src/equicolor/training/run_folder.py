@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from equicolor._files import locked, write_whole
+from equicolor._files import locked, naming, write_whole
 from equicolor.data.images import ImageSet, changes
 from equicolor.models.checkpoints import checkpoint_file, read_header
 from equicolor.models.registry import Origin
@@ -163,7 +163,7 @@ class RunFolder:
         """Add rows to the table."""
         # A full disk may have left an empty file.
         empty = not self.metrics.is_file() or not self.metrics.stat().st_size
-        with self.metrics.open("a", newline="") as file:
+        with naming(self.metrics), self.metrics.open("a", newline="") as file:
             file.write(_csv(rows, header=empty))
 
     def cut_metrics(self, epochs: int) -> None:
