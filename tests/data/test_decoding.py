@@ -332,7 +332,16 @@ def test_what_is_mapped_outlives_the_damage(image_set: ImageSet, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "line", ["5", "[[], [], 1]", "[[[1]], [], 0]", "[[], [[1]], 0]", "[[], [", "\udcff"]
+    "line",
+    [
+        "5",
+        "[[], [], 1]",
+        "[[[1]], [], 0]",
+        "[[], [[1]], 0]",
+        "[[], [",
+        "[[], [], Infinity]",
+        "\udcff",
+    ],
 )
 @pytest.mark.filterwarnings("ignore:the decoded images in .* are damaged")
 def test_a_damaged_journal_does_not_count(image_set: ImageSet, tmp_path: Path, line: str) -> None:

@@ -250,7 +250,7 @@ def _read_journal(folder: Path) -> list[_Record]:
     """The records before the first damaged line; a crash may have cut the last one short."""
     path, records = folder / _JOURNAL, []
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
-    with suppress(TypeError, ValueError):
+    with suppress(TypeError, ValueError, OverflowError):  # which int() raises for infinity
         for line in lines:
             sizes, corrupt, checksum = json.loads(line)
             sizes = [[int(height), int(width)] for height, width in sizes]
