@@ -327,6 +327,10 @@ def test_what_a_name_changes() -> None:
         ("ce-4+jitter+jitter-0.1", "unknown recipe"),
         ("baseline+flatten", "baseline has no rotations to pool"),
         ("gray+avg", "gray has no rotations to pool"),
+        ("ciconv-w+p4", "ciconv_resnet18 has no option 'spatial'"),
+        ("ce-2+p4", "spatial='p4' needs ce_stages=4"),
+        ("ce-2+flatten", "a hybrid network .* pools over its hues"),
+        ("hsv-1001", "rotations must be at most 1,000"),
         ("cifar10/ce-2", "unknown recipe"),
     ],
 )

@@ -424,7 +424,8 @@ def named_recipe(name: str, dataset: str | None = None) -> tuple[str, TrainingRe
     Canonical names have them in this order. ``DATASET/`` comes first, unless the dataset is given.
 
     Raises:
-        ValueError: if there is no such recipe, with the nearest names of :func:`recipes`.
+        ValueError: if there is no such recipe, with the nearest names of :func:`recipes`; and if
+            the network does not take a change.
 
     Example:
         >>> named_recipe("flowers102/rgb-3+jitter-0.5")[0], named_recipe("hsv-1", "cifar10")[0]
@@ -460,8 +461,12 @@ def named_recipe(name: str, dataset: str | None = None) -> tuple[str, TrainingRe
         changes["jitter"] = "jitter" if turns == JITTER else f"jitter-{turns:g}" * bool(turns)
     if "augmix" in changes:
         fields["augmix"] = "original"
+    recipe = dataclasses.replace(plain, **fields)
+    if network not in _networks(plain.model) or {"spatial", "pool"} & changes.keys():
+        with torch.device("meta"):  # refuses what the network does not take
+            recipe.build(2)
     parts = network, *(changes.get(kind, "") for kind in _CHANGE.groupindex)
-    return "+".join(filter(None, parts)), dataclasses.replace(plain, **fields)
+    return "+".join(filter(None, parts)), recipe
 
 
 def _network(name: str, plain: str) -> tuple[str, dict[str, Any]] | None:
