@@ -294,6 +294,18 @@ def test_small_images_and_batches_are_refused_at_once(
         assert not (folder / "runs").exists()
 
 
+def test_a_run_is_not_put_among_its_images(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder / "pets")
+    for dry in ((), ("--dry-run",)):
+        result = invoke(".", *TINY, *dry)
+        assert result.exit_code == 2
+        assert result.stderr.startswith("equicolor: runs/pets-ce_resnet18-n2-width2-")
+        assert f"is inside {folder / 'pets'}, where it would be taken for a cl" in result.stderr
+        assert not Path("runs").exists()
+    result = invoke(".", *TINY, "--dry-run", "-o", "../pets-run")
+    assert result.exit_code == 0, result.stderr
+
+
 def test_missing_data_say_how_to_get_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EQUICOLOR_DATA", str(folder / "nothing"))
     result = invoke("cifar10", "--device", "cpu")

@@ -256,6 +256,8 @@ def _describe(recipe: TrainingRecipe, folder: Path, options: RunOptions, force: 
     from equicolor.training.run_folder import RunFolder
 
     options.check_launcher()
+    run = RunFolder(folder)
+    run.check_place(recipe)
     data = ImageData(recipe, options)
     images, device = data.train, choose_device(options.device)
     network = build_network(data)
@@ -270,7 +272,6 @@ def _describe(recipe: TrainingRecipe, folder: Path, options: RunOptions, force: 
         f"{counted(recipe.epochs, 'epoch')} of {counted(steps, 'step')} on {options.processes} "
         f"{device.type} device(s), in {folder}"
     )
-    run = RunFolder(folder)
     try:
         run.check_base(recipe)
         if force and run.recipe.is_file():

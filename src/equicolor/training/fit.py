@@ -93,6 +93,7 @@ def fit(
             _warn_of_changes(folder, recipe, console)
             return _read_finished(folder)
     _check_saving()
+    folder.check_place(recipe)
     data = ImageData(recipe, options, console)
     images, class_names = list_images(data.train), data.train.class_names
     if not replace:

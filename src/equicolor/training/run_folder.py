@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from equicolor._files import locked, naming, write_whole
+from equicolor.data.datasets import find_dataset
+from equicolor.data.folder_datasets import Folder
 from equicolor.data.images import ImageSet, changes
 from equicolor.models.checkpoints import checkpoint_file, read_header
 from equicolor.models.registry import Origin
@@ -59,6 +61,18 @@ class RunFolder:
             raise ValueError(
                 f"{self.path} holds the network to fine-tune: choose another folder for the run"
             )
+
+    def check_place(self, recipe: TrainingRecipe) -> None:
+        """Refuse a folder among the images, which would be taken for a class of them."""
+        layout = find_dataset(recipe.dataset).layout
+        if not isinstance(layout, Folder):
+            return
+        for place in filter(None, layout.parts or (layout.path,)):
+            if self.path.resolve().is_relative_to(place.resolve()):
+                raise ValueError(
+                    f"{self.path} is inside {place}, where it would be taken for a class of "
+                    "images: choose another folder for the run (--output)"
+                )
 
     def check(self, recipe: TrainingRecipe) -> None:
         """Refuse a folder that holds anything but a run of this recipe."""
