@@ -266,6 +266,14 @@ class TestFailure:
             kept = (tmp_path / "run" / name).read_bytes()
             assert kept == (finished.folder.path / name).read_bytes()
 
+    def test_rows_that_were_cut_short_are_left_out(self, tmp_path: Path) -> None:
+        folder = RunFolder(tmp_path)
+        row = "1,3,0.001,0.9,50.0,,,80.5,0.25\n"
+        header = "epoch,step,lr,loss,accuracy,test_loss,test_accuracy,images_per_second,seconds\n"
+        for length in range(1, len(row) - 4):  # up to the comma before the seconds
+            folder.metrics.write_text(header + row + row[:length])
+            assert [each["seconds"] for each in folder.read_metrics()] == ["0.25"]
+
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk that is always full")
     def test_a_full_disk_names_the_table(self, tmp_path: Path) -> None:
         folder = RunFolder(tmp_path)
