@@ -370,6 +370,11 @@ def test_a_full_disk_names_the_file(
     assert same(decode(image_set, cache=tmp_path / "cache"), decode(image_set))
 
 
+def test_a_cache_whose_name_is_not_utf8(image_set: ImageSet, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert same(decode(image_set, cache=tmp_path / "ca\udce9"), decode(image_set))
+
+
 def test_default_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_cache() == tmp_path / "equicolor" / "decoded"

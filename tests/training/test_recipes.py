@@ -267,6 +267,13 @@ def test_bad_recipes(options: dict[str, object], message: str) -> None:
         TrainingRecipe(**options)
 
 
+def test_folders_of_runs_are_utf8(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "pets\udce9" / name).mkdir(parents=True)
+    recipe = TrainingRecipe(dataset=str(tmp_path / "pets\udce9"))
+    assert recipe.folder_name.startswith("pets?-resnet18-seed0-")
+
+
 def test_unknown_recipes_name_the_nearest() -> None:
     with pytest.raises(
         ValueError, match=r"'flowers102/ce-3\+jiter'; did you mean 'flowers102/ce-3\+jitter'"

@@ -242,8 +242,11 @@ class Decoder:
 
 def _mapped(folder: Path, plan: Plan) -> Tensor:
     """Decoded images as a private map: writing to the tensor does not change the file."""
-    path = str(folder / _PIXELS)
-    return torch.from_file(path, shared=False, size=buffer_size(*plan), dtype=torch.uint8)
+    size = buffer_size(*plan)
+    if not size:  # every image is corrupt
+        return torch.empty(0, dtype=torch.uint8)
+    # torch.from_file takes no path that is not UTF-8.
+    return torch.from_numpy(np.memmap(folder / _PIXELS, mode="c", shape=(size,)))
 
 
 def _read_journal(folder: Path) -> list[_Record]:

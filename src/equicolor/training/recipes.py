@@ -246,7 +246,9 @@ class TrainingRecipe:
             if value != usual[name] and name != "seed":
                 before = about.short if about.short is not None else name * (not about.choices)
                 parts.append(_in_folder_name(value, before))
-        name = f"{short_name('-'.join(parts))}-seed{self.seed}"
+        # TensorBoard and safetensors take no path that is not UTF-8.
+        readable = "-".join(parts).encode(errors="replace").decode()
+        name = f"{short_name(readable)}-seed{self.seed}"
         if not digested:
             return name
         return f"{name}-{hashlib.sha256(json.dumps(digested).encode()).hexdigest()[:6]}"
