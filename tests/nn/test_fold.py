@@ -387,7 +387,9 @@ def test_elementwise_modules(activation, form, check):
 
 
 @each_form
-@pytest.mark.parametrize("function", [F.softplus, partial(F.dropout, training=False)], ids=str)
+@pytest.mark.parametrize(
+    "function", [F.softplus, partial(F.dropout, training=False)], ids=["softplus", "dropout"]
+)
 def test_elementwise_functions(function, form, check):
     check(Returned(lambda net, x, images: function(x)), form)
 
