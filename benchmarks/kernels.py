@@ -1,4 +1,4 @@
-"""Show where a training step spends its time: kernel by kernel, under torch's profiler.
+"""Show where a step of a network spends its time: kernel by kernel, under torch's profiler.
 
 On a GPU the rows are kernels, on a CPU operators. ``share`` is of the time of all kernels; ``idle``
 is the time that the GPU waits between them.
@@ -14,9 +14,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from _timing import Settings, Step, finish, parser, settings_of, write
 from equicolor.results import Row
-from networks import FORMS, cases, network_named
+from networks import FORMS, MODES, cases, network_named
 
-COLUMNS = ("name", "form", "kind", "kernel", "calls", "ms", "share")
+COLUMNS = ("name", "form", "mode", "kind", "kernel", "calls", "ms", "share")
 # The kind of a kernel is that of the first pattern that matches its name.
 KINDS = (
     ("convolution, gradient of filters", r"wgrad|backward_weights"),
@@ -90,6 +90,7 @@ def main() -> None:
         "--networks", nargs="*", type=network_named, metavar="NAME",
         default=[network_named("n3-fast")], help="equivariant: n3-fast, n12-matched-hsv, n6-56-p4",
     )  # fmt: skip
+    options.add_argument("--modes", nargs="+", choices=MODES, default=("training",))
     options.add_argument("--forms", nargs="*", choices=FORMS, default=None)
     options.add_argument("--plain-forms", nargs="*", choices=FORMS, default=[])
     given = options.parse_args()
@@ -98,11 +99,12 @@ def main() -> None:
     on_gpu = settings.device.type == "cuda"
     given.forms = given.forms or (["captured"] if on_gpu else ["eager"])
     rows: list[Row] = []
-    for case in cases(given, "training", settings):
-        print("profiling", case.row["name"], case.row["form"], flush=True)
-        kernels = profiled(case.build().record(), settings)
-        rows += [{**case.row, "batch": settings.batch, **kernel} for kernel in kernels]
-        write(rows, settings)
+    for mode in given.modes:
+        for case in cases(given, mode, settings):
+            print("profiling", case.row["name"], case.row["form"], mode, flush=True)
+            kernels = profiled(case.build().record(), settings)
+            rows += [{**case.row, "batch": settings.batch, **kernel} for kernel in kernels]
+            write(rows, settings)
     finish(rows, COLUMNS, settings)
 
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.export import Dim
 
 from equicolor.color import shift_hue
-from equicolor.models import ce_resnet18
+from equicolor.models import ce_resnet18, ce_resnet44
 from equicolor.nn import CEConv2d, CELiftConv2d
 
 pytestmark = pytest.mark.slow  # compilers take seconds
@@ -130,9 +130,11 @@ def test_export_with_a_dynamic_batch(
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("lifting", ["rgb", "hsv"])
-def test_networks_compile_whole_on_a_gpu(lifting, relative_error):
-    network = ce_resnet18(10, width=8, lifting=lifting).cuda().eval()
-    images = torch.rand(2, 3, 64, 64, device="cuda")
+@pytest.mark.parametrize("rotations", [3, 12])
+@pytest.mark.parametrize(("build", "size"), [(ce_resnet18, 64), (ce_resnet44, 32)])
+def test_networks_compile_whole_on_a_gpu(build, size, rotations, lifting, relative_error):
+    network = build(10, width=8, rotations=rotations, lifting=lifting).cuda().eval()
+    images = torch.rand(2, 3, size, size, device="cuda")
     compiled = torch.compile(network, fullgraph=True)
     expected, actual = network(images), compiled(images)
     # float32 convolutions in TF32, which keeps 10 bits; gradients add more of the rounding up
