@@ -13,7 +13,7 @@ from equicolor.groups import CyclicAlgorithm, HueGroup, SpatialGroup, cyclic_alg
 from equicolor.nn import functional
 from equicolor.nn.algorithm import ALGORITHMS
 from equicolor.nn.constants import DerivedConstants
-from equicolor.nn.functional import LIFTINGS, Padding, check_symmetric
+from equicolor.nn.functional import LIFTINGS, Padding, check_symmetric, permutes_colors
 from equicolor.nn.layout import per_rotation
 from equicolor.nn.mixing import exact_matmul
 
@@ -208,12 +208,12 @@ class CELiftConv2d(_CEConvNd):
                 self.transformation_matrix.copy_(HueGroup(self.rotations).matrix(1))
 
     def _constants(self) -> dict[str, Tensor]:
-        if self.lifting == "hsv" or self.learnable:
+        if self.learnable or (self.lifting == "hsv" and not permutes_colors(self.rotations)):
             return {}
         return {"matrices": HueGroup(self.rotations).matrices}
 
     def _transformations(self) -> Tensor | None:
-        """The group as matrices ``[n, 3, 3]`` acting on filters, where the lifting is linear."""
+        """The group as matrices ``[n, 3, 3]`` acting on filters, where hue shifts are linear."""
         if self.learnable:
             generator = self.transformation_matrix
             dtype = torch.promote_types(generator.dtype, torch.float32)
@@ -221,7 +221,7 @@ class CELiftConv2d(_CEConvNd):
             for _ in range(1, self.rotations):
                 powers.append(exact_matmul(powers[-1], generator))
             return torch.stack(powers)
-        return None if self.lifting == "hsv" else self.matrices
+        return getattr(self, "matrices", None)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images ``[B, 3, H, W]`` to features ``[B, C, n, H', W']``."""
@@ -234,7 +234,7 @@ class CELiftConv2d(_CEConvNd):
             *options,
             rotations=self.rotations,
             lifting=self.lifting,
-            matrices=self._transformations(),
+            matrices=self._transformations() if self.lifting == "rgb" else None,
             spatial=self.spatial,
         )
 

@@ -73,6 +73,18 @@ def hue_orbit(
     return (channels[0] + channels[1] + channels[2]).to(dtype)
 
 
+def permutes_colors(rotations: int) -> bool:
+    """Whether both kinds of hue shift permute the channels, as shifts by thirds of a turn do."""
+    return 3 % rotations == 0
+
+
+def in_every_hue(filters: Tensor, matrices: Tensor) -> Tensor:
+    """Filters ``[O, 3, kh, kw]`` under matrices ``[n, 3, 3]``: ``[n, O, 3, kh, kw]``."""
+    # Not einsum, which autocast would round to bfloat16.
+    products = matrices[:, None, :, :, None, None] * filters.to(matrices)[:, None]
+    return products.sum(3).to(filters)
+
+
 def ce_lift_conv2d(
     images: Tensor,
     weight: Tensor,

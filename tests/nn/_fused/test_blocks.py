@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 
 import pytest
 import torch
@@ -353,7 +354,8 @@ def test_a_stem_of_few_channels_and_many_pixels(relative_error):
 @pytest.mark.parametrize("learnable", [True, False])
 def test_gradients_reach_images_and_the_lifting(learnable, relative_error):
     conv = CELiftConv2d(3, 4, 3, bias=False, learnable=learnable).to(DEVICE)
-    norm, x = CEBatchNorm2d(4).to(DEVICE), torch.rand(1, 3, 6, 6, device=DEVICE)
+    # Torch has no gradient of filters in channels_last memory for one small image on a CPU.
+    norm, x = CEBatchNorm2d(4).to(DEVICE), torch.rand(2, 3, 6, 6, device=DEVICE)
     x.requires_grad_(not learnable)
     parameters = [*conv.parameters(), *[x] * (not learnable)]
     out = _fused.stem(x, conv, norm, pool=True)
@@ -364,6 +366,46 @@ def test_gradients_reach_images_and_the_lifting(learnable, relative_error):
     expected = torch.autograd.grad(out.square().sum(), parameters)
     for gradient, value in zip(actual, expected, strict=True):
         assert relative_error(gradient, value) < 1e-4
+
+
+STEMS = {  # filters or images are shifted; columns of the result come alone or together
+    "rgb, three, two columns": {},
+    "rgb, twelve, alone": {"rotations": 12, "channels": 17},
+    "hsv, thirds of a turn, alone": {"lifting": "hsv", "channels": 17},
+    "hsv, four, two columns": {"lifting": "hsv", "rotations": 4, "channels": 17},
+    "hsv, four, four columns": {"lifting": "hsv", "rotations": 4},
+    "hsv, five, alone": {"lifting": "hsv", "rotations": 5, "width": 11, "stride": 1},
+    "hsv, four, quarter turns": {"lifting": "hsv", "rotations": 4, "spatial": "p4"},
+    "one rotation, mirror images": {"rotations": 1, "spatial": "p4m"},
+}
+
+
+@pytest.mark.parametrize("pool", [True, False])
+@pytest.mark.parametrize("name", STEMS)
+def test_a_stem_equals_the_ordinary_one(name, pool, relative_error):
+    options = {"channels": 3, "width": 8, "stride": 2, "rotations": 3, **STEMS[name]}
+    channels, width, stride = (options.pop(key) for key in ("channels", "width", "stride"))
+    spatial = options.get("spatial", "p1")
+    conv = CELiftConv2d(3, channels, 3, stride, 1, bias=False, **options).to(DEVICE)
+    norm, pooling = CEBatchNorm2d(channels, spatial=spatial), CEMaxPool2d(3, 2, 1)
+    norm = settled(norm)
+    layers = nn.ModuleList([conv, norm])
+    images = torch.rand(2, 3, 6, width, device=DEVICE)
+
+    def results(layers, images, stem):
+        out = stem(images, *layers)
+        weights = torch.linspace(-1, 1, out.numel(), device=DEVICE).view(out.shape).to(out)
+        gradients = torch.autograd.grad((out * weights).sum(), list(layers.parameters()))
+        return [out, *gradients, layers[1].running_mean, layers[1].running_var]
+
+    def ordinary(images, conv, norm):
+        out = norm(conv(images)).relu()
+        return pooling(out) if pool else out
+
+    expected = results(copy.deepcopy(layers).double(), images.double(), ordinary)
+    fused = functools.partial(_fused.stem, pool=pool)
+    for actual, value in zip(results(layers, images, fused), expected, strict=True):
+        assert relative_error(actual, value) < TOLERANCE
 
 
 # Where the fused path is not taken

@@ -197,18 +197,18 @@ def stem_of(channels):
 
 @pytest.mark.slow
 def test_other_weights_in_the_same_memory_are_not_mistaken():
-    size = 1 << 18
+    size, hues = 1 << 18, first_layer.Hues(1, 1)
     stem = stem_of(size)
     for value in range(20):
         stem.norm.running_mean = torch.full((size,), value + 0.5, device=DEVICE)
-        stem._cached(torch.float32)
+        stem._cached(torch.float32, hues)
         memory = stem.norm.running_mean.data_ptr()
         stem.norm.running_mean = torch.zeros(size, device=DEVICE)
         # One of these would probably lie there if the memory were free.
         others = [torch.full((size,), float(value), device=DEVICE) for _ in range(20)]
         there = [other for other in others if other.data_ptr() == memory]
         stem.norm.running_mean = (there or others)[0]
-        (*_, layer) = stem._cached(torch.float32)
+        (*_, layer) = stem._cached(torch.float32, hues)
         assert (layer.norm.vectors[0] == value).all()
 
 

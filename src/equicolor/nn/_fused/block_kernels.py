@@ -28,6 +28,7 @@ from equicolor.nn._fused.tile_kernels import (
     load_mixed,
     relu,
     store,
+    store_features,
     store_mixed,
     store_sums,
     tile,
@@ -53,7 +54,7 @@ def analyse_backward_kernel(gradients, others, residual, out, size):
         gs = add(gs, load_mixed(others, ANALYSIS_T, at, size))
     if residual.tensor is not None:
         gs = add(gs, load_features(residual, at, size))
-    store(out, gs, at, size)
+    store_features(out, gs, at, size)
 
 
 @triton.jit

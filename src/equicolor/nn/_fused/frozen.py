@@ -22,7 +22,7 @@ from equicolor.devices import on_device_of
 from equicolor.nn._fused import blocks
 from equicolor.nn._fused.blocks import BlockLayer, Filters, Layer
 from equicolor.nn._fused.conditions import applies, stem_applies
-from equicolor.nn._fused.first_layer import lift_columns, norm_relu, packed_columns
+from equicolor.nn._fused.first_layer import Hues, lift_columns, norm_relu, packed_columns
 from equicolor.nn._fused.layout import Products
 from equicolor.nn._fused.norm import Norm, kernels, running_norm
 from equicolor.nn.conv import CELiftConv2d
@@ -34,7 +34,7 @@ from equicolor.nn.pooling import CEMaxPool2d
 def cached_tensors(network: nn.Module) -> list[object]:
     """The tensors that frozen modules computed: a CUDA graph keeps reading their memory."""
     frozen = (module for module in network.modules() if isinstance(module, _Frozen))
-    return [module._cache.by_dtype for module in frozen if module._cache is not None]
+    return [module._cache.by_key for module in frozen if module._cache is not None]
 
 
 class _Cache(NamedTuple):
@@ -42,7 +42,7 @@ class _Cache(NamedTuple):
 
     stamps: list[tuple[int, int]]
     weights: list[Tensor]  # kept alive, so that their memory is not used for other weights
-    by_dtype: dict[torch.dtype, Any]
+    by_key: dict[Any, Any]
 
 
 class _FrozenNorm:
@@ -66,19 +66,19 @@ class _Frozen(nn.Module):
         super().__init__()
         self._cache: _Cache | None = None
 
-    def _compute(self, dtype: torch.dtype) -> Any:
+    def _compute(self, *key: Any) -> Any:
         raise NotImplementedError
 
-    def _cached(self, dtype: torch.dtype) -> Any:
-        """The result of :meth:`_compute`, computed if the dtype is new or the weights changed."""
+    def _cached(self, *key: Any) -> Any:
+        """The result of :meth:`_compute`, computed if the key is new or the weights changed."""
         weights = _tensors(self)
         cache, stamps = self._cache, _stamps(weights)
         if cache is None or stamps is None or cache.stamps != stamps:
             # A recorded graph may still read the old tensors: replace, do not clear.
             cache = self._cache = _Cache(stamps or [], [one.detach() for one in weights], {})
-        if dtype not in cache.by_dtype:
-            cache.by_dtype[dtype] = self._compute(dtype)
-        return cache.by_dtype[dtype]
+        if key not in cache.by_key:
+            cache.by_key[key] = self._compute(*key)
+        return cache.by_key[key]
 
     def _is_differentiated(self, x: Tensor) -> bool:
         """Whether the input or the weights need gradients."""
@@ -114,9 +114,8 @@ class FrozenStem(_Frozen):
         self.pool = CEMaxPool2d(3, 2, 1) if pool else nn.Identity()
         self.eval()
 
-    def _compute(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, _FrozenNorm]:
-        filters = packed_columns(self.conv, dtype)
-        return filters, self.conv._transformations(), _FrozenNorm(self.norm)
+    def _compute(self, dtype: torch.dtype, hues: Hues) -> tuple[Tensor, _FrozenNorm]:
+        return packed_columns(self.conv, dtype, hues), _FrozenNorm(self.norm)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images ``[B, 3, H, W]`` to features ``[B, C, n, H', W']``."""
@@ -124,10 +123,11 @@ class FrozenStem(_Frozen):
         if not fused or self._is_differentiated(images):
             return self.pool(self.relu(self.norm(self.conv(images))))
         with torch.no_grad(), on_device_of(images):
-            filters, matrices, norm = self._cached(compute_dtype(images))
-            lifted = lift_columns(images, self.conv, filters, matrices)
+            hues, n = Hues.of(self.conv, images), self.conv.rotations
+            filters, norm = self._cached(compute_dtype(images), hues)
+            lifted, beside = lift_columns(images, self.conv, filters, hues)
             pool = not isinstance(self.pool, nn.Identity)
-            return norm_relu(lifted, norm((lifted,), 1), self.conv.rotations, pool=pool)
+            return norm_relu(lifted, norm((lifted,), 1), n, beside=beside, pool=pool)
 
 
 class FrozenBlock(_Frozen):

@@ -89,7 +89,8 @@ class ProductsOf(torch.autograd.Function):
         x, *filters = ctx.saved_tensors
         *flat, residual = gradients
         paired = ctx.layers[0].planes.paired
-        parts = kernels().analyse(Features.of(x), filters[0].dtype, paired=paired)
+        features = Features.of(x)
+        parts = kernels().analyse(features, filters[0].dtype, paired=paired)
         of_inputs: list[Products] = []
         of_filters: list[Tensor | None] = []
         of_layers = groups(flat, [len(flat) // len(filters)] * len(filters))
@@ -102,7 +103,7 @@ class ProductsOf(torch.autograd.Function):
             return None, None, *of_filters
         first, *others = of_inputs
         added = None if residual is None else Features.of(residual)
-        back = Features.empty(x.shape, x.dtype, x.device)
+        back = Features.empty(x.shape, x.dtype, x.device, beside=features.beside)
         kernels().analyse_backward(first, others[0] if others else None, added, back)
         return back.tensor, None, *of_filters
 

@@ -29,7 +29,7 @@ _LANES = 64  # of a tile: 128 bytes in half precision, one cache line
 _WARPS = 4
 _PROGRAMS = 2048  # of a reduction: several for each multiprocessor
 _PARTS, _CHANNELS = 512, 8  # tile of the partial sums: no spatial group has more elements
-_NO_FEATURES: Any = Features(None, None, None)  # type: ignore[arg-type]
+_NO_FEATURES: Any = Features(None, None, None, None)  # type: ignore[arg-type]
 
 
 class _Size(NamedTuple):
@@ -97,7 +97,7 @@ def analyse_backward(
     the features) are added to it.
     """
     size = _Size.of(out.images, out.channels, out.rotations)
-    arguments = gradients, others, residual or _NO_FEATURES, out.tensor
+    arguments = gradients, others, residual or _NO_FEATURES, out
     _elementwise(kernels.analyse_backward_kernel, size, *arguments)
 
 

@@ -95,17 +95,14 @@ class Features(NamedTuple):
     """Features ``[B, C, n, H, W]`` in memory where the channels of a pixel lie together.
 
     Element (rotation k, pixel p, channel c) lies ``k * rotation_step + p * row_step + c``
-    elements after the first. ``row_step`` is None for padded rows: they are ``padded_channels(C)``
-    apart, and the last one may be read as a whole.
+    elements after the first. Memory of our own is ``[n, B, H, W, P]`` or, if the rotations lie
+    beside the channels, ``[B, H, W, n, P]``. Its spare channels may hold anything.
     """
 
     tensor: Tensor
     rotation_step: int
-    row_step: int | None
-
-    @property
-    def padded(self) -> bool:
-        return self.row_step is None
+    row_step: int | None  # None: P, so that the rows of a rotation are one block
+    readable: int | None  # channels of a pixel that may be read; None: P
 
     @property
     def channels(self) -> int:
@@ -121,45 +118,60 @@ class Features(NamedTuple):
         batch, _, _, height, width = self.tensor.shape
         return batch, height, width
 
+    @property
+    def padded(self) -> bool:
+        """Whether the memory is ``[n, B, H, W, P]``, or a part of such rows."""
+        return self.row_step is None and self.readable is None
+
+    @property
+    def beside(self) -> bool:
+        """Whether the memory is ``[B, H, W, n, P]``."""
+        padded = padded_channels(self.channels)
+        steps = self.rotation_step, self.row_step
+        return self.readable is None and steps == (padded, self.rotations * padded)
+
     @classmethod
-    def empty(cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Self:
-        """New features of a shape ``[B, C, n, H, W]``, not filled, in padded memory."""
+    def empty(
+        cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device, *, beside: bool = False
+    ) -> Self:
+        """New features of a shape ``[B, C, n, H, W]``, not filled, in memory of our own."""
         batch, channels, rotations, height, width = shape
-        memory_shape = rotations, batch, height, width, padded_channels(channels)
-        return cls.of_memory(torch.empty(memory_shape, dtype=dtype, device=device), channels)
+        padded, images = padded_channels(channels), (batch, height, width)
+        if not beside or rotations == 1:
+            memory = torch.empty(rotations, *images, padded, dtype=dtype, device=device)
+            return cls.of_memory(memory, channels)
+        memory = torch.empty(*images, rotations, padded, dtype=dtype, device=device)
+        features = memory[..., :channels].permute(0, 4, 3, 1, 2)
+        return cls(features, padded, rotations * padded, None)
 
     @classmethod
     def of(cls, x: Tensor) -> Self:
         """A view of features where their memory allows it, else one copy."""
         row_step = _row_step(x)
         if row_step is None:
-            return cls._copy(x)
+            features = cls.empty(x.shape, x.dtype, x.device)
+            features.tensor.copy_(x)
+            return features
         padded = padded_channels(x.shape[1])
-        whole = row_step == padded and _last_row_is_whole(x, padded)
-        return cls(x, x.stride(2), None if whole else row_step)
+        readable = None if _last_row_is_whole(x, row_step, padded) else x.shape[1]
+        return cls(x, x.stride(2), None if row_step == padded else row_step, readable)
 
     @classmethod
-    def packed(cls, x: Tensor) -> Self:
-        """A view of features in memory ``[n, B, H, W, P]``, else one copy."""
+    def packed(cls, x: Tensor, *, beside: bool = False) -> Self:
+        """A view of features in memory ``[n, B, H, W, P]`` or ``[B, H, W, n, P]``, else a copy."""
         features = cls.of(x)
         elements = math.prod(features.images) * padded_channels(features.channels)
-        if features.padded and features.rotation_step == elements:
+        if features.beside if beside else features.padded and features.rotation_step == elements:
             return features
-        return cls._copy(x)
+        features = cls.empty(x.shape, x.dtype, x.device, beside=beside)
+        features.tensor.copy_(x)
+        return features
 
     @classmethod
     def of_memory(cls, memory: Tensor, channels: int) -> Self:
         """The features in memory ``[n, B, H, W, P]``."""
         features = memory[..., :channels].permute(1, 4, 0, 2, 3)
-        return cls(features, memory.stride(0), None)
-
-    @classmethod
-    def _copy(cls, x: Tensor) -> Self:
-        batch, channels, rotations, height, width = x.shape
-        memory = x.new_zeros(rotations, batch, height, width, padded_channels(channels))
-        result = cls.of_memory(memory, channels)
-        result.tensor.copy_(x)
-        return result
+        return cls(features, memory.stride(0), None, None)
 
 
 def rows_of(product: Tensor) -> Tensor:
@@ -185,8 +197,15 @@ def _row_step(x: Tensor) -> int | None:
     return row_step if row_step >= channels else None
 
 
-def _last_row_is_whole(x: Tensor, padded: int) -> bool:
+def with_lanes(images: Tensor, lanes: int) -> Tensor:
+    """Channels_last images ``[N, P, H, W]`` as ``[N, lanes, H, P * W / lanes]``: a view."""
+    batch, channels, height, width = images.shape
+    rows = images.permute(0, 2, 3, 1)
+    return rows.view(batch, height, channels * width // lanes, lanes).permute(0, 3, 1, 2)
+
+
+def _last_row_is_whole(x: Tensor, row_step: int, padded: int) -> bool:
     batch, _, rotations, height, width = x.shape
-    last = (rotations - 1) * x.stride(2) + (batch * height * width - 1) * padded
+    last = (rotations - 1) * x.stride(2) + (batch * height * width - 1) * row_step
     end = x.storage_offset() + last + padded
     return end * x.element_size() <= x.untyped_storage().nbytes()

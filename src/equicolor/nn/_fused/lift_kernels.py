@@ -1,7 +1,7 @@
-"""The orbit of images under the hue group as one Triton kernel, laid out for the first convolution.
+"""Images laid out for the first convolution, in every hue if need be, as one Triton kernel.
 
-It equals :func:`equicolor.nn.functional.hue_orbit`, whose operations each read and write images.
-Colours are float32 until they are written.
+The hues equal those of :func:`equicolor.nn.functional.hue_orbit`, whose operations each read and
+write images. Colours are float32 until they are written.
 
 A convolution of three channels leaves tensor cores mostly idle, so the kernel writes more channels:
 for every column of the result, all pixels that a row of the filter sees, of as many rows as the
@@ -46,9 +46,8 @@ class _Windows(NamedTuple):
 
 
 @triton.jit
-def _orbit_kernel(
-    images, matrices, out, windows, N: constexpr, LANES: constexpr, CHANNELS: constexpr
-):
+def _columns_kernel(images, out, windows, N: constexpr, LANES: constexpr, CHANNELS: constexpr):
+    """N hues of the images; the first is that of the images as they are."""
     row = tl.program_id(0) * _ROWS + tl.arange(0, _ROWS)
     lane = tl.arange(0, LANES)[None, :]
     # A channel is a row of the stride, a column of the filter and a colour.
@@ -62,38 +61,30 @@ def _orbit_kernel(
     inside = there & (x.to(tl.uint32) < images.width) & (y.to(tl.uint32) < images.height)
     first = images.pointer + (image * images.steps[0])[:, None]
     pixel = y * images.steps[2] + x * images.steps[3]
+    target = out + row.to(tl.int64)[:, None] * CHANNELS + lane
+    written = (row < windows.rows)[:, None] & (lane < CHANNELS)
     # Pixels outside are zero, and stay zero in every hue.
-    red = load(first, pixel, inside)
-    green = load(first, pixel + images.steps[1], inside)
-    blue = load(first, pixel + 2 * images.steps[1], inside)
-    if matrices is None:
+    if N == 1:
+        value = load(first, pixel + color * images.steps[1], inside)
+        tl.store(target, value.to(out.dtype.element_ty), written)
+    else:
+        red = load(first, pixel, inside)
+        green = load(first, pixel + images.steps[1], inside)
+        blue = load(first, pixel + 2 * images.steps[1], inside)
         hue, chroma, low = decompose(red, green, blue)
         place = place_of(hue, color)
-    target = row.to(tl.int64)[:, None] * CHANNELS + lane
-    step = tl.cast(windows.rows, tl.int64) * CHANNELS
-    written = (row < windows.rows)[:, None] & (lane < CHANNELS)
-    for k in tl.static_range(N):
-        if matrices is None:
+        step = tl.cast(windows.rows, tl.int64) * CHANNELS
+        for k in tl.static_range(N):
             value = compose(place - 6.0 * k / N, chroma, low)
-        else:
-            # Filters see H(k) psi, so images see the transpose.
-            m = matrices + 9 * k + color
-            value = red * tl.load(m) + green * tl.load(m + 3) + blue * tl.load(m + 6)
-        tl.store(out + step * k + target, value.to(out.dtype.element_ty), written)
+            tl.store(target + step * k, value.to(out.dtype.element_ty), written)
 
 
-def orbit_columns(
-    images: Tensor,
-    n: int,
-    matrices: Tensor | None,
-    dtype: torch.dtype,
-    kernel_size: tuple[int, int],
-    options: Options,
+def columns(
+    images: Tensor, n: int, dtype: torch.dtype, kernel_size: tuple[int, int], options: Options
 ) -> Tensor:
-    """Every image under the inverse of every group element, as columns that a filter sees.
+    """Every image in n HSV hues, shifted by ``-k / n`` turns, as columns that a filter sees.
 
-    ``matrices`` are the group as float32 matrices ``[n, 3, 3]`` acting on filters, or None for
-    shifts of the HSV hue. ``options`` are those of the convolution, without dilation.
+    ``options`` are those of the convolution, without dilation.
 
     Returns ``[n * B, P, H'', W']`` in channels_last memory, with W' columns of the convolution's
     result and zeros in the spare channels. A convolution with :func:`column_filters`, stride one
@@ -112,13 +103,12 @@ def orbit_columns(
     rows = batch * height * width
     windows = _Windows(rows, stride, padding, *map(constexpr, (height, width, kernel_size[1])))
     grid, lanes = (triton.cdiv(rows, _ROWS.value),), triton.next_power_of_2(channels)
-    arguments = source, matrices, out, windows, n, lanes, channels
-    _orbit_kernel[grid](*arguments, num_warps=_WARPS)
+    _columns_kernel[grid](source, out, windows, n, lanes, channels, num_warps=_WARPS)
     return out.permute(0, 3, 1, 2)
 
 
 def column_filters(filters: Tensor, stride: int) -> Tensor:
-    """Filters ``[O, 3, kh, kw]`` for the result of :func:`orbit_columns`: ``[O, P, kh', 1]``."""
+    """Filters ``[O, 3, kh, kw]`` for the result of :func:`columns`: ``[O, P, kh', 1]``."""
     _, colors, height, width = filters.shape
     blocks = -(-height // stride)
     rows = torch.nn.functional.pad(filters, (0, 0, 0, blocks * stride - height))

@@ -4,8 +4,9 @@ The stem of a network has its largest activations. They are read once for the mo
 for norm, ReLU and pooling. Nothing of their size is written except their gradient. For that,
 one byte is kept for each output: which of the nine taps of its window it came from.
 
-Activations are images ``[N, P, H, W]`` in channels_last memory. Vectors ``[5, L]`` and slopes
-``[4, L]`` of the norm are those of :mod:`equicolor.nn._fused.launchers`; P divides L.
+Activations are images ``[N, P, H, W]`` in channels_last memory, or ``[N, n * P, H, W]`` with the
+rotations beside the channels. Vectors ``[5, L]`` and slopes ``[4, L]`` of the norm are those of
+:mod:`equicolor.nn._fused.launchers`; P divides L.
 """
 
 # Triton knows no starred tuples, and mypy no tuples that grow in a loop.
@@ -21,6 +22,7 @@ from torch import Tensor
 from triton.language import constexpr
 
 from equicolor.nn._fused.launchers import loop_of, slopes_of
+from equicolor.nn._fused.layout import padded_channels
 from equicolor.nn._fused.norm import Norm
 from equicolor.nn._fused.tile_kernels import load, store_sums
 
@@ -39,6 +41,7 @@ class _Shape(NamedTuple):
 
     images: int
     vector_step: int
+    padded: constexpr  # P
     height: constexpr
     width: constexpr
     pooled_height: constexpr
@@ -73,7 +76,8 @@ def _place(image, y, x, height, width, lane, lanes):
 
 @triton.jit
 def _vector(vectors, index, lane, shape):
-    return tl.load(vectors + index * shape.vector_step + lane, lane < shape.lanes, 0.0)[None, :]
+    place = index * shape.vector_step + lane % shape.padded
+    return tl.load(vectors + place, lane < shape.lanes, 0.0)[None, :]
 
 
 @triton.jit
@@ -183,7 +187,9 @@ def norm_pool_sums(activations: Tensor, gradients: Tensor, taps: Tensor, norm: N
     sums, shape = norm.vectors.new_empty(2, blocks, lanes), _shape(activations, norm)
     arguments = activations, gradients, taps, norm.vectors, sums, shape, blocks, loop_of(steps)
     _norm_pool_sums_kernel[(blocks * columns,)](*arguments, num_warps=_WARPS)
-    return slopes_of(sums, norm, float(activations[:, 0].numel()))
+    # The sums of each rotation are parts of those of a channel.
+    sums, padded = sums.view(2, -1, shape.padded.value), shape.padded.value
+    return slopes_of(sums, norm, activations.numel() / padded)
 
 
 def norm_pool_backward(
@@ -200,7 +206,8 @@ def _shape(activations: Tensor, norm: Norm) -> _Shape:
     images, lanes, height, width = activations.shape
     # Pooling takes 110 pixels to 55.
     sides = height, width, (height - 1) // 2 + 1, (width - 1) // 2 + 1
-    return _Shape(images, norm.vectors.shape[1], *map(constexpr, (*sides, lanes, *_tile(lanes))))
+    constants = padded_channels(norm.channels), *sides, lanes, *_tile(lanes)
+    return _Shape(images, norm.vectors.shape[1], *map(constexpr, constants))
 
 
 def _tile(lanes: int) -> tuple[int, int]:

@@ -128,13 +128,22 @@ def load_mixed(images, KIND: constexpr, at, size):
 
 
 @triton.jit
-def load_features(x, at, size):
-    """Tiles of features, zero in the spare channels."""
-    row, lane, place, inside = at
+def _place_of_features(x, at, size):
+    """Offsets of the first rotation of features."""
+    row, lane, place, _ = at
     if x.row_step is not None:
         within = lane // size.padded * x.row_step + lane % size.padded
         place = (row * (size.lanes // size.padded) * x.row_step)[:, None] + within[None, :]
-        inside = inside & (lane % size.padded < size.channels)[None, :]
+    return place
+
+
+@triton.jit
+def load_features(x, at, size):
+    """Tiles of features, zero in the spare channels."""
+    _, lane, _, inside = at
+    place = _place_of_features(x, at, size)
+    if x.readable is not None:
+        inside = inside & (lane % size.padded < x.readable)[None, :]
     tiles = ()
     for k in tl.static_range(size.n):
         value = load(x.tensor + tl.cast(x.rotation_step, tl.int64) * k, place, inside)
@@ -143,6 +152,15 @@ def load_features(x, at, size):
             value = tl.where((lane % size.padded < size.channels)[None, :], value, 0.0)
         tiles = tiles + (value,)
     return tiles
+
+
+@triton.jit
+def store_features(out, tiles, at, size):
+    """Store tiles of features in memory of our own, spare channels included."""
+    place = _place_of_features(out, at, size)
+    for k in tl.static_range(size.n):
+        target = out.tensor + tl.cast(out.rotation_step, tl.int64) * k + place
+        tl.store(target, tiles[k].to(out.tensor.dtype.element_ty), at[3])
 
 
 @triton.jit

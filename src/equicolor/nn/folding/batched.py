@@ -22,8 +22,8 @@ from equicolor.nn.batched import (
     confidence,
     pad_to_stride,
 )
-from equicolor.nn.folding.plain import linear, mix, permutes_colors, turns_back
-from equicolor.nn.functional import dense_filters
+from equicolor.nn.folding.plain import linear, mix, turns_back
+from equicolor.nn.functional import dense_filters, permutes_colors
 
 if TYPE_CHECKING:
     from equicolor.nn.folding.rewriter import Rewriter

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
-from equicolor.nn.folding.plain import conv2d, in_every_hue, matrices_of, mix, turns_back
+from equicolor.nn.folding.plain import conv2d, mix, turns_back
 from equicolor.nn.folding.rewriter import Rewriter
-from equicolor.nn.functional import dense_filters
+from equicolor.nn.functional import dense_filters, in_every_hue
 from equicolor.nn.pooling import CosetFlatten, CosetMaxPool
 
 
@@ -28,9 +28,9 @@ class DenseRewriter(Rewriter):
         return parts.permute(2, 0, 1, 3, 4).flatten(0, 1)
 
     def lift(self, node: fx.Node, module: CELiftConv2d, x: Any) -> Any:
-        n, matrices = module.rotations, matrices_of(module)
+        n, matrices = module.rotations, module._transformations()
         if matrices is not None:
-            weight = in_every_hue(module, matrices).transpose(0, 1)
+            weight = in_every_hue(module.weight.squeeze(2), matrices).transpose(0, 1)
             return self._conv(node, module, weight, x)
         # Hues lie beside the channels; the filters of a rotation see only their own hue.
         turns = turns_back(n, module.weight, 2)
@@ -71,13 +71,13 @@ class CyclicRewriter(Rewriter):
         return x
 
     def lift(self, node: fx.Node, module: CELiftConv2d, x: Any) -> Any:
-        n, matrices = module.rotations, matrices_of(module)
+        n, matrices = module.rotations, module._transformations()
         if matrices is None:
             colors = x.permute(0, 2, 3, 1).unsqueeze(-1).unsqueeze(-1).unsqueeze(0)
             hues = self.shifted(node, colors, n, turns_back(n, module.weight, 5), 0)
             images = hues.flatten(-3).flatten(0, 1).permute(0, 3, 1, 2)
             return self.plain(node, module, images)
-        weight = in_every_hue(module, matrices).flatten(0, 1)
+        weight = in_every_hue(module.weight.squeeze(2), matrices).flatten(0, 1)
         bias = None if module.bias is None else module.bias.repeat(n)
         lifted = self.call(node, "conv", conv2d(module, weight, bias, 1), x)
         features = lifted.permute(0, 2, 3, 1).unflatten(3, (n, module.out_channels))

@@ -6,30 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from equicolor.color import orbit_turns
-from equicolor.groups import HueGroup
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.norm import CEBatchNorm2d
-
-
-def permutes_colors(rotations: int) -> bool:
-    """Whether both kinds of hue shift permute the channels, as shifts by thirds of a turn do."""
-    return 3 % rotations == 0
-
-
-def matrices_of(module: CELiftConv2d) -> Tensor | None:
-    """The group as matrices ``[n, 3, 3]`` acting on filters, where the lifting is linear."""
-    matrices = module._transformations()
-    if matrices is None and permutes_colors(module.rotations):
-        return HueGroup(module.rotations).matrices.to(module.weight)
-    return matrices
-
-
-def in_every_hue(module: CELiftConv2d, matrices: Tensor) -> Tensor:
-    """The filters of a lifting layer under matrices ``[n, 3, 3]``: ``[n, O, 3, kh, kw]``."""
-    filters = module.weight.squeeze(2)
-    # Not einsum, which would round to bfloat16 if fold is called under autocast.
-    products = matrices[:, None, :, :, None, None] * filters.to(matrices)[:, None]
-    return products.sum(3).to(filters)
 
 
 def turns_back(rotations: int, like: Tensor, dimensions: int) -> Tensor:
