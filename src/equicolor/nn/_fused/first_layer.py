@@ -148,9 +148,9 @@ class _Lift(torch.autograd.Function):
         refuse_second_derivatives()
         images, filters = ctx.saved_tensors
         columns = kernels("lift_kernels").columns(images, *ctx.how)
-        each = [with_lanes(rows_of(gradients[0]), len(filters))], [columns], [filters]
+        gradient = with_lanes(rows_of(gradients[0]), len(filters))
         options: Options = ((1, 1), (0, 0), (1, 1))  # the columns are laid out for it
-        (of_filters,) = convolution_backward(*each, options, of_inputs=False)
+        of_filters = convolution_backward(gradient, columns, filters, options, of_inputs=False)
         return None, None, None, of_filters
 
 

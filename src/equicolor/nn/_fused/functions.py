@@ -1,12 +1,14 @@
 """The fused path as autograd functions: Triton kernels, convolutions, and their gradients."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from equicolor.nn._fused import streams
 from equicolor.nn._fused.layout import Features, Options, Planes, Products, rows_of
 from equicolor.nn._fused.norm import Norm, kernels
 
@@ -35,6 +37,7 @@ class MixFilters(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives()
+        streams.join(gradients[0])
         back = kernels("filter_kernels").mix_backward(*gradients, *ctx.saved_tensors, ctx.planes)
         return *back, None, None, None
 
@@ -47,21 +50,35 @@ class Convolutions(NamedTuple):
 
     def products(self, parts: Tensor, filters: Tensor) -> Products:
         each = zip(self.planes.images(parts), self.planes.filters(filters), strict=True)
-        return _in_rows(torch.conv2d(part, one, None, *self.options) for part, one in each)
+        calls = [partial(torch.conv2d, *one, None, *self.options) for one in each]
+        return _in_rows(streams.side_by_side(calls, parts))
 
     def input_gradients(self, gradients: Products, parts: Tensor, filters: Tensor) -> Products:
         """Gradients of the planes, of which only the shapes are read."""
-        each = gradients, self.planes.images(parts), self.planes.filters(filters)
-        return _in_rows(convolution_backward(*each, self.options, of_inputs=True))
+        calls = self._backward(gradients, parts, filters, of_inputs=True)
+        return _in_rows(streams.side_by_side(calls, parts))
 
     def filter_gradients(
         self, gradients: Products, parts: Tensor, filters: Tensor
     ) -> Tensor | None:
+        """Gradients for :class:`MixFilters`, which waits for them."""
         if not filters.requires_grad:
             return None
+        calls = self._backward(gradients, parts, filters, of_inputs=False)
+
+        def joined() -> Tensor:
+            return self.planes.join_filters([call() for call in calls])
+
+        return streams.later(joined, parts, gradients, parts, filters)
+
+    def _backward(
+        self, gradients: Products, parts: Tensor, filters: Tensor, *, of_inputs: bool
+    ) -> list[Callable[[], Tensor]]:
         each = gradients, self.planes.images(parts), self.planes.filters(filters)
-        back = convolution_backward(*each, self.options, of_inputs=False)
-        return self.planes.join_filters(back)
+        return [
+            partial(convolution_backward, *one, self.options, of_inputs=of_inputs)
+            for one in zip(*each, strict=True)
+        ]
 
 
 class ProductsOf(torch.autograd.Function):
@@ -201,21 +218,12 @@ def groups(flat: Sequence[Any], sizes: Sequence[int]) -> list[tuple[Any, ...]]:
 
 
 def convolution_backward(
-    gradients: Iterable[Tensor],
-    parts: Iterable[Tensor],
-    filters: Iterable[Tensor],
-    options: Options,
-    *,
-    of_inputs: bool,
-) -> list[Tensor]:
-    """Gradients of convolutions, of their inputs (whose values are not read) or their filters."""
+    gradient: Tensor, images: Tensor, filters: Tensor, options: Options, *, of_inputs: bool
+) -> Tensor:
+    """The gradient of a convolution's input (whose values are not read) or of its filters."""
     mask = of_inputs, not of_inputs, False
-    return [
-        torch.ops.aten.convolution_backward(
-            gradient, part, one, None, *options, False, (0, 0), 1, mask
-        )[0 if of_inputs else 1]
-        for gradient, part, one in zip(gradients, parts, filters, strict=True)
-    ]
+    arguments = gradient, images, filters, None, *options, False, (0, 0), 1, mask
+    return torch.ops.aten.convolution_backward(*arguments)[0 if of_inputs else 1]
 
 
 def _in_rows(tensors: Iterable[Tensor]) -> Products:
