@@ -127,8 +127,8 @@ def _offset_kernel(filters, out, MIX: constexpr):
 
 @pytest.mark.parametrize("alone", [2, 17])
 def test_offsets_of_filters_are_larger_than_int32_counts(alone):
-    constants = map(constexpr, (12, 17, alone))
-    sizes = 4096, 4096, 4096, 4096, launchers.loop_of(9)
+    constants = map(constexpr, (9, 12, 17, alone))
+    sizes = 4096, 4096, 4096, 4096
     filters = filter_kernels._Filters(None, None, None, *sizes, *constants)
     out = torch.zeros(1, 1, dtype=torch.int64, device=DEVICE)
     _offset_kernel[(1,)](filters, out, 14)

@@ -8,7 +8,7 @@ operations this takes a dozen launches a layer, which cost more than the work it
 # ruff: noqa: RUF005
 # mypy: disable-error-code="assignment, misc"
 
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 import triton
@@ -17,11 +17,10 @@ from torch import Tensor
 from triton.language import constexpr
 
 from equicolor.devices import on_device_of
-from equicolor.nn._fused.launchers import loop_of
 from equicolor.nn._fused.layout import Planes, ceil_div, padded_channels
 from equicolor.nn._fused.tile_kernels import load
 
-_ROWS, _COLUMNS = tl.constexpr(16), tl.constexpr(64)  # of a tile: outputs and inputs
+_ROWS, _COLUMNS = tl.constexpr(16), tl.constexpr(32)  # of a tile: outputs and inputs
 _WARPS = 8
 
 
@@ -35,7 +34,7 @@ class _Filters(NamedTuple):
     inputs: int
     padded_outputs: int
     padded_inputs: int
-    size: Any  # K
+    size: constexpr  # K
     n: constexpr
     mixes: constexpr  # m
     alone: constexpr  # mixes that are not of a pair
@@ -52,8 +51,7 @@ class _Filters(NamedTuple):
             inputs,
             padded_channels(outputs),
             padded_channels(inputs),
-            loop_of(height * width),
-            *map(constexpr, (n, mixes, planes.alone)),
+            *map(constexpr, (height * width, n, mixes, planes.alone)),
         )
 
     @property
@@ -157,28 +155,26 @@ def _mix_backward_kernel(filters, gradient, of_weight, of_pointwise):
                 place = (pair * filters.n + rotation) * filters.size + k
                 tl.store(of_weight + place, sums[rotation].to(of_weight.dtype.element_ty), inside)
     else:
-        slopes = ()
-        for index in tl.static_range(filters.mixes):
-            slope = tl.zeros([_ROWS, _COLUMNS], tl.float32)
-            for k in range(filters.size):
-                place = _offset(filters, index, k, row, column)
-                value = load(filters.weight, pair * filters.size + k, inside)
-                slope += value * load(gradient, place, inside)
-            slopes = slopes + (slope,)
-        sums = _mixed_back(filters, slopes)
-        for rotation in tl.static_range(filters.n):
-            value = sums[rotation].to(of_pointwise.dtype.element_ty)
-            tl.store(of_pointwise + pair * filters.n + rotation, value, inside)
-        # Mixed only now: the slopes have left the registers.
         scales = _rotations(filters.pointwise, pair * filters.n, 1, inside, filters.n)
         mixed = _mixed(filters, scales)
+        slopes = ()
+        for _ in tl.static_range(filters.mixes):
+            slopes = slopes + (tl.zeros([_ROWS, _COLUMNS], tl.float32),)
         for k in range(filters.size):
+            place = pair * filters.size + k
+            value = load(filters.weight, place, inside)
             tiles = _gradients(filters, gradient, k, row, column, inside)
             total = tiles[0] * mixed[0]
             for index in tl.static_range(1, filters.mixes):
                 total += tiles[index] * mixed[index]
-            place = pair * filters.size + k
             tl.store(of_weight + place, total.to(of_weight.dtype.element_ty), inside)
+            before, slopes = slopes, ()
+            for index in tl.static_range(filters.mixes):
+                slopes = slopes + (before[index] + value * tiles[index],)
+        sums = _mixed_back(filters, slopes)
+        for rotation in tl.static_range(filters.n):
+            value = sums[rotation].to(of_pointwise.dtype.element_ty)
+            tl.store(of_pointwise + pair * filters.n + rotation, value, inside)
 
 
 def mix(
