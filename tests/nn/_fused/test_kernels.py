@@ -399,10 +399,12 @@ def test_norm_add(name, paired, projected):
     close(again, slopes)
 
 
+@pytest.mark.parametrize("weight", [1.0, 1e-2])  # outputs tell what was pooled, or they do not
 @pytest.mark.parametrize("shape", [(2, 16, 5, 4), (1, 80, 4, 1), (1, 48, 5, 6), (2, 16, 1, 1)])
-def test_norm_pool(shape):
+def test_norm_pool(shape, weight):
     y = torch.randn(shape, device=DEVICE).to(memory_format=torch.channels_last)
-    parameters = [torch.randn(shape[1], device=DEVICE) for _ in range(2)]
+    parameters = [torch.rand(shape[1], device=DEVICE) + 0.2 for _ in range(2)]
+    parameters[0] *= weight * torch.randn(shape[1], device=DEVICE).sign()
     vectors = launchers.moments((y,), trained(*parameters), n=1)
     norm = Norm(*parameters, vectors, training=True)
     leaves = [leaf.clone().requires_grad_() for leaf in (*parameters, y)]
@@ -413,7 +415,8 @@ def test_norm_pool(shape):
 
     gradient = torch.randn_like(out)
     expected_gradients = torch.autograd.grad(expected, leaves, gradient.permute(0, 3, 1, 2))
-    slopes = pool_kernels.norm_pool_sums(y, gradient, taps, norm)
+    pooled = out if weight == 1 else torch.zeros_like(out) + (out > 0)  # is not read
+    slopes = pool_kernels.norm_pool_sums(y, pooled, gradient, taps, norm)
     close(slopes[2, : shape[1]], expected_gradients[0])
     close(slopes[3, : shape[1]], expected_gradients[1])
     close(pool_kernels.norm_pool_backward(y, gradient, taps, norm, slopes), expected_gradients[2])
@@ -451,7 +454,7 @@ def test_sums_do_not_depend_on_how_they_are_shared_out(monkeypatch):
         vectors = launchers.moments((images,), trained(*parameters), n=1)
         one = Norm(*parameters, vectors, training=True)
         out, taps = pool_kernels.norm_pool(images, one)
-        pooled = pool_kernels.norm_pool_sums(images, out, taps, one)
+        pooled = pool_kernels.norm_pool_sums(images, out, out, taps, one)
         return torch.cat([norm.vectors, slopes, vectors, pooled])
 
     expected = sums()

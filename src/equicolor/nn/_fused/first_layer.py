@@ -173,26 +173,29 @@ class _NormReLU(torch.autograd.Function):
             out, taps = kernels("pool_kernels").norm_pool(images, norm, keep_taps=backward)
         else:
             out = kernels().norm_analyse((activations,), norm, n=1)[0]
-        ctx.save_for_backward(activations, taps)
-        if not beside:
-            return Features.of_memory(out.unflatten(0, (n, -1)), norm.channels).tensor
-        memory = out.view(*out.shape[:2], -1, n, activations.shape[1])
-        return memory[..., : norm.channels].permute(0, 4, 3, 1, 2)
+        if beside:
+            memory = out.view(*out.shape[:2], -1, n, activations.shape[1])
+            features = memory[..., : norm.channels].permute(0, 4, 3, 1, 2)
+        else:
+            features = Features.of_memory(out.unflatten(0, (n, -1)), norm.channels).tensor
+        ctx.save_for_backward(activations, *([features, taps] if pool else []))
+        return features
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives()
-        norm, (activations, taps) = ctx.norm, ctx.saved_tensors
+        norm, (activations, *pooled) = ctx.norm, ctx.saved_tensors
         gradient = Features.packed(gradients[0], beside=ctx.beside).tensor
-        if taps is None:
+        if not pooled:
             pixels = (activations,), (gradient,), norm
             slopes = kernels().norm_analyse_sums(*pixels, None, n=1)
             (memory,) = kernels().norm_analyse_backward(*pixels, slopes, n=1)
             back = memory.permute(0, 3, 1, 2)
         else:
+            out, taps = pooled
             images = with_lanes(activations, taps.shape[3])
+            slopes = kernels("pool_kernels").norm_pool_sums(images, out, gradient, taps, norm)
             windows = images, gradient, taps, norm
-            slopes = kernels("pool_kernels").norm_pool_sums(*windows)
             back = kernels("pool_kernels").norm_pool_backward(*windows, slopes)
             back = with_lanes(back, activations.shape[1])
         return None, None, None, None, None, *norm.gradients(slopes), back

@@ -30,6 +30,7 @@ _TILE, _MOST_LANES = 1024, 64  # elements of a tile, and of them in one row
 _WARPS = 4
 _PROGRAMS = 4096  # of the reduction
 _NO_TAP = tl.constexpr(9)  # for a window where nothing is positive
+_MOST_SHIFT = tl.constexpr(8.0)  # of a norm, in multiples of its weight
 
 
 class _Shape(NamedTuple):
@@ -106,26 +107,37 @@ def _norm_pool_kernel(activations, vectors, out, taps, shape):
 
 
 @triton.jit
-def _norm_pool_sums_kernel(activations, gradients, taps, vectors, sums, shape, blocks, steps):
-    """Sums over the windows: a quarter of the pixels, and only chosen pixels have a gradient."""
+def _norm_pool_sums_kernel(
+    activations, outputs, gradients, taps, vectors, sums, shape, blocks, steps
+):
+    """Sums over the windows: only the pixel that a window has chosen has a gradient.
+
+    Its activation follows from the output. Reading it would take four times as long, and is needed
+    only where the shift of a norm hides what it scales: there, the output is rounded too coarsely.
+    """
     block, lane, used = _columns(shape)
-    mean = _vector(vectors, 0, lane, shape)
+    mean, inverse = _vector(vectors, 0, lane, shape), _vector(vectors, 3, lane, shape)
+    scale, shift = _vector(vectors, 1, lane, shape), _vector(vectors, 2, lane, shape)
+    hidden = tl.max((tl.abs(shift) * inverse > tl.abs(scale) * _MOST_SHIFT).to(tl.int32))
+    back = 1.0 / tl.where(scale == 0, 1.0, scale)
     total = tl.zeros([shape.tile_rows, shape.tile_lanes], tl.float32)
     weighted = tl.zeros([shape.tile_rows, shape.tile_lanes], tl.float32)
     for step in range(steps):
         row, inside, image, top, left = _windows(block * steps + step, shape)
         place = row.to(tl.int64)[:, None] * shape.lanes + lane[None, :]
         mask = inside[:, None] & used[None, :]
-        tap = tl.load(taps + place, mask, _NO_TAP).to(tl.int32)
-        gradient = load(gradients, place, mask)
-        chosen = tap != _NO_TAP
-        corner = (image * shape.height + 2 * top - 1) * shape.width + 2 * left - 1
-        pixel = corner[:, None] + tap // 3 * shape.width + tap % 3
-        place = pixel.to(tl.int64) * shape.lanes + lane[None, :]
-        value = load(activations, place, mask & chosen)
-        gradient = tl.where(chosen, gradient, 0.0)
+        output = load(outputs, place, mask)
+        gradient = tl.where(output <= 0, 0.0, load(gradients, place, mask))
+        if hidden == 0:
+            centred = (output - shift) * back
+        else:
+            tap = tl.load(taps + place, mask, _NO_TAP).to(tl.int32)
+            corner = (image * shape.height + 2 * top - 1) * shape.width + 2 * left - 1
+            pixel = corner[:, None] + tap // 3 * shape.width + tap % 3
+            place = pixel.to(tl.int64) * shape.lanes + lane[None, :]
+            centred = load(activations, place, mask & (tap != _NO_TAP)) - mean
         total += gradient
-        weighted += gradient * (value - mean)
+        weighted += gradient * centred
     store_sums(sums, block, blocks, lane, shape, total, weighted)
 
 
@@ -176,8 +188,10 @@ def norm_pool(
     return out, taps
 
 
-def norm_pool_sums(activations: Tensor, gradients: Tensor, taps: Tensor, norm: Norm) -> Tensor:
-    """The slopes ``[4, L]`` of :func:`norm_pool`, from the gradients of its output."""
+def norm_pool_sums(
+    activations: Tensor, outputs: Tensor, gradients: Tensor, taps: Tensor, norm: Norm
+) -> Tensor:
+    """The slopes ``[4, L]`` of :func:`norm_pool`, from its outputs and their gradients."""
     rows, lanes = taps[..., 0].numel(), activations.shape[1]
     tile_rows, tile_lanes = _tile(lanes)
     columns = triton.cdiv(lanes, tile_lanes)
@@ -185,7 +199,8 @@ def norm_pool_sums(activations: Tensor, gradients: Tensor, taps: Tensor, norm: N
     steps = triton.cdiv(triton.cdiv(rows, programs), tile_rows)
     blocks = triton.cdiv(rows, steps * tile_rows)
     sums, shape = norm.vectors.new_empty(2, blocks, lanes), _shape(activations, norm)
-    arguments = activations, gradients, taps, norm.vectors, sums, shape, blocks, loop_of(steps)
+    pixels, where = (activations, outputs, gradients), (shape, blocks, loop_of(steps))
+    arguments = *pixels, taps, norm.vectors, sums, *where
     _norm_pool_sums_kernel[(blocks * columns,)](*arguments, num_warps=_WARPS)
     # The sums of each rotation are parts of those of a channel.
     sums, padded = sums.view(2, -1, shape.padded.value), shape.padded.value
