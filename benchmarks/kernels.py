@@ -28,7 +28,7 @@ KINDS = (
     ("ours", r"^_?[a-z0-9_]+_kernel$"),
     ("reduction", r"reduce|sum|var_mean|batch_norm"),
 )
-MOST = 30  # kernels of a case that are listed; the others are one row
+MOST = 60  # kernels of a case that are listed; the others are one row
 
 
 def kind_of(kernel: str) -> str:

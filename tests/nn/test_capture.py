@@ -47,6 +47,29 @@ def test_gpu_steps_are_those_of_the_network(dtype, tolerance):
 
 
 @needs_gpu
+@pytest.mark.parametrize(("rotations", "lifting"), [(3, "rgb"), (12, "hsv")])
+def test_gpu_streams_of_a_recording_do_not_overtake_each_other(rotations, lifting):
+    """Kernels are large enough to run at the same time, and memory is used again."""
+    options = {"rotations": rotations, "width": "fast", "lifting": lifting}
+    ordinary = ce_resnet18(5, **options).cuda().to(memory_format=torch.channels_last).train()
+    recorded = copy.deepcopy(ordinary)
+    images = torch.rand(64, 3, 112, 112, device="cuda")
+    step, labels = capture(recorded, images, torch.bfloat16), torch.arange(64, device="cuda") % 5
+
+    def gradients(call, network):
+        network.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = F.cross_entropy(call(images).float(), labels)
+        loss.backward()
+        return [parameter.grad.double().clone() for parameter in network.parameters()]
+
+    expected = gradients(ordinary, ordinary)
+    for _ in range(10):
+        for gradient, value in zip(gradients(step, recorded), expected, strict=True):
+            assert (gradient - value).norm() < 2e-2 * value.norm() + 1e-7
+
+
+@needs_gpu
 def test_gpu_other_calls_go_to_the_network():
     network = ce_resnet18(5, width=8).cuda().train()
     images = torch.rand(4, 3, 64, 64, device="cuda")

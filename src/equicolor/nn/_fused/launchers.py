@@ -50,7 +50,7 @@ class _Size(NamedTuple):
         pixels, padded, fold = math.prod(images), padded_channels(channels), 1
         while fold * padded % _LANES and pixels % (2 * fold) == 0:
             fold *= 2
-        constants = channels != padded, n, _rows_of_tile(n, largest=6), _LANES
+        constants = channels != padded, n, _rows_of_tile(8 if n <= 6 else 4), _LANES
         return cls(pixels // fold, fold * padded, padded, channels, *map(constexpr, constants))
 
     @classmethod
@@ -165,7 +165,8 @@ def norm_analyse_sums(
     ``out``, unless None, is filled with the output of :func:`norm_analyse` again.
     """
     size, arguments = _Size.of_products(products, n), (products, gradients, norm.vectors, out)
-    sums = _reduce(kernels.norm_analyse_sums_kernel, size, *arguments)
+    # Twice as many features are mixed as in other sums.
+    sums = _reduce(kernels.norm_analyse_sums_kernel, size, *arguments, numbers=8 if n <= 4 else 2)
     return slopes_of(sums, norm, size.samples)
 
 
@@ -242,12 +243,11 @@ def _images(products: Products) -> tuple[int, int, int]:
     return batch, height, width
 
 
-def _rows_of_tile(n: int, largest: int) -> int:
-    """Rows of a tile: eight numbers a thread for up to ``largest`` rotations, four for more.
+def _rows_of_tile(numbers: int) -> int:
+    """Rows of a tile of so many numbers a thread.
 
     A thread keeps all rotations and products of its numbers in its 255 registers.
     """
-    numbers = 8 if n <= largest else 4
     return numbers * _WARPS * 32 // _LANES
 
 
@@ -256,9 +256,10 @@ def _elementwise(kernel: Any, size: _Size, *arguments: Any) -> None:
     kernel[(grid,)](*arguments, size, num_warps=_WARPS)
 
 
-def _reduce(kernel: Any, size: _Size, *arguments: Any) -> Tensor:
-    """Partial sums of a kernel, ``[2, parts, P]``."""
-    rows, columns = _rows_of_tile(size.n.value, largest=4), ceil_div(size.lanes, _LANES)
+def _reduce(kernel: Any, size: _Size, *arguments: Any, numbers: int | None = None) -> Tensor:
+    """Partial sums of a kernel, ``[2, parts, P]``, from tiles of so many numbers a thread."""
+    numbers = numbers or (8 if size.n.value <= 4 else 4)
+    rows, columns = _rows_of_tile(numbers), ceil_div(size.lanes, _LANES)
     size = size._replace(tile_rows=constexpr(rows))
     programs = max(1, _PROGRAMS // columns)
     steps = ceil_div(ceil_div(size.rows, programs), rows)
