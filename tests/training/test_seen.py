@@ -270,12 +270,15 @@ def test_damaged_files_are_named(
 
 def test_damaged_rows_of_metrics_do_not_count(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.append_metrics([{"epoch": number, "loss": 0.5} for number in (1, 2, 3)])
+    row = {"step": 7, "lr": 0.1, "loss": 0.5, "accuracy": 50.0, "test_loss": "",
+           "test_accuracy": "", "images_per_second": 80.5, "seconds": 0.25}  # fmt: skip
+    folder.append_metrics([{"epoch": number, **row} for number in (1, 2, 3)])
     whole = folder.metrics.read_bytes()
     for damaged, left in (
-        (whole.replace(b"2,", b"2\xff,"), ["1", "3"]),
-        (whole.replace(b"2,", b"2,,"), ["1", "3"]),
-        (whole.replace(b"3,,,0.5", b"3,,,0."), ["1", "2", "3"]),
+        (whole.replace(b"2,7", b"2\xff,7"), ["1", "3"]),
+        (whole.replace(b"2,7", b"2,,7"), ["1", "3"]),
+        (whole.replace(b"2,7", b"2,"), ["1", "3"]),
+        (whole.replace(b"3,7,0.1,0.5", b"3,7,0.1,0."), ["1", "2", "3"]),
         (whole[: whole.rindex(b"0.5")], ["1", "2"]),
         (whole.replace(b"seconds", b"minutes"), []),
         (b"\0" * 9, []),
