@@ -195,6 +195,28 @@ def test_a_fit_that_ends_early_leaves_an_untrained_selector():
     assert model.fitted == fitted
 
 
+def test_a_fit_that_cannot_be_continued_leaves_the_selector_as_it_was(tmp_path):
+    images, options = skies(16), {"batch_size": 16, "checkpoint": tmp_path / "fit.ckpt"}
+    selector = hue_selector(rotations=N, size=16, width=4)
+    model = equicolor.canonicalize(z2cnn(5), select=selector).bfloat16()
+    angles = model.fit(images, epochs=1, **options).angle(images)
+    with pytest.raises(CheckpointError, match="other images or settings"):
+        model.fit(images, epochs=2, **options)
+    assert model.selector.score.weight.dtype == torch.bfloat16
+    assert torch.equal(model.angle(images), angles)
+
+
+def test_a_fit_that_ends_early_keeps_torchs_random_numbers():
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    model = equicolor.canonicalize(z2cnn(5), select=hue_selector(rotations=N, size=16, width=4))
+    before = torch.random.get_rng_state()
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(skies(16), epochs=1, batch_size=16, progress=interrupt)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
 def test_networks_that_need_no_training():
     with pytest.raises(ValueError, match="nothing to train"):
         equicolor.canonicalize(z2cnn(5), select="energy").fit(skies(16))

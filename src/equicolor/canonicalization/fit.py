@@ -139,28 +139,29 @@ def fit_selector(
     images = images.to(device)
     if _mean_chroma(images) < _LEAST_CHROMA:
         raise ValueError("fit needs images with colours, but these are all grey")
-    selector.float()  # it is trained in float32, as its views are
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        _draw(selector)
-    optimizer = torch.optim.AdamW(
-        selector.parameters(),
-        lr=learning_rate,
-        weight_decay=_WEIGHT_DECAY,
-        fused=True if device.type == "cuda" else None,  # one kernel for all weights
-    )
-    cycle = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=learning_rate, total_steps=epochs * per_epoch
-    )
-    parts: dict[str, Any] = {"selector": selector, "optimizer": optimizer, "schedule": cycle}
     settings = f"{epochs} {batch_size} {learning_rate} {seed} {selector.config}"
     identity = digest(settings, {"images": images}) if checkpoint else ""
-    done, loss = _resume(checkpoint, identity, parts)
-    saved = time.perf_counter()
+    state = _read_state(checkpoint, identity)  # before the selector changes
+    done, loss, saved = 0, math.nan, time.perf_counter()
     key = torch.tensor([seed], device=device)
-    selector.train()
     run: Callable[[Tensor], Tensor] | None = None
     try:
+        selector.float().train()  # it is trained in float32, as its views are
+        _draw(selector, seed)
+        optimizer = torch.optim.AdamW(
+            selector.parameters(),
+            lr=learning_rate,
+            weight_decay=_WEIGHT_DECAY,
+            fused=True if device.type == "cuda" else None,  # one kernel for all weights
+        )
+        cycle = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, max_lr=learning_rate, total_steps=epochs * per_epoch
+        )
+        parts: dict[str, Any] = {"selector": selector, "optimizer": optimizer, "schedule": cycle}
+        if state is not None:
+            for name, part in parts.items():
+                part.load_state_dict(state[name])
+            done, loss = int(state["epoch"]), float(state["loss"])
         for epoch in range(done, epochs):
             order = permutation(key, 0, epoch, len(images))[0]
             total = torch.zeros((), device=device)
@@ -191,7 +192,7 @@ def fit_selector(
                 write_pickle(checkpoint, state)
                 saved = time.perf_counter()
     except BaseException:
-        _draw(selector)  # half-trained, it would count as trained
+        _draw(selector, seed)  # half-trained, it would count as trained
         raise
     finally:
         selector.eval().to(dtype)
@@ -202,26 +203,26 @@ def _mean_chroma(images: Tensor) -> float:
     return float((images.amax(1).float() - images.amin(1).float()).mean() / 255)
 
 
-def _draw(selector: nn.Module) -> None:
-    """Draw all weights anew."""
-    for module in selector.modules():
-        if callable(reset := getattr(module, "reset_parameters", None)):
-            reset()
+def _draw(selector: nn.Module, seed: int) -> None:
+    """Draw all weights anew; torch's own generator stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for module in selector.modules():
+            if callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
 
 
-def _resume(checkpoint: Path | None, identity: str, parts: dict[str, Any]) -> tuple[int, float]:
-    """Load the state of an earlier call; returns its finished epochs and the loss of the last."""
+def _read_state(checkpoint: Path | None, identity: str) -> dict[str, Any] | None:
+    """The state that an earlier call kept."""
     if checkpoint is None or not checkpoint.is_file():
-        return 0, math.nan
+        return None
     remedy = "delete it to begin again"
     state = read_pickle(checkpoint, remedy)
     if not isinstance(state, dict) or state.get("run") != identity:
         raise CheckpointError(
             f"{checkpoint} belongs to other images or settings: {remedy}, or name another file"
         )
-    for name, part in parts.items():
-        part.load_state_dict(state[name])
-    return int(state["epoch"]), float(state["loss"])
+    return state
 
 
 def _examples(
