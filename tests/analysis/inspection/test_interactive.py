@@ -157,8 +157,9 @@ def test_another_kind_of_network_shows_layers_of_its_own(images: Tensor) -> None
     assert layers_beside(network(nn.Flatten(2))) == ["0"]  # of tokens
     assert layers_beside(cecnn(3, width=2))[0] == "blocks.2.2"
     inspection: Any = SimpleNamespace(sheets=[], left_out={}, evaluation=None)
-    (alone,) = interactive.turn(subject_of(network(), images), inspection, examples=1)
-    assert alone.layers == []  # none was drawn
+    one = subject_of(network(), images)
+    for turned in interactive.turn(one, inspection, one, examples=1):
+        assert turned.layers == []  # none was drawn
     refusing = Refusing()
     with pytest.raises(ValueError, match="the user's own"):
         layers_beside(refusing)

@@ -83,7 +83,7 @@ def turn(
     if other is not None:
         network, size = other.network, other.facts["size"]
         try:
-            layers = find_layers(network, size, [layer.name for layer in drawn])
+            layers = find_layers(network, size, [layer.name for layer in drawn]) if drawn else {}
         except LayerError:  # another kind of network
             layers = find_layers(network, size)
             layers = {name: layers[name] for name in stage_ends(layers)[-SHEETS:]}
