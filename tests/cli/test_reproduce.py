@@ -43,6 +43,10 @@ def test_the_state_of_any_folder_is_listed(tmp_path: Path, monkeypatch: pytest.M
     result = invoke("reproduce", "list", "--output", ".")
     assert result.exit_code == 0, result.stderr
     assert f"True {tmp_path}-quick" in result.stdout
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "runs").symlink_to(tmp_path / "elsewhere")
+    result = invoke("reproduce", "list", "--output", "runs")
+    assert "True runs-quick" in result.stdout  # as --output runs-quick would be
 
 
 @pytest.mark.slow

@@ -150,7 +150,8 @@ def list_experiments(
     from equicolor.paper.registry import EXPERIMENTS, missing_data
 
     full = Scope(output, cuda=_sees_gpu(Launch()))
-    quick = Scope(Path(f"{output.resolve()}-quick"), quick=True)
+    named = output.resolve() if output.name in ("", "..") else output
+    quick = Scope(Path(f"{named}-quick"), quick=True)
     for name, experiment in EXPERIMENTS.items():
         missing = missing_data(experiment)
         data = [f"{each} (missing)" if each in missing else each for each in experiment.data]
