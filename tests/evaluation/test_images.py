@@ -3,6 +3,7 @@
 import dataclasses
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 from equicolor.data.datasets import MissingDataError, load_dataset
 from equicolor.data.images import CorruptImageError
 from equicolor.evaluation import hue_sweep
+from equicolor.evaluation.compare import compare
 from equicolor.evaluation.diagnose import diagnose, load_subject
 from equicolor.evaluation.images import (
     Preparation,
@@ -245,6 +247,14 @@ def test_a_run_knows_its_data(run_folder: Path) -> None:
     }  # fmt: skip
     assert (row["size"], row["resize"], row["precision"]) == (24, 28, "float32")
     assert (row["model"], row["trained_on"], row["skipped"]) == ("resnet18", "trees", 0)
+
+
+def test_actions_may_come_from_an_iterator(run_folder: Path) -> None:
+    options: Any = {"shifts": 3, "console": QUIET}
+    assert [*diagnose(run_folder, actions=iter(["hsv"]), **options).sweeps] == ["hsv"]
+    networks = [run_folder, run_folder / "model.safetensors"]
+    for each in compare(networks, actions=iter(["hsv"]), **options):
+        assert [*each.evaluation.sweeps] == ["hsv"]
 
 
 def test_a_run_matches_its_own_images_by_hand(run_folder: Path, folder: Path) -> None:

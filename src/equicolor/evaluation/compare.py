@@ -82,6 +82,7 @@ def compare(
     repeated = [spec for spec in dict.fromkeys(specs) if specs.count(spec) > 1]
     if repeated:
         raise ValueError(f"networks must differ, got twice: {enumerated(repeated)}")
+    actions = list(actions)
     if not action_values(actions, shifts):
         raise ValueError("compare needs an action, such as hsv; got none")
     _checks.positive_int("batch_size", batch_size)

@@ -207,6 +207,7 @@ def diagnose(
     **options: Any,
 ) -> Evaluation:
     """Load a network and images as :func:`load_subject`, and judge the network on them."""
+    actions = list(actions)
     action_values(actions, shifts)  # refuses wrong ones before anything is loaded
     console = Console(stderr=True) if console is None else console
     subject = load_subject(network, data, console=console, **options)
