@@ -187,7 +187,7 @@ def plan(scope: Scope) -> list[Job]:
         network = f"ce-{all_stages(default_recipe(place).model)}"
         (training,) = image_jobs.training_jobs(dataset, [network], scope)
         settings = {"top": image_jobs.top(scope), "units": 2}
-        jobs.append(image_jobs.follow(training, "neuron-features", draw, settings))
+        jobs.append(image_jobs.follow(training, "neuron-features", draw, settings, revision=2))
     return jobs
 
 
