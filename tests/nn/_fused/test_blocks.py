@@ -152,9 +152,14 @@ def test_a_block_equals_the_ordinary_one_in_eval_mode(name, equals_the_ordinary_
 
 def test_paired_filters_are_rounded_once(relative_error):
     conv = CEConv2d(5, 5, 3, rotations=12, bias=False).to(DEVICE)
-    exact = blocks.Filters.of(conv, torch.float32).tensor
-    half = blocks.Filters.of(copy.deepcopy(conv).bfloat16(), torch.bfloat16).tensor
-    twice = blocks.Filters.of(copy.deepcopy(conv).bfloat16().float(), torch.float32).tensor
+
+    def filters(conv, dtype):
+        tensors = blocks.Filters.of(conv, dtype).tensors
+        return torch.cat([one.permute(0, 2, 3, 1).flatten() for one in tensors])
+
+    exact = filters(conv, torch.float32)
+    half = filters(copy.deepcopy(conv).bfloat16(), torch.bfloat16)
+    twice = filters(copy.deepcopy(conv).bfloat16().float(), torch.float32)
     # Filters of the rounded weights, rounded once: a GPU rounds, Triton's interpreter cuts off.
     cut = (twice.view(torch.int32) & -(2**16)).view(torch.float32)
     once = twice.bfloat16() if DEVICE == "cuda" else cut
@@ -172,7 +177,7 @@ def test_kernels_are_launched_on_the_device_of_the_filters(monkeypatch):
         yield
 
     monkeypatch.setattr(kernels("filter_kernels"), "on_device_of", entering)
-    blocks.Filters.of(conv, torch.float32).tensor.sum().backward()
+    sum(one.sum() for one in blocks.Filters.of(conv, torch.float32).tensors).backward()
     assert [tensor is conv.weight for tensor in entered] == [True, True]
 
 
@@ -433,7 +438,9 @@ CHANGES = {
     "another shortcut": replace(shortcut=nn.Identity()),
     "norm without parameters": replace(bn1=CEBatchNorm2d(5, affine=False)),
     "norm without statistics": replace(bn1=CEBatchNorm2d(5, track_running_stats=False)),
-    "norm with strides": lambda block: setattr(block.bn1, "running_mean", torch.zeros(10)[::2]),
+    "norm with strides": lambda block: setattr(
+        block.bn1, "running_mean", torch.zeros(10, device=DEVICE)[::2]
+    ),
     "weight norm": lambda block: nn.utils.parametrizations.weight_norm(block.conv1),
     "own forward": lambda block: setattr(block.relu, "forward", torch.relu),
 }

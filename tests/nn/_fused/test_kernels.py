@@ -27,7 +27,7 @@ import triton.language as tl
 from triton.language import constexpr
 
 from equicolor.nn._fused import filter_kernels, launchers, lift_kernels, pool_kernels
-from equicolor.nn._fused.filter_kernels import _offset
+from equicolor.nn._fused.filter_kernels import _start
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 forms = pytest.mark.parametrize("paired", [False, True])
@@ -100,18 +100,20 @@ def test_filters_are_mixed_and_packed(n, shape, separable, paired, relative_erro
     weight = torch.randn(outputs, inputs, 1 if separable else n, *size, device=DEVICE)
     pointwise = torch.randn(outputs, inputs, n, 1, 1, device=DEVICE) if separable else None
     leaves = [one.requires_grad_() for one in (weight, pointwise) if one is not None]
-    expected = packed_filters(weight, pointwise, table, planes)
+    expected = planes.filters(packed_filters(weight, pointwise, table, planes))
     packed = functions.MixFilters.apply(weight, pointwise, table, torch.float32, planes)
-    assert packed.is_contiguous()
-    assert relative_error(packed, expected) < 1e-6
-    gradient = torch.randn_like(packed)
-    expected_gradients = torch.autograd.grad(expected, leaves, gradient)
-    actual = torch.autograd.grad(packed, leaves, gradient)
+    assert len(packed) == planes.number
+    for one, other in zip(packed, expected, strict=True):
+        assert one.is_contiguous(memory_format=torch.channels_last)
+        assert relative_error(one, other) < 1e-6
+    gradients = [torch.randn_like(one) for one in packed]
+    expected_gradients = torch.autograd.grad(expected, leaves, gradients)
+    actual = torch.autograd.grad(packed, leaves, gradients)
     for one, other in zip(actual, expected_gradients, strict=True):
         assert relative_error(one, other) < 1e-5
-    assert torch.equal(planes.join_filters(planes.filters(packed)), packed)
     half = filter_kernels.mix(weight, pointwise, table, torch.bfloat16, planes)
-    assert relative_error(half, packed) < 5e-3
+    for one, other in zip(planes.filters(half), packed, strict=True):
+        assert relative_error(one, other) < 5e-3
 
 
 def test_planes_of_an_empty_batch():
@@ -120,19 +122,17 @@ def test_planes_of_an_empty_batch():
 
 
 @triton.jit
-def _offset_kernel(filters, out, MIX: constexpr):
-    row = tl.zeros([1, 1], tl.int64)
-    tl.store(out + row, _offset(filters, MIX, 0, row, tl.zeros([1, 1], tl.int32)))
+def _start_kernel(filters, out, MIX: constexpr):
+    tl.store(out + tl.zeros([1], tl.int64), _start(filters, MIX))
 
 
-@pytest.mark.parametrize("alone", [2, 17])
-def test_offsets_of_filters_are_larger_than_int32_counts(alone):
+@pytest.mark.parametrize(("alone", "start"), [(2, 14), (17, 14), (3, 11)])
+def test_filters_start_where_int32_does_not_count(alone, start):
     constants = map(constexpr, (9, 12, 17, alone))
-    sizes = 4096, 4096, 4096, 4096
-    filters = filter_kernels._Filters(None, None, None, *sizes, *constants)
-    out = torch.zeros(1, 1, dtype=torch.int64, device=DEVICE)
-    _offset_kernel[(1,)](filters, out, 14)
-    assert out.item() == 14 * 9 * 4096**2
+    filters = filter_kernels._Filters(None, None, None, 4096, 4096, 4096, 4096, *constants)
+    out = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    _start_kernel[(1,)](filters, out, 14)
+    assert out.item() == start * 9 * 4096**2
 
 
 def test_features_are_viewed_where_their_memory_allows_it():

@@ -21,9 +21,9 @@ Layer = tuple[CEConv2d, CEBatchNorm2d]
 
 
 class Filters(NamedTuple):
-    """Filters ``[m, O, kh, kw, C]`` of products, with padded channels, and their convolutions."""
+    """The filters of a layer's convolutions, with padded channels, and how to use them."""
 
-    tensor: Tensor
+    tensors: Products  # [O, C, kh, kw], or [2 O, 2 C, kh, kw] of a pair
     convolutions: Convolutions
 
     @classmethod
@@ -105,14 +105,15 @@ def products(x: Tensor, filters: Sequence[Filters]) -> tuple[list[Products], Ten
     Use the returned features instead of ``x``: their gradient is then added to that of the
     products at no cost.
     """
-    tensors, layers = zip(*filters, strict=True)
+    layers = [one.convolutions for one in filters]
+    tensors = [tensor for one in filters for tensor in one.tensors]
     *flat, x = functions.apply(functions.ProductsOf, x, layers, *tensors)
-    return functions.groups(flat, [len(flat) // len(filters)] * len(filters)), x
+    return functions.groups(flat, [layer.number for layer in layers[:-1]]), x
 
 
 def norm_products(outputs: Products, norm: Norm, filters: Filters, n: int) -> Products:
     """Batch norm and ReLU of features, given as products, and their products with filters."""
-    tensors = norm.weight, norm.bias, filters.tensor, *outputs
+    tensors = norm.weight, norm.bias, *filters.tensors, *outputs
     arguments = norm, filters.convolutions, n, *tensors
     return functions.apply(functions.NormProducts, *arguments)
 
@@ -136,6 +137,6 @@ def norm_add_relu(
         identity = residual
     parameters = [parameter for one in norms for parameter in (one.weight, one.bias)]
     flat = [product for one in each for product in one]
-    sizes = [len(one) for one in each]
+    sizes = [len(one) for one in each[:-1]]
     arguments = norms, sizes, shape, identity, *parameters, *flat
     return functions.apply(functions.NormAddReLU, *arguments)

@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.language import constexpr
 
 from equicolor.devices import on_device_of
-from equicolor.nn._fused.layout import Planes, ceil_div, padded_channels
+from equicolor.nn._fused.layout import Planes, Products, ceil_div, padded_channels
 from equicolor.nn._fused.tile_kernels import load
 
 _ROWS, _COLUMNS = tl.constexpr(16), tl.constexpr(32)  # of a tile: outputs and inputs
@@ -70,16 +70,27 @@ def _tile(filters):
     return row, column, row * filters.inputs + column, inside
 
 
+@triton.constexpr_function
+def _convolution(mix, alone):
+    """The convolution that a mix belongs to; a pair has four."""
+    return mix if mix < alone else alone + (mix - alone) // 4
+
+
 @triton.jit
 def _offset(filters, MIX: constexpr, k, row, column):
-    """The offset of tap k in packed filters; the four of a pair are one of twice the channels."""
-    whole = tl.cast(filters.padded_outputs, tl.int64) * filters.size * filters.padded_inputs
+    """The offset of tap k of a mix in the filters of its convolution."""
     if filters.alone > MIX:
-        return MIX * whole + (row * filters.size + k) * filters.padded_inputs + column
+        return (row * filters.size + k) * filters.padded_inputs + column
     PART: constexpr = (MIX - filters.alone) % 4
-    start = (MIX - PART) * whole + PART % 2 * filters.padded_inputs
     wide = (PART // 2 * filters.padded_outputs + row) * filters.size + k
-    return start + wide * 2 * filters.padded_inputs + column
+    return PART % 2 * filters.padded_inputs + wide * 2 * filters.padded_inputs + column
+
+
+@triton.jit
+def _start(filters, MIX: constexpr):
+    """The offset of the filters of one convolution in memory for all."""
+    whole = tl.cast(filters.padded_outputs, tl.int64) * filters.size * filters.padded_inputs
+    return whole * (MIX if filters.alone > MIX else MIX - (MIX - filters.alone) % 4)
 
 
 @triton.jit
@@ -131,25 +142,27 @@ def _mix_kernel(filters, out):
             tiles = _rotations(filters.weight, place, filters.size, inside, filters.n)
             mixed = _mixed(filters, tiles)
         for index in tl.static_range(filters.mixes):
-            place = _offset(filters, index, k, row, column)
+            place = _start(filters, index) + _offset(filters, index, k, row, column)
             tl.store(out + place, (mixed[index] * value).to(out.dtype.element_ty), there)
 
 
 @triton.jit
-def _gradients(filters, gradient, k, row, column, inside):
+def _gradients(filters, gradients, k, row, column, inside):
     """The gradients of all mixes of number k."""
     tiles = ()
     for index in tl.static_range(filters.mixes):
-        tiles = tiles + (load(gradient, _offset(filters, index, k, row, column), inside),)
+        gradient = gradients[_convolution(index, filters.alone)]
+        place = _offset(filters, index, k, row, column)
+        tiles = tiles + (load(gradient, place, inside),)
     return tiles
 
 
 @triton.jit
-def _mix_backward_kernel(filters, gradient, of_weight, of_pointwise):
+def _mix_backward_kernel(filters, gradients, of_weight, of_pointwise):
     row, column, pair, inside = _tile(filters)
     if filters.pointwise is None:
         for k in range(filters.size):
-            tiles = _gradients(filters, gradient, k, row, column, inside)
+            tiles = _gradients(filters, gradients, k, row, column, inside)
             sums = _mixed_back(filters, tiles)
             for rotation in tl.static_range(filters.n):
                 place = (pair * filters.n + rotation) * filters.size + k
@@ -163,7 +176,7 @@ def _mix_backward_kernel(filters, gradient, of_weight, of_pointwise):
         for k in range(filters.size):
             place = pair * filters.size + k
             value = load(filters.weight, place, inside)
-            tiles = _gradients(filters, gradient, k, row, column, inside)
+            tiles = _gradients(filters, gradients, k, row, column, inside)
             total = tiles[0] * mixed[0]
             for index in tl.static_range(1, filters.mixes):
                 total += tiles[index] * mixed[index]
@@ -198,13 +211,16 @@ def mix(
 
 
 def mix_backward(
-    gradient: Tensor, weight: Tensor, pointwise: Tensor | None, table: Tensor, planes: Planes
+    gradients: Products, weight: Tensor, pointwise: Tensor | None, table: Tensor, planes: Planes
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of ``weight`` and ``pointwise`` from that of the result of :func:`mix`."""
+    """Gradients of ``weight`` and ``pointwise`` from those of the filters of the convolutions.
+
+    ``gradients`` are ``[O, C, kh, kw]`` or ``[2 O, 2 C, kh, kw]`` in channels_last memory.
+    """
     filters = _Filters.of(weight, pointwise, table, planes)
     of_weight = torch.empty_like(filters.weight)
     of_pointwise = None if filters.pointwise is None else torch.empty_like(filters.pointwise)
-    arguments = filters, gradient.contiguous(), of_weight, of_pointwise
+    arguments = filters, gradients, of_weight, of_pointwise
     with on_device_of(weight):
         _mix_backward_kernel[filters.grid](*arguments, num_warps=_WARPS)
     return of_weight, of_pointwise

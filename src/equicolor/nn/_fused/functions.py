@@ -19,7 +19,7 @@ def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
 
 
 class MixFilters(torch.autograd.Function):
-    """The filters of a layer, mixed and packed for its convolutions."""
+    """The filters of a layer, mixed and packed: one tensor for each of its convolutions."""
 
     @staticmethod
     def forward(
@@ -29,52 +29,57 @@ class MixFilters(torch.autograd.Function):
         table: Tensor,
         dtype: torch.dtype,
         planes: Planes,
-    ) -> Tensor:
+    ) -> Products:
         ctx.planes = planes
         ctx.save_for_backward(weight, pointwise, table)
-        return kernels("filter_kernels").mix(weight, pointwise, table, dtype, planes)
+        memory = kernels("filter_kernels").mix(weight, pointwise, table, dtype, planes)
+        return planes.filters(memory)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives()
         streams.join(gradients[0])
-        back = kernels("filter_kernels").mix_backward(*gradients, *ctx.saved_tensors, ctx.planes)
+        each = _in_rows(gradients)
+        back = kernels("filter_kernels").mix_backward(each, *ctx.saved_tensors, ctx.planes)
         return *back, None, None, None
 
 
 class Convolutions(NamedTuple):
-    """The convolutions of planes ``[m, B, H, W, P]`` with packed filters."""
+    """The convolutions of planes ``[m, B, H, W, P]`` with the filters of :class:`MixFilters`."""
 
     options: Options
     planes: Planes
 
-    def products(self, parts: Tensor, filters: Tensor) -> Products:
-        each = zip(self.planes.images(parts), self.planes.filters(filters), strict=True)
+    @property
+    def number(self) -> int:
+        """The number of convolutions."""
+        return self.planes.number
+
+    def products(self, parts: Tensor, filters: Sequence[Tensor]) -> Products:
+        each = zip(self.planes.images(parts), filters, strict=True)
         calls = [partial(torch.conv2d, *one, None, *self.options) for one in each]
         return _in_rows(streams.side_by_side(calls, parts))
 
-    def input_gradients(self, gradients: Products, parts: Tensor, filters: Tensor) -> Products:
+    def input_gradients(
+        self, gradients: Products, parts: Tensor, filters: Sequence[Tensor]
+    ) -> Products:
         """Gradients of the planes, of which only the shapes are read."""
         calls = self._backward(gradients, parts, filters, of_inputs=True)
         return _in_rows(streams.side_by_side(calls, parts))
 
     def filter_gradients(
-        self, gradients: Products, parts: Tensor, filters: Tensor
-    ) -> Tensor | None:
+        self, gradients: Products, parts: Tensor, filters: Sequence[Tensor]
+    ) -> Sequence[Tensor | None]:
         """Gradients for :class:`MixFilters`, which waits for them."""
-        if not filters.requires_grad:
-            return None
+        if not filters[0].requires_grad:
+            return [None] * len(filters)
         calls = self._backward(gradients, parts, filters, of_inputs=False)
-
-        def joined() -> Tensor:
-            return self.planes.join_filters([call() for call in calls])
-
-        return streams.later(joined, parts, gradients, parts, filters)
+        return streams.later(calls, parts, gradients, parts, filters)
 
     def _backward(
-        self, gradients: Products, parts: Tensor, filters: Tensor, *, of_inputs: bool
+        self, gradients: Products, parts: Tensor, filters: Sequence[Tensor], *, of_inputs: bool
     ) -> list[Callable[[], Tensor]]:
-        each = gradients, self.planes.images(parts), self.planes.filters(filters)
+        each = gradients, self.planes.images(parts), filters
         return [
             partial(convolution_backward, *one, self.options, of_inputs=of_inputs)
             for one in zip(*each, strict=True)
@@ -95,8 +100,8 @@ class ProductsOf(torch.autograd.Function):
         paired = layers[0].planes.paired
         parts = kernels().analyse(Features.of(x), filters[0].dtype, paired=paired)
         outputs: Products = ()
-        for layer, one in zip(layers, filters, strict=True):
-            outputs += layer.products(parts, one)
+        for layer, group in zip(layers, _of_layers(filters, layers), strict=True):
+            outputs += layer.products(parts, group)
         return *outputs, x
 
     @staticmethod
@@ -110,10 +115,10 @@ class ProductsOf(torch.autograd.Function):
         parts = kernels().analyse(features, filters[0].dtype, paired=paired)
         of_inputs: list[Products] = []
         of_filters: list[Tensor | None] = []
-        of_layers = groups(flat, [len(flat) // len(filters)] * len(filters))
-        for layer, one, group in zip(ctx.layers, filters, of_layers, strict=True):
-            arguments = _in_rows(group), parts, one
-            of_filters.append(layer.filter_gradients(*arguments))
+        each = ctx.layers, _of_layers(flat, ctx.layers), _of_layers(filters, ctx.layers)
+        for layer, of_outputs, group in zip(*each, strict=True):
+            arguments = _in_rows(of_outputs), parts, group
+            of_filters += layer.filter_gradients(*arguments)
             if ctx.needs_input_grad[0]:
                 of_inputs.append(layer.input_gradients(*arguments))
         if not of_inputs:
@@ -134,11 +139,11 @@ class NormProducts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, norm: Norm, layer: Convolutions, n: int, *tensors: Tensor) -> Products:
         """``tensors``: weight and bias of the norm, the filters, then the products."""
-        _, _, filters, *outputs = tensors
+        filters, outputs = groups(tensors[2:], [layer.number])
         ctx.norm, ctx.layer, ctx.n = norm, layer, n
-        ctx.save_for_backward(filters, *outputs)
+        ctx.save_for_backward(*filters, *outputs)
         paired = layer.planes.paired
-        parts = kernels().norm_analyse(tuple(outputs), norm, n=n, paired=paired)
+        parts = kernels().norm_analyse(outputs, norm, n=n, paired=paired)
         return layer.products(parts, filters)
 
     @staticmethod
@@ -150,8 +155,8 @@ class NormProducts(torch.autograd.Function):
         """
         refuse_second_derivatives()
         norm, layer, n = ctx.norm, ctx.layer, ctx.n
-        filters, *saved = ctx.saved_tensors
-        outputs, gradients = tuple(saved), _in_rows(gradients)
+        filters, outputs = groups(ctx.saved_tensors, [layer.number])
+        gradients = _in_rows(gradients)
         parts = kernels().empty_planes(outputs, layer.planes)
         back = layer.input_gradients(gradients, parts, filters)
         slopes = kernels().norm_analyse_sums(outputs, back, norm, parts, n=n)
@@ -159,7 +164,7 @@ class NormProducts(torch.autograd.Function):
         del parts
         memory = kernels().norm_analyse_backward(outputs, back, norm, slopes, n=n)
         of_outputs = Planes.of_products(outputs, n).images(memory)
-        return None, None, None, *norm.gradients(slopes), of_filters, *of_outputs
+        return None, None, None, *norm.gradients(slopes), *of_filters, *of_outputs
 
 
 class NormAddReLU(torch.autograd.Function):
@@ -211,10 +216,15 @@ class NormAddReLU(torch.autograd.Function):
         return None, None, None, of_identity, *of_parameters, *of_products
 
 
-def groups(flat: Sequence[Any], sizes: Sequence[int]) -> list[tuple[Any, ...]]:
-    """Split a sequence: ``groups("abc", [2, 1])`` is ``[("a", "b"), ("c",)]``."""
+def groups(flat: Iterable[Any], sizes: Sequence[int]) -> list[tuple[Any, ...]]:
+    """Split a sequence: ``groups("abc", [2])`` is ``[("a", "b"), ("c",)]``."""
     rest = iter(flat)
-    return [tuple(itertools.islice(rest, size)) for size in sizes]
+    return [*(tuple(itertools.islice(rest, size)) for size in sizes), tuple(rest)]
+
+
+def _of_layers(flat: Iterable[Any], layers: Sequence[Convolutions]) -> list[tuple[Any, ...]]:
+    """One group for each layer."""
+    return groups(flat, [layer.number for layer in layers[:-1]])
 
 
 def convolution_backward(

@@ -57,6 +57,11 @@ class Planes(NamedTuple):
         """Whether some planes are in pairs."""
         return self.alone < self.total
 
+    @property
+    def number(self) -> int:
+        """How many images the planes are: single ones and pairs."""
+        return self.alone + (self.total - self.alone) // 2 if self.paired else self.total
+
     def images(self, memory: Tensor) -> Products:
         """Planes ``[total, B, H, W, P]`` as images ``[B, P, H, W]`` and ``[B, 2 P, H, W]``."""
         return self._parts(memory, rows=1)
@@ -77,13 +82,6 @@ class Planes(NamedTuple):
         pairs = (self.total - self.alone) // 2  # not -1: an empty batch has no numbers
         wide = memory[self.alone :].reshape(pairs, rows * count, height, width, 2 * channels)
         return alone + wide.permute(0, 1, 4, 2, 3).unbind(0)
-
-    def join_filters(self, filters: Sequence[Tensor]) -> Tensor:
-        """The inverse of :meth:`filters`."""
-        rows = [one.permute(0, 2, 3, 1) for one in filters]
-        outputs, height, width, inputs = rows[0].shape
-        pairs = [one.reshape(4, outputs, height, width, inputs) for one in rows[self.alone :]]
-        return torch.cat([one.unsqueeze(0) for one in rows[: self.alone]] + pairs)
 
 
 def pairs_pay(channels: int) -> bool:

@@ -56,21 +56,20 @@ def side_by_side(calls: Sequence[Callable[[], Tensor]], like: Tensor) -> list[Te
     if len(calls) < _FEWEST or not _records(like):
         return [call() for call in calls]
     other, _ = _streams(like.device)
-    results: list[Tensor | None] = [None] * len(calls)
     with other.running(calls):
-        results[1::2] = [call() for call in calls[1::2]]
-    results[::2] = [call() for call in calls[::2]]
+        odd = [call() for call in calls[1::2]]
+    even = [call() for call in calls[::2]]
     other.join()
-    return results  # type: ignore[return-value]
+    return [(even, odd)[index % 2][index // 2] for index in range(len(calls))]
 
 
-def later(call: Callable[[], Tensor], like: Tensor, *reads: Any) -> Tensor:
-    """The result of a call, to be used after :func:`join`; ``reads`` are the tensors it reads."""
+def later(calls: Sequence[Callable[[], Tensor]], like: Tensor, *reads: Any) -> list[Tensor]:
+    """The results of calls, to be used after :func:`join`; ``reads`` are the tensors they read."""
     if not _records(like):
-        return call()
+        return [call() for call in calls]
     _, other = _streams(like.device)
     with other.running(reads):
-        return call()
+        return [call() for call in calls]
 
 
 def join(like: Tensor) -> None:
