@@ -27,7 +27,8 @@ from equicolor.nn._fused.norm import Norm, TrainingNorm
 
 _LANES = 64  # of a tile: 128 bytes in half precision, one cache line
 _WARPS = 4
-_PROGRAMS = 2048  # of a reduction: several for each multiprocessor
+# Of a reduction: 24 for each of 132 multiprocessors, which run 4, 6, 8 or 12 of them at a time.
+_PROGRAMS = 24 * 132
 _PARTS, _CHANNELS = 512, 8  # tile of the partial sums: no spatial group has more elements
 _NO_FEATURES: Any = Features(None, None, None, None)  # type: ignore[arg-type]
 

@@ -21,7 +21,8 @@ from equicolor.color_kernels import compose, decompose, place_of
 from equicolor.nn._fused.layout import Options, padded_channels
 from equicolor.nn._fused.tile_kernels import load
 
-_ROWS = tl.constexpr(32)  # of a tile
+_ROWS = tl.constexpr(32)  # columns of the result, of a tile
+_LINES = tl.constexpr(8)  # of a program, which divides by the sides of filters only once
 _WARPS = 4
 
 
@@ -35,9 +36,9 @@ class _Images(NamedTuple):
 
 
 class _Windows(NamedTuple):
-    """The output, and which pixels of the images each of its rows and channels comes from."""
+    """The output, and which pixels of the images each of its columns and channels comes from."""
 
-    rows: int
+    lines: int  # of all images
     stride: tuple[int, int]
     padding: tuple[int, int]
     height: constexpr
@@ -47,36 +48,40 @@ class _Windows(NamedTuple):
 
 @triton.jit
 def _columns_kernel(images, out, windows, N: constexpr, LANES: constexpr, CHANNELS: constexpr):
-    """N hues of the images; the first is that of the images as they are."""
-    row = tl.program_id(0) * _ROWS + tl.arange(0, _ROWS)
-    lane = tl.arange(0, LANES)[None, :]
+    """N hues of the images, the first as they are; a program computes parts of some lines."""
+    blocks = tl.cdiv(windows.width, _ROWS)
+    begin, place = tl.program_id(0) // blocks * _LINES, tl.program_id(0) % blocks * _ROWS
+    row, lane = place + tl.arange(0, _ROWS)[:, None], tl.arange(0, LANES)[None, :]
     # A channel is a row of the stride, a column of the filter and a colour.
     color, tap = lane % 3, lane // 3
     column, phase = tap % windows.kernel_width, tap // windows.kernel_width
-    place_x, place_y = row % windows.width, row // windows.width % windows.height
-    image = (row // (windows.width * windows.height)).to(tl.int64)
-    x = (place_x * windows.stride[1] - windows.padding[1])[:, None] + column
-    y = (place_y * windows.stride[0] - windows.padding[0])[:, None] + phase
-    there = (row < windows.rows)[:, None] & (phase < windows.stride[0])
-    inside = there & (x.to(tl.uint32) < images.width) & (y.to(tl.uint32) < images.height)
-    first = images.pointer + (image * images.steps[0])[:, None]
-    pixel = y * images.steps[2] + x * images.steps[3]
-    target = out + row.to(tl.int64)[:, None] * CHANNELS + lane
-    written = (row < windows.rows)[:, None] & (lane < CHANNELS)
-    # Pixels outside are zero, and stay zero in every hue.
-    if N == 1:
-        value = load(first, pixel + color * images.steps[1], inside)
-        tl.store(target, value.to(out.dtype.element_ty), written)
-    else:
-        red = load(first, pixel, inside)
-        green = load(first, pixel + images.steps[1], inside)
-        blue = load(first, pixel + 2 * images.steps[1], inside)
-        hue, chroma, low = decompose(red, green, blue)
-        place = place_of(hue, color)
-        step = tl.cast(windows.rows, tl.int64) * CHANNELS
-        for k in tl.static_range(N):
-            value = compose(place - 6.0 * k / N, chroma, low)
-            tl.store(target + step * k, value.to(out.dtype.element_ty), written)
+    left = row * windows.stride[1] - windows.padding[1]
+    across = (row < windows.width) & ((left + column).to(tl.uint32) < images.width)
+    across = across & (phase < windows.stride[0])
+    pixel = left * images.steps[3] + (phase * images.steps[2] + column * images.steps[3])
+    target = row * CHANNELS + lane
+    step = tl.cast(windows.lines, tl.int64) * windows.width * CHANNELS
+    for part in range(_LINES):
+        line = begin + part
+        top = line % windows.height * windows.stride[0] - windows.padding[0]
+        image = tl.cast(line // windows.height, tl.int64)
+        first = images.pointer + image * images.steps[0] + top * images.steps[2]
+        written = (row < windows.width) & (lane < CHANNELS) & (line < windows.lines)
+        inside = across & ((top + phase).to(tl.uint32) < images.height) & (line < windows.lines)
+        begun = out + tl.cast(line, tl.int64) * windows.width * CHANNELS
+        # Pixels outside are zero, and stay zero in every hue.
+        if N == 1:
+            value = load(first, pixel + color * images.steps[1], inside)
+            tl.store(begun + target, value.to(out.dtype.element_ty), written)
+        else:
+            red = load(first, pixel, inside)
+            green = load(first, pixel + images.steps[1], inside)
+            blue = load(first, pixel + 2 * images.steps[1], inside)
+            hue, chroma, low = decompose(red, green, blue)
+            there = place_of(hue, color)
+            for k in tl.static_range(N):
+                value = compose(there - 6.0 * k / N, chroma, low)
+                tl.store(begun + step * k + target, value.to(out.dtype.element_ty), written)
 
 
 def columns(
@@ -100,9 +105,10 @@ def columns(
     channels = padded_channels(stride[0] * kernel_size[1] * 3)
     out = torch.empty(n * batch, height, width, channels, dtype=dtype, device=images.device)
     source = _Images(images, sides[0], sides[1], images.stride())
-    rows = batch * height * width
-    windows = _Windows(rows, stride, padding, *map(constexpr, (height, width, kernel_size[1])))
-    grid, lanes = (triton.cdiv(rows, _ROWS.value),), triton.next_power_of_2(channels)
+    lines = batch * height
+    windows = _Windows(lines, stride, padding, *map(constexpr, (height, width, kernel_size[1])))
+    programs = triton.cdiv(lines, _LINES.value) * triton.cdiv(width, _ROWS.value)
+    grid, lanes = (programs,), triton.next_power_of_2(channels)
     _columns_kernel[grid](source, out, windows, n, lanes, channels, num_warps=_WARPS)
     return out.permute(0, 3, 1, 2)
 
