@@ -47,6 +47,7 @@ class Block(nn.Module):
             project = full.conv(in_channels, self.out_channels, 1, stride=stride, bias=False)
             self.shortcut = nn.Sequential(project, layers.norm(self.out_channels))
         self.relu = nn.ReLU()
+        self.followed = False  # whether the next layer is another equivariant block
 
     def forward(self, x: Tensor) -> Tensor:
         """Features, or feature maps of a plain network, to the same kind."""
@@ -56,7 +57,7 @@ class Block(nn.Module):
         ]
         if _fused.applies(self, x):
             shortcut: Any = tuple(self.shortcut) or None
-            return _fused.residual_block(x, pairs, shortcut)
+            return _fused.residual_block(x, pairs, shortcut, followed=self.followed)
         y = x
         for index, (conv, norm) in enumerate(pairs, start=1):
             y = norm(conv(y))
@@ -145,6 +146,9 @@ class ResNet(Network):
                 blocks.append(block)
                 channels = block.out_channels
             self.layers.append(blocks)
+        blocks_of_stages: list[Any] = [*self.layers[: self.ce_stages]]
+        for block in [block for stage in blocks_of_stages for block in stage][:-1]:
+            block.followed = True
         self.coset_pool = equivariant.coset_pool(coset_pool)
         self.avg_pool = nn.AdaptiveAvgPool2d(1)
         self.linear = nn.Linear(channels * (rotations if coset_pool is None else 1), num_classes)
@@ -160,7 +164,8 @@ class ResNet(Network):
         for stage, blocks in enumerate(self.layers, start=1):
             x = blocks(x)
             if stage == self.ce_stages:
-                x = self.coset_pool(x)
+                fused = _fused.pool_applies(self.coset_pool, x)
+                x = _fused.coset_max(x) if fused else self.coset_pool(x)
         return self.linear(self.avg_pool(x).flatten(1))
 
 

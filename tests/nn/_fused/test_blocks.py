@@ -303,6 +303,64 @@ def test_second_derivatives_are_refused_with_advice():
         torch.autograd.grad(block(x).sum(), x, create_graph=True)
 
 
+# Blocks that follow each other
+
+
+@pytest.fixture
+def analysed(monkeypatch):
+    """The features whose planes were computed on their own."""
+    seen, original = [], kernels().analyse
+
+    def analyse(x, *arguments, **options):
+        seen.append(x.tensor)
+        return original(x, *arguments, **options)
+
+    monkeypatch.setattr(kernels(), "analyse", analyse)
+    return seen
+
+
+@pytest.mark.parametrize("rotations", [3, 4])
+@pytest.mark.parametrize("widths", [(5, 5), (17, 6)])
+def test_a_block_begins_with_the_planes_of_the_one_before(
+    widths, rotations, analysed, relative_error
+):
+    first = make_block(5, widths[0], rotations=rotations)
+    second = make_block(widths[0], widths[1], rotations=rotations, stride=2)
+    x = torch.randn(2, 5, rotations, 4, 4, device=DEVICE)
+    results = {}
+    for first.followed in (False, True):
+        analysed.clear()
+        with torch.no_grad():
+            results[first.followed] = second(first(x))
+        assert len(analysed) == 2 - first.followed
+    assert torch.equal(results[True], results[False])
+    pair = nn.Sequential(first, second)
+    expected = step(copy.deepcopy(pair).double(), x.double())
+    for what, value in step(pair, x).items():
+        assert relative_error(value, expected[what]) < TOLERANCE, what
+
+
+def test_planes_of_features_that_changed_are_not_used(analysed):
+    first, second = make_block(), make_block()
+    first.followed = True
+    x = torch.randn(2, 5, 3, 4, 4, device=DEVICE)
+    with torch.no_grad():
+        y = first(x)
+        analysed.clear()
+        changed = second(y.mul_(2))
+        assert len(analysed) == 1
+        assert torch.equal(changed, second(first(x) * 2))
+        y = first(x)
+        analysed.clear()
+        with torch.autocast(DEVICE, HALF):  # in another dtype
+            second(y)
+        assert len(analysed) == 1
+    with torch.inference_mode():
+        analysed.clear()
+        second(first(x).mul_(2))
+    assert len(analysed) == 2
+
+
 # Whole networks
 
 
@@ -478,7 +536,7 @@ def test_graphs_are_made_of_ordinary_operations(monkeypatch):
     block, x = make_block().eval(), torch.randn(1, 5, 3, 4, 4, device=DEVICE)
     expected = block(x)
 
-    def fail(*_):
+    def fail(*_, **__):
         raise AssertionError("took the fused path")
 
     monkeypatch.setattr(_fused, "residual_block", fail)

@@ -399,6 +399,20 @@ def test_norm_add(name, paired, projected):
     close(again, slopes)
 
 
+@shapes
+def test_coset_max(name):
+    x = features_of(name).relu()  # with ties
+    x.requires_grad_()
+    expected = x.amax(2)
+    result = launchers.coset_max(Features.of(x.detach()))
+    channels = x.shape[1]
+    assert torch.equal(result[..., :channels].permute(0, 3, 1, 2), expected)
+    gradient = torch.randn_like(expected)
+    (expected_gradient,) = torch.autograd.grad(expected, x, gradient)
+    packed = Features.packed(gradient.unsqueeze(2))
+    close(launchers.coset_max_backward(Features.of(x.detach()), packed).tensor, expected_gradient)
+
+
 @pytest.mark.parametrize("weight", [1.0, 1e-2])  # outputs tell what was pooled, or they do not
 @pytest.mark.parametrize("shape", [(2, 16, 5, 4), (1, 80, 4, 1), (1, 48, 5, 6), (2, 16, 1, 1)])
 def test_norm_pool(shape, weight):

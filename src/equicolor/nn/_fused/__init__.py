@@ -6,12 +6,13 @@ one kernel goes from the products :math:`(A x) \circ (B w)` of one layer to the 
 next layer's products, and others go back. Features inside a block are never written to memory.
 Only products, and the features between blocks, are kept for the gradients.
 
-Results equal those of the ordinary modules to rounding. :func:`applies` and
-:func:`stem_applies` say where this path can be taken; elsewhere the ordinary modules are used.
+Results equal those of the ordinary modules to rounding. :func:`applies`, :func:`stem_applies` and
+:func:`pool_applies` say where this path can be taken; elsewhere the ordinary modules are used.
 """
 
 from equicolor.nn._fused.blocks import residual_block
-from equicolor.nn._fused.conditions import applies, stem_applies
+from equicolor.nn._fused.conditions import applies, pool_applies, stem_applies
+from equicolor.nn._fused.coset_pool import coset_max
 from equicolor.nn._fused.first_layer import stem
 
-__all__ = ["applies", "residual_block", "stem", "stem_applies"]
+__all__ = ["applies", "coset_max", "pool_applies", "residual_block", "stem", "stem_applies"]

@@ -26,7 +26,10 @@ from equicolor.nn._fused.tile_kernels import (
     load_centred,
     load_features,
     load_mixed,
+    maximum,
     relu,
+    rounded,
+    shared_by_largest,
     store,
     store_features,
     store_mixed,
@@ -216,8 +219,13 @@ def norm_analyse_backward_kernel(products, gradients, vectors, slopes, out, size
 
 
 @triton.jit
-def norm_add_kernel(products, vectors, residual, residual_vectors, out, size):
-    """Norm, residual and ReLU; the residual is features, or products and a norm."""
+def norm_add_kernel(
+    products, vectors, residual, residual_vectors, out, planes, PAIRED: constexpr, size
+):
+    """Norm, residual and ReLU; the residual is features, or products and a norm.
+
+    ``planes`` are the inputs of the next products, or None.
+    """
     block, lane = columns(size)
     at = tile(block, lane, size)
     zs = affine(load_centred(products, vectors, at, size), vectors, at, size)
@@ -226,7 +234,10 @@ def norm_add_kernel(products, vectors, residual, residual_vectors, out, size):
     else:
         centred = load_centred(residual, residual_vectors, at, size)
         rs = affine(centred, residual_vectors, at, size)
-    store(out, relu(add(zs, rs)), at, size)
+    zs = rounded(relu(add(zs, rs)), out)
+    store(out, zs, at, size)
+    if planes is not None:
+        store_mixed(planes, ANALYSIS, PAIRED, zs, at, size)
 
 
 @triton.jit
@@ -257,3 +268,20 @@ def norm_backward_kernel(gradient, products, vectors, slopes, out, size):
     centred = load_centred(products, vectors, at, size)
     gs = affine_gradient(gs, centred, vectors, slopes, at, size)
     store_mixed(out, SYNTHESIS_T, is_paired(len(products), size.n), gs, at, size)
+
+
+@triton.jit
+def coset_max_kernel(x, out, size):
+    """The maximum over the rotations."""
+    block, lane = columns(size)
+    at = tile(block, lane, size)
+    store(out, (maximum(load_features(x, at, size)),), at, size)
+
+
+@triton.jit
+def coset_max_backward_kernel(x, gradient, out, size):
+    """The gradient of the features, shared by rotations that are equally large, as torch does."""
+    block, lane = columns(size)
+    at = tile(block, lane, size)
+    xs = load_features(x, at, size)
+    store(out, shared_by_largest(load(gradient, at[2], at[3]), xs), at, size)

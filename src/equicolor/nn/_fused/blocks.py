@@ -12,7 +12,7 @@ from equicolor.groups import cyclic_algorithm
 from equicolor.nn._fused import functions
 from equicolor.nn._fused.functions import Convolutions
 from equicolor.nn._fused.layout import Planes, Products, pairs_pay
-from equicolor.nn._fused.norm import Norm, normalization
+from equicolor.nn._fused.norm import Norm, kernels, normalization
 from equicolor.nn.conv import CEConv2d
 from equicolor.nn.functional import compute_dtype, spatial_bank
 from equicolor.nn.norm import CEBatchNorm2d
@@ -67,11 +67,14 @@ class BlockLayer(NamedTuple):
     normalization: Callable[[Products, int], Norm]  # from the products of n rotations
 
 
-def residual_block(x: Tensor, layers: Sequence[Layer], shortcut: Layer | None = None) -> Tensor:
+def residual_block(
+    x: Tensor, layers: Sequence[Layer], shortcut: Layer | None = None, *, followed: bool = False
+) -> Tensor:
     """Convolutions and norms with ReLU between, plus the shortcut, and ReLU.
 
     Maps features ``[B, C, n, H, W]`` to features ``[B, C', n, H', W']``. There is at least one
-    layer. The shortcut is a layer of its own, or None for the identity.
+    layer. The shortcut is a layer of its own, or None for the identity. If another block follows,
+    this one also computes the planes that it begins with.
     """
     dtype = compute_dtype(x)
 
@@ -79,10 +82,16 @@ def residual_block(x: Tensor, layers: Sequence[Layer], shortcut: Layer | None = 
         return BlockLayer(Filters.of(conv, dtype), functools.partial(normalization, norm))
 
     residual = None if shortcut is None else layer_of(*shortcut)
-    return block_of(x, [layer_of(*layer) for layer in layers], residual)
+    return block_of(x, [layer_of(*layer) for layer in layers], residual, followed=followed)
 
 
-def block_of(x: Tensor, layers: Sequence[BlockLayer], shortcut: BlockLayer | None = None) -> Tensor:
+def block_of(
+    x: Tensor,
+    layers: Sequence[BlockLayer],
+    shortcut: BlockLayer | None = None,
+    *,
+    followed: bool = False,
+) -> Tensor:
     """:func:`residual_block` with filters that were computed before."""
     n = x.shape[2]
     with on_device_of(x):
@@ -96,7 +105,16 @@ def block_of(x: Tensor, layers: Sequence[BlockLayer], shortcut: BlockLayer | Non
         residual: Tensor | tuple[Products, Norm] = x
         if shortcut is not None:
             residual = others[0], shortcut.normalization(others[0], n)
-        return norm_add_relu(outputs, layer.normalization(outputs, n), residual, n)
+        norm, planes = layer.normalization(outputs, n), None
+        # In inference mode torch does not count changes of the features, after which their planes
+        # would be others.
+        if followed and not torch.is_inference_mode_enabled():
+            paired = pairs_pay(norm.channels)
+            planes = kernels().empty_planes(outputs, Planes.of(n, paired=paired))
+        y = norm_add_relu(outputs, norm, residual, n, planes)
+        if planes is not None:
+            y._equicolor_planes = y._version, planes  # type: ignore[attr-defined]
+        return y
 
 
 def products(x: Tensor, filters: Sequence[Filters]) -> tuple[list[Products], Tensor]:
@@ -107,8 +125,18 @@ def products(x: Tensor, filters: Sequence[Filters]) -> tuple[list[Products], Ten
     """
     layers = [one.convolutions for one in filters]
     tensors = [tensor for one in filters for tensor in one.tensors]
-    *flat, x = functions.apply(functions.ProductsOf, x, layers, *tensors)
+    parts = _planes_of(x, filters[0])
+    *flat, x = functions.apply(functions.ProductsOf, x, parts, layers, *tensors)
     return functions.groups(flat, [layer.number for layer in layers[:-1]]), x
+
+
+def _planes_of(x: Tensor, filters: Filters) -> Tensor | None:
+    """The planes that the block before has computed, unless the features have changed since."""
+    version, planes = x.__dict__.pop("_equicolor_planes", (None, None))
+    if planes is None or x._version != version:
+        return None
+    fits = len(planes) == filters.convolutions.planes.total
+    return planes if fits and planes.dtype == filters.tensors[0].dtype else None
 
 
 def norm_products(outputs: Products, norm: Norm, filters: Filters, n: int) -> Products:
@@ -119,11 +147,16 @@ def norm_products(outputs: Products, norm: Norm, filters: Filters, n: int) -> Pr
 
 
 def norm_add_relu(
-    outputs: Products, norm: Norm, residual: Tensor | tuple[Products, Norm], n: int
+    outputs: Products,
+    norm: Norm,
+    residual: Tensor | tuple[Products, Norm],
+    n: int,
+    planes: Tensor | None = None,
 ) -> Tensor:
     """Batch norm of features given as products, plus a residual, and ReLU: ``[B, C, n, H, W]``.
 
-    The residual is features, or products with a norm of their own.
+    The residual is features, or products with a norm of their own. ``planes``, unless None, is
+    filled with the planes of the result.
     """
     batch, _, height, width = outputs[0].shape
     shape = batch, norm.channels, n, height, width
@@ -138,5 +171,5 @@ def norm_add_relu(
     parameters = [parameter for one in norms for parameter in (one.weight, one.bias)]
     flat = [product for one in each for product in one]
     sizes = [len(one) for one in each[:-1]]
-    arguments = norms, sizes, shape, identity, *parameters, *flat
+    arguments = norms, sizes, shape, planes, identity, *parameters, *flat
     return functions.apply(functions.NormAddReLU, *arguments)

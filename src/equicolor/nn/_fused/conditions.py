@@ -9,7 +9,7 @@ from equicolor.devices import KERNEL_DTYPES, takes_kernels
 from equicolor.groups import SpatialGroup
 from equicolor.nn.conv import CEConv2d, CELiftConv2d
 from equicolor.nn.norm import CEBatchNorm2d
-from equicolor.nn.pooling import CEMaxPool2d
+from equicolor.nn.pooling import CEMaxPool2d, CosetMaxPool
 
 # Device types on which networks take this path by default.
 DEVICES: tuple[str, ...] = ("cuda",)
@@ -48,6 +48,12 @@ def stem_applies(
         and is_untouched(pool)
         and (type(pool) is nn.Identity or is_stem_pool(pool))
     )
+
+
+def pool_applies(pool: nn.Module, x: Tensor) -> bool:
+    """:func:`applies` for the maximum over the rotations of features."""
+    maximum = type(pool) is CosetMaxPool and pool.spatial == "p1"
+    return maximum and is_untouched(pool) and _fits(x, 5)
 
 
 def can_fuse(tensor: Tensor) -> bool:

@@ -133,9 +133,11 @@ class FrozenStem(_Frozen):
 class FrozenBlock(_Frozen):
     """:func:`equicolor.nn._fused.residual_block` as a module for inference."""
 
-    def __init__(self, layers: Sequence[Layer], shortcut: Layer | None = None) -> None:
+    def __init__(
+        self, layers: Sequence[Layer], shortcut: Layer | None = None, *, followed: bool = False
+    ) -> None:
         super().__init__()
-        self.depth = len(layers)
+        self.depth, self.followed = len(layers), followed
         for index, layer in enumerate(layers):
             self.add_module(f"layer{index}", nn.Sequential(*layer))
         self.shortcut = nn.Sequential(*shortcut or ())
@@ -157,7 +159,8 @@ class FrozenBlock(_Frozen):
         """Features ``[B, C, n, H, W]`` to features ``[B, C', n, H', W']``."""
         if applies(self, x) and not self._is_differentiated(x):
             with torch.no_grad():
-                return blocks.block_of(x, *self._cached(compute_dtype(x)))
+                layers = self._cached(compute_dtype(x))
+                return blocks.block_of(x, *layers, followed=self.followed)
         first, *later = self.layers
         y = first(x)
         for layer in later:

@@ -93,12 +93,20 @@ class ProductsOf(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layers: Sequence[Convolutions], *filters: Tensor) -> Products:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        parts: Tensor | None,
+        layers: Sequence[Convolutions],
+        *filters: Tensor,
+    ) -> Products:
+        """``parts``: the planes of the features, if they were computed before."""
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, *filters)
         ctx.layers = layers
-        paired = layers[0].planes.paired
-        parts = kernels().analyse(Features.of(x), filters[0].dtype, paired=paired)
+        if parts is None:
+            paired = layers[0].planes.paired
+            parts = kernels().analyse(Features.of(x), filters[0].dtype, paired=paired)
         outputs: Products = ()
         for layer, group in zip(layers, _of_layers(filters, layers), strict=True):
             outputs += layer.products(parts, group)
@@ -122,12 +130,12 @@ class ProductsOf(torch.autograd.Function):
             if ctx.needs_input_grad[0]:
                 of_inputs.append(layer.input_gradients(*arguments))
         if not of_inputs:
-            return None, None, *of_filters
+            return None, None, None, *of_filters
         first, *others = of_inputs
         added = None if residual is None else Features.of(residual)
         back = Features.empty(x.shape, x.dtype, x.device, beside=features.beside)
         kernels().analyse_backward(first, others[0] if others else None, added, back)
-        return back.tensor, None, *of_filters
+        return back.tensor, None, None, *of_filters
 
 
 class NormProducts(torch.autograd.Function):
@@ -171,7 +179,7 @@ class NormAddReLU(torch.autograd.Function):
     """Products, through batch norm, plus a residual and through ReLU, to features.
 
     The residual is features, or products with a norm of their own. Backward keeps only the
-    products and the output.
+    products and the output. ``planes``, unless None, is filled with the planes of the features.
     """
 
     @staticmethod
@@ -180,6 +188,7 @@ class NormAddReLU(torch.autograd.Function):
         norms: Sequence[Norm],
         sizes: Sequence[int],
         shape: Sequence[int],
+        planes: Tensor | None,
         identity: Tensor | None,
         *tensors: Tensor,
     ) -> Tensor:
@@ -193,7 +202,7 @@ class NormAddReLU(torch.autograd.Function):
             dtype = torch.promote_types(outputs[0].dtype, identity.dtype)
             residual = Features.of(identity)
         out = Features.empty(shape, dtype, outputs[0].device)
-        kernels().norm_add(outputs, norms[0], residual, out)
+        kernels().norm_add(outputs, norms[0], residual, out, planes)
         ctx.norms, ctx.sizes = norms, sizes
         ctx.save_for_backward(out.tensor, *flat)
         return out.tensor
@@ -213,7 +222,7 @@ class NormAddReLU(torch.autograd.Function):
             of_parameters += norm.gradients(slopes)
             of_products += Planes.of_products(outputs, inner.rotations).images(back)
         of_identity = inner.tensor if len(ctx.norms) == 1 else None
-        return None, None, None, of_identity, *of_parameters, *of_products
+        return None, None, None, None, of_identity, *of_parameters, *of_products
 
 
 def groups(flat: Iterable[Any], sizes: Sequence[int]) -> list[tuple[Any, ...]]:

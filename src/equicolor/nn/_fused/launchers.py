@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from triton.language import constexpr
 
+from equicolor.groups import cyclic_products
 from equicolor.nn._fused import block_kernels as kernels
 from equicolor.nn._fused.layout import Features, Planes, Products, ceil_div, padded_channels
 from equicolor.nn._fused.norm import Norm, TrainingNorm
@@ -182,17 +183,24 @@ def norm_analyse_backward(
 
 
 def norm_add(
-    products: Products, norm: Norm, residual: Features | tuple[Products, Norm], out: Features
+    products: Products,
+    norm: Norm,
+    residual: Features | tuple[Products, Norm],
+    out: Features,
+    planes: Tensor | None = None,
 ) -> None:
     """Fill ``out`` with batch norm of features given as products, plus a residual, and ReLU.
 
-    The residual is features, or products and their own norm.
+    The residual is features, or products and their own norm. ``planes``, unless None, is filled
+    with the result of :func:`analyse` for ``out``.
     """
     source: Any = residual, None
     if not isinstance(residual, Features):
         source = residual[0], residual[1].vectors
     size = _Size.of(out.images, out.channels, out.rotations)
-    _elementwise(kernels.norm_add_kernel, size, products, norm.vectors, *source, out.tensor)
+    paired = planes is not None and len(planes) < cyclic_products(out.rotations)
+    arguments = products, norm.vectors, *source, out.tensor, planes, paired
+    _elementwise(kernels.norm_add_kernel, size, *arguments)
 
 
 def norm_add_sums(
@@ -218,6 +226,23 @@ def norm_backward(gradient: Features, products: Products, norm: Norm, slopes: Te
     out = empty_planes(products, Planes.of_products(products, gradient.rotations))
     arguments = gradient, products, norm.vectors, slopes, out
     _elementwise(kernels.norm_backward_kernel, size, *arguments)
+    return out
+
+
+def coset_max(x: Features) -> Tensor:
+    """The maximum over the rotations, ``[B, H, W, P]``."""
+    size = _Size.of(x.images, x.channels, x.rotations)
+    out = torch.empty(*x.images, size.padded, dtype=x.tensor.dtype, device=x.tensor.device)
+    _elementwise(kernels.coset_max_kernel, size, x, out)
+    return out
+
+
+def coset_max_backward(x: Features, gradient: Features) -> Features:
+    """The gradient of features from that of :func:`coset_max`, packed and with one rotation."""
+    size = _Size.of(x.images, x.channels, x.rotations)
+    out = Features.empty(x.tensor.shape, x.tensor.dtype, x.tensor.device)
+    arguments = x, gradient.tensor, out.tensor
+    _elementwise(kernels.coset_max_backward_kernel, size, *arguments)
     return out
 
 

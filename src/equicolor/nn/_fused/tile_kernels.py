@@ -248,6 +248,15 @@ def relu(xs):
 
 
 @triton.jit
+def rounded(xs, out):
+    """Tiles rounded to the dtype of memory, as float32."""
+    ys = ()
+    for k in tl.static_range(len(xs)):
+        ys = ys + (xs[k].to(out.dtype.element_ty).to(tl.float32),)
+    return ys
+
+
+@triton.jit
 def where_positive(zs, xs):
     """The gradient of ReLU."""
     out = ()
@@ -262,4 +271,26 @@ def add(xs, others):
     out = ()
     for k in tl.static_range(len(xs)):
         out = out + (xs[k] + others[k],)
+    return out
+
+
+@triton.jit
+def maximum(xs):
+    """The largest of tiles."""
+    largest = xs[0]
+    for k in tl.static_range(1, len(xs)):
+        largest = tl.maximum(largest, xs[k], propagate_nan=tl.PropagateNan.ALL)
+    return largest
+
+
+@triton.jit
+def shared_by_largest(gradient, xs):
+    """The gradient of a maximum for each of its tiles."""
+    largest = maximum(xs)
+    count = tl.zeros_like(largest)
+    for k in tl.static_range(len(xs)):
+        count += (xs[k] == largest).to(tl.float32)
+    out = ()
+    for k in tl.static_range(len(xs)):
+        out = out + (tl.where(xs[k] == largest, gradient / count, 0.0),)
     return out

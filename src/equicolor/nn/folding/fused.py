@@ -118,7 +118,9 @@ class _Finder:
             nodes, layers = [*chain, *shortcut, added, relu], self._layers(chain)
             residual = self._layers(shortcut)
             if _have_same_shape(layers, residual) and self._is_stable(nodes):
-                return Stage("block", nodes, FrozenBlock(layers, *residual))
+                followed = any(type(self._module(user)) is CEConv2d for user in relu.users)
+                block = FrozenBlock(layers, *residual, followed=followed)
+                return Stage("block", nodes, block)
         return None
 
     def _layers(self, chain: Sequence[fx.Node]) -> list[Layer]:
