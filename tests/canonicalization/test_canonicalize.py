@@ -346,7 +346,7 @@ def test_normalisation_goes_where_the_network_is():
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(3)).double()
     network(torch.rand(1, 3, 8, 8).double())
     model = equicolor.canonicalize(network, N, "energy", normalization="imagenet")
-    assert model.normalize.mean.dtype == torch.float64
+    assert model.normalize.scale.dtype == torch.float64
     network.to("meta")
     model = equicolor.canonicalize(network, N, "energy", normalization="imagenet")
     assert model(torch.empty(2, 3, 8, 8, device="meta").double()).is_meta

@@ -21,6 +21,7 @@ from equicolor.models import (
     z2cnn,
 )
 from equicolor.models.checkpoints import read_header, weights_digest
+from equicolor.models.layers import IMAGENET
 from equicolor.models.registry import GrayInput, Origin, build_from_config, with_classes
 from equicolor.models.tensor_files import write_weights
 
@@ -403,7 +404,12 @@ def test_networks_from_the_meta_device_get_their_constants(assign):
 
 def test_normalisation_is_exact_in_float64():
     network = resnet44(10, width=4).bfloat16().double()
-    assert network.normalize.mean.flatten().tolist() == [0.485, 0.456, 0.406]
+    images = torch.rand(2, 3, 4, 4).double().to(memory_format=torch.channels_last)
+    mean, std = (torch.tensor(numbers).double() for numbers in IMAGENET)
+    expected = (images - mean.view(3, 1, 1)) / std.view(3, 1, 1)
+    normal = network.normalize(images)
+    torch.testing.assert_close(normal, expected, rtol=0, atol=1e-15)
+    assert normal.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_class_names_travel_with_the_network(tmp_path):

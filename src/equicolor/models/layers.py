@@ -81,8 +81,8 @@ class Layers(NamedTuple):
 class Normalize(DerivedConstants):
     """Subtract a mean and divide by a standard deviation: three numbers each, or one for all."""
 
-    mean: Tensor
-    std: Tensor
+    scale: Tensor
+    shift: Tensor
 
     def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         super().__init__()
@@ -93,17 +93,19 @@ class Normalize(DerivedConstants):
         self._reset_constants()
 
     def _constants(self) -> dict[str, Tensor]:
-        return {
-            name: torch.tensor(values, dtype=torch.float64, device="cpu").view(-1, 1, 1)
-            for name, values in self.numbers.items()
-        }
+        mean, std = (
+            torch.tensor(values, dtype=torch.float64, device="cpu").view(-1, 1, 1)
+            for values in self.numbers.values()
+        )
+        return {"scale": 1 / std, "shift": -mean / std}
 
     def forward(self, images: Tensor) -> Tensor:
         """Images ``[B, 3, H, W]`` to images of the same shape and dtype.
 
         The numbers are never rounded to half precision, only the result is.
         """
-        return ((images - self.mean) / self.std).to(images.dtype)
+        # One operation: on a GPU, each of two would take as long as a convolution.
+        return torch.addcmul(self.shift, images, self.scale).to(images.dtype)
 
     def extra_repr(self) -> str:  # noqa: D102
         return ", ".join(f"{name}={list(values)}" for name, values in self.numbers.items())
