@@ -405,7 +405,7 @@ def test_networks_from_the_meta_device_get_their_constants(assign):
 def test_normalisation_is_exact_in_float64():
     network = resnet44(10, width=4).bfloat16().double()
     images = torch.rand(2, 3, 4, 4).double().to(memory_format=torch.channels_last)
-    mean, std = (torch.tensor(numbers).double() for numbers in IMAGENET)
+    mean, std = (torch.tensor(numbers, dtype=torch.float64) for numbers in IMAGENET)
     expected = (images - mean.view(3, 1, 1)) / std.view(3, 1, 1)
     normal = network.normalize(images)
     torch.testing.assert_close(normal, expected, rtol=0, atol=1e-15)

@@ -281,6 +281,25 @@ def test_analyse_backward(name, paired, added, beside):
     close(result.tensor, expected + added * residual)
 
 
+@pytest.mark.parametrize("channels", [5, 16, 64])  # several pixels in a row of a kernel, or one
+@pytest.mark.parametrize(("steps", "paired"), [((2, 2), True), ((1, 3), False), ((2, 1), True)])
+def test_analyse_backward_of_layers_that_skip_pixels(channels, steps, paired, monkeypatch):
+    n, (height, width) = 4, (5, 6)
+    coarse = -(-height // steps[0]), -(-width // steps[1])
+    for name, sides in (("fine", (height, width)), ("coarse", coarse)):
+        monkeypatch.setitem(SHAPES, name, (n, channels, 2, *sides))
+    gradients, others = products_of("fine", paired=paired), products_of("coarse", paired=paired)
+    x = features_of("fine").requires_grad_()
+    y = analyse(x, paired)
+    (expected,) = torch.autograd.grad(y, x, planes_of(gradients, "fine"), retain_graph=True)
+    skipped = torch.zeros_like(y)
+    skipped[..., :: steps[0], :: steps[1]] = planes_of(others, "coarse")
+    (more,) = torch.autograd.grad(y, x, skipped)
+    result = Features.empty(x.shape, x.dtype, x.device)
+    launchers.analyse_backward(gradients, others, None, result, steps)
+    close(result.tensor, expected + more)
+
+
 def trained(weight, bias, momentum=0.1, batches=1):
     """A batch norm in training that has seen nothing yet."""
     mean, var = torch.zeros_like(weight), torch.ones_like(weight)

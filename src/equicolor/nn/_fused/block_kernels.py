@@ -20,6 +20,7 @@ from equicolor.nn._fused.tile_kernels import (
     add,
     affine,
     affine_gradient,
+    coarse_tile,
     columns,
     is_paired,
     load,
@@ -48,13 +49,16 @@ def analyse_kernel(x, out, PAIRED: constexpr, size):
 
 
 @triton.jit
-def analyse_backward_kernel(gradients, others, residual, out, size):
+def analyse_backward_kernel(gradients, others, coarse, residual, out, size):
     """Gradients of the inputs of products, and of the residual, to those of features."""
     block, lane = columns(size)
     at = tile(block, lane, size)
     gs = load_mixed(gradients, ANALYSIS_T, at, size)
     if others is not None:
-        gs = add(gs, load_mixed(others, ANALYSIS_T, at, size))
+        where = at
+        if coarse is not None:
+            where = coarse_tile(at, coarse, size)
+        gs = add(gs, load_mixed(others, ANALYSIS_T, where, size))
     if residual.tensor is not None:
         gs = add(gs, load_features(residual, at, size))
     store_features(out, gs, at, size)
@@ -66,7 +70,8 @@ def moments_kernel(products, pivots, sums, size, blocks, steps):
     block, lane = columns(size)
     # Subtracting any value of the channel keeps the squares from cancelling.
     channel = tl.max_contiguous(tl.multiple_of(lane % size.padded, 8), 8)
-    first = tl.zeros([1], tl.int64), channel, channel[None, :], (lane < size.lanes)[None, :]
+    zero = tl.zeros([1], tl.int64)
+    first = zero, channel, channel[None, :], (lane < size.lanes)[None, :], zero[:, None]
     pivot = load_mixed(products, SYNTHESIS, first, size)[0]
     total = tl.zeros([size.tile_rows, size.tile_lanes], tl.float32)
     squares = tl.zeros([size.tile_rows, size.tile_lanes], tl.float32)

@@ -60,11 +60,29 @@ class Convolutions(NamedTuple):
         calls = [partial(torch.conv2d, *one, None, *self.options) for one in each]
         return _in_rows(streams.side_by_side(calls, parts))
 
+    def skipping(self, filters: Sequence[Tensor]) -> tuple[int, int]:
+        """Steps between the rows, and the columns, that the layer sees; (1, 1) if it sees all."""
+        stride, padding, _ = self.options
+        return stride if filters[0].shape[2:] == (1, 1) and padding == (0, 0) else (1, 1)
+
     def input_gradients(
-        self, gradients: Products, parts: Tensor, filters: Sequence[Tensor]
+        self,
+        gradients: Products,
+        parts: Tensor,
+        filters: Sequence[Tensor],
+        steps: tuple[int, int] = (1, 1),
     ) -> Products:
-        """Gradients of the planes, of which only the shapes are read."""
-        calls = self._backward(gradients, parts, filters, of_inputs=True)
+        """Gradients of the planes, of which only the shapes are read.
+
+        If the layer skips rows or columns, only those of the others, where there are gradients.
+        """
+        layer = self
+        if steps != (1, 1):
+            layer = self._replace(options=((1, 1), *self.options[1:]))
+            parts = parts.new_empty(
+                len(parts), *gradients[0].permute(0, 2, 3, 1).shape[:3], parts.shape[4]
+            )
+        calls = layer._backward(gradients, parts, filters, of_inputs=True)
         return _in_rows(streams.side_by_side(calls, parts))
 
     def filter_gradients(
@@ -123,18 +141,21 @@ class ProductsOf(torch.autograd.Function):
         parts = kernels().analyse(features, filters[0].dtype, paired=paired)
         of_inputs: list[Products] = []
         of_filters: list[Tensor | None] = []
+        steps: list[tuple[int, int]] = []
         each = ctx.layers, _of_layers(flat, ctx.layers), _of_layers(filters, ctx.layers)
         for layer, of_outputs, group in zip(*each, strict=True):
             arguments = _in_rows(of_outputs), parts, group
             of_filters += layer.filter_gradients(*arguments)
             if ctx.needs_input_grad[0]:
-                of_inputs.append(layer.input_gradients(*arguments))
+                # The kernel below adds up those of the second layer where there are any.
+                steps.append(layer.skipping(group) if of_inputs else (1, 1))
+                of_inputs.append(layer.input_gradients(*arguments, steps[-1]))
         if not of_inputs:
             return None, None, None, *of_filters
         first, *others = of_inputs
         added = None if residual is None else Features.of(residual)
         back = Features.empty(x.shape, x.dtype, x.device, beside=features.beside)
-        kernels().analyse_backward(first, others[0] if others else None, added, back)
+        kernels().analyse_backward(first, others[0] if others else None, added, back, steps[-1])
         return back.tensor, None, None, *of_filters
 
 

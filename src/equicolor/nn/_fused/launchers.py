@@ -28,8 +28,7 @@ from equicolor.nn._fused.norm import Norm, TrainingNorm
 
 _LANES = 64  # of a tile: 128 bytes in half precision, one cache line
 _WARPS = 4
-# Of a reduction: 24 for each of 132 multiprocessors, which run 4, 6, 8 or 12 of them at a time.
-_PROGRAMS = 24 * 132
+_PROGRAMS = 2048  # of a reduction: several for each multiprocessor
 _PARTS, _CHANNELS = 512, 8  # tile of the partial sums: no spatial group has more elements
 _NO_FEATURES: Any = Features(None, None, None, None)  # type: ignore[arg-type]
 
@@ -70,6 +69,18 @@ class _Size(NamedTuple):
         return float(self.n.value * self.rows * self.pixels_in_a_row)
 
 
+class _Coarse(NamedTuple):
+    """The sides of images, and those of images of every few of their rows and columns."""
+
+    height: int
+    width: int
+    coarse_height: int
+    coarse_width: int
+    rows: constexpr  # of the images, for one of the coarse images
+    columns: constexpr
+    fold: constexpr  # pixels in a row of the matrix
+
+
 class _Sums(NamedTuple):
     """Partial sums ``[2, parts, P]``, and the tiles in which a kernel adds them up."""
 
@@ -91,15 +102,24 @@ def analyse(x: Features, dtype: torch.dtype, *, paired: bool) -> Tensor:
 
 
 def analyse_backward(
-    gradients: Products, others: Products | None, residual: Features | None, out: Features
+    gradients: Products,
+    others: Products | None,
+    residual: Features | None,
+    out: Features,
+    steps: tuple[int, int] = (1, 1),
 ) -> None:
     """Fill ``out`` with the gradient ``A^T g`` of features, from that of their products' inputs.
 
     ``others`` (gradients of the same inputs from other products) and ``residual`` (a gradient of
-    the features) are added to it.
+    the features) are added to it. Others are of every ``steps``-th row and column.
     """
     size = _Size.of(out.images, out.channels, out.rotations)
-    arguments = gradients, others, residual or _NO_FEATURES, out
+    coarse = None
+    if others is not None and steps != (1, 1):
+        _, height, width = out.images
+        constants = map(constexpr, (*steps, size.pixels_in_a_row))
+        coarse = _Coarse(height, width, *others[0].shape[2:], *constants)
+    arguments = gradients, others, coarse, residual or _NO_FEATURES, out
     _elementwise(kernels.analyse_backward_kernel, size, *arguments)
 
 

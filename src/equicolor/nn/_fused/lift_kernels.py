@@ -22,7 +22,6 @@ from equicolor.nn._fused.layout import Options, padded_channels
 from equicolor.nn._fused.tile_kernels import load
 
 _ROWS = tl.constexpr(32)  # columns of the result, of a tile
-_LINES = tl.constexpr(8)  # of a program, which divides by the sides of filters only once
 _WARPS = 4
 
 
@@ -47,10 +46,12 @@ class _Windows(NamedTuple):
 
 
 @triton.jit
-def _columns_kernel(images, out, windows, N: constexpr, LANES: constexpr, CHANNELS: constexpr):
+def _columns_kernel(
+    images, out, windows, N: constexpr, LINES: constexpr, LANES: constexpr, CHANNELS: constexpr
+):
     """N hues of the images, the first as they are; a program computes parts of some lines."""
     blocks = tl.cdiv(windows.width, _ROWS)
-    begin, place = tl.program_id(0) // blocks * _LINES, tl.program_id(0) % blocks * _ROWS
+    begin, place = tl.program_id(0) // blocks * LINES, tl.program_id(0) % blocks * _ROWS
     row, lane = place + tl.arange(0, _ROWS)[:, None], tl.arange(0, LANES)[None, :]
     # A channel is a row of the stride, a column of the filter and a colour.
     color, tap = lane % 3, lane // 3
@@ -61,7 +62,7 @@ def _columns_kernel(images, out, windows, N: constexpr, LANES: constexpr, CHANNE
     pixel = left * images.steps[3] + (phase * images.steps[2] + column * images.steps[3])
     target = row * CHANNELS + lane
     step = tl.cast(windows.lines, tl.int64) * windows.width * CHANNELS
-    for part in range(_LINES):
+    for part in range(LINES):
         line = begin + part
         top = line % windows.height * windows.stride[0] - windows.padding[0]
         image = tl.cast(line // windows.height, tl.int64)
@@ -107,9 +108,11 @@ def columns(
     source = _Images(images, sides[0], sides[1], images.stride())
     lines = batch * height
     windows = _Windows(lines, stride, padding, *map(constexpr, (height, width, kernel_size[1])))
-    programs = triton.cdiv(lines, _LINES.value) * triton.cdiv(width, _ROWS.value)
-    grid, lanes = (programs,), triton.next_power_of_2(channels)
-    _columns_kernel[grid](source, out, windows, n, lanes, channels, num_warps=_WARPS)
+    # A program divides by the sides of filters once. That tells where there is little else to do.
+    at_once, lanes = (8 if n == 1 else 1), triton.next_power_of_2(channels)
+    programs = triton.cdiv(lines, at_once) * triton.cdiv(width, _ROWS.value)
+    constants = n, at_once, lanes, channels
+    _columns_kernel[(programs,)](source, out, windows, *constants, num_warps=_WARPS)
     return out.permute(0, 3, 1, 2)
 
 

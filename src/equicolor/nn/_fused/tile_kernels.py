@@ -2,7 +2,8 @@
 
 A thread keeps all rotations, or all products, of its pixels and channels, as tuples of tiles.
 ``size`` is a ``_Size`` of :mod:`equicolor.nn._fused.launchers`.
-``at`` says where a tile is: rows, lanes, offsets in memory, and the mask of existing elements.
+``at`` says where a tile is: rows, lanes, offsets in memory, the mask of existing elements, and the
+offsets of their pixels, which are those in memory again for two planes side by side.
 """
 
 # Triton knows no starred tuples, and mypy no tuples that grow in a loop.
@@ -94,14 +95,24 @@ def tile(block, lane, size):
     """Where a tile is."""
     row = block.to(tl.int64) * size.tile_rows + tl.arange(0, size.tile_rows)
     inside = (row < size.rows)[:, None] & (lane < size.lanes)[None, :]
-    return row, lane, row[:, None] * size.lanes + lane[None, :], inside
+    first = (row * size.lanes)[:, None] + (lane // size.padded * size.padded)[None, :]
+    return row, lane, row[:, None] * size.lanes + lane[None, :], inside, first
 
 
 @triton.jit
-def _beside(at, size):
-    """Offsets in the first of two planes that lie side by side."""
-    row, lane, place, _ = at
-    return place + (row * size.lanes)[:, None] + (lane // size.padded * size.padded)[None, :]
+def coarse_tile(at, coarse, size):
+    """Where a tile is in images of every few rows and columns, which lack most of its pixels."""
+    row, lane, _, inside, _ = at
+    # There are fewer pixels than int32 counts, and it is divided many times as fast.
+    pixel = row.to(tl.int32)[:, None]
+    if coarse.fold > 1:
+        pixel = pixel * coarse.fold + (lane // size.padded)[None, :]
+    line, x = pixel // coarse.width, pixel % coarse.width
+    image, y = line // coarse.height, line % coarse.height
+    there = inside & (y % coarse.rows == 0) & (x % coarse.columns == 0)
+    line = image * coarse.coarse_height + y // coarse.rows
+    first = (line * coarse.coarse_width + x // coarse.columns).to(tl.int64) * size.padded
+    return row, lane, first + (lane % size.padded)[None, :], there, first
 
 
 @triton.jit
@@ -115,22 +126,22 @@ def load_mixed(images, KIND: constexpr, at, size):
     """Planes, mixed to features. They are single images, and pairs side by side in one image."""
     PAIRED: tl.constexpr = is_paired(len(images), size.n)
     ALONE: tl.constexpr = alone(size.n, PAIRED)
-    _, _, place, inside = at
+    _, _, place, inside, first = at
     planes = ()
     for image in tl.static_range(ALONE):
         planes = planes + (load(images[image], place, inside),)
     if len(images) > ALONE:
-        beside = _beside(at, size)
+        beside = place + first
         for image in tl.static_range(ALONE, len(images)):
-            first = load(images[image], beside, inside)
-            planes = planes + (first, load(images[image] + size.padded, beside, inside))
+            real = load(images[image], beside, inside)
+            planes = planes + (real, load(images[image] + size.padded, beside, inside))
     return mix(planes, KIND + _MODES * PAIRED, size.n)
 
 
 @triton.jit
 def _place_of_features(x, at, size):
     """Offsets of the first rotation of features."""
-    row, lane, place, _ = at
+    row, lane, place, _, _ = at
     if x.row_step is not None:
         within = lane // size.padded * x.row_step + lane % size.padded
         place = (row * (size.lanes // size.padded) * x.row_step)[:, None] + within[None, :]
@@ -140,7 +151,7 @@ def _place_of_features(x, at, size):
 @triton.jit
 def load_features(x, at, size):
     """Tiles of features, zero in the spare channels."""
-    _, lane, _, inside = at
+    _, lane, _, inside, _ = at
     place = _place_of_features(x, at, size)
     if x.readable is not None:
         inside = inside & (lane % size.padded < x.readable)[None, :]
@@ -166,7 +177,7 @@ def store_features(out, tiles, at, size):
 @triton.jit
 def store(out, tiles, at, size):
     """Store tiles one after the other in one tensor."""
-    _, _, place, inside = at
+    _, _, place, inside, _ = at
     step = tl.cast(size.rows, tl.int64) * size.lanes
     for part in tl.static_range(len(tiles)):
         tl.store(out + step * part + place, tiles[part].to(out.dtype.element_ty), inside)
@@ -177,16 +188,15 @@ def store_mixed(out, KIND: constexpr, PAIRED: constexpr, features, at, size):
     """Mix features to planes, and store their images one after the other."""
     ALONE: tl.constexpr = alone(size.n, PAIRED)
     planes = mix(features, KIND + _MODES * PAIRED, size.n)
-    _, _, place, inside = at
+    _, _, place, inside, first = at
     step = tl.cast(size.rows, tl.int64) * size.lanes
-    beside = _beside(at, size)
     for part in tl.static_range(len(planes)):
         value = planes[part].to(out.dtype.element_ty)
         if part < ALONE:
             tl.store(out + step * part + place, value, inside)
         else:
-            first = out + step * (part - (part - ALONE) % 2) + (part - ALONE) % 2 * size.padded
-            tl.store(first + beside, value, inside)
+            pair = out + step * (part - (part - ALONE) % 2) + (part - ALONE) % 2 * size.padded
+            tl.store(pair + place + first, value, inside)
 
 
 @triton.jit
@@ -203,7 +213,7 @@ def store_sums(out, block, blocks, lane, size, first, second):
 @triton.jit
 def _vector(vectors, index, at, size):
     """One number for every lane."""
-    _, lane, _, _ = at
+    _, lane, _, _, _ = at
     return tl.load(vectors + index * size.lanes + lane, lane < size.lanes, 0.0)[None, :]
 
 
