@@ -445,6 +445,9 @@ def test_norm_pool(shape, weight):
     expected = F.max_pool2d(normal.relu(), 3, 2, 1)
     out, taps = pool_kernels.norm_pool(y, norm)
     close(out.permute(0, 3, 1, 2), expected)
+    again, nothing = pool_kernels.norm_pool(y, norm, keep_taps=False)
+    close(again, out)
+    assert nothing is None
 
     gradient = torch.randn_like(out)
     expected_gradients = torch.autograd.grad(expected, leaves, gradient.permute(0, 3, 1, 2))
@@ -506,8 +509,10 @@ def test_what_is_not_a_number_stays_so():
     y[0, 0, 0, 0] = torch.nan
     one = torch.ones(8, device=DEVICE)
     vectors = launchers.channel_vectors(one, one, one, one, eps=0)
-    out, _ = pool_kernels.norm_pool(y, Norm(one, one, vectors, training=False).for_rows((y,)))
-    assert out.isnan().sum() == 1
+    norm = Norm(one, one, vectors, training=False).for_rows((y,))
+    for keep_taps in (True, False):
+        out, _ = pool_kernels.norm_pool(y, norm, keep_taps=keep_taps)
+        assert out.isnan().sum() == 1
     images = torch.rand(1, 3, 1, 2, device=DEVICE)
     images[0, 1, 0, 0] = torch.nan
     options = (1, 1), (0, 0), (1, 1)

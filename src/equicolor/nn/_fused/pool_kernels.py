@@ -87,23 +87,44 @@ def _norm_pool_kernel(activations, vectors, out, taps, shape):
     mean = _vector(vectors, 0, lane, shape)
     scale, shift = _vector(vectors, 1, lane, shape), _vector(vectors, 2, lane, shape)
     row, inside, image, top, left = _windows(block, shape)
-    best = tl.zeros([shape.tile_rows, shape.tile_lanes], tl.float32)
-    tap = tl.full([shape.tile_rows, shape.tile_lanes], _NO_TAP, tl.int32)
-    for index in tl.static_range(9):
-        y, x = 2 * top - 1 + index // 3, 2 * left - 1 + index % 3
-        there = inside & (y >= 0) & (y < shape.height) & (x >= 0) & (x < shape.width)
-        mask = there[:, None] & used[None, :]
-        place = _place(image, y, x, shape.height, shape.width, lane, shape.lanes)
-        value = (load(activations, place, mask) - mean) * scale + shift
-        # As torch does: the first of equal values, and any NaN.
-        better = mask & ((value > best) | (value != value))
-        best = tl.where(better, value, best)
-        tap = tl.where(better, index, tap)
-    place = row.to(tl.int64)[:, None] * shape.lanes + lane[None, :]
     mask = inside[:, None] & used[None, :]
+    if taps is None:
+        best = _largest(activations, scale, top, left, image, lane, mask, shape)
+        best = tl.maximum((best - mean) * scale + shift, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        best = tl.zeros([shape.tile_rows, shape.tile_lanes], tl.float32)
+        tap = tl.full([shape.tile_rows, shape.tile_lanes], _NO_TAP, tl.int32)
+        for index in tl.static_range(9):
+            y, x = 2 * top - 1 + index // 3, 2 * left - 1 + index % 3
+            there = inside & (y >= 0) & (y < shape.height) & (x >= 0) & (x < shape.width)
+            used_there = there[:, None] & used[None, :]
+            place = _place(image, y, x, shape.height, shape.width, lane, shape.lanes)
+            value = (load(activations, place, used_there) - mean) * scale + shift
+            # As torch does: the first of equal values, and any NaN.
+            better = used_there & ((value > best) | (value != value))
+            best = tl.where(better, value, best)
+            tap = tl.where(better, index, tap)
+    place = row.to(tl.int64)[:, None] * shape.lanes + lane[None, :]
     tl.store(out + place, best.to(out.dtype.element_ty), mask)
     if taps is not None:
         tl.store(taps + place, tap.to(tl.uint8), mask)
+
+
+@triton.jit
+def _largest(activations, scale, top, left, image, lane, mask, shape):
+    """The activation of a window that a norm with this scale makes the largest.
+
+    Pixels outside are replaced by their neighbours, which are in the window, too.
+    """
+    sign = tl.where(scale < 0, -1.0, 1.0)
+    largest = tl.full(mask.shape, float("-inf"), tl.float32)
+    for index in tl.static_range(9):
+        y = tl.minimum(tl.maximum(2 * top - 1 + index // 3, 0), shape.height - 1)
+        x = tl.minimum(tl.maximum(2 * left - 1 + index % 3, 0), shape.width - 1)
+        place = _place(image, y, x, shape.height, shape.width, lane, shape.lanes)
+        value = load(activations, place, mask) * sign
+        largest = tl.maximum(largest, value, propagate_nan=tl.PropagateNan.ALL)
+    return largest * sign
 
 
 @triton.jit
