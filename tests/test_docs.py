@@ -401,8 +401,12 @@ def test_the_accuracy_behind_selectors_is_that_of_the_rows() -> None:
     )
     assert (
         f"has {plain_[0]} % ({plain_[1]} % without), behind grey world {gray[0]} % ({gray[1]} % "
-        f"without), and behind shades of grey {shades[0]} % ({shades[1]} %, seed 0); HSV lifting "
-        f"with six rotations alone has {alone['cast_mean']:.1f} %."
+        f"without), and behind shades of grey {shades[0]} % ({shades[1]} %, seed 0)."
+    ) in words
+    (twelve,) = (row for row in found if (row["rotations"], row["stage"]) == (12, "network alone"))
+    assert (
+        f"six rotations have {alone['cast_mean']:.1f} % ({alone['original']:.1f} % without) and "
+        f"twelve {twelve['cast_mean']:.1f} % ({twelve['original']:.1f} % without, seed 0)."
     ) in words
     accurate = plain["accurate selector"]
     assert (
