@@ -23,10 +23,10 @@ from equicolor.data.loaders import Batch
 from equicolor.devices import cores
 from equicolor.models.registry import Network
 from equicolor.models.tensor_files import CheckpointError
-from equicolor.nn import capture
 from equicolor.training.average import WeightAverage
 from equicolor.training.losses import cross_entropy, jensen_shannon
 from equicolor.training.recipes import TrainingRecipe
+from equicolor.training.recording import record
 from equicolor.training.tally import Counts, Tally
 
 REMEDY = "delete it to train from the start, or the whole run with --force"
@@ -110,8 +110,9 @@ class ClassificationTask(pl.LightningModule):
         """The logits of the network, which is recorded when the first batch comes."""
         if self._graphs and self._recorded is None and images.is_cuda:
             dtype = torch.bfloat16 if self.recipe.precision == "bfloat16" else None
+            steps = int(self.trainer.estimated_stepping_batches)
             try:
-                self._recorded = capture(self.network, images, dtype)
+                self._recorded = record(self.network, images, dtype, steps)
             except RuntimeError as error:  # a network that reads from the device
                 self._graphs = False
                 warnings.warn(f"trains without CUDA graphs: {error}", stacklevel=1)
