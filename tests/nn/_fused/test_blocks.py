@@ -303,6 +303,24 @@ def test_second_derivatives_are_refused_with_advice():
         torch.autograd.grad(block(x).sum(), x, create_graph=True)
 
 
+@pytest.mark.parametrize("memory", [torch.preserve_format, torch.contiguous_format])
+@pytest.mark.parametrize(("rotations", "lifting"), [(3, "rgb"), (4, "hsv")])
+def test_saved_tensors_may_come_back_in_another_layout(
+    rotations, lifting, memory, relative_error, fused_step
+):
+    """As with torch.autograd.graph.save_on_cpu."""
+    architecture, options = Architecture((1, 1), False, 8, False, 10), {"rotations": rotations}
+    network = settled(ResNet(architecture, 7, width=(5, 7), lifting=lifting, **options))
+    images = torch.rand(2, 3, 12, 14, device=DEVICE)
+    expected = step(copy.deepcopy(network).double(), images.double())
+    hooks = (lambda x: x.detach().clone(memory_format=memory)), (lambda x: x)
+    with torch.autograd.graph.saved_tensors_hooks(*hooks):
+        actual = fused_step(network, images, calls=3)
+    assert expected.pop("gradient of features") is None
+    for what, value in expected.items():
+        assert relative_error(actual[what], value) < 10 * TOLERANCE, what
+
+
 # Blocks that follow each other
 
 

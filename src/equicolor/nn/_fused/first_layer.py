@@ -178,13 +178,15 @@ class _NormReLU(torch.autograd.Function):
             features = memory[..., : norm.channels].permute(0, 4, 3, 1, 2)
         else:
             features = Features.of_memory(out.unflatten(0, (n, -1)), norm.channels).tensor
-        ctx.save_for_backward(activations, *([features, taps] if pool else []))
+        # All of the memory, so that hooks on saved tensors keep how features lie in it.
+        ctx.save_for_backward(activations, *([out, taps] if pool else []))
         return features
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives()
         norm, (activations, *pooled) = ctx.norm, ctx.saved_tensors
+        activations = rows_of(activations)
         gradient = Features.packed(gradients[0], beside=ctx.beside).tensor
         if not pooled:
             pixels = (activations,), (gradient,), norm

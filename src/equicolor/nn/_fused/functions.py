@@ -185,7 +185,8 @@ class NormProducts(torch.autograd.Function):
         refuse_second_derivatives()
         norm, layer, n = ctx.norm, ctx.layer, ctx.n
         filters, outputs = groups(ctx.saved_tensors, [layer.number])
-        gradients = _in_rows(gradients)
+        # Saved tensors too: hooks on them, as of save_on_cpu, may return another memory layout.
+        gradients, outputs = _in_rows(gradients), _in_rows(outputs)
         parts = kernels().empty_planes(outputs, layer.planes)
         back = layer.input_gradients(gradients, parts, filters)
         slopes = kernels().norm_analyse_sums(outputs, back, norm, parts, n=n)
@@ -236,7 +237,7 @@ class NormAddReLU(torch.autograd.Function):
         inner, output = Features.of(gradients[0]), Features.of(out)
         of_parameters: list[Tensor] = []
         of_products: list[Tensor] = []
-        for norm, outputs in zip(ctx.norms, groups(flat, ctx.sizes), strict=True):
+        for norm, outputs in zip(ctx.norms, groups(_in_rows(flat), ctx.sizes), strict=True):
             after = output if norm is ctx.norms[0] else None
             slopes, inner = kernels().norm_add_sums(inner, after, outputs, norm)
             back = kernels().norm_backward(inner, outputs, norm, slopes)
