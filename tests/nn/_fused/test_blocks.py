@@ -22,7 +22,9 @@ from equicolor.nn import (
     fold,
     set_algorithm,
 )
-from equicolor.nn._fused import blocks, conditions, layout
+from equicolor.nn._fused import blocks, conditions, functions, layout
+from equicolor.nn._fused.functions import convolution_backward
+from equicolor.nn._fused.layout import Planes
 from equicolor.nn._fused.norm import kernels
 from equicolor.training.sync_norm import sync_batch_norm
 
@@ -294,6 +296,23 @@ def test_gradients_without_that_of_the_features(relative_error):
     expected.zero_grad()
     expected(x.double()).square().sum().backward()
     assert relative_error(block.conv1.weight.grad, expected.conv1.weight.grad) < TOLERANCE
+
+
+@pytest.mark.parametrize(("asked", "layers"), [("features", 0), ("conv2.weight", 1), ("both", 4)])
+def test_gradients_of_filters_are_computed_where_they_are_asked_for(asked, layers, monkeypatch):
+    """A recording could not end before others, for which nothing waits."""
+    block, original, computed = make_block(5, 3, 2, bottleneck=True), convolution_backward, []
+
+    def counted(*arguments, of_inputs):
+        computed.append(of_inputs)
+        return original(*arguments, of_inputs=of_inputs)
+
+    monkeypatch.setattr(functions, "convolution_backward", counted)
+    x = torch.randn(2, 5, 3, 4, 4, device=DEVICE, requires_grad=True)
+    weights = dict(block.named_parameters())
+    leaves = {"features": [x], "both": [x, *weights.values()]}.get(asked) or [weights[asked]]
+    torch.autograd.grad(block(x).sum(), leaves)
+    assert computed.count(False) == layers * Planes.of(3, paired=True).number
 
 
 def test_second_derivatives_are_refused_with_advice():

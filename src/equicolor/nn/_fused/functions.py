@@ -88,8 +88,8 @@ class Convolutions(NamedTuple):
     def filter_gradients(
         self, gradients: Products, parts: Tensor, filters: Sequence[Tensor]
     ) -> Sequence[Tensor | None]:
-        """Gradients for :class:`MixFilters`, which waits for them."""
-        if not filters[0].requires_grad:
+        """Gradients for :class:`MixFilters`, which waits for them; None if it will not run."""
+        if not _is_asked_for(filters[0]):
             return [None] * len(filters)
         calls = self._backward(gradients, parts, filters, of_inputs=False)
         return streams.later(calls, parts, gradients, parts, filters)
@@ -256,6 +256,12 @@ def groups(flat: Iterable[Any], sizes: Sequence[int]) -> list[tuple[Any, ...]]:
 def _of_layers(flat: Iterable[Any], layers: Sequence[Convolutions]) -> list[tuple[Any, ...]]:
     """One group for each layer."""
     return groups(flat, [layer.number for layer in layers[:-1]])
+
+
+def _is_asked_for(tensor: Tensor) -> bool:
+    """Whether this backward pass goes on from a tensor; autograd.grad may leave it out."""
+    node = tensor.grad_fn
+    return tensor.requires_grad and (node is None or torch._C._will_engine_execute_node(node))
 
 
 def convolution_backward(
