@@ -392,10 +392,42 @@ def test_planes_of_features_that_changed_are_not_used(analysed):
         with torch.autocast(DEVICE, HALF):  # in another dtype
             second(y)
         assert len(analysed) == 1
+        y = first(x)
+        analysed.clear()
+        y.data = y + 1
+        second(y)
+        assert len(analysed) == 1
     with torch.inference_mode():
         analysed.clear()
         second(first(x).mul_(2))
     assert len(analysed) == 2
+
+
+def test_a_recording_computes_the_planes_of_features_that_it_is_given(analysed, monkeypatch):
+    first, second = make_block(), make_block()
+    first.followed = True
+    with torch.no_grad():
+        y = first(torch.randn(2, 5, 3, 4, 4, device=DEVICE))
+        analysed.clear()
+        monkeypatch.setattr(blocks, "is_captured", lambda features: True)
+        second(y)
+        assert len(analysed) == 1
+        second(first(y))  # both of them recorded
+        assert len(analysed) == 2
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+def test_gpu_planes_stay_on_their_stream(analysed):
+    first, second, stream = make_block(), make_block(), torch.cuda.Stream()
+    first.followed = True
+    with torch.no_grad():
+        y = first(torch.randn(2, 5, 3, 4, 4, device=DEVICE))
+        stream.wait_stream(torch.cuda.current_stream())
+        analysed.clear()
+        with torch.cuda.stream(stream):
+            second(y)
+        assert len(analysed) == 1
+        torch.cuda.current_stream().wait_stream(stream)
 
 
 # Whole networks

@@ -7,6 +7,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from equicolor._observed import is_captured
 from equicolor.devices import on_device_of
 from equicolor.groups import cyclic_algorithm
 from equicolor.nn._fused import functions
@@ -113,8 +114,18 @@ def block_of(
             planes = kernels().empty_planes(outputs, Planes.of(n, paired=paired))
         y = norm_add_relu(outputs, norm, residual, n, planes)
         if planes is not None:
-            y._equicolor_planes = y._version, planes  # type: ignore[attr-defined]
+            y._equicolor_planes = _stamp(y), planes  # type: ignore[attr-defined]
         return y
+
+
+def _stamp(features: Tensor) -> tuple[object, ...]:
+    """What differs if features have changed, or where their planes should not be read.
+
+    A recording that was given features must compute their planes whenever it is replayed. On
+    another stream, the planes could be freed before they are read: torch would not know of it.
+    """
+    stream = torch.cuda.current_stream(features.device) if features.is_cuda else None
+    return features.data_ptr(), features._version, is_captured(features), stream
 
 
 def products(x: Tensor, filters: Sequence[Filters]) -> tuple[list[Products], Tensor]:
@@ -131,9 +142,12 @@ def products(x: Tensor, filters: Sequence[Filters]) -> tuple[list[Products], Ten
 
 
 def _planes_of(x: Tensor, filters: Filters) -> Tensor | None:
-    """The planes that the block before has computed, unless the features have changed since."""
-    version, planes = x.__dict__.pop("_equicolor_planes", (None, None))
-    if planes is None or x._version != version:
+    """The planes that the block before has computed, unless the features have changed since.
+
+    Changes through ``.data`` are not noticed: torch does not count them.
+    """
+    stamp, planes = x.__dict__.pop("_equicolor_planes", (None, None))
+    if planes is None or stamp != _stamp(x):
         return None
     fits = len(planes) == filters.convolutions.planes.total
     return planes if fits and planes.dtype == filters.tensors[0].dtype else None

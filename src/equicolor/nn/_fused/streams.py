@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equicolor._observed import is_captured
+
 _FEWEST = 4  # convolutions that are worth a second stream
 
 
@@ -47,13 +49,9 @@ def _streams(device: torch.device) -> tuple[_Stream, _Stream]:
     return _Stream(device), _Stream(device)
 
 
-def _records(tensor: Tensor) -> bool:
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
 def side_by_side(calls: Sequence[Callable[[], Tensor]], like: Tensor) -> list[Tensor]:
     """The results of calls; in a recording, half of them run on a second stream."""
-    if len(calls) < _FEWEST or not _records(like):
+    if len(calls) < _FEWEST or not is_captured(like):
         return [call() for call in calls]
     other, _ = _streams(like.device)
     with other.running(calls):
@@ -65,7 +63,7 @@ def side_by_side(calls: Sequence[Callable[[], Tensor]], like: Tensor) -> list[Te
 
 def later(calls: Sequence[Callable[[], Tensor]], like: Tensor, *reads: Any) -> list[Tensor]:
     """The results of calls, to be used after :func:`join`; ``reads`` are the tensors they read."""
-    if not _records(like):
+    if not is_captured(like):
         return [call() for call in calls]
     _, other = _streams(like.device)
     with other.running(reads):
@@ -74,6 +72,6 @@ def later(calls: Sequence[Callable[[], Tensor]], like: Tensor, *reads: Any) -> l
 
 def join(like: Tensor) -> None:
     """Let the current stream wait for what :func:`later` has launched."""
-    if _records(like):
+    if is_captured(like):
         _, other = _streams(like.device)
         other.join()
