@@ -458,6 +458,23 @@ def test_norm_pool(shape, weight):
     close(pool_kernels.norm_pool_backward(y, gradient, taps, norm, slopes), expected_gradients[2])
 
 
+@pytest.mark.parametrize("weight", [0.0, 1e-39])  # which has no inverse in float32
+def test_norm_pool_with_the_smallest_weights(weight):
+    y = torch.randn(2, 16, 5, 4, device=DEVICE).to(memory_format=torch.channels_last)
+    weights, zeros = torch.full((16,), weight, device=DEVICE), torch.zeros(16, device=DEVICE)
+    vectors = launchers.moments((y,), trained(weights, zeros), n=1)
+    norm = Norm(weights, zeros, vectors, training=True)
+    leaf = weights.double().requires_grad_()
+    normal = F.batch_norm(y.double(), None, None, leaf, zeros.double(), True, 0, 1e-3)
+    expected = F.max_pool2d(normal.relu(), 3, 2, 1)
+    out, taps = pool_kernels.norm_pool(y, norm)
+    gradient = torch.randn_like(out)
+    (expected,) = torch.autograd.grad(expected, leaf, gradient.permute(0, 3, 1, 2).double())
+    slopes = pool_kernels.norm_pool_sums(y, out, gradient, taps, norm)
+    close(slopes[2, :16].double(), expected)
+    assert pool_kernels.norm_pool_backward(y, gradient, taps, norm, slopes).isfinite().all()
+
+
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(
@@ -515,6 +532,11 @@ def test_what_is_not_a_number_stays_so():
         assert out.isnan().sum() == 1
     images = torch.rand(1, 3, 1, 2, device=DEVICE)
     images[0, 1, 0, 0] = torch.nan
+    x = torch.rand(1, 5, 3, 1, 2, device=DEVICE)
+    x[0, 0, 1, 0, 0] = torch.nan
+    gradient = Features.packed(torch.ones(1, 5, 1, 1, 2, device=DEVICE))
+    back = launchers.coset_max_backward(Features.of(x), gradient).tensor
+    assert back.isnan().sum() == 3
     options = (1, 1), (0, 0), (1, 1)
     columns = lift_kernels.columns(images, 4, images.dtype, (1, 1), options)
     assert columns[:, :, 0, 0].isnan().any()

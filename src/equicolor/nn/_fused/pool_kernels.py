@@ -31,6 +31,7 @@ _WARPS = 4
 _PROGRAMS = 4096  # of the reduction
 _NO_TAP = tl.constexpr(9)  # for a window where nothing is positive
 _MOST_SHIFT = tl.constexpr(8.0)  # of a norm, in multiples of its weight
+_LEAST_SCALE = tl.constexpr(1e-30)  # of a norm; float32 has no inverse of the smallest numbers
 
 
 class _Shape(NamedTuple):
@@ -134,12 +135,15 @@ def _norm_pool_sums_kernel(
     """Sums over the windows: only the pixel that a window has chosen has a gradient.
 
     Its activation follows from the output. Reading it would take four times as long, and is needed
-    only where the shift of a norm hides what it scales: there, the output is rounded too coarsely.
+    only where the shift of a norm hides what it scales, since the output is rounded too coarsely
+    there, and where the scale has no inverse. (Where both are zero, no output is positive.)
     """
     block, lane, used = _columns(shape)
     mean, inverse = _vector(vectors, 0, lane, shape), _vector(vectors, 3, lane, shape)
     scale, shift = _vector(vectors, 1, lane, shape), _vector(vectors, 2, lane, shape)
-    hidden = tl.max((tl.abs(shift) * inverse > tl.abs(scale) * _MOST_SHIFT).to(tl.int32))
+    tiny = (scale != 0) & (tl.abs(scale) < _LEAST_SCALE)
+    coarse = tl.abs(shift) * inverse > tl.abs(scale) * _MOST_SHIFT
+    hidden = tl.max((tiny | coarse).to(tl.int32))
     back = 1.0 / tl.where(scale == 0, 1.0, scale)
     total = tl.zeros([shape.tile_rows, shape.tile_lanes], tl.float32)
     weighted = tl.zeros([shape.tile_rows, shape.tile_lanes], tl.float32)

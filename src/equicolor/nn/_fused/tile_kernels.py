@@ -295,12 +295,12 @@ def maximum(xs):
 
 @triton.jit
 def shared_by_largest(gradient, xs):
-    """The gradient of a maximum for each of its tiles."""
+    """The gradient of a maximum for each of its tiles; as torch does it, for NaN."""
     largest = maximum(xs)
     count = tl.zeros_like(largest)
     for k in tl.static_range(len(xs)):
         count += (xs[k] == largest).to(tl.float32)
     out = ()
     for k in tl.static_range(len(xs)):
-        out = out + (tl.where(xs[k] == largest, gradient / count, 0.0),)
+        out = out + (gradient / count * (xs[k] == largest).to(tl.float32),)
     return out
