@@ -495,6 +495,18 @@ def test_columns(n, memory, size, stride, padding, monkeypatch):
     assert not result[:, 3 * stride[0] * size[1] :].any()
 
 
+@pytest.mark.parametrize("n", [1, 4])
+def test_columns_of_colors_that_lie_far_apart(n):
+    try:
+        memory = torch.empty(2**31 + 64, dtype=torch.float16, device=DEVICE)  # hardly touched
+    except (RuntimeError, MemoryError):
+        pytest.skip("needs 4 GB of addresses")
+    images = memory.as_strided((1, 3, 8, 8), (64, 2**30, 8, 1)).copy_(torch.rand(1, 3, 8, 8))
+    options = torch.float16, (3, 3), ((1, 1), (1, 1), (1, 1))
+    expected = lift_kernels.columns(images.contiguous(), n, *options)
+    assert torch.equal(lift_kernels.columns(images, n, *options), expected)
+
+
 @pytest.mark.slow
 def test_sums_do_not_depend_on_how_they_are_shared_out(monkeypatch):
     name = "rows over several programs"

@@ -98,6 +98,8 @@ def columns(
     """
     stride, padding, _ = options
     batch, _, *sides = images.shape
+    if _reach(images) >= 2**31:  # int32 offsets
+        images = images.contiguous()
     height, width = (
         (side + 2 * pad - size) // step + 1
         for side, pad, size, step in zip(sides, padding, kernel_size, stride, strict=True)
@@ -114,6 +116,12 @@ def columns(
     constants = n, at_once, lanes, channels
     _columns_kernel[(programs,)](source, out, windows, *constants, num_warps=_WARPS)
     return out.permute(0, 3, 1, 2)
+
+
+def _reach(images: Tensor) -> int:
+    """How far the last element of an image lies after its first."""
+    dimensions = zip(images.shape[1:], images.stride()[1:], strict=True)
+    return sum((size - 1) * step for size, step in dimensions)
 
 
 def column_filters(filters: Tensor, stride: int) -> Tensor:
