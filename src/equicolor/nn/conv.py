@@ -207,8 +207,13 @@ class CELiftConv2d(_CEConvNd):
             with torch.no_grad():
                 self.transformation_matrix.copy_(HueGroup(self.rotations).matrix(1))
 
+    @property
+    def _is_linear(self) -> bool:
+        """Whether hue shifts are matrices, which can act on filters instead of images."""
+        return self.lifting == "rgb" or permutes_colors(self.rotations)
+
     def _constants(self) -> dict[str, Tensor]:
-        if self.learnable or (self.lifting == "hsv" and not permutes_colors(self.rotations)):
+        if self.learnable or not self._is_linear:
             return {}
         return {"matrices": HueGroup(self.rotations).matrices}
 
@@ -221,7 +226,7 @@ class CELiftConv2d(_CEConvNd):
             for _ in range(1, self.rotations):
                 powers.append(exact_matmul(powers[-1], generator))
             return torch.stack(powers)
-        return getattr(self, "matrices", None)
+        return self.matrices if self._is_linear else None
 
     def forward(self, images: Tensor) -> Tensor:
         """Images ``[B, 3, H, W]`` to features ``[B, C, n, H', W']``."""

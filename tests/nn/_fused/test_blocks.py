@@ -500,6 +500,16 @@ def test_gradients_reach_images_and_the_lifting(learnable, relative_error):
         assert relative_error(gradient, value) < 1e-4
 
 
+def test_a_learnable_lifting_is_computed_once(monkeypatch):
+    conv = CELiftConv2d(3, 4, 3, bias=False, learnable=True).to(DEVICE)
+    seen, original = [], CELiftConv2d._transformations
+    monkeypatch.setattr(
+        CELiftConv2d, "_transformations", lambda *_: seen.append(1) or original(conv)
+    )
+    _fused.stem(torch.rand(2, 3, 6, 6, device=DEVICE), conv, CEBatchNorm2d(4).to(DEVICE), pool=True)
+    assert len(seen) == 1
+
+
 STEMS = {  # filters or images are shifted; columns of the result come alone or together
     "rgb, three, two columns": {},
     "rgb, twelve, alone": {"rotations": 12, "channels": 17},

@@ -32,14 +32,13 @@ class Hues(NamedTuple):
     @classmethod
     def of(cls, conv: CELiftConv2d, images: Tensor) -> Self:
         """Columns come together until the convolution has as many channels as tensor cores want."""
-        linear = conv._transformations() is not None
         padding: Any = conv.padding
         sides = images.shape[3] + 2 * padding[1] - conv.kernel_size[1]
         columns, together = sides // conv.stride[1] + 1, 1
-        channels = padded_lanes(conv) * (conv.rotations if linear else 1)
+        channels = padded_lanes(conv) * (conv.rotations if conv._is_linear else 1)
         while together * channels < _CHANNELS and columns % (2 * together) == 0:
             together *= 2
-        return cls(1 if linear else conv.rotations, together)
+        return cls(1 if conv._is_linear else conv.rotations, together)
 
 
 def stem(images: Tensor, conv: CELiftConv2d, norm: CEBatchNorm2d, *, pool: bool) -> Tensor:
