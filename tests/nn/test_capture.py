@@ -1,7 +1,9 @@
 """Networks recorded as CUDA graphs compute the same as without."""
 
 import copy
+import importlib
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch.nn.functional as F
 
 from equicolor.models import ce_resnet18
 from equicolor.nn import capture, fold
+from equicolor.nn._fused import streams
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -17,6 +20,19 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 def test_refuses_images_elsewhere(training):
     with pytest.raises(ValueError, match="images on a GPU, got a tensor on cpu"):
         capture(ce_resnet18(5, width=8).train(training), torch.rand(2, 3, 32, 32))
+
+
+def test_a_recording_that_fails_keeps_no_tensors(monkeypatch):
+    others = [SimpleNamespace(kept=[torch.zeros(2)]) for _ in range(2)]
+
+    def fail(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(streams, "_streams", lambda device: others)
+    monkeypatch.setattr(importlib.import_module("equicolor.nn.capture"), "_training", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        capture(torch.nn.ReLU(), SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0)))
+    assert not any(other.kept for other in others)
 
 
 @needs_gpu

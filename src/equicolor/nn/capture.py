@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from equicolor.nn._fused import streams
 from equicolor.nn._fused.frozen import cached_tensors
 
 _WARM_UP = 3  # calls: kernels are compiled, and cuDNN tries its algorithms
@@ -56,7 +57,11 @@ def capture(
     if not images.is_cuda:
         raise ValueError(f"CUDA graphs need images on a GPU, got a tensor on {images.device}")
     record = _training if network.training else _inference
-    return record(network, images, dtype)
+    try:
+        return record(network, images, dtype)
+    except BaseException:
+        streams.forget(images.device)
+        raise
 
 
 def _training(

@@ -75,3 +75,9 @@ def join(like: Tensor) -> None:
     if is_captured(like):
         _, other = _streams(like.device)
         other.join()
+
+
+def forget(device: torch.device) -> None:
+    """Let go of the tensors of unfinished work, whose recording has failed."""
+    for other in _streams(device):
+        other.kept.clear()
