@@ -51,17 +51,16 @@ def test_other_batches_go_to_the_network(made):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_gpu_compiled_trainings_are_those_of_the_network(relative_error):
+def test_gpu_compiled_trainings_are_those_of_the_network(monkeypatch, relative_error):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # gradients amplify rounding
     network = resnet18(5, width=8).cuda().to(memory_format=torch.channels_last).train()
     state = {name: value.clone() for name, value in network.state_dict().items()}
     images = torch.rand(16, 3, 64, 64, device="cuda")
-    step = recording.record(network, images, torch.bfloat16, recording.COMPILED_STEPS)
+    step = recording.record(network, images, None, recording.COMPILED_STEPS)
     for name, value in network.state_dict().items():  # warming up left no trace
         assert torch.equal(value, state[name]), name
     parameters, gradients = list(network.parameters()), []
     for call in (step, network):
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = call(images).float().square().sum()
-        gradients.append([one.double() for one in torch.autograd.grad(loss, parameters)])
-    flat = [torch.cat([one.flatten() for one in each]) for each in gradients]
-    assert relative_error(*flat) < 5e-2
+        each = torch.autograd.grad(call(images).square().sum(), parameters)
+        gradients.append(torch.cat([one.double().flatten() for one in each]))
+    assert relative_error(*gradients) < 5e-2

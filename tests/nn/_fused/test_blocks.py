@@ -610,6 +610,23 @@ def test_other_features_take_the_ordinary_path():
     assert not _fused.applies(block, x)
 
 
+def test_compilers_see_nothing_of_the_conditions(monkeypatch, relative_error):
+    """Torch 2.11 cannot trace what they ask."""
+    network = settled(
+        ResNet(Architecture((1,), False, 8, False, 10), 3, width=(4,), rotations=2)
+    ).eval()
+    images = torch.rand(2, 3, 12, 12, device=DEVICE)
+    expected, original = network(images), conditions.is_untouched
+
+    def asked(module):
+        assert not torch.compiler.is_compiling()
+        return original(module)
+
+    monkeypatch.setattr(conditions, "is_untouched", asked)
+    compiled = torch.compile(network, fullgraph=True, backend="eager")
+    assert relative_error(compiled(images), expected) < TOLERANCE
+
+
 @pytest.mark.slow
 def test_graphs_are_made_of_ordinary_operations(monkeypatch):
     block, x = make_block().eval(), torch.randn(1, 5, 3, 4, 4, device=DEVICE)

@@ -52,8 +52,8 @@ def stem_applies(
 
 def pool_applies(pool: nn.Module, x: Tensor) -> bool:
     """:func:`applies` for the maximum over the rotations of features."""
-    maximum = type(pool) is CosetMaxPool and pool.spatial == "p1"
-    return maximum and is_untouched(pool) and _fits(x, 5)
+    fits = _fits(x, 5)  # first, as torch.compile must not trace the rest
+    return fits and type(pool) is CosetMaxPool and pool.spatial == "p1" and is_untouched(pool)
 
 
 def can_fuse(tensor: Tensor) -> bool:
