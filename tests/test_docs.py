@@ -311,16 +311,6 @@ def test_what_which_network_says_besides_is_in_the_rows() -> None:
     ) in page
 
 
-def test_the_fastest_plain_network_of_the_speed_page_is_that_of_the_rows() -> None:
-    _, part = (ROOT / "docs/speed.md").read_text().split("× fastest plain |\n|---|---:|---:|\n")
-    lines = [line.strip("| ").split(" | ")[1:] for line in part.partition("\n\n")[0].splitlines()]
-    rows = read_results(ROOT / "results/bench-fastest-plain-cuda.json")["rows"]
-    assert lines == [[f"{row['ms']:.1f}", f"{row['over_plain']:.2f}"] for row in rows]
-    slowest = next(row for row in rows if (row["name"], row["form"]) == ("n3-fast", "eager"))
-    low, high = (round(end(slowest["times_ms"])) for end in (min, max))
-    assert f"{low} to {high} ms for n = 3 over the rounds" in " ".join(part.split())
-
-
 def test_the_step_of_a_spatial_group_is_that_of_the_rows() -> None:
     rows = read_results(ROOT / "results/bench-space-cuda.json")["rows"]
     plain, turned = (row["ms"] for row in rows if row["variant"] != "plain")
