@@ -17,9 +17,9 @@ def capture(
 ) -> Callable[[Tensor], Tensor]:
     """Record a network as CUDA graphs, for training or inference according to its mode.
 
-    A step of an equivariant network launches a thousand kernels. Launching them takes the processor
-    longer than a fast GPU needs to run them. The returned function computes what the network
-    computes, but launches one or two graphs instead. For images of another shape, and in another
+    A step of an equivariant network launches hundreds of kernels. If they are small, launching them
+    takes the processor longer than the GPU needs to run them. The returned function computes what
+    the network computes, but launches one or two graphs instead. For images of another shape, and in another
     mode than the recorded one, it calls the network itself. The network is not changed. Call the
     function from one thread at a time: all calls use the same memory for images and results. Other
     threads may use the GPU, but not while a training step is recorded.
