@@ -19,10 +19,10 @@ def capture(
 
     A step of an equivariant network launches hundreds of kernels. If they are small, launching them
     takes the processor longer than the GPU needs to run them. The returned function computes what
-    the network computes, but launches one or two graphs instead. For images of another shape, and in another
-    mode than the recorded one, it calls the network itself. The network is not changed. Call the
-    function from one thread at a time: all calls use the same memory for images and results. Other
-    threads may use the GPU, but not while a training step is recorded.
+    the network computes, but launches one or two graphs instead. For images of another shape, and
+    in another mode than the recorded one, it calls the network itself. The network is not changed.
+    Call the function from one thread at a time: all calls use the same memory for images and
+    results. Other threads may use the GPU, but not while a training step is recorded.
 
     **In training mode**, the forward and the backward pass are recorded, for calls with
     gradients. Update parameters in place, as optimizers do: the graph reads them where they are.
