@@ -483,6 +483,14 @@ def test_costs_before_and_after():
     assert all("×" in cell for cell in cost_rows(costs)[1][1:])
 
 
+def test_networks_without_parameters_are_costed():
+    pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    costs = cost_report({"before": pool, "after": nn.Sequential(nn.Conv2d(3, 2, 1), pool)}, 8)
+    before, after = cost_rows(costs)
+    assert before[1] == "0"
+    assert after[1] == "8"  # no ratio to none
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("short_resnet18")
 def test_checkpoints_and_other_heads(images, settle, tmp_path):

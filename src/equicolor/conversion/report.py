@@ -190,8 +190,10 @@ def cost_rows(costs: Sequence[NetworkCost]) -> list[tuple[str, ...]]:
         duration = "–" if each.milliseconds is None else f"{each.milliseconds:.1f} ms"
         cells = [f"{each.parameters:,}", macs, duration]
         if each is not first:
-            cells[0] += f" ({each.parameters / first.parameters:.2f}×)"
-            cells[1] += f" ({each.macs / first.macs:.1f}×)"
+            if first.parameters:
+                cells[0] += f" ({each.parameters / first.parameters:.2f}×)"
+            if first.macs:
+                cells[1] += f" ({each.macs / first.macs:.1f}×)"
             if each.milliseconds is not None and first.milliseconds is not None:
                 cells[2] += f" ({each.milliseconds / first.milliseconds:.1f}×)"
         rows.append((each.name, *cells))
@@ -200,7 +202,8 @@ def cost_rows(costs: Sequence[NetworkCost]) -> list[tuple[str, ...]]:
 
 def _milliseconds(network: nn.Module, size: int, device: torch.device | str, batch: int) -> float:
     network = copy.deepcopy(network).to(device).eval()
-    dtype = next(network.parameters()).dtype
+    # A network behind an interface has no parameters here.
+    dtype = next((p.dtype for p in network.parameters()), torch.get_default_dtype())
     images = torch.rand(batch, 3, size, size, device=device, dtype=dtype)
     times = []
     for _ in range(_REPEATS + 1):
