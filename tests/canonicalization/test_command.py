@@ -45,6 +45,16 @@ def place(tmp_path_factory):
         "def network():\n    made = z2cnn(2, width=4)\n"
         "    made.append = nn.Linear(2, 2)  # its builder makes none\n    return made\n"
     )
+    (folder / "other.py").write_text(
+        "from equicolor.models import z2cnn\n"
+        "from torch import nn\n\n\n"
+        "class Remote(nn.Module):\n    def forward(self, images):\n"
+        "        return images.mean((2, 3))[:, :2]\n\n\n"
+        "def remote():\n    return Remote()\n\n\n"
+        "def one():\n    return nn.Sequential(z2cnn(1, width=4))\n\n\n"
+        "def pixels():\n    return nn.Conv2d(3, 4, 1)\n\n\n"
+        "def fixed():\n    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 2))\n"
+    )
     canonical = equicolor.canonicalize(network, select="gray-world")
     save_model(canonical, folder / "again.safetensors")
     (folder / "empty").mkdir()
@@ -177,6 +187,14 @@ def test_of_a_network_that_no_file_builds_the_selector_is_written(network, run, 
 
 
 @pytest.mark.slow
+def test_a_network_behind_an_interface_has_no_parameters(run, tmp_path):
+    result = run(f"other.py:remote --unlabelled images {FAST}")
+    assert result.exit_code == 0, result.output
+    assert "unchanged answers: 100.00 % before" in result.stdout
+    assert (tmp_path / "out" / "selector.safetensors").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("select", ["entropy", "gray-world"])
 def test_what_needs_no_training(select, run, tmp_path):
     result = run(f"net.safetensors --data images --select {select} --device cpu --size 28")
@@ -207,6 +225,9 @@ def test_what_needs_no_training(select, run, tmp_path):
         ("again.safetensors --data images --select gray-world", "'gray-world'.*nothing could be"),
         ("net.safetensors --data images --select net.safetensors", "Z2CNN.*expected a selector"),
         ("net.safetensors --data images --select gone.safetensors", "gone.safetensors"),
+        ("other.py:fixed --unlabelled images", "cannot take images of 28 × 28 pixels"),
+        ("other.py:pixels --unlabelled images", r"must give logits \[2, classes\]"),
+        ("other.py:one --unlabelled images", "has 1 output"),
         ("net.safetensors --unlabelled corrupt", "0.png cannot be decoded.*--skip-corrupt"),
     ],
 )

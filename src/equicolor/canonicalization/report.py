@@ -32,7 +32,7 @@ from equicolor.evaluation.diagnose import Subject, judge, load_subject
 from equicolor.evaluation.evaluate import Evaluation
 from equicolor.evaluation.figures import Curve, hue_panels
 from equicolor.evaluation.hue_sweep import Batches
-from equicolor.evaluation.images import choose_preparation, load_batches, subset
+from equicolor.evaluation.images import choose_preparation, count_outputs, load_batches, subset
 from equicolor.evaluation.runner import Runner, evaluating
 from equicolor.models.checkpoints import load_model, save_model
 from equicolor.models.loading import load_network
@@ -237,15 +237,19 @@ def _own_answers(
     precision = choose_precision(precision, cuda=device.type == "cuda")
     network = load_network(name, pretrained=pretrained, device=device)
     preparation = choose_preparation(network, size=size, resize=resize)
+    classes = count_outputs(network, preparation.size)
+    if classes == 1:
+        raise ValueError(
+            f"{name} has 1 output, so that its answer is always the same: without --data, answers "
+            "of 2 or more classes are compared"
+        )
     batches: Batches = load_batches(images, preparation, device=device, skip_corrupt=skip_corrupt)
     autocast = torch.bfloat16 if precision == "bfloat16" else None
-    runner, logits = Runner(network, autocast), torch.zeros(0, 0)
-    answers = []
+    runner, answers = Runner(network, autocast), []
     with evaluating(network):
         for batch, labels in batches:
-            logits = runner(runner.place(batch, labels)[0])
-            answers.append(logits.argmax(1))
-    names = tuple(map(str, range(logits.shape[1])))
+            answers.append(runner(runner.place(batch, labels)[0]).argmax(1))
+    names = tuple(map(str, range(classes)))
     known = getattr(network, "class_names", ()) or names
     # Labels come with the batches: corrupt images have none.
     none = torch.zeros_like(images.labels)
