@@ -502,6 +502,10 @@ def test_images_that_are_none(canonical, make, words, network, images):
             {"select": hue_selector(rotations=4, size=16, width=4)},
             "compares 4 hues, got rotations=6",
         ),
+        (
+            {"select": hue_selector(rotations=N, size=16, width=4), "preset": "fast"},
+            r"preset='fast' is for select='learned', got a HueSelector$",
+        ),
         ({"rotations": 12, "select": "gray-world", "differentiable": True}, "selects none"),
         ({"differentiable": "no"}, "differentiable must be True or False, got 'no'"),
         ({"normalization": ([0.5] * 3, [0.0] * 3)}, "std must be positive"),

@@ -89,7 +89,8 @@ def canonicalize(
     light, hue = _light_and_hue(select)
     _checks.one_of("preset", preset, tuple(PRESETS))
     if hue != "learned" and preset != "default":
-        raise ValueError(f"preset={preset!r} is for select='learned', got select={select!r}")
+        came = "a HueSelector" if isinstance(hue, HueSelector) else f"select={select!r}"
+        raise ValueError(f"preset={preset!r} is for select='learned', got {came}")
     chosen: dict[str, Any] = {"select": hue, "rotations": rotations, **PRESETS[preset]}
     if isinstance(hue, HueSelector):
         if rotations not in (12, hue.rotations):
