@@ -1,5 +1,7 @@
 """Selectors trained on images without labels."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -130,6 +132,7 @@ def test_a_folder_of_images_and_folders(tmp_path):
         (torch.full((16, 3, 8, 8), torch.nan), "nan"),
         (torch.rand(16, 1, 8, 8), "3, H, W"),
         (["photo.jpg"], "tensors, or pairs that begin with one; got str"),
+        (None, "a dataset by name or a folder; got NoneType"),
         (torch.rand(16, 1, 8, 8).expand(16, 3, 8, 8), "all grey"),
     ],
 )
@@ -148,12 +151,26 @@ def test_folders_without_images(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [{"epochs": 0}, {"batch_size": 0}, {"learning_rate": 0.0}, {"learning_rate": -1.0}]
+    "options",
+    [
+        {"epochs": 0},
+        {"batch_size": 0},
+        {"learning_rate": 0.0},
+        {"learning_rate": -1.0},
+        {"learning_rate": "0.1"},
+        {"seed": -1},
+        {"seed": 2**70},
+        {"seed": 1.5},
+        {"seed": None},
+        {"checkpoint": Path()},
+    ],
 )
 def test_bad_settings(options):
     model = equicolor.canonicalize(z2cnn(5), select=hue_selector(rotations=N, size=16, width=4))
-    with pytest.raises(ValueError, match=next(iter(options))):
-        model.fit(skies(16), **options)
+    steps = []
+    with pytest.raises((TypeError, ValueError, OSError), match=next(iter(options))):
+        model.fit(skies(16), progress=lambda *step: steps.append(step), **options)
+    assert not steps  # nothing was trained in vain
 
 
 def test_a_loss_that_is_no_number_ends_the_fit():

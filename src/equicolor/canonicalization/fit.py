@@ -79,6 +79,11 @@ def collect(
     side = _OVERSIZE * size
     if isinstance(images, ImageSet):
         images = load_for_selector(images, size)
+    if not (hasattr(images, "__iter__") or hasattr(images, "__getitem__")):
+        raise TypeError(
+            "fit expects images [N, 3, H, W] as a tensor, batches of them, a dataset by name or a "
+            f"folder; got {type(images).__name__}"
+        )
     parts = [
         _to_bytes(batch[0] if isinstance(batch, (tuple, list)) else batch, side, prepare)
         for batch in (images.split(_CHUNK) if isinstance(images, Tensor) else images)
@@ -131,8 +136,16 @@ def fit_selector(
     if epochs is None:
         epochs = min(_EPOCHS, max(_STEPS // per_epoch, 1))
     _checks.positive_int("epochs", epochs)
+    if isinstance(learning_rate, bool) or not isinstance(learning_rate, (int, float)):
+        raise TypeError(f"learning_rate must be a number, got {learning_rate!r}")
     if not 0 < learning_rate < math.inf:
         raise ValueError(f"learning_rate must be positive, got {learning_rate!r}")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be an int, got {seed!r}")
+    if not 0 <= seed <= _checks.MOST["seed"]:
+        raise ValueError(f"seed must lie between 0 and {_checks.MOST['seed']:,}, got {seed}")
+    if checkpoint is not None and checkpoint.is_dir():
+        raise IsADirectoryError(f"checkpoint must be a file, but {checkpoint} is a folder")
     start = time.perf_counter()
     weight = next(selector.parameters())
     device, dtype = weight.device, weight.dtype
