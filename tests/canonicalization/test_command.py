@@ -289,6 +289,8 @@ def test_force_begins_an_interrupted_fit_again(run, tmp_path):
     refused = run(words)
     assert refused.exit_code == 2
     assert "fit.ckpt" in refused.output + str(refused.exception)
+    assert run(f"{words} --force --select magic").exit_code != 0
+    assert state.exists()  # a wrong option costs nothing
     assert run(f"{words} --force").exit_code == 0
     assert not state.exists()
 

@@ -60,14 +60,9 @@ class Outcome(NamedTuple):
 
 
 def refuse_existing(output: Path, overwrite: bool) -> None:
-    """Refuse a folder that is a file or holds an earlier result, before any work.
-
-    With ``overwrite``, an interrupted fit is begun again, perhaps with other settings.
-    """
+    """Refuse a folder that is a file or holds an earlier result, before any work."""
     refuse_files(output)
     refuse_to_replace([output / name for name in (WEIGHTS, SELECTOR, RESULTS, FIGURE)], overwrite)
-    if overwrite:
-        (output / _STATE).unlink(missing_ok=True)
 
 
 def canonicalize_named(
@@ -80,6 +75,7 @@ def canonicalize_named(
     seed: int = 0,
     device: torch.device | str = "cpu",
     console: Console | None = None,
+    overwrite: bool = False,
     options: Mapping[str, Any],
     **loading: Any,
 ) -> Outcome:
@@ -94,6 +90,7 @@ def canonicalize_named(
             ``data``, one in five of them is kept, and judged by the network's own answers.
         epochs, seed: of the selector's training.
         console: shows progress.
+        overwrite: begin an interrupted fit again, perhaps with other settings.
         options: the arguments of :func:`equicolor.canonicalize`; ``select`` may name the file of
             a selector that was trained before.
         loading: further arguments of :func:`equicolor.evaluation.diagnose.load_subject`.
@@ -127,6 +124,8 @@ def canonicalize_named(
             # Of a run without --data this is the path in its recipe; facts have a display name.
             images = load_dataset(subject.data, "train", seed=subject.facts["split_seed"])
         skip = bool(loading.get("skip_corrupt"))
+        if overwrite:  # only now: wrong options must not cost an interrupted fit
+            (output / _STATE).unlink(missing_ok=True)
         _fit(canonical, images, epochs, seed, output, console, skip_corrupt=skip)
     subjects = subject, dataclasses.replace(subject, network=canonical.to(device).eval())
     before, after = (judge(each, actions=["hsv"], console=console) for each in subjects)

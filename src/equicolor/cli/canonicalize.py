@@ -95,6 +95,7 @@ def canonicalize(
             seed=seed,
             precision=precision,
             console=Console(stderr=True),
+            overwrite=force,
             options={
                 "rotations": rotations,
                 "select": names(select),
