@@ -60,7 +60,7 @@ class Planes(NamedTuple):
     @property
     def number(self) -> int:
         """How many images the planes are: single ones and pairs."""
-        return self.alone + (self.total - self.alone) // 2 if self.paired else self.total
+        return self.alone + (self.total - self.alone) // 2
 
     def images(self, memory: Tensor) -> Products:
         """Planes ``[total, B, H, W, P]`` as images ``[B, P, H, W]`` and ``[B, 2 P, H, W]``."""
@@ -147,9 +147,7 @@ class Features(NamedTuple):
         """A view of features where their memory allows it, else one copy."""
         row_step = _row_step(x)
         if row_step is None:
-            features = cls.empty(x.shape, x.dtype, x.device)
-            features.tensor.copy_(x)
-            return features
+            return cls._copy(x)
         padded = padded_channels(x.shape[1])
         readable = None if _last_row_is_whole(x, row_step, padded) else x.shape[1]
         return cls(x, x.stride(2), None if row_step == padded else row_step, readable)
@@ -161,6 +159,10 @@ class Features(NamedTuple):
         elements = math.prod(features.images) * padded_channels(features.channels)
         if features.beside if beside else features.padded and features.rotation_step == elements:
             return features
+        return cls._copy(x, beside=beside)
+
+    @classmethod
+    def _copy(cls, x: Tensor, *, beside: bool = False) -> Self:
         features = cls.empty(x.shape, x.dtype, x.device, beside=beside)
         features.tensor.copy_(x)
         return features
@@ -175,6 +177,13 @@ class Features(NamedTuple):
 def rows_of(product: Tensor) -> Tensor:
     """A product ``[B, P, H, W]`` in channels_last memory."""
     return product.contiguous(memory_format=torch.channels_last)
+
+
+def with_lanes(images: Tensor, lanes: int) -> Tensor:
+    """Channels_last images ``[N, P, H, W]`` as ``[N, lanes, H, P * W / lanes]``: a view."""
+    batch, channels, height, width = images.shape
+    rows = images.permute(0, 2, 3, 1)
+    return rows.view(batch, height, channels * width // lanes, lanes).permute(0, 3, 1, 2)
 
 
 def _row_step(x: Tensor) -> int | None:
@@ -193,13 +202,6 @@ def _row_step(x: Tensor) -> int | None:
         pixels *= size
     row_step = channels if row_step is None else row_step
     return row_step if row_step >= channels else None
-
-
-def with_lanes(images: Tensor, lanes: int) -> Tensor:
-    """Channels_last images ``[N, P, H, W]`` as ``[N, lanes, H, P * W / lanes]``: a view."""
-    batch, channels, height, width = images.shape
-    rows = images.permute(0, 2, 3, 1)
-    return rows.view(batch, height, channels * width // lanes, lanes).permute(0, 3, 1, 2)
 
 
 def _last_row_is_whole(x: Tensor, row_step: int, padded: int) -> bool:
