@@ -75,9 +75,9 @@ def packed_columns(conv: CELiftConv2d, dtype: torch.dtype, hues: Hues) -> Tensor
     filters = filters[None] if hues.of_images > 1 else in_every_hue(filters, _matrices(conv))
     filters = _padded(filters.transpose(0, 1)).transpose(0, 1).flatten(0, 1)
     step, last = conv.stride[1], hues.together - 1
-    # The columns that come together see windows that lie beside each other.
-    together = [F.pad(filters, (step * left, step * (last - left))) for left in range(last + 1)]
-    filters = torch.cat(together) if last else filters
+    if last:  # the columns that come together see windows that lie beside each other
+        places = range(hues.together)
+        filters = torch.cat([F.pad(filters, (step * i, step * (last - i))) for i in places])
     packed = kernels("lift_kernels").column_filters(filters, conv.stride[0]).to(dtype)
     return packed.contiguous(memory_format=torch.channels_last)
 
