@@ -141,21 +141,21 @@ class ProductsOf(torch.autograd.Function):
         parts = kernels().analyse(features, filters[0].dtype, paired=paired)
         of_inputs: list[Products] = []
         of_filters: list[Tensor | None] = []
-        steps: list[tuple[int, int]] = []
+        steps = 1, 1
         each = ctx.layers, _of_layers(flat, ctx.layers), _of_layers(filters, ctx.layers)
         for layer, of_outputs, group in zip(*each, strict=True):
             arguments = _in_rows(of_outputs), parts, group
             of_filters += layer.filter_gradients(*arguments)
             if ctx.needs_input_grad[0]:
-                # The kernel below adds up those of the second layer where there are any.
-                steps.append(layer.skipping(group) if of_inputs else (1, 1))
-                of_inputs.append(layer.input_gradients(*arguments, steps[-1]))
+                if of_inputs:  # the kernel below adds those of the second layer where there are any
+                    steps = layer.skipping(group)
+                of_inputs.append(layer.input_gradients(*arguments, steps))
         if not of_inputs:
             return None, None, None, *of_filters
         first, *others = of_inputs
         added = None if residual is None else Features.of(residual)
         back = Features.empty(x.shape, x.dtype, x.device, beside=features.beside)
-        kernels().analyse_backward(first, others[0] if others else None, added, back, steps[-1])
+        kernels().analyse_backward(first, others[0] if others else None, added, back, steps)
         return back.tensor, None, None, *of_filters
 
 
