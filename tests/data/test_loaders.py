@@ -58,7 +58,7 @@ def epoch(loader, number: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def images_at(epochs: Epochs, positions: Tensor) -> list[int]:
-    return epochs.order(0)[positions % epochs.size].tolist()
+    return epochs.order(0)[positions % epochs.images].tolist()
 
 
 class TestEpochs:
@@ -112,12 +112,16 @@ class TestEpochs:
         [
             ({"batch_size": 6, "world_size": 4}, "batch_size must be a multiple of 4"),
             ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+            ({"images": 0, "batch_size": 4}, "images must be at least 1, got 0"),
             ({"batch_size": 4, "rank": 2, "world_size": 2}, r"rank must lie in \[0, 2\), got 2"),
         ],
     )
     def test_errors(self, options: dict[str, int], message: str) -> None:
         with pytest.raises(ValueError, match=message):
-            Epochs(10, **options)
+            Epochs(**{"images": 10, **options})
+
+    def test_imagenet_is_not_too_large(self) -> None:
+        assert len(Epochs(1_281_167, 256, shuffle=True)) == 5005
 
 
 @pytest.mark.parametrize("augmentation", [PLAIN, JITTERED, PADDED, MIXED])

@@ -29,7 +29,7 @@ class Epochs:
     be smaller.
     """
 
-    size: int  # the number of images
+    images: int  # how many
     batch_size: int  # of all processes together
     seed: int = 0  # of order and augmentation
     shuffle: bool = False  # True for training, False for evaluation
@@ -37,7 +37,7 @@ class Epochs:
     world_size: int = 1  # the number of processes
 
     def __post_init__(self) -> None:
-        for name in ("size", "batch_size", "world_size"):
+        for name in ("images", "batch_size", "world_size"):
             _checks.positive_int(name, getattr(self, name))
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank must lie in [0, {self.world_size}), got {self.rank}")
@@ -50,9 +50,9 @@ class Epochs:
     @property
     def batch(self) -> int:
         """Images in a batch of all processes."""
-        if not self.shuffle or self.size >= self.batch_size:
+        if not self.shuffle or self.images >= self.batch_size:
             return self.batch_size
-        return math.ceil(self.size / self.world_size) * self.world_size
+        return math.ceil(self.images / self.world_size) * self.world_size
 
     @property
     def own_batch(self) -> int:
@@ -62,8 +62,8 @@ class Epochs:
     def __len__(self) -> int:
         """Batches of this process in an epoch."""
         if self.shuffle:
-            return math.ceil(self.size / self.batch)
-        return math.ceil(len(range(self.rank, self.size, self.world_size)) / self.own_batch)
+            return math.ceil(self.images / self.batch)
+        return math.ceil(len(range(self.rank, self.images, self.world_size)) / self.own_batch)
 
     def positions(self, step: int, device: torch.device | str = "cpu") -> Tensor:
         """The positions of this process's batch in the order of the epoch, int64 ``[B]``.
@@ -74,20 +74,20 @@ class Epochs:
             start = step * self.batch + self.rank * self.own_batch
             return torch.arange(start, start + self.own_batch, device=device)
         first = step * self.batch_size + self.rank
-        stop = min((step + 1) * self.batch_size, self.size)
+        stop = min((step + 1) * self.batch_size, self.images)
         return torch.arange(first, stop, self.world_size, device=device)
 
     def order(self, epoch: int, device: torch.device | str = "cpu") -> Tensor:
         """The images of an epoch in order, int64 ``[N]``."""
         if not self.shuffle:
-            return torch.arange(self.size, device=device)
+            return torch.arange(self.images, device=device)
         seeds = torch.full((1,), self.seed, device=device)
-        return permutation(seeds, _ORDER, epoch, self.size)[0]
+        return permutation(seeds, _ORDER, epoch, self.images)[0]
 
     def numbers(self, epoch: int, positions: Tensor, count: int) -> Tensor:
         """Uniform numbers for the images at some positions, float32 ``[B, count]``."""
         # Of all processes; more than the images if the last batch is filled.
-        positions_per_epoch = len(self) * self.batch if self.shuffle else self.size
+        positions_per_epoch = len(self) * self.batch if self.shuffle else self.images
         when = epoch * positions_per_epoch + positions
         return uniform(torch.full_like(positions, self.seed), _AUGMENT, when, count)
 
@@ -98,4 +98,4 @@ class Epochs:
         order = self.order(epoch, device)
         for step in range(len(self)):
             positions = self.positions(step, device)
-            yield order[positions % self.size], self.numbers(epoch, positions, count)
+            yield order[positions % self.images], self.numbers(epoch, positions, count)

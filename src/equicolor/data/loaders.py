@@ -82,15 +82,19 @@ class Loader(ABC):
 
     Iterating yields images ``[B, 3, s, s]`` in [0, 1] (``[3, B, 3, s, s]`` for three views) and
     int64 labels ``[B]``, on the device. Options are the device and the fields of
-    :class:`~equicolor.data.epochs.Epochs` except ``size``. On a GPU the next batch is made on a
+    :class:`~equicolor.data.epochs.Epochs` except ``images``. On a GPU the next batch is made on a
     second stream while the network works on this one.
     """
 
     def __init__(
-        self, size: int, augmentation: Augmentation, device: torch.device | str = "cpu", **cut: Any
+        self,
+        images: int,
+        augmentation: Augmentation,
+        device: torch.device | str = "cpu",
+        **cut: Any,
     ) -> None:
         self.augmentation, self.device, self.epoch = augmentation, torch.device(device), 0
-        self.epochs = Epochs(size, **cut)
+        self.epochs = Epochs(images, **cut)
         # One stream for all epochs: memory used on a stream is reused only there.
         cuda = self.device.type == "cuda"
         self._stream = torch.cuda.Stream(self.device) if cuda else None
