@@ -255,6 +255,21 @@ def imagenet(root: Path) -> Expected:
     return Expected([0] * 3 + [1] * 3 + [2] * 3, [0] * 2 + [1] * 2 + [2] * 2, synsets)
 
 
+def breakhis(root: Path) -> Expected:
+    """Three benign cases and five malignant ones, two images each, at two magnifications."""
+    benign = ["A-14-22549AB", "F-14-9133", "TA-14-3411F"]
+    malignant = ["DC-14-12312", "DC-14-11031", "LC-14-15570C", "MC-14-18842", "PC-15-190EF"]
+    cases = [f"B_{case}" for case in benign] + [f"M_{case}" for case in malignant]
+    for number, case in enumerate(cases):
+        for magnification in (40, 400):
+            place = root / f"breakhis/BreaKHis_v1/SOB_{case}/{magnification}X"
+            for index in (1, 2):
+                file = place / f"SOB_{case}-{magnification}-{index:03d}.png"
+                write(file, 9000 + 1000 * (magnification == 40) + 2 * number + index)
+    # 30 % of three cases is one, of five two.
+    return Expected([0] * 4 + [1] * 6, [0] * 2 + [1] * 4, ("benign", "malignant"))
+
+
 def folder(path: Path, sizes: dict[str, int] | None = None, *, start: int = 7000) -> Expected:
     """Class folders with images; split 80 to 20."""
     sizes = {"cat": 10, "dog": 5} if sizes is None else sizes
@@ -283,4 +298,5 @@ TREES: dict[str, Callable[[Path], Expected]] = {
     "caltech101": caltech101,
     "stanford_cars": stanford_cars,
     "imagenet": imagenet,
+    "breakhis": breakhis,
 }

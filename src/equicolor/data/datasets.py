@@ -14,6 +14,7 @@ from equicolor.data.folder_datasets import Caltech101, Folder, ImageNet
 from equicolor.data.images import LONGEST, SPLITS, ImageSet
 from equicolor.data.layouts import Layout
 from equicolor.data.listed_datasets import Flowers102, OxfordPet, StanfordCars
+from equicolor.data.named_datasets import BreaKHis
 from equicolor.data.pixel_datasets import CIFAR10, CIFAR100, Stl10
 
 
@@ -121,6 +122,15 @@ DATASETS = {
             "folder and let torchvision.datasets.ImageNet(folder, 'train') and (folder, 'val') "
             "sort them into imagenet/train/ and imagenet/val/, with a folder for each class",
             ImageNet(),
+        ),
+        DatasetInfo(
+            "breakhis", "BreaKHis", 2, "large", 1_820,
+            ("breakhis",), 4_000_000_000,
+            "https://web.inf.ufpr.br/vri/databases-software/"
+            "breast-cancer-histopathological-database-breakhis", None,
+            "unpack BreaKHis_v1.tar.gz into breakhis/ of the data folder; only the images at a "
+            "magnification of 400 are used",
+            BreaKHis(),
         ),
     )
 }  # fmt: skip

@@ -101,7 +101,7 @@ class Folder(Layout):
                     raise ValueError(
                         f"there is no {self.path / 'train'}/ beside {test}/: nothing to train on"
                     )
-                return _contents(class_images(test, checked_classes(test)))
+                return contents_of(class_images(test, checked_classes(test)))
             self._warn_of_parts(train, test)
             return read_parts(train, test, split)
         paths = class_images(self.path, checked_classes(self.path))
@@ -258,7 +258,7 @@ def read_parts(train: Path, test: Path, split: str) -> Contents:
                 f"class folders of {place} that {other} lacks: {enumerated(lacking)}; both must "
                 "have the same"
             )
-    return _contents(class_images(train if split == "train" else test, names[train]))
+    return contents_of(class_images(train if split == "train" else test, names[train]))
 
 
 def split_classes(
@@ -273,25 +273,28 @@ def split_classes(
     """
     selected = {}
     for name, members in paths.items():
-        numbers = {path: _hashed(Path(path).relative_to(folder), seed) for path in members}
+        numbers = {
+            path: hashed(Path(path).relative_to(folder).as_posix(), seed) for path in members
+        }
         order = sorted(members, key=numbers.__getitem__)
         count = sum(number < share for number in numbers.values())
         test = set(order[: min(max(count, 1), len(order) - 1)])
         selected[name] = [path for path in members if (path in test) == (split == "test")]
     if not any(selected.values()):
         raise ValueError(f"no class of {folder} has a second image: nothing is left to test on")
-    return _contents(selected)
+    return contents_of(selected)
 
 
-def _hashed(path: Path, seed: int) -> float:
-    """A number in [0, 1) that depends only on the seed and the path."""
+def hashed(name: str, seed: int) -> float:
+    """A number in [0, 1) that depends only on the seed and the name."""
     # Some file systems store an accent as a separate character.
-    spelling = os.fsencode(unicodedata.normalize("NFC", path.as_posix()))
+    spelling = os.fsencode(unicodedata.normalize("NFC", name))
     digest = hashlib.sha256(b"%d %b" % (seed, spelling)).digest()
     return int.from_bytes(digest[:6], "big") / 2**48
 
 
-def _contents(paths: Mapping[str, Sequence[str]]) -> Contents:
+def contents_of(paths: Mapping[str, Sequence[str]]) -> Contents:
+    """A split by the images of every class."""
     sizes = torch.tensor([len(members) for members in paths.values()])
     labels = torch.repeat_interleave(torch.arange(len(paths)), sizes)
     files = ((path, 0, WHOLE) for members in paths.values() for path in members)
