@@ -1,19 +1,23 @@
-"""Time a whole training with `equicolor.training`, data included, against its bare step.
+"""Time whole trainings with `equicolor.training`, data included, against their bare steps.
 
-The bare step runs on images that are already on the device, in every form of networks.py. The
-first quarter of the epochs does not count: kernels are chosen and graphs recorded there.
+The bare step runs on images that are already on the device, in forms of networks.py. The first
+quarter of the epochs does not count: kernels are chosen and graphs recorded there. Long trainings
+run differently from short ones; `--seconds` measures the beginning of one.
 """
 
+import argparse
+import contextlib
+import signal
 import statistics
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from _timing import Case, Settings, finish, measure, parser, settings_of, write
+from _timing import Case, Settings, finish, measure, parser, positive_int, settings_of, write
 from equicolor.results import Row
 from equicolor.training.fit import fit
 from equicolor.training.recipes import TrainingRecipe, find_recipe
@@ -21,27 +25,51 @@ from equicolor.training.run_folder import RunFolder
 from equicolor.training.run_options import RunOptions
 from networks import FORMS, network_steps
 
-COLUMNS = ("name", "form", "ms", "images_per_s", "over_bare", "seconds")
+COLUMNS = ("dataset", "name", "form", "ms", "images_per_s", "over_bare", "seconds")
 
 
-def loop_rows(recipe: TrainingRecipe, device: str) -> list[Row]:
-    """Train a recipe: one row for the loop and one for the hue sweep after it."""
+@contextlib.contextmanager
+def interrupted_after(seconds: float | None) -> Iterator[None]:
+    """Interrupt what runs inside, as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds or 0)  # 0 is never
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def loop_rows(recipe: TrainingRecipe, device: str, seconds: float | None) -> list[Row]:
+    """Train a recipe: one row for the loop, and one for the hue sweep unless time was up."""
     with tempfile.TemporaryDirectory() as place:
-        run = fit(recipe, Path(place) / "run", RunOptions(device=device), console=Console())
-        assert run is not None  # one process trains
-        epochs = RunFolder(Path(place) / "run").read_metrics()
-    speeds = [float(row["images_per_second"]) for row in epochs[len(epochs) // 4 :]]
+        output, sweep = Path(place) / "run", list[Row]()
+        try:
+            with interrupted_after(seconds):
+                run = fit(recipe, output, RunOptions(device=device), console=Console())
+            assert run is not None  # one process trains
+            row = {key: run.row[key] for key in ("images", "original", "hue_mean")}
+            row |= {"seconds": run.row["evaluate_seconds"], "shifts": len(run.row["hue_curve"])}
+            sweep = [{"name": "hue sweep", **row}]
+        except KeyboardInterrupt:
+            if seconds is None:
+                raise
+        epochs = RunFolder(output).read_metrics()
+    counted = epochs[len(epochs) // 4 :]
+    if not counted:
+        raise SystemExit(f"no epoch of {recipe.dataset} ended within {seconds} seconds")
+    speeds = [float(row["images_per_second"]) for row in counted]
     loop = {"name": "training loop", "images_per_s": statistics.median(speeds)}
-    loop |= {"dataset": run.row["dataset"], "epochs": recipe.epochs}
-    sweep = {"name": "hue sweep", "seconds": run.row["evaluate_seconds"]}
-    sweep |= {key: run.row[key] for key in ("images", "original", "hue_mean")}
-    return [loop, sweep | {"shifts": len(run.row["hue_curve"])}]
+    return [loop | {"epochs": recipe.epochs, "speeds": speeds}, *sweep]
 
 
-def bare_rows(recipe: TrainingRecipe, settings: Settings) -> list[Row]:
+def bare_rows(recipe: TrainingRecipe, settings: Settings, forms: list[str]) -> list[Row]:
     """The training step alone, in every form."""
     build = partial(replace(recipe, finetune=None).build, 10)
-    forms = FORMS if settings.device.type == "cuda" else ("eager",)
     cases = []
     for form in forms:
         row: Row = {"name": "bare step", "variant": "plain", "form": form, "mode": "training"}
@@ -50,30 +78,43 @@ def bare_rows(recipe: TrainingRecipe, settings: Settings) -> list[Row]:
     return measure(cases, settings)
 
 
+def rows_of(recipe: TrainingRecipe, given: argparse.Namespace, settings: Settings) -> list[Row]:
+    """The loop, its bare steps and its sweep."""
+    on_gpu = settings.device.type == "cuda"
+    loop, *sweep = loop_rows(recipe, settings.device.type, given.seconds)
+    bare = bare_rows(recipe, settings, given.forms or (list(FORMS) if on_gpu else ["eager"]))
+    fastest = max((row.get("images_per_s", 0.0) for row in bare), default=0.0)
+    loop["over_bare"] = round(loop["images_per_s"] / fastest, 3) if fastest else None
+    facts = {"dataset": recipe.dataset, "model": recipe.model, **recipe.options}
+    facts |= {"batch": recipe.batch_size, "size": recipe.size}
+    return [row | facts for row in (loop, *bare, *sweep)]
+
+
 def main() -> None:
     """Run the script."""
     options = parser(__doc__)
     options.add_argument(
-        "dataset", nargs="?", default="flowers102", help="a name, or a folder of class folders"
+        "datasets", nargs="*", default=["flowers102"], help="names, or folders of class folders"
     )
     options.add_argument(
         "--recipe", default="baseline", help="see 'equicolor train --list-recipes'"
     )
-    options.add_argument("--epochs", type=int, default=24)
-    given = options.parse_args()
-    recipe = find_recipe(given.recipe, given.dataset)
-    size = given.size or recipe.size
-    settings = settings_of(
-        given, batch=dict.fromkeys(("cpu", "cuda"), recipe.batch_size), size=size
-    )
-    changes: dict[str, Any] = {"batch_size": settings.batch, "size": size, "epochs": given.epochs}
-    recipe = replace(recipe, **changes, precision=settings.precision)
-    loop, sweep = loop_rows(recipe, settings.device.type)
-    bare = bare_rows(recipe, settings)
-    fastest = max((row.get("images_per_s", 0.0) for row in bare), default=0.0)
-    loop["over_bare"] = round(loop["images_per_s"] / fastest, 3) if fastest else None
-    facts = {"model": recipe.model, **recipe.options, "batch": recipe.batch_size, "size": size}
-    rows = [row | facts for row in (loop, *bare, sweep)]
+    options.add_argument("--epochs", type=positive_int, help="default: those of the recipe")
+    options.add_argument("--seconds", type=float, help="interrupt each training after these")
+    options.add_argument("--forms", nargs="+", choices=FORMS, help="of the bare step; default: all")
+    given, rows = options.parse_args(), list[Row]()
+    for dataset in given.datasets:
+        recipe = find_recipe(given.recipe, dataset)
+        batch = dict.fromkeys(("cpu", "cuda"), recipe.batch_size)
+        settings = settings_of(given, batch=batch, size=recipe.size)
+        recipe = replace(
+            recipe,
+            batch_size=settings.batch,
+            size=settings.size,
+            precision=settings.precision,
+            epochs=given.epochs or recipe.epochs,
+        )
+        rows += rows_of(recipe, given, settings)
     write(rows, settings)
     finish(rows, COLUMNS, settings)
 

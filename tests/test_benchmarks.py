@@ -139,12 +139,16 @@ def test_loop(bench: Any, tmp_path: Path) -> None:
         (tmp_path / "images" / colour).mkdir(parents=True)
         for number in range(5):
             Image.new("RGB", (36, 36), colour).save(tmp_path / f"images/{colour}/{number}.png")
-    loop, bare, sweep = bench("loop", str(tmp_path / "images"), "--epochs", "2")
+    images = str(tmp_path / "images")
+    loop, bare, sweep = bench("loop", images, "--epochs", "2")
     assert [row["name"] for row in (loop, bare, sweep)] == [
         "training loop", "bare step", "hue sweep",
     ]  # fmt: skip
     assert loop["over_bare"] == pytest.approx(loop["images_per_s"] / bare["images_per_s"], abs=1e-3)
     assert (sweep["shifts"], loop["batch"], loop["size"]) == (37, 2, 32)
+    assert (loop["epochs"], len(loop["speeds"])) == (2, 2)
+    with pytest.raises(SystemExit, match=r"no epoch of .*images ended within 0\.001 seconds"):
+        bench("loop", images, "--force", "--seconds", "0.001")
 
 
 @pytest.mark.slow
