@@ -356,7 +356,7 @@ def analysed(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("rotations", [3, 4])
+@pytest.mark.parametrize("rotations", [2, 3, 9])
 @pytest.mark.parametrize("widths", [(5, 5), (17, 6)])
 def test_a_block_begins_with_the_planes_of_the_one_before(
     widths, rotations, analysed, relative_error
@@ -375,6 +375,39 @@ def test_a_block_begins_with_the_planes_of_the_one_before(
     expected = step(copy.deepcopy(pair).double(), x.double())
     for what, value in step(pair, x).items():
         assert relative_error(value, expected[what]) < TOLERANCE, what
+
+
+@pytest.mark.parametrize(("largest", "rotations", "kept"), [(96, 3, "planes"), (0, 3, "features")])
+def test_backward_keeps_planes_that_are_no_larger_than_the_features(
+    largest, rotations, kept, monkeypatch, analysed
+):
+    monkeypatch.setattr(layout, "_PAIRED_CHANNELS", largest)
+    first, second = make_block(rotations=rotations), make_block(rotations=rotations)
+    first.followed = True
+    x = torch.randn(2, 5, rotations, 4, 4, device=DEVICE)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor
+    ):
+        between = first(x)
+        out = second(between)
+    pointers = {tensor.data_ptr() for tensor in saved}
+    assert (between.data_ptr() in pointers) == (kept == "features")
+    assert sum(tensor.dtype == torch.uint8 for tensor in saved) == (kept == "planes")
+    analysed.clear()
+    out.sum().backward()  # the features before the first block are analysed again
+    assert len(analysed) == (1 if kept == "planes" else 2)
+
+
+def test_nothing_is_kept_where_there_are_no_gradients(monkeypatch):
+    block, x = make_block(), torch.randn(2, 5, 3, 4, 4, device=DEVICE)
+    block.followed = True
+    monkeypatch.setattr(kernels(), "empty_signs", None)
+    with torch.no_grad():
+        block(x)
+    with pytest.raises(TypeError, match="not callable"):
+        block(x)
+    block.requires_grad_(False)(x)
 
 
 def test_planes_of_features_that_changed_are_not_used(analysed):

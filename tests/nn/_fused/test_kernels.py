@@ -402,13 +402,17 @@ def test_norm_add(name, paired, projected):
         added = expected_other_norm(synthesise(others, name, True), *parameters)
     expected = (expected + added).relu()
     out = Features.empty(identity.shape, torch.float32, identity.device)
-    launchers.norm_add(products, norm, residual, out)
+    signs = launchers.empty_signs(products, out.rotations)
+    launchers.norm_add(products, norm, residual, out, signs=signs)
     close(out.tensor, expected)
 
     gradient = features_of(name)
     expected_gradients = torch.autograd.grad(expected, leaves, gradient)
     slopes, inner = launchers.norm_add_sums(Features.of(gradient), out, products, norm)
     close(inner.tensor, gradient * (expected > 0))
+    by_signs, same = launchers.norm_add_sums(Features.of(gradient), signs, products, norm)
+    assert torch.equal(by_signs, slopes)
+    assert torch.equal(same.tensor, inner.tensor)
     close(slopes[2, :channels], expected_gradients[0])
     close(slopes[3, :channels], expected_gradients[1])
     back = launchers.norm_backward(inner, products, norm, slopes)
@@ -534,6 +538,15 @@ def test_what_is_not_a_number_stays_so():
     products[0][0, 0, 0, 0] = torch.nan
     norm, _ = statistics(products, "spare channels", affine("spare channels"), training=True)
     assert launchers.norm_analyse(products, norm, n=3)[..., 0].isnan().all()
+    identity = features_of("spare channels")
+    out = Features.empty(identity.shape, torch.float32, identity.device)
+    signs = launchers.empty_signs(products, 3)
+    launchers.norm_add(products, norm, Features.of(identity), out, signs=signs)
+    ones = Features.of(torch.ones_like(identity))  # torch lets gradients through where NaN are
+    for output in (out, signs):
+        _, inner = launchers.norm_add_sums(ones, output, products, norm)
+        assert out.tensor.isnan().any()
+        assert inner.tensor[out.tensor.isnan()].eq(1).all()
     y = torch.ones(1, 8, 3, 3, device=DEVICE).to(memory_format=torch.channels_last)
     y[0, 0, 0, 0] = torch.nan
     one = torch.ones(8, device=DEVICE)

@@ -34,9 +34,11 @@ from equicolor.nn._fused.tile_kernels import (
     store,
     store_features,
     store_mixed,
+    store_signs,
     store_sums,
     tile,
     where_positive,
+    where_signs,
 )
 
 
@@ -225,11 +227,11 @@ def norm_analyse_backward_kernel(products, gradients, vectors, slopes, out, size
 
 @triton.jit
 def norm_add_kernel(
-    products, vectors, residual, residual_vectors, out, planes, PAIRED: constexpr, size
+    products, vectors, residual, residual_vectors, out, planes, signs, PAIRED: constexpr, size
 ):
     """Norm, residual and ReLU; the residual is features, or products and a norm.
 
-    ``planes`` are the inputs of the next products, or None.
+    ``planes`` are the inputs of the next products, or None; ``signs`` those of the result, or None.
     """
     block, lane = columns(size)
     at = tile(block, lane, size)
@@ -241,13 +243,21 @@ def norm_add_kernel(
         rs = affine(centred, residual_vectors, at, size)
     zs = rounded(relu(add(zs, rs)), out)
     store(out, zs, at, size)
+    if signs is not None:
+        store_signs(signs, zs, at, size)
     if planes is not None:
         store_mixed(planes, ANALYSIS, PAIRED, zs, at, size)
 
 
 @triton.jit
-def norm_add_sums_kernel(gradient, output, products, vectors, out, sums, size, blocks, steps):
-    """Sums of the gradient after a norm; also writes it, zero where the output is not positive."""
+def norm_add_sums_kernel(
+    gradient, output, signs, products, vectors, out, sums, size, blocks, steps
+):
+    """Sums of the gradient after a norm.
+
+    With the output of ReLU, or its signs, also writes the gradient, zero where the output is not
+    positive.
+    """
     block, lane = columns(size)
     total = tl.zeros([size.tile_rows, size.tile_lanes], tl.float32)
     weighted = tl.zeros([size.tile_rows, size.tile_lanes], tl.float32)
@@ -256,6 +266,9 @@ def norm_add_sums_kernel(gradient, output, products, vectors, out, sums, size, b
         gs = load_features(gradient, at, size)
         if output.tensor is not None:
             gs = where_positive(load_features(output, at, size), gs)
+        if signs is not None:
+            gs = where_signs(signs, gs, at, size)
+        if out is not None:
             store(out, gs, at, size)
         centred = load_centred(products, vectors, at, size)
         for k in tl.static_range(size.n):

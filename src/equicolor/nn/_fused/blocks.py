@@ -185,5 +185,10 @@ def norm_add_relu(
     parameters = [parameter for one in norms for parameter in (one.weight, one.bias)]
     flat = [product for one in each for product in one]
     sizes = [len(one) for one in each[:-1]]
-    arguments = norms, sizes, shape, planes, identity, *parameters, *flat
+    tensors, signs = [identity, *parameters, *flat], None
+    differentiated = any(one is not None and one.requires_grad for one in tensors)
+    if planes is not None and len(planes) == n and differentiated and torch.is_grad_enabled():
+        # The next block keeps these planes for its gradients, instead of as many features.
+        signs = kernels().empty_signs(outputs, n)
+    arguments = norms, sizes, shape, planes, signs, *tensors
     return functions.apply(functions.NormAddReLU, *arguments)

@@ -107,7 +107,8 @@ class Convolutions(NamedTuple):
 class ProductsOf(torch.autograd.Function):
     """Features to their products with the filters of one or two layers, and the same features.
 
-    Backward keeps only features and filters, and computes the inputs of the products again.
+    Backward keeps the filters and the features, from which it computes the inputs of the products
+    again. Inputs that were given, and take no more memory, it keeps instead.
     """
 
     @staticmethod
@@ -120,11 +121,13 @@ class ProductsOf(torch.autograd.Function):
     ) -> Products:
         """``parts``: the planes of the features, if they were computed before."""
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, *filters)
-        ctx.layers = layers
+        ctx.layers, ctx.keeps_inputs = layers, parts is not None and len(parts) == x.shape[2]
+        ctx.save_for_backward(parts if ctx.keeps_inputs else x, *filters)
+        features = Features.of(x)
+        ctx.empty = partial(Features.empty, x.shape, x.dtype, x.device, beside=features.beside)
         if parts is None:
             paired = layers[0].planes.paired
-            parts = kernels().analyse(Features.of(x), filters[0].dtype, paired=paired)
+            parts = kernels().analyse(features, filters[0].dtype, paired=paired)
         outputs: Products = ()
         for layer, group in zip(layers, _of_layers(filters, layers), strict=True):
             outputs += layer.products(parts, group)
@@ -134,11 +137,13 @@ class ProductsOf(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradient of the returned features is added to that of the products."""
         refuse_second_derivatives()
-        x, *filters = ctx.saved_tensors
+        kept, *filters = ctx.saved_tensors
         *flat, residual = gradients
-        paired = ctx.layers[0].planes.paired
-        features = Features.of(x)
-        parts = kernels().analyse(features, filters[0].dtype, paired=paired)
+        if ctx.keeps_inputs:
+            parts = kept.contiguous()  # hooks on saved tensors may return another memory layout
+        else:
+            paired = ctx.layers[0].planes.paired
+            parts = kernels().analyse(Features.of(kept), filters[0].dtype, paired=paired)
         of_inputs: list[Products] = []
         of_filters: list[Tensor | None] = []
         steps = 1, 1
@@ -154,7 +159,7 @@ class ProductsOf(torch.autograd.Function):
             return None, None, None, *of_filters
         first, *others = of_inputs
         added = None if residual is None else Features.of(residual)
-        back = Features.empty(x.shape, x.dtype, x.device, beside=features.beside)
+        back = ctx.empty()
         kernels().analyse_backward(first, others[0] if others else None, added, back, steps)
         return back.tensor, None, None, *of_filters
 
@@ -200,8 +205,9 @@ class NormProducts(torch.autograd.Function):
 class NormAddReLU(torch.autograd.Function):
     """Products, through batch norm, plus a residual and through ReLU, to features.
 
-    The residual is features, or products with a norm of their own. Backward keeps only the
-    products and the output. ``planes``, unless None, is filled with the planes of the features.
+    The residual is features, or products with a norm of their own. ``planes``, unless None, is
+    filled with the planes of the features, and ``signs`` with their signs. Backward keeps the
+    products and the signs; without signs, the features.
     """
 
     @staticmethod
@@ -211,6 +217,7 @@ class NormAddReLU(torch.autograd.Function):
         sizes: Sequence[int],
         shape: Sequence[int],
         planes: Tensor | None,
+        signs: Tensor | None,
         identity: Tensor | None,
         *tensors: Tensor,
     ) -> Tensor:
@@ -224,17 +231,18 @@ class NormAddReLU(torch.autograd.Function):
             dtype = torch.promote_types(outputs[0].dtype, identity.dtype)
             residual = Features.of(identity)
         out = Features.empty(shape, dtype, outputs[0].device)
-        kernels().norm_add(outputs, norms[0], residual, out, planes)
-        ctx.norms, ctx.sizes = norms, sizes
-        ctx.save_for_backward(out.tensor, *flat)
+        kernels().norm_add(outputs, norms[0], residual, out, planes, signs)
+        ctx.norms, ctx.sizes, ctx.keeps_signs = norms, sizes, signs is not None
+        ctx.save_for_backward(signs if ctx.keeps_signs else out.tensor, *flat)
         return out.tensor
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """The first pass also writes the gradient after ReLU, which is the identity's gradient."""
         refuse_second_derivatives()
-        out, *flat = ctx.saved_tensors
-        inner, output = Features.of(gradients[0]), Features.of(out)
+        kept, *flat = ctx.saved_tensors
+        inner = Features.of(gradients[0])
+        output = kept.contiguous() if ctx.keeps_signs else Features.of(kept)
         of_parameters: list[Tensor] = []
         of_products: list[Tensor] = []
         for norm, outputs in zip(ctx.norms, groups(_in_rows(flat), ctx.sizes), strict=True):
@@ -244,7 +252,7 @@ class NormAddReLU(torch.autograd.Function):
             of_parameters += norm.gradients(slopes)
             of_products += Planes.of_products(outputs, inner.rotations).images(back)
         of_identity = inner.tensor if len(ctx.norms) == 1 else None
-        return None, None, None, None, of_identity, *of_parameters, *of_products
+        return None, None, None, None, None, of_identity, *of_parameters, *of_products
 
 
 def groups(flat: Iterable[Any], sizes: Sequence[int]) -> list[tuple[Any, ...]]:

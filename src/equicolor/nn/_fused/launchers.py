@@ -145,6 +145,12 @@ def empty_planes(products: Products, planes: Planes) -> Tensor:
     return products[0].new_empty(planes.total, *_images(products), products[0].shape[1])
 
 
+def empty_signs(products: Products, n: int) -> Tensor:
+    """Uninitialised memory ``[bytes, B, H, W, P]``, a bit for each number of ``n`` rotations."""
+    shape = ceil_div(n, 8), *_images(products), products[0].shape[1]
+    return products[0].new_empty(shape, dtype=torch.uint8)
+
+
 def channel_vectors(
     weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *, eps: float, elements: int = 1
 ) -> Tensor:
@@ -208,34 +214,37 @@ def norm_add(
     residual: Features | tuple[Products, Norm],
     out: Features,
     planes: Tensor | None = None,
+    signs: Tensor | None = None,
 ) -> None:
     """Fill ``out`` with batch norm of features given as products, plus a residual, and ReLU.
 
     The residual is features, or products and their own norm. ``planes``, unless None, is filled
-    with the result of :func:`analyse` for ``out``.
+    with the result of :func:`analyse` for ``out``, and ``signs`` with the signs of ``out``.
     """
     source: Any = residual, None
     if not isinstance(residual, Features):
         source = residual[0], residual[1].vectors
     size = _Size.of(out.images, out.channels, out.rotations)
     paired = planes is not None and len(planes) < cyclic_products(out.rotations)
-    arguments = products, norm.vectors, *source, out.tensor, planes, paired
+    arguments = products, norm.vectors, *source, out.tensor, planes, signs, paired
     _elementwise(kernels.norm_add_kernel, size, *arguments)
 
 
 def norm_add_sums(
-    gradient: Features, output: Features | None, products: Products, norm: Norm
+    gradient: Features, output: Features | Tensor | None, products: Products, norm: Norm
 ) -> tuple[Tensor, Features]:
     """The slopes ``[4, L]`` of :func:`norm_add`, and its gradient before ReLU.
 
-    Without ``output``, ``gradient`` is already the one before ReLU.
+    ``output`` is that of ReLU, or its signs; None if ``gradient`` is already the one before ReLU.
     """
-    inner = gradient
+    inner, signs = gradient, output if isinstance(output, Tensor) else None
     if output is not None:
-        # It is also the gradient of the residual, so it has the dtype of that and of the output.
-        inner = Features.empty(output.tensor.shape, output.tensor.dtype, output.tensor.device)
+        # It is also the gradient of the residual. Like any gradient, it has the output's dtype.
+        inner = Features.empty(gradient.tensor.shape, gradient.tensor.dtype, gradient.tensor.device)
     size = _Size.of(gradient.images, gradient.channels, gradient.rotations)
-    arguments = gradient, output or _NO_FEATURES, products, norm.vectors, inner.tensor
+    features = output if isinstance(output, Features) else _NO_FEATURES
+    written = None if output is None else inner.tensor
+    arguments = gradient, features, signs, products, norm.vectors, written
     sums = _reduce(kernels.norm_add_sums_kernel, size, *arguments)
     return slopes_of(sums, norm, size.samples), inner
 

@@ -200,6 +200,33 @@ def store_mixed(out, KIND: constexpr, PAIRED: constexpr, features, at, size):
 
 
 @triton.jit
+def store_signs(out, tiles, at, size):
+    """Store where tiles are positive: a bit for each of them, in bytes of eight."""
+    _, _, place, inside, _ = at
+    step = tl.cast(size.rows, tl.int64) * size.lanes
+    for first in tl.static_range(0, len(tiles), 8):
+        bits = tl.zeros([size.tile_rows, size.tile_lanes], tl.int32)
+        for k in tl.static_range(8):
+            if first + k < len(tiles):
+                bits |= tl.where(tiles[first + k] <= 0, 0, 1 << k)  # NaN counts as positive
+        tl.store(out + step * (first // 8) + place, bits.to(tl.uint8), inside)
+
+
+@triton.jit
+def where_signs(signs, tiles, at, size):
+    """Tiles, zero where :func:`store_signs` found others not positive."""
+    _, _, place, inside, _ = at
+    step = tl.cast(size.rows, tl.int64) * size.lanes
+    out = ()
+    for first in tl.static_range(0, len(tiles), 8):
+        bits = tl.load(signs + step * (first // 8) + place, inside, 0).to(tl.int32)
+        for k in tl.static_range(8):
+            if first + k < len(tiles):
+                out = out + (tl.where((bits >> k) & 1 == 0, 0.0, tiles[first + k]),)
+    return out
+
+
+@triton.jit
 def store_sums(out, block, blocks, lane, size, first, second):
     """Store two tiles, summed over rows, as this program's part of the sums."""
     place = block * size.lanes + lane
