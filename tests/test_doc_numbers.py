@@ -576,6 +576,21 @@ def test_small_images_of_the_speed_page_are_those_of_the_rows() -> None:
         assert images == f"{row['images_per_s']:,.0f}"
 
 
+def test_whole_trainings_of_the_speed_page_are_those_of_the_rows() -> None:
+    small, _ = rows_of("bench-loop-small-cuda")
+    large, *_ = rows_of("bench-loop-cuda")
+    recorded = rows_of("bench-networks-cuda", mode="training")[1]
+    assert large["images_per_s"] == pytest.approx(recorded["images_per_s"], rel=0.02)
+    assert_said(
+        "docs/speed.md",
+        f"on CIFAR-10 for {small['epochs']} epochs, so it is compiled: "
+        f"{round(small['images_per_s'], -1):,.0f}, which is {small['over_bare']:.2f} times the",
+        f"Flowers-102, {large['epochs']} epochs, is only recorded: "
+        f"{round(large['images_per_s'], -1):,.0f}, as fast as the recorded step above, and "
+        f"{large['over_bare']:.2f} times the compiled one",
+    )
+
+
 def test_the_kernels_of_the_speed_page_are_those_of_the_rows() -> None:
     kinds = "convolution or matrix product", "convolution, gradient of inputs"
     kinds = *kinds, "convolution, gradient of filters", "ours"
