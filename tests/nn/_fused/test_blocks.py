@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 from equicolor.groups import SpatialGroup
@@ -399,7 +400,40 @@ def test_backward_keeps_planes_that_are_no_larger_than_the_features(
     assert len(analysed) == (1 if kept == "planes" else 2)
 
 
-def test_nothing_is_kept_where_there_are_no_gradients(monkeypatch):
+@pytest.mark.parametrize("largest", [96, 0])
+def test_blocks_may_be_checkpointed_one_by_one(largest, monkeypatch, relative_error):
+    """The second pass of a checkpoint has no planes from the block before."""
+    monkeypatch.setattr(layout, "_PAIRED_CHANNELS", largest)
+    pair = nn.Sequential(make_block(), make_block())
+    pair[0].followed = True
+    x = torch.randn(2, 5, 3, 4, 4, device=DEVICE)
+
+    def gradients(network, x, run):
+        x = x.clone().requires_grad_()
+        weights = torch.linspace(-1, 1, x.numel(), device=DEVICE).view(x.shape)
+        loss = (run(network, x) * weights.to(x.dtype)).sum()
+        return torch.autograd.grad(loss, [x, *network.parameters()])
+
+    expected = gradients(copy.deepcopy(pair).double(), x.double(), nn.Sequential.forward)
+
+    def one_by_one(network, x):
+        for block in network:
+            x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+        return x
+
+    for actual, value in zip(gradients(pair, x, one_by_one), expected, strict=True):
+        assert relative_error(actual, value) < TOLERANCE
+
+
+def test_features_with_planes_may_be_copied():
+    block = make_block()
+    block.followed = True
+    with torch.no_grad():
+        features = block(torch.randn(2, 5, 3, 4, 4, device=DEVICE))
+    assert torch.equal(copy.deepcopy(features), features)
+
+
+def test_signs_are_kept_for_gradients_alone(monkeypatch):
     block, x = make_block(), torch.randn(2, 5, 3, 4, 4, device=DEVICE)
     block.followed = True
     monkeypatch.setattr(kernels(), "empty_signs", None)
@@ -407,7 +441,6 @@ def test_nothing_is_kept_where_there_are_no_gradients(monkeypatch):
         block(x)
     with pytest.raises(TypeError, match="not callable"):
         block(x)
-    block.requires_grad_(False)(x)
 
 
 def test_planes_of_features_that_changed_are_not_used(analysed):

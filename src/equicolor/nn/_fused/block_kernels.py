@@ -27,6 +27,7 @@ from equicolor.nn._fused.tile_kernels import (
     load_centred,
     load_features,
     load_mixed,
+    load_signs,
     maximum,
     relu,
     rounded,
@@ -38,7 +39,6 @@ from equicolor.nn._fused.tile_kernels import (
     store_sums,
     tile,
     where_positive,
-    where_signs,
 )
 
 
@@ -267,7 +267,7 @@ def norm_add_sums_kernel(
         if output.tensor is not None:
             gs = where_positive(load_features(output, at, size), gs)
         if signs is not None:
-            gs = where_signs(signs, gs, at, size)
+            gs = where_positive(load_signs(signs, at, size), gs)
         if out is not None:
             store(out, gs, at, size)
         centred = load_centred(products, vectors, at, size)

@@ -124,7 +124,8 @@ def _stamp(features: Tensor) -> tuple[object, ...]:
     A recording that was given features must compute their planes whenever it is replayed. On
     another stream, the planes could be freed before they are read: torch would not know of it.
     """
-    stream = torch.cuda.current_stream(features.device) if features.is_cuda else None
+    # A number, as streams cannot be copied or saved with the features.
+    stream = torch.cuda.current_stream(features.device).stream_id if features.is_cuda else None
     return features.data_ptr(), features._version, is_captured(features), stream
 
 
@@ -185,10 +186,9 @@ def norm_add_relu(
     parameters = [parameter for one in norms for parameter in (one.weight, one.bias)]
     flat = [product for one in each for product in one]
     sizes = [len(one) for one in each[:-1]]
-    tensors, signs = [identity, *parameters, *flat], None
-    differentiated = any(one is not None and one.requires_grad for one in tensors)
-    if planes is not None and len(planes) == n and differentiated and torch.is_grad_enabled():
+    signs = None
+    if planes is not None and len(planes) == n and torch.is_grad_enabled():
         # The next block keeps these planes for its gradients, instead of as many features.
         signs = kernels().empty_signs(outputs, n)
-    arguments = norms, sizes, shape, planes, signs, *tensors
+    arguments = norms, sizes, shape, planes, signs, identity, *parameters, *flat
     return functions.apply(functions.NormAddReLU, *arguments)

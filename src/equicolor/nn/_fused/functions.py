@@ -108,7 +108,7 @@ class ProductsOf(torch.autograd.Function):
     """Features to their products with the filters of one or two layers, and the same features.
 
     Backward keeps the filters and the features, from which it computes the inputs of the products
-    again. Inputs that were given, and take no more memory, it keeps instead.
+    again. After a block that keeps signs instead of the features, it keeps these inputs.
     """
 
     @staticmethod
@@ -121,13 +121,15 @@ class ProductsOf(torch.autograd.Function):
     ) -> Products:
         """``parts``: the planes of the features, if they were computed before."""
         ctx.set_materialize_grads(False)
-        ctx.layers, ctx.keeps_inputs = layers, parts is not None and len(parts) == x.shape[2]
-        ctx.save_for_backward(parts if ctx.keeps_inputs else x, *filters)
         features = Features.of(x)
-        ctx.empty = partial(Features.empty, x.shape, x.dtype, x.device, beside=features.beside)
         if parts is None:
             paired = layers[0].planes.paired
             parts = kernels().analyse(features, filters[0].dtype, paired=paired)
+        # Not whether parts were given: a checkpoint, which runs this again, has none to give, but
+        # must keep the same.
+        ctx.layers, ctx.keeps_inputs = layers, getattr(x.grad_fn, "keeps_signs", False)
+        ctx.save_for_backward(parts if ctx.keeps_inputs else x, *filters)
+        ctx.empty = partial(Features.empty, x.shape, x.dtype, x.device, beside=features.beside)
         outputs: Products = ()
         for layer, group in zip(layers, _of_layers(filters, layers), strict=True):
             outputs += layer.products(parts, group)

@@ -237,13 +237,14 @@ def norm_add_sums(
 
     ``output`` is that of ReLU, or its signs; None if ``gradient`` is already the one before ReLU.
     """
-    inner, signs = gradient, output if isinstance(output, Tensor) else None
+    inner, written = gradient, None
     if output is not None:
         # It is also the gradient of the residual. Like any gradient, it has the output's dtype.
         inner = Features.empty(gradient.tensor.shape, gradient.tensor.dtype, gradient.tensor.device)
+        written = inner.tensor
     size = _Size.of(gradient.images, gradient.channels, gradient.rotations)
     features = output if isinstance(output, Features) else _NO_FEATURES
-    written = None if output is None else inner.tensor
+    signs = output if isinstance(output, Tensor) else None
     arguments = gradient, features, signs, products, norm.vectors, written
     sums = _reduce(kernels.norm_add_sums_kernel, size, *arguments)
     return slopes_of(sums, norm, size.samples), inner

@@ -213,17 +213,17 @@ def store_signs(out, tiles, at, size):
 
 
 @triton.jit
-def where_signs(signs, tiles, at, size):
-    """Tiles, zero where :func:`store_signs` found others not positive."""
+def load_signs(signs, at, size):
+    """Tiles of ones and zeros from :func:`store_signs`."""
     _, _, place, inside, _ = at
     step = tl.cast(size.rows, tl.int64) * size.lanes
-    out = ()
-    for first in tl.static_range(0, len(tiles), 8):
+    tiles = ()
+    for first in tl.static_range(0, size.n, 8):
         bits = tl.load(signs + step * (first // 8) + place, inside, 0).to(tl.int32)
         for k in tl.static_range(8):
-            if first + k < len(tiles):
-                out = out + (tl.where((bits >> k) & 1 == 0, 0.0, tiles[first + k]),)
-    return out
+            if first + k < size.n:
+                tiles = tiles + ((bits >> k) & 1,)
+    return tiles
 
 
 @triton.jit
