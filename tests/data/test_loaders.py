@@ -17,7 +17,12 @@ from equicolor.data.augmix import AugMix
 from equicolor.data.decoding import decode
 from equicolor.data.epochs import Epochs
 from equicolor.data.images import CorruptImageError, ImageFile, ImageSet
-from equicolor.data.loaders import ResidentLoader, StreamingLoader, choose_data_path
+from equicolor.data.loaders import (
+    ResidentLoader,
+    StreamingLoader,
+    choose_data_path,
+    evaluation_batch,
+)
 
 SIZES = ((40, 60), (75, 50), (33, 33), (48, 90), (64, 64), (30, 45), (50, 36))
 
@@ -122,6 +127,16 @@ class TestEpochs:
 
     def test_imagenet_is_not_too_large(self) -> None:
         assert len(Epochs(1_281_167, 256, shuffle=True)) == 5005
+
+
+@pytest.mark.parametrize(
+    ("device", "size", "images"),
+    [("cuda", 224, 256), ("cpu", 224, 8), ("cpu", 112, 32), ("cpu", 28, 256), ("cpu", 2000, 1)],
+)
+def test_an_evaluation_takes_few_large_images_at_a_time_on_a_cpu(
+    device: str, size: int, images: int
+) -> None:
+    assert evaluation_batch(device, size) == images
 
 
 @pytest.mark.parametrize("augmentation", [PLAIN, JITTERED, PADDED, MIXED])

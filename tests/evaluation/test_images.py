@@ -145,6 +145,12 @@ def test_batches_are_the_centres_of_resized_images(folder: Path) -> None:
         torch.testing.assert_close(image, expected, atol=1e-3, rtol=0)
 
 
+def test_batches_are_as_large_as_the_device_likes(folder: Path) -> None:
+    images = load_dataset(str(folder), "test")  # nine
+    sizes = [len(labels) for _, labels in load_batches(images, Preparation(400, 400))]
+    assert sizes == [2, 2, 2, 2, 1]
+
+
 def test_batches_carry_no_augmentation(folder: Path) -> None:
     images = load_dataset(str(folder), "test")
     loader = load_batches(images, Preparation(20, 24), batch_size=9)

@@ -75,7 +75,9 @@ def _subject(
 
 def _evaluation(
     shifts: Annotated[int, option("Number of values of each action, over its range.")] = 37,
-    batch_size: Annotated[int, option("Images per batch.")] = 256,
+    batch_size: Annotated[
+        int | None, option("Images per batch.", "256 on a GPU, fewer on a CPU")
+    ] = None,
     precision: Annotated[
         str, option("Number format: float32, bfloat16, or auto (bfloat16 on a GPU).")
     ] = "auto",

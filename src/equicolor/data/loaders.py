@@ -77,6 +77,18 @@ def _memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def evaluation_batch(device: torch.device | str, size: int) -> int:
+    """How many images of a size an evaluation should take at a time.
+
+    On a CPU as many pixels as 8 images of 224. What a layer computes is then smaller than the 32 MB
+    that glibc keeps for later tensors. Larger memory it gives back, and the system clears every
+    page before the next tensor gets it.
+    """
+    if torch.device(device).type != "cpu":
+        return 256
+    return min(max(8 * 224**2 // size**2, 1), 256)
+
+
 class Loader(ABC):
     """Batches of augmented images, the same every time for the same epoch.
 

@@ -56,7 +56,7 @@ def compare(
     shifts: int | Sequence[float] | Tensor = 37,
     pretrained: bool = True,
     split_seed: int | None = None,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     skip_corrupt: bool = False,
     console: Console | None = None,
     **options: Any,
@@ -85,7 +85,8 @@ def compare(
     actions = list(actions)
     if not action_values(actions, shifts):
         raise ValueError("compare needs an action, such as hsv; got none")
-    _checks.positive_int("batch_size", batch_size)
+    if batch_size is not None:
+        _checks.positive_int("batch_size", batch_size)
     console = Console(stderr=True) if console is None else console
     if not pretrained and not any(map(is_foreign, specs)):
         raise ValueError(

@@ -51,7 +51,11 @@ class Subject:
     cache: Path | None = None
 
     def decode(
-        self, *, batch_size: int = 256, skip_corrupt: bool = False, console: Console | None = None
+        self,
+        *,
+        batch_size: int | None = None,
+        skip_corrupt: bool = False,
+        console: Console | None = None,
     ) -> "Subject":
         """Decode the images; those that do not fit into memory later, batch by batch."""
         assert self.preparation is not None
@@ -76,13 +80,14 @@ def load_subject(
     network: str | Path,
     data: str | Path | None = None,
     *,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     skip_corrupt: bool = False,
     console: Console | None = None,
     **options: Any,
 ) -> Subject:
     """Load a network and images by their names; ``options`` are those of :func:`open_subject`."""
-    _checks.positive_int("batch_size", batch_size)
+    if batch_size is not None:
+        _checks.positive_int("batch_size", batch_size)
     console = Console(stderr=True) if console is None else console
     subject = open_subject(network, data, console=console, **options)
     return subject.decode(batch_size=batch_size, skip_corrupt=skip_corrupt, console=console)

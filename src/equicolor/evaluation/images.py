@@ -14,7 +14,12 @@ from equicolor.data.augment import Augmentation
 from equicolor.data.crops import centre_boxes, resample
 from equicolor.data.decoding import decode
 from equicolor.data.images import ImageFile, ImageSet, to_rgb
-from equicolor.data.loaders import ResidentLoader, StreamingLoader, choose_data_path
+from equicolor.data.loaders import (
+    ResidentLoader,
+    StreamingLoader,
+    choose_data_path,
+    evaluation_batch,
+)
 from equicolor.data.packing import shrink
 from equicolor.evaluation.hue_sweep import Batches
 from equicolor.evaluation.runner import Runner, check_logits
@@ -212,7 +217,7 @@ def load_batches(
     images: ImageSet,
     preparation: Preparation,
     *,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     device: torch.device | str = "cpu",
     skip_corrupt: bool = False,
     cache: Path | None = None,
@@ -220,11 +225,13 @@ def load_batches(
 ) -> Batches:
     """Test images ``[B, 3, s, s]`` in [0, 1] with their labels ``[B]``, on a device.
 
+    The size of batches is that of :func:`~equicolor.data.loaders.evaluation_batch` by default.
     Images that fit into the device's memory are decoded first and stay there; others are
     decoded batch by batch. ``cache`` is the folder that keeps decoded images for the next time;
     ``progress`` is called with (images decoded, images in all).
     """
     size, resize = preparation
+    batch_size = evaluation_batch(device, size) if batch_size is None else batch_size
     centre = Augmentation(size=size, crop="centre", resize=resize, flip=False)
     if choose_data_path(images, device, short_side=resize) == "streaming":
         return StreamingLoader(

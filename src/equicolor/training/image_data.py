@@ -22,6 +22,7 @@ from equicolor.data.loaders import (
     StreamingLoader,
     check_sizes,
     choose_data_path,
+    evaluation_batch,
 )
 from equicolor.reporting.progress import counting, say
 from equicolor.training.recipes import TrainingRecipe
@@ -134,6 +135,9 @@ class ImageData(pl.LightningDataModule):
             assert self.trainer is not None
             device, processes = self._device, self.trainer.num_devices
             share |= {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
+        else:
+            most = evaluation_batch(device, augmentation.size)
+            share["batch_size"] = min(self.recipe.batch_size, most)
         if device.type == "cuda":  # half precision is enough there, and much faster
             augmentation = dataclasses.replace(augmentation, dtype=torch.float16)
         if self.path(images, device) == "resident":
