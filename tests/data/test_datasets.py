@@ -23,6 +23,9 @@ from equicolor.data.datasets import (
 )
 from equicolor.data.images import ImageSet
 
+# Made-up trees hold a few images of each dataset.
+pytestmark = pytest.mark.filterwarnings("ignore:.* is incomplete")
+
 Start = Callable[[str], "subprocess.CompletedProcess[str]"]
 
 
@@ -132,6 +135,12 @@ def test_state_of_a_complete_dataset(name: str, tmp_path: Path) -> None:
         assert str(state).startswith(f"incomplete: no whole {info.folders[0]}/")
     else:
         assert str(state) == "complete"
+
+
+def test_an_incomplete_dataset_is_used_with_a_warning(tmp_path: Path) -> None:
+    trees.breakhis(tmp_path)
+    with pytest.warns(UserWarning, match="BreaKHis in .* is incomplete: no 1804 of 1820 images"):
+        load_dataset("breakhis", "train", root=tmp_path)
 
 
 @pytest.mark.parametrize("binary", [False, True])
@@ -395,6 +404,13 @@ def test_class_folders_must_agree(tmp_path: Path, kept: str, lacking: str) -> No
     for split in ("train", "test"):
         with pytest.raises(ValueError, match=message):
             load_dataset(tmp_path, split)
+
+
+def test_class_folders_that_are_spelled_otherwise_are_named(tmp_path: Path) -> None:
+    trees.folder_in_parts(tmp_path)
+    (tmp_path / "test" / "dog").rename(tmp_path / "test" / "Dog")
+    with pytest.raises(ValueError, match=r"must have the same \(spelled otherwise: dog and Dog\)"):
+        load_dataset(tmp_path, "train")
 
 
 def test_folder_without_test_part(tmp_path: Path) -> None:

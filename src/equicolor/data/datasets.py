@@ -1,6 +1,7 @@
 """Datasets by name or by folder: find one, load a split of it, see whether it is complete."""
 
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -225,6 +226,10 @@ def load_dataset(
     absent = info.layout.missing(place)
     if absent:
         raise _missing_data(info, place, absent)
+    if lacking := info.layout.incomplete(place):
+        warnings.warn(
+            f"{info.title} in {place} is incomplete: no {enumerated(lacking, 2)}", stacklevel=2
+        )
     if seed < 0:
         raise ValueError(f"the split seed must be at least 0, got {seed}")
     if seed and not info.layout.split_by_seed:

@@ -254,9 +254,13 @@ def read_parts(train: Path, test: Path, split: str) -> Contents:
     for place, other in ((train, test), (test, train)):
         lacking = sorted(set(names[place]) - set(names[other]))
         if lacking:
+            similar = {name.casefold(): name for name in names[other]}
+            pairs = [(name, similar.get(name.casefold())) for name in lacking]
+            twins = [f"{name} and {twin}" for name, twin in pairs if twin is not None]
+            remedy = f" (spelled otherwise: {enumerated(twins)})" if twins else ""
             raise ValueError(
                 f"class folders of {place} that {other} lacks: {enumerated(lacking)}; both must "
-                "have the same"
+                f"have the same{remedy}"
             )
     return contents_of(class_images(train if split == "train" else test, names[train]))
 
