@@ -3,6 +3,7 @@
 import dataclasses
 import multiprocessing
 import platform
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 from tests.training.processes import KILLED_AT
 
@@ -116,6 +118,32 @@ class TestResume:
         for path in (finished.folder.recipe, finished.folder.checkpoint, finished.folder.metrics):
             (tmp_path / path.name).write_bytes(path.read_bytes())
         assert goes_on(tmp_path).continued == 3
+
+    @pytest.mark.usefixtures("few_shifts")
+    def test_a_run_continues_where_its_images_have_moved(
+        self, finished: Fit, finished_recipe: TrainingRecipe, tmp_path: Path
+    ) -> None:
+        here = tmp_path / "here" / Path(finished_recipe.dataset).name
+        shutil.copytree(finished_recipe.dataset, here)
+        run = RunFolder(tmp_path / "run")
+        run.path.mkdir()
+        for path in (finished.folder.checkpoint, finished.folder.images, finished.folder.metrics):
+            (run.path / path.name).write_bytes(path.read_bytes())
+        elsewhere = str(tmp_path / "gone" / here.name)
+        moved = finished_recipe.to_json().replace(finished_recipe.dataset, elsewhere)
+        run.recipe.write_text(moved)
+        checkpoint = torch.load(run.checkpoint, weights_only=True)
+        checkpoint["equicolor"]["recipe"] = moved
+        torch.save(checkpoint, run.checkpoint)
+        recipe = dataclasses.replace(finished_recipe, dataset=str(here))
+        found = fit(recipe, run.path, CPU)
+        assert found is not None
+        assert found.continued == 3
+        assert run.read_recipe().dataset == str(here)
+        (tmp_path / "gone" / here.name).mkdir(parents=True)  # two folders are not one that moved
+        run.recipe.write_text(moved)
+        with pytest.raises(ValueError, match="another recipe: dataset"):
+            fit(recipe, run.path, CPU)
 
     @pytest.mark.usefixtures("few_shifts")
     def test_an_interrupt_leaves_a_run_that_continues(

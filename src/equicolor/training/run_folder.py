@@ -137,7 +137,7 @@ class RunFolder:
     def begin(
         self, recipe: TrainingRecipe, files: Mapping[str, int], *, replace: bool = False
     ) -> None:
-        """Write the recipe and the list of images, unless they are there.
+        """Write the recipe and, unless there is a checkpoint, the list of images.
 
         The caller holds the lock. ``replace`` deletes the run that is there.
         """
@@ -149,8 +149,7 @@ class RunFolder:
             logs = (self.path / "tensorboard").glob("events.out.tfevents.*")
             for path in (*written, *logs):
                 path.unlink(missing_ok=True)
-        if replace or not self.recipe.is_file():
-            write_whole(self.recipe, recipe.to_json())
+        write_whole(self.recipe, recipe.to_json())  # again, as folders may have moved
         if files and not self.checkpoint.is_file():
             write_whole(self.images, json.dumps(files, indent=0) + "\n")
 
