@@ -51,6 +51,19 @@ def test_figure_1b_shows_the_papers_curves_and_our_best(rows) -> None:
     assert figure_1b(rows, "cifar10") is None
 
 
+def test_figure_1b_shows_the_most_rotations_of_each_augmentation(rows) -> None:
+    def hsv(rotations: int, augmentation: str) -> dict[str, Any]:
+        return row("ce_resnet18", rotations=rotations, lifting="hsv", augmentation=augmentation)
+
+    # Networks trained with AugMix are not in this figure.
+    figure = figure_1b([*rows, hsv(24, "augmix"), hsv(12, "jitter 0.5"), hsv(24, "jitter 0.5")])
+    assert figure is not None
+    assert {label for label in labels(figure.axes[0]) if "HSV" in label} == {
+        "CE-ResNet-18 (HSV, n = 12)",
+        "CE-ResNet-18 (HSV, n = 24) + jitter",
+    }
+
+
 def test_titles_name_a_reduced_setting(rows) -> None:
     small = [line | {"size": 64} for line in rows]
     for figure, title in (

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from equicolor.paper import (
     report,
 )
 from equicolor.paper.engine import reproduce, state
-from equicolor.paper.experiment import Scope
+from equicolor.paper.experiment import Context, Job, Scope
 from equicolor.paper.launching import Launch
 from equicolor.paper.registry import EXPERIMENTS
 from equicolor.results import read_results, write_results
@@ -181,6 +182,22 @@ def test_rows_of_earlier_calls_stay(scope: Scope) -> None:
     assert [row["seed"] for row in contents["rows"]] == [0, 0, 7, 7]
     names = [job["job"] for job in contents["jobs"]]
     assert names == ["coloured-digits/baseline-seed0", "coloured-digits/ce-4-seed0"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_an_interrupted_call_leaves_the_rows_of_finished_jobs(
+    scope: Scope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(job: Job, context: Context) -> list[dict[str, Any]]:
+        recipe = job.settings["recipe"]
+        if recipe["model"].startswith("ce_"):
+            raise KeyboardInterrupt
+        return [{"model": recipe["model"], "seed": recipe["seed"], "dataset": recipe["dataset"]}]
+
+    monkeypatch.setattr(image_jobs, "train", train)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(replace(scope, networks=("baseline", "ce-4")), ["classification"], CPU)
+    assert [row["model"] for row in rows_of(scope, "classification")] == ["resnet18"]
 
 
 # --- images of one's own ---------------------------------------------------------------------

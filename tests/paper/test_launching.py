@@ -62,6 +62,13 @@ def test_a_finished_job_is_not_run_again(tmp_path: Path, log: Path) -> None:
     assert outcome.rows == [{"name": "second", "after": ["first"]}]
 
 
+def test_whoever_waits_hears_of_every_job_that_has_ended(tmp_path: Path, log: Path) -> None:
+    listed = [job("first", log), job("broken", log, error="it is broken"), job("last", log)]
+    heard: list[str] = []
+    launch(listed, Store(tmp_path), CPU, on_end=lambda job: heard.append(job.name))
+    assert heard == ["first", "broken", "last"]
+
+
 def test_rows_with_the_same_identity_fail_the_job(tmp_path: Path, log: Path) -> None:
     store = Store(tmp_path / "jobs")
     failures = launch([job("curve", log, values=[1, 2])], store, CPU)

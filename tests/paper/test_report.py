@@ -159,11 +159,13 @@ def test_rows_come_once_and_do_not_contradict(tmp_path: Path) -> None:
         write_results(tmp_path / f"{name}.json", [trained()], experiment="classification")
     found = report.read([tmp_path])
     assert len(found.of("classification")) == 1
-    assert len(distinct([trained(), trained(finetuned="first")])) == 2
+    both = trained(), trained(finetuned="first")
+    assert len(distinct([(row, tmp_path) for row in both])) == 2
     assert not found.quick
     other = [trained(original=67.0)]
     write_results(tmp_path / "c.json", other, experiment="classification", quick=True)
-    with pytest.raises(ValueError, match=r"dataset flowers102, .* different values of original"):
+    message = r"dataset flowers102, .* different values of original, in .*b\.json and in .*c\.json"
+    with pytest.raises(ValueError, match=message):
         report.read([tmp_path])
     found = report.read([tmp_path / "c.json"])
     page = report.write(found, tmp_path / "out").report.read_text()

@@ -64,6 +64,13 @@ def test_new_rows_replace_old_ones_about_the_same() -> None:
     assert merged(new, old) == [new[0], old[1]]
 
 
+def test_new_rows_keep_what_else_was_measured() -> None:
+    old = [{"seed": 0, "loss": 1.0, "seconds": 3.0, "rgb_mean": 5.0}]
+    assert merged([{"seed": 0, "loss": 1.0, "seconds": 2.0}], old) == [
+        {"seed": 0, "loss": 1.0, "seconds": 2.0, "rgb_mean": 5.0}
+    ]
+
+
 def test_lines_of_titles_end_at_commas() -> None:
     assert titled("ResNet-18", "") == "ResNet-18"
     words = "64 pixels, batch size 32"

@@ -72,7 +72,7 @@ def test_files_of_an_interrupted_job_are_noticed(store: Store, tmp_path: Path) -
 def test_a_finished_job_needs_no_checkpoint(store: Store, tmp_path: Path) -> None:
     each = job("a", tmp_path)
     store.folder(each).mkdir(parents=True)
-    for name in ("training.checkpoint", "model.safetensors"):
+    for name in ("training.checkpoint", "last.ckpt", "model.safetensors"):
         (store.folder(each) / name).touch()
     finish(store, each)
     assert [path.name for path in store.folder(each).iterdir()] == ["model.safetensors"]

@@ -275,15 +275,24 @@ def figure_1b(rows: Sequence[Row], dataset: str = PAPER_DATASET) -> Figure | Non
     """
     swept = alike(_swept(rows, dataset))
     groups = by_variant(swept)
-    most = max((variant.rotations for variant in groups if variant.lifting == "hsv"), default=0)
+
+    def comparable(variant: Variant) -> bool:
+        return not variant.setting and variant.augmentation in AUGMENTATIONS[:2]
+
+    most: dict[str, int] = {}  # rotations of networks with HSV lifting, by augmentation
+    for variant in filter(comparable, groups):
+        if variant.lifting == "hsv" and variant.full:
+            before = most.get(variant.augmentation, 0)
+            most[variant.augmentation] = max(before, variant.rotations)
 
     def shown(variant: Variant) -> bool:
-        if variant.setting or variant.augmentation not in AUGMENTATIONS[:2]:
+        if not comparable(variant):
             return False
         if variant.gray:
             return (variant.kind, variant.augmentation) == ("baseline", "none")
         if variant.kind == "ce":
-            ours = (variant.lifting, variant.rotations) == ("hsv", most)
+            best = most.get(variant.augmentation)
+            ours = (variant.lifting, variant.rotations) == ("hsv", best)
             return variant.full and (variant.in_paper or ours)
         return variant.kind == "baseline"
 

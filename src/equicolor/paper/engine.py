@@ -59,10 +59,18 @@ def reproduce(
                 raise
             incomplete[name] = str(error)
     output = output_folder(scope.output)
-    store = Store(output / JOBS)
+    store, lock = Store(output / JOBS), FileLock(output / ".report.lock")
     jobs = with_needed([job for plan in plans.values() for job in plan])
+
+    def write_rows(job: Job) -> None:
+        """Write the rows of experiments with this job: a killed call leaves those so far."""
+        with lock:  # other shards may finish at the same time
+            for name, plan in plans.items():
+                if job in plan:
+                    _write_results(name, plan, store, scope)
+
     try:
-        failures = launch(jobs, store, how, console=console)
+        failures = launch(jobs, store, how, console=console, on_end=write_rows)
     except KeyboardInterrupt:
         say(console, "The same command continues where this one stopped.")
         raise
@@ -75,7 +83,7 @@ def reproduce(
         plan = [] if name in ids else _plan(name, scope)
         if plan and all(store.outcome(job) is not None for job in plan):  # all its jobs are shared
             plans[name] = plan
-    with FileLock(output / ".report.lock"):  # other shards may finish at the same time
+    with lock:
         results = [
             path
             for name, plan in plans.items()

@@ -92,11 +92,17 @@ def with_needed(jobs: Sequence[Job]) -> list[Job]:
 
 
 def launch(
-    jobs: Sequence[Job], store: Store, how: Launch | None = None, *, console: Console | None = None
+    jobs: Sequence[Job],
+    store: Store,
+    how: Launch | None = None,
+    *,
+    console: Console | None = None,
+    on_end: Callable[[Job], None] = lambda job: None,
 ) -> dict[str, str]:
     """Run jobs, and those that they need, until all are finished or have failed.
 
-    By default they run in this process, one after the other. Returns why jobs failed, by name.
+    By default they run in this process, one after the other. ``on_end`` is called in this process
+    with every job that has ended. Returns why jobs failed, by name.
     """
     how = Launch(workers=1) if how is None else how
     pending = with_needed(jobs if how.shard is None else _in_shard(jobs, *how.shard))
@@ -109,9 +115,9 @@ def launch(
     places = how.places()[: len(pending)]
     try:
         if how.launcher == "processes" and len(places) == 1:
-            _work(pending, store, places[0], console)
+            _work(pending, store, places[0], console, on_end)
         else:
-            _with_submitit(pending, store, how, places, console)
+            _with_submitit(pending, store, how, places, console, on_end)
         ended = f"its worker ended too early; {store.root / _LOGS} has the worker's output"
         return {
             job.name: store.failure(job) or ended for job in pending if store.outcome(job) is None
@@ -128,15 +134,22 @@ def _in_shard(jobs: Sequence[Job], index: int, count: int) -> list[Job]:
     return [job for family in list(families.values())[index::count] for job in family]
 
 
-def _work(jobs: Sequence[Job], store: Store, device: str, console: Console | None = None) -> None:
+def _work(
+    jobs: Sequence[Job],
+    store: Store,
+    device: str,
+    console: Console | None = None,
+    on_end: Callable[[Job], None] = lambda job: None,
+) -> None:
     """Run the jobs that no other worker is running, until all jobs have ended."""
-    _watch(jobs, store, console, attempt=lambda job: _try(job, store, device, console))
+    _watch(jobs, store, console, on_end, attempt=lambda job: _try(job, store, device, console))
 
 
 def _watch(
     jobs: Sequence[Job],
     store: Store,
     console: Console | None,
+    on_end: Callable[[Job], None],
     *,
     attempt: Callable[[Job], None] = lambda job: None,
     workers_ended: Callable[[], bool] = lambda: False,
@@ -144,6 +157,7 @@ def _watch(
     """Say which jobs have ended, and how long the others may take, until all have ended.
 
     Args:
+        on_end: called with every job that has ended.
         attempt: called with every job that has not ended, again and again.
         workers_ended: whether no worker is left to end a job.
     """
@@ -157,6 +171,7 @@ def _watch(
             if not store.ended(job):
                 continue
             waiting.remove(job)
+            on_end(job)
             done = len(jobs) - len(waiting)
             seconds = (time.monotonic() - start) / done * len(waiting)
             left = f", about {timedelta(seconds=round(seconds))} left" if waiting else ""
@@ -199,7 +214,12 @@ def _run(job: Job, store: Store, device: str, console: Console | None) -> None:
 
 
 def _with_submitit(
-    jobs: Sequence[Job], store: Store, how: Launch, places: Sequence[str], console: Console | None
+    jobs: Sequence[Job],
+    store: Store,
+    how: Launch,
+    places: Sequence[str],
+    console: Console | None,
+    on_end: Callable[[Job], None],
 ) -> None:
     """Run jobs in processes that submitit starts, here or on the cluster."""
     local = how.launcher == "processes"
@@ -230,7 +250,7 @@ def _with_submitit(
             numbers = ", ".join(str(task.job_id) for task in tasks)
             say(console, f"{counted(len(tasks), 'task')}: {numbers}. They continue if this command "
                 "is interrupted; the same command waits for them again.")  # fmt: skip
-        _watch(jobs, store, console, workers_ended=lambda: not running())
+        _watch(jobs, store, console, on_end, workers_ended=lambda: not running())
         while running():
             time.sleep(_POLL)
     finally:

@@ -55,7 +55,7 @@ def read(sources: Sequence[Path | str]) -> Findings:
                 figures[path.stem] = path.read_bytes()
         else:
             files.append(source)
-    rows: dict[str, list[Row]] = {}
+    rows: dict[str, list[tuple[Row, Path]]] = {}
     notes: dict[str, str] = {}
     quick = False
     for path in files:
@@ -63,7 +63,7 @@ def read(sources: Sequence[Path | str]) -> Findings:
         experiment = contents.get("experiment")
         if isinstance(experiment, str) and experiment in EXPERIMENTS:
             check(contents["rows"], path)
-            rows.setdefault(experiment, []).extend(contents["rows"])
+            rows.setdefault(experiment, []).extend((row, path) for row in contents["rows"])
             quick = quick or bool(contents.get("quick"))
             if "note" in contents:
                 notes[experiment] = str(contents["note"])

@@ -97,27 +97,51 @@ def identity(row: Row) -> tuple[str, ...]:
     return (*subject, *(repr(setting(row, name)) for name in ROW_KEYS))
 
 
-def distinct(rows: Sequence[Row]) -> list[Row]:
-    """The rows of one experiment, each once; ValueError if two with one identity differ."""
+def distinct(rows: Sequence[tuple[Row, Path]]) -> list[Row]:
+    """The rows of one experiment, each once, from rows and the files that hold them.
+
+    Raises:
+        ValueError: if two rows with one identity differ.
+    """
     unique: dict[tuple[str, ...], Row] = {}
-    for row in rows:
+    files: dict[tuple[str, ...], Path] = {}
+    for row, file in rows:
         earlier = unique.setdefault(identity(row), {})
-        for name in earlier.keys() & row.keys():
-            # The folder of the network and the times it took may differ.
-            if earlier[name] != row[name] and name != "run" and "second" not in name:
-                keys = [key for key in (*SUBJECT, *ROW_KEYS) if row.get(key) is not None]
-                about = ", ".join(f"{key} {row[key]}" for key in keys)
-                raise ValueError(
-                    f"two rows of {about} have different values of {name}: pass only one"
-                )
+        for name in _disagreements(earlier, row):
+            keys = [key for key in (*SUBJECT, *ROW_KEYS) if row.get(key) is not None]
+            about = ", ".join(f"{key} {row[key]}" for key in keys)
+            raise ValueError(
+                f"two rows of {about} have different values of {name}, in {files[identity(row)]} "
+                f"and in {file}: pass only one"
+            )
         earlier |= row
+        files[identity(row)] = file
     return list(unique.values())
 
 
 def merged(new: Sequence[Row], old: Sequence[Row]) -> list[Row]:
-    """New rows, followed by the old rows that they do not replace."""
-    replaced = {identity(row) for row in new}
-    return [*new, *(row for row in old if identity(row) not in replaced)]
+    """New rows, followed by the old rows that they do not replace.
+
+    A new row keeps what else was measured in the old one, unless their common values differ.
+    """
+    before = {identity(row): row for row in old}
+    rows = []
+    for row in new:
+        earlier = before.pop(identity(row), {})
+        rows.append(row if _disagreements(earlier, row) else {**earlier, **row})
+    return [*rows, *before.values()]
+
+
+def _disagreements(row: Row, other: Row) -> list[str]:
+    """The keys in which rows about the same thing differ.
+
+    The folder of the network and the times it took may differ.
+    """
+    return [
+        name
+        for name in row
+        if name in other and row[name] != other[name] and name != "run" and "second" not in name
+    ]
 
 
 @functools.cache

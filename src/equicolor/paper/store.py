@@ -118,8 +118,9 @@ class Store:
         if resumed:
             facts["resumed"] = True
         write_results(self.record(job), rows, device=device, **facts, settings=dict(job.settings))
-        for checkpoint in self.folder(job).glob("*.checkpoint"):
-            checkpoint.unlink()
+        for path in self.folder(job).glob("*"):
+            if path.suffix in (".checkpoint", ".ckpt"):
+                path.unlink()
 
     def locked(self, job: Job) -> AbstractContextManager[None]:
         """Hold the lock of a job; a LockedError if another process holds it."""
