@@ -116,7 +116,7 @@ def test_one_device_needs_no_other_process(
 ) -> None:
     places: list[str] = []
     monkeypatch.setattr(launching.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(launching, "_work", lambda jobs, store, place, _: places.append(place))
+    monkeypatch.setattr(launching, "_work", lambda jobs, store, place, *_: places.append(place))
     launch([job("only", log)], Store(tmp_path / "jobs"), Launch(devices=(device,)))
     assert places == [device]
 
