@@ -4,6 +4,7 @@ import itertools
 import re
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -223,6 +224,45 @@ def test_the_page_on_fruits_is_that_of_the_rows() -> None:
     assert f"rightly {min(thirty):.0f} to {max(thirty):.0f} % of the time" in page
     other = " ".join((ROOT / "docs/which-network.md").read_text().split())
     assert f"twelve lose {plain - twelve:.0f} points" in other
+
+
+def test_the_page_on_stains_is_that_of_the_rows() -> None:
+    rows = read_results(ROOT / "results/breakhis.json")["rows"]
+    text = (ROOT / "docs/experiments/breakhis.md").read_text()
+    names = list(dict.fromkeys(row["network"] for row in rows))
+
+    def values(network: str, key: str) -> list[Any]:
+        return [row[key] for row in rows if row["network"] == network]
+
+    def mean(network: str, key: str = "original") -> float:
+        return statistics.fmean(values(network, key))
+
+    def lowest(network: str) -> float:
+        return min(map(statistics.fmean, zip(*values(network, "hue_curve"), strict=True)))
+
+    lines = re.findall(r"^\| ([\w, =]+) \| (.+) \|$", text, re.MULTILINE)[1:]
+    assert [name for name, _ in lines] == names
+    keys = "original", "hue_mean", "saturation_mean", "cast_mean"
+    for name, cells in lines:
+        expected = [mean_and_std(values(name, key), 1) for key in keys]
+        assert cells == " | ".join([*expected, str(len(values(name, "seed")))])
+    plain, little, much, gray, six = names
+    page, shifted = " ".join(text.split()), values(plain, "hue_mean")
+    for said in (
+        f"grey images a network is right on {mean(gray):.1f} %",
+        f"falls from {mean(plain):.1f} % to {lowest(plain):.1f} % at the worst hue shift; the "
+        f"seeds differ by {max(shifted) - min(shifted):.0f} points",
+        f"{mean(little):.1f} % with a tenth of a turn",
+        f"the worst shift leaves {lowest(little):.1f} %. Jitter of half a turn costs "
+        f"{mean(plain) - mean(much):.1f} points",
+        f"{mean(six):.1f} % as the images are and {mean(six, 'hue_mean'):.1f} % over all shifts "
+        f"({lowest(six):.1f} % at the worst), more than any other",
+        f"the test set has {rows[0]['images']} images",
+    ):
+        assert said in page
+    assert mean(little) == max(map(mean, names))
+    assert mean(six, "hue_mean") == max(mean(name, "hue_mean") for name in names)
+    assert all(abs(mean(name, "cast_mean") - 62.9) < 6 for name in names)
 
 
 def rows_of_options(file: str, dataset: str, options: str) -> list[Row]:
