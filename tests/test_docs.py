@@ -253,15 +253,15 @@ def test_the_page_on_stains_is_that_of_the_rows() -> None:
         f"falls from {mean(plain):.1f} % to {lowest(plain):.1f} % at the worst hue shift; the "
         f"seeds differ by {max(shifted) - min(shifted):.0f} points",
         f"{mean(little):.1f} % with a tenth of a turn",
-        f"the worst shift leaves {lowest(little):.1f} %. Jitter of half a turn costs "
-        f"{mean(plain) - mean(much):.1f} points",
-        f"{mean(six):.1f} % as the images are and {mean(six, 'hue_mean'):.1f} % over all shifts "
-        f"({lowest(six):.1f} % at the worst), more than any other",
+        f"the worst shift leaves {lowest(little):.1f} %.",
+        f"{mean(six):.1f} and {mean(much):.1f} % on the images as they are, "
+        f"{mean(six, 'hue_mean'):.1f} and {mean(much, 'hue_mean'):.1f} % over all shifts "
+        f"({lowest(six):.1f} and {lowest(much):.1f} % at the worst)",
         f"the test set has {rows[0]['images']} images",
     ):
         assert said in page
     assert mean(little) == max(map(mean, names))
-    assert mean(six, "hue_mean") == max(mean(name, "hue_mean") for name in names)
+    assert all(1 < mean(plain) - mean(name) < 3 for name in (six, much))
     assert all(abs(mean(name, "cast_mean") - 62.9) < 6 for name in names)
 
 
