@@ -183,6 +183,14 @@ def test_checkpoints_are_stored_by_their_absolute_path(
     assert known[0].differences(dataclasses.replace(known[0], finetune_digest="cd"))
 
 
+def test_a_dataset_is_not_a_folder_that_was_moved(tmp_path: Path) -> None:
+    gone = TrainingRecipe(dataset=str(tmp_path / "gone" / "cifar10"))
+    moved = dataclasses.replace(gone, dataset=str(tmp_path / "here" / "cifar10"))
+    assert gone.differences(moved) == []
+    (named,) = gone.differences(dataclasses.replace(gone, dataset="cifar10"))
+    assert named.startswith("dataset cifar10 instead of ")
+
+
 def test_what_a_trained_network_knows_of_its_images(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / "pets" / name).mkdir(parents=True)

@@ -304,8 +304,9 @@ class TrainingRecipe:
         mine, theirs = json.loads(self.to_json()), json.loads(other.to_json())
         if self.finetune_digest and self.finetune_digest == other.finetune_digest:
             del mine["finetune"]  # the same network, wherever it lies
-        folder, same_name = Path(self.dataset), Path(self.dataset).name == Path(other.dataset).name
-        if same_name and folder.is_absolute() and not folder.exists():
+        before, now = Path(self.dataset), Path(other.dataset)  # datasets have no absolute names
+        folders = before.is_absolute() and now.is_absolute()
+        if folders and before.name == now.name and not before.exists():
             del mine["dataset"]  # the folder was moved; its images are compared one by one
         return [
             f"{key} {theirs[key]} instead of {mine[key]}"
