@@ -68,7 +68,7 @@ def loop_rows(recipe: TrainingRecipe, device: str, seconds: float | None) -> lis
 
 
 def bare_rows(recipe: TrainingRecipe, settings: Settings, forms: list[str]) -> list[Row]:
-    """The training step alone, in every form."""
+    """The training step alone, in some forms."""
     build = partial(replace(recipe, finetune=None).build, 10)
     cases = []
     for form in forms:
@@ -90,6 +90,21 @@ def rows_of(recipe: TrainingRecipe, given: argparse.Namespace, settings: Setting
     return [row | facts for row in (loop, *bare, *sweep)]
 
 
+def planned(dataset: str, given: argparse.Namespace) -> tuple[TrainingRecipe, Settings]:
+    """The recipe of a dataset, changed as the options say."""
+    recipe = find_recipe(given.recipe, dataset)
+    batch = dict.fromkeys(("cpu", "cuda"), recipe.batch_size)
+    settings = settings_of(given, batch=batch, size=recipe.size)
+    recipe = replace(
+        recipe,
+        batch_size=settings.batch,
+        size=settings.size,
+        precision=settings.precision,
+        epochs=given.epochs or recipe.epochs,
+    )
+    return recipe, settings
+
+
 def main() -> None:
     """Run the script."""
     options = parser(__doc__)
@@ -103,19 +118,10 @@ def main() -> None:
     options.add_argument("--seconds", type=float, help="interrupt each training after these")
     options.add_argument("--forms", nargs="+", choices=FORMS, help="of the bare step; default: all")
     given, rows = options.parse_args(), list[Row]()
-    for dataset in given.datasets:
-        recipe = find_recipe(given.recipe, dataset)
-        batch = dict.fromkeys(("cpu", "cuda"), recipe.batch_size)
-        settings = settings_of(given, batch=batch, size=recipe.size)
-        recipe = replace(
-            recipe,
-            batch_size=settings.batch,
-            size=settings.size,
-            precision=settings.precision,
-            epochs=given.epochs or recipe.epochs,
-        )
+    # All before the first begins, as settings_of refuses a file that is there.
+    for recipe, settings in [planned(dataset, given) for dataset in given.datasets]:
         rows += rows_of(recipe, given, settings)
-    write(rows, settings)
+        write(rows, settings)  # a killed run keeps them
     finish(rows, COLUMNS, settings)
 
 
