@@ -378,14 +378,14 @@ def test_a_block_begins_with_the_planes_of_the_one_before(
         assert relative_error(value, expected[what]) < TOLERANCE, what
 
 
-@pytest.mark.parametrize(("largest", "rotations", "kept"), [(96, 3, "planes"), (0, 3, "features")])
+@pytest.mark.parametrize(("largest", "kept"), [(96, "planes"), (0, "features")])
 def test_backward_keeps_planes_that_are_no_larger_than_the_features(
-    largest, rotations, kept, monkeypatch, analysed
+    largest, kept, monkeypatch, analysed
 ):
     monkeypatch.setattr(layout, "_PAIRED_CHANNELS", largest)
-    first, second = make_block(rotations=rotations), make_block(rotations=rotations)
+    first, second = make_block(), make_block()
     first.followed = True
-    x = torch.randn(2, 5, rotations, 4, 4, device=DEVICE)
+    x = torch.randn(2, 5, 3, 4, 4, device=DEVICE)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(
         lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor

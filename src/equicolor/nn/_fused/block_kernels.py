@@ -231,7 +231,7 @@ def norm_add_kernel(
 ):
     """Norm, residual and ReLU; the residual is features, or products and a norm.
 
-    ``planes`` are the inputs of the next products, or None; ``signs`` those of the result, or None.
+    ``planes`` are the inputs of the next products, ``signs`` the signs of the result; or None.
     """
     block, lane = columns(size)
     at = tile(block, lane, size)
