@@ -28,7 +28,7 @@ from equicolor.nn._fused.norm import Norm, TrainingNorm
 
 _LANES = 64  # of a tile: 128 bytes in half precision, one cache line
 _WARPS = 4
-_PROGRAMS = 2048  # of a reduction: several for each multiprocessor
+_PROGRAMS = 1024  # of a reduction: several for each multiprocessor, but few sums to add up
 _PARTS, _CHANNELS = 512, 8  # tile of the partial sums: no spatial group has more elements
 _NO_FEATURES: Any = Features(None, None, None, None)  # type: ignore[arg-type]
 

@@ -16,8 +16,9 @@ Options = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]  # stride, pa
 # Channels are rounded up to a multiple of it. Tensor cores need multiples of 8, but convolutions of
 # 64 channels take two thirds of the time that 56 take, and those of 48 four fifths of that of 40.
 BLOCK = 16
-# Up to this width, one convolution of twice the channels is faster than three convolutions.
-_PAIRED_CHANNELS = 96
+# Up to this width, a step is faster with one convolution of twice the channels, and two planes to
+# write and read, than with three convolutions and planes.
+_PAIRED_CHANNELS = 128
 
 
 def ceil_div(number: int, divisor: int) -> int:
