@@ -371,7 +371,7 @@ def test_a_block_begins_with_the_planes_of_the_one_before(
         with torch.no_grad():
             results[first.followed] = second(first(x))
         assert len(analysed) == 2 - first.followed
-    assert torch.equal(results[True], results[False])
+    assert relative_error(results[True], results[False]) < TOLERANCE  # rounded otherwise
     pair = nn.Sequential(first, second)
     expected = step(copy.deepcopy(pair).double(), x.double())
     for what, value in step(pair, x).items():
