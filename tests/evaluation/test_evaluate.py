@@ -326,19 +326,23 @@ def test_titles_name_rotations_lifting_and_run(result: Evaluation) -> None:
 
 def test_labels_do_not_overlap() -> None:
     ends = [50.0, 50.5, 51.0, 10.0, 90.0, 50.2]
-    curves = [Curve(str(end), [-0.5, 0.5], [0.0, end]) for end in ends]
+    curves = [
+        Curve(f"network {end}, {'trained in another way ' * lines}", [-0.5, 0.5], [0.0, end])
+        for lines, end in enumerate(ends)
+    ]
     figure = hue_panels({"toy": curves})
     figure.draw_without_rendering()
     # of the words, without the line to the curve
     boxes = [Text.get_window_extent(text) for text in figure.axes[0].texts]
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+    assert figure.axes[0].get_window_extent().width > figure.bbox.width / 2
 
 
 @pytest.mark.parametrize(
     "positions", [[3.0], [1.0, 1.0], [5.0, 4.0, 4.5, 9.0], [0.0, 0.1, 2.0, 2.1]]
 )
 def test_spread_moves_as_little_as_possible(positions: list[float]) -> None:
-    placed = spread(positions, 1.0)
+    placed = spread(positions, [1.0] * len(positions))
     order = sorted(range(len(positions)), key=lambda index: positions[index])
     ranked = [placed[index] for index in order]
     assert all(after - before > 1 - 1e-9 for before, after in itertools.pairwise(ranked))

@@ -5,6 +5,7 @@ the colour-blind can tell apart.
 """
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,6 +28,7 @@ _ACTION_STYLES = {
     "rgb-clip": {"color": "#009e73", "marker": "D"},
 }
 _FONT = 9  # points
+_LETTERS = 36  # of a line of a label
 # Seven colours and four kinds of dashes make 28 styles.
 _COLORS = ("#d55e00", "#0072b2", "#56b4e9", "#009e73", "#cc79a7", "#000000", "#e69f00")
 _DASHES = ("-", "--", "-.", ":")
@@ -236,18 +238,23 @@ def _draw_curves(axes: Axes, curves: Sequence[Curve], axis: _Axis) -> None:
                 linewidth=0,
             )  # fmt: skip
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    # The height of a label in units of the axis, which is about 250 points high.
-    gap = 1.25 * _FONT * (high - low) / 250
+    labels = [
+        "\n".join(map(literal, textwrap.wrap(curve.label, _LETTERS))) for curve in curves
+    ]  # fmt: skip
+    # The height of a line in units of the axis, which is about 250 points high.
+    height = 1.25 * _FONT * (high - low) / 250
     ends = [curve.accuracy[-1] for curve in curves]
-    for curve, end, place in zip(curves, ends, spread(ends, gap), strict=True):
+    middles = spread(ends, [height * (1 + label.count("\n")) for label in labels])
+    for curve, label, end, middle in zip(curves, labels, ends, middles, strict=True):
         color = curve.style.get("color", "#333333")
         line = {"arrowstyle": "-", "color": color, "linewidth": 0.6}
         axes.annotate(
-            literal(curve.label),
+            label,
             xy=(axis.place(curve.values)[-1], end),
-            xytext=(right + 0.04 * (right - left), place),
+            xytext=(right + 0.04 * (right - left), middle),
             color=color,
             fontsize=_FONT,
+            linespacing=1.0,
             verticalalignment="center",
             annotation_clip=False,
             # From the left end of the label: from its middle, lines would cross other labels.
@@ -255,15 +262,16 @@ def _draw_curves(axes: Axes, curves: Sequence[Curve], axis: _Axis) -> None:
         )
 
 
-def spread(positions: Sequence[float], gap: float) -> list[float]:
-    """The nearest positions in the same order that are at least ``gap`` apart.
+def spread(positions: Sequence[float], heights: Sequence[float]) -> list[float]:
+    """The nearest positions in the same order for things that do not overlap.
 
     Nearest in least squares: neighbours that are too close move apart around their mean.
     """
     from scipy.optimize import isotonic_regression  # takes half a second to import
 
     order = np.argsort(positions, kind="stable")
-    gaps = gap * np.arange(len(order))
+    sizes = np.asarray(heights)[order]
+    gaps = sizes.cumsum() - sizes / 2
     placed = np.empty(len(order))
     placed[order] = isotonic_regression(np.asarray(positions)[order] - gaps).x + gaps
     return placed.tolist()
