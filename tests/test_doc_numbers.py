@@ -411,6 +411,48 @@ def test_what_the_page_on_classification_says_is_in_the_rows() -> None:
     )
 
 
+def test_what_pages_say_of_smaller_batches_is_in_the_rows() -> None:
+    name, file = "docs/experiments/classification.md", "classification-recipe"
+    trained = [("resnet18", "jitter 0.5", {}), ("resnet18", "augmix", {})]
+    trained += [("ce_resnet18", "augmix", TWELVE)]
+    found, before = [], []
+    for model, augmentation, values in trained:
+        before.append(flowers(model, augmentation, **values))
+        given = {"model": model, "augmentation": augmentation, "optimizer": "adam", **values}
+        found.append(rows_of(file, **given))
+        assert [(row["batch_size"], row["label_smoothing"]) for row in found[-1]] == [(64, 0.1)]
+    both = [
+        [f"{mean(rows, 'original'):.2f} / {mean(rows, 'hue_mean'):.2f}" for rows in pair]
+        for pair in zip(before, found, strict=True)
+    ]
+    assert [cells[1:] for cells in cells_below(name, "\n### Smaller batches\n")] == both
+    (decayed,) = rows_of(file, optimizer="adamw")
+    rows = [*rows_of(file), *itertools.chain(*before)]
+    errors = {size: [row["ece"] for row in rows if row["batch_size"] == size] for size in (64, 256)}
+    leads = [mean(rows[2], "hue_mean") - mean(rows[0], "hue_mean") for rows in (before, found)]
+    assert_said(
+        name,
+        f"shrinks from {leads[0]:.0f} points to {in_words(leads[1])}",
+        f"({decayed['original']:.2f} / {decayed['hue_mean']:.2f})",
+        f"is {min(errors[64]):.0f} to {max(errors[64]):.0f} points instead of "
+        f"{min(errors[256]):.0f} to {max(errors[256]):.0f}",
+    )
+    jitter, augmix, twelve = (" and ".join(accuracies(rows)) for rows in found)
+    assert_said(
+        "README.md",
+        f"**{twelve} %** for twelve rotations with AugMix, {augmix} % for the plain network with "
+        f"AugMix, {jitter} % with hue jitter",
+    )
+    gains = [
+        mean(after, key) - mean(first, key)
+        for first, after in zip(before, found, strict=True)
+        for key in ("original", "hue_mean")
+    ]
+    assert_said("docs/which-network.md", f"and {twelve} % in the last line")
+    assert round(min(gains)) == 2
+    assert round(max(gains)) == 10
+
+
 def test_what_the_page_says_of_gains_is_in_the_rows() -> None:
     networks = "plain", "CIConv-W", "three rotations", "twelve rotations"
     settings = (
