@@ -4,8 +4,8 @@ A hidden layer is :math:`y = C^\top((A x) \circ (B w))`. With ordinary operation
 batch norm, ReLU and residual around its convolutions take longer than the convolutions. Here,
 one kernel goes from the products :math:`(A x) \circ (B w)` of one layer to the inputs of the
 next layer's products, and others go back. Features inside a block are never written to memory.
-For the gradients, only products are kept, and between blocks the features, or their planes and
-signs.
+For the gradients, only products are kept, and between blocks the planes of features, or, where
+those are larger, the features; and their signs.
 
 Results equal those of the ordinary modules to rounding. :func:`applies`, :func:`stem_applies` and
 :func:`pool_applies` say where this path can be taken; elsewhere the ordinary modules are used.

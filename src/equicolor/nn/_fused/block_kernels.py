@@ -250,13 +250,10 @@ def norm_add_kernel(
 
 
 @triton.jit
-def norm_add_sums_kernel(
-    gradient, output, signs, products, vectors, out, sums, size, blocks, steps
-):
+def norm_add_sums_kernel(gradient, signs, products, vectors, out, sums, size, blocks, steps):
     """Sums of the gradient after a norm.
 
-    With the output of ReLU, or its signs, also writes the gradient, zero where the output is not
-    positive.
+    With the signs of ReLU's output, also writes the gradient, zero where it is not positive.
     """
     block, lane = columns(size)
     total = tl.zeros([size.tile_rows, size.tile_lanes], tl.float32)
@@ -264,11 +261,8 @@ def norm_add_sums_kernel(
     for step in range(steps):
         at = tile(block * steps + step, lane, size)
         gs = load_features(gradient, at, size)
-        if output.tensor is not None:
-            gs = where_positive(load_features(output, at, size), gs)
         if signs is not None:
             gs = where_positive(load_signs(signs, at, size), gs)
-        if out is not None:
             store(out, gs, at, size)
         centred = load_centred(products, vectors, at, size)
         for k in tl.static_range(size.n):

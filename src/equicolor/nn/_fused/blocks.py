@@ -186,9 +186,6 @@ def norm_add_relu(
     parameters = [parameter for one in norms for parameter in (one.weight, one.bias)]
     flat = [product for one in each for product in one]
     sizes = [len(one) for one in each[:-1]]
-    signs = None
-    if planes is not None and len(planes) == n and torch.is_grad_enabled():
-        # The next block keeps these planes for its gradients, instead of as many features.
-        signs = kernels().empty_signs(outputs, n)
+    signs = kernels().empty_signs(outputs, n) if torch.is_grad_enabled() else None
     arguments = norms, sizes, shape, planes, signs, identity, *parameters, *flat
     return functions.apply(functions.NormAddReLU, *arguments)

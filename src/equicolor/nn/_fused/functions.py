@@ -107,8 +107,8 @@ class Convolutions(NamedTuple):
 class ProductsOf(torch.autograd.Function):
     """Features to their products with the filters of one or two layers, and the same features.
 
-    Backward keeps the filters and the features, from which it computes the inputs of the products
-    again. After a block that keeps signs instead of the features, it keeps these inputs.
+    Backward keeps the filters and the inputs of the products; or, where those are larger, the
+    features, from which it computes them again.
     """
 
     @staticmethod
@@ -125,9 +125,7 @@ class ProductsOf(torch.autograd.Function):
         if parts is None:
             paired = layers[0].planes.paired
             parts = kernels().analyse(features, filters[0].dtype, paired=paired)
-        # Not whether parts were given: a checkpoint, which runs this again, has none to give, but
-        # must keep the same.
-        ctx.layers, ctx.keeps_inputs = layers, getattr(x.grad_fn, "keeps_signs", False)
+        ctx.layers, ctx.keeps_inputs = layers, len(parts) == features.rotations
         ctx.save_for_backward(parts if ctx.keeps_inputs else x, *filters)
         ctx.empty = partial(Features.empty, x.shape, x.dtype, x.device, beside=features.beside)
         outputs: Products = ()
@@ -209,7 +207,7 @@ class NormAddReLU(torch.autograd.Function):
 
     The residual is features, or products with a norm of their own. ``planes``, unless None, is
     filled with the planes of the features, and ``signs`` with their signs. Backward keeps the
-    products and the signs; without signs, the features.
+    products and the signs.
     """
 
     @staticmethod
@@ -234,22 +232,21 @@ class NormAddReLU(torch.autograd.Function):
             residual = Features.of(identity)
         out = Features.empty(shape, dtype, outputs[0].device)
         kernels().norm_add(outputs, norms[0], residual, out, planes, signs)
-        ctx.norms, ctx.sizes, ctx.keeps_signs = norms, sizes, signs is not None
-        ctx.save_for_backward(signs if ctx.keeps_signs else out.tensor, *flat)
+        ctx.norms, ctx.sizes = norms, sizes
+        ctx.save_for_backward(signs, *flat)
         return out.tensor
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """The first pass also writes the gradient after ReLU, which is the identity's gradient."""
         refuse_second_derivatives()
-        kept, *flat = ctx.saved_tensors
+        signs, *flat = ctx.saved_tensors
         inner = Features.of(gradients[0])
-        output = kept.contiguous() if ctx.keeps_signs else Features.of(kept)
         of_parameters: list[Tensor] = []
         of_products: list[Tensor] = []
         for norm, outputs in zip(ctx.norms, groups(_in_rows(flat), ctx.sizes), strict=True):
-            after = output if norm is ctx.norms[0] else None
-            slopes, inner = kernels().norm_add_sums(inner, after, outputs, norm)
+            of_relu = signs.contiguous() if norm is ctx.norms[0] else None
+            slopes, inner = kernels().norm_add_sums(inner, of_relu, outputs, norm)
             back = kernels().norm_backward(inner, outputs, norm, slopes)
             of_parameters += norm.gradients(slopes)
             of_products += Planes.of_products(outputs, inner.rotations).images(back)

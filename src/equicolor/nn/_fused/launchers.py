@@ -231,21 +231,19 @@ def norm_add(
 
 
 def norm_add_sums(
-    gradient: Features, output: Features | Tensor | None, products: Products, norm: Norm
+    gradient: Features, signs: Tensor | None, products: Products, norm: Norm
 ) -> tuple[Tensor, Features]:
     """The slopes ``[4, L]`` of :func:`norm_add`, and its gradient before ReLU.
 
-    ``output`` is that of ReLU, or its signs; None if ``gradient`` is already the one before ReLU.
+    ``signs`` are those of ReLU's output; None if ``gradient`` is already the one before ReLU.
     """
     inner, written = gradient, None
-    if output is not None:
+    if signs is not None:
         # It is also the gradient of the residual. Like any gradient, it has the output's dtype.
         inner = Features.empty(gradient.tensor.shape, gradient.tensor.dtype, gradient.tensor.device)
         written = inner.tensor
     size = _Size.of(gradient.images, gradient.channels, gradient.rotations)
-    features = output if isinstance(output, Features) else _NO_FEATURES
-    signs = output if isinstance(output, Tensor) else None
-    arguments = gradient, features, signs, products, norm.vectors, written
+    arguments = gradient, signs, products, norm.vectors, written
     sums = _reduce(kernels.norm_add_sums_kernel, size, *arguments)
     return slopes_of(sums, norm, size.samples), inner
 
