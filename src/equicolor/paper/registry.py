@@ -9,6 +9,7 @@ from equicolor.paper import (
     canonicalization,
     classification,
     colormnist,
+    colour_matters,
     configurations,
     conversion,
     equivariance,
@@ -34,6 +35,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         conversion.EXPERIMENT,
         canonicalization.EXPERIMENT,
         brightness.EXPERIMENT,
+        colour_matters.EXPERIMENT,
         space.TURNS,
         space.EXPERIMENT,
     )
