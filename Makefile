@@ -93,8 +93,10 @@ bench: $(READY)  ## speed, as ratios; writes results/bench-*.json
 
 # neuron-features.png needs a trained network and photographs, and the samples of ColorMNIST need
 # the full MNIST: what cannot be drawn stays as it is. See docs/experiments.md.
-docs: $(READY)   ## redraw the figures in docs/ that results/ hold
-	$(BIN)/equicolor reproduce all --from results --figures docs
+docs: $(READY)   ## redraw the figures of docs/ from results/; build/figures/ has all there are
+	$(BIN)/equicolor reproduce all --from results --figures build/figures
+	cd docs && for figure in *.png; do \
+	  [ ! -e ../build/figures/$$figure ] || cp ../build/figures/$$figure .; done
 
 # The site shows the pages and outputs of notebooks. They need not run again for a change of prose.
 build/notebook/page.html: $(wildcard examples/*.ipynb) docs/run_notebook.py | $(READY)
