@@ -199,6 +199,9 @@ def test_recipes_are_listed_and_used(folder: Path) -> None:
     recipe = recipe_of(invoke("./pets", "--recipe", "rgb-6+jitter-0.2", *options))
     assert recipe.options == {"rotations": 6, "lifting": "rgb", "width": 2}
     assert (recipe.jitter, recipe.augmix) == (0.2, "")
+    model = ("--model", "ce_resnet34")
+    recipe = recipe_of(invoke("./pets", "--recipe", "hsv-6+jitter", *model, *options))
+    assert (recipe.model, recipe.options["rotations"]) == ("ce_resnet34", 6)
     recipe = recipe_of(invoke("./pets", "--recipe", "hsv-12+jitter+augmix", *options))
     assert recipe.options == {"rotations": 12, "lifting": "hsv", "width": 2}
     assert (recipe.jitter, recipe.augmix) == (0.5, "original")
@@ -232,6 +235,10 @@ def test_corrupt_images_and_long_names(folder: Path) -> None:
         (["caltech13"], "unknown dataset 'caltech13'; did you mean 'caltech101'? (there is no"),
         (["pets", "--model", "resnet81"], "unknown model 'resnet81'; did you mean"),
         (["pets", "--recipe", "ce-5"], "unknown recipe 'pets/ce-5'; did you mean 'pets/ce-4'"),
+        (
+            ["pets", "--recipe", "hsv-12+jitter", "--model", "resnet34"],
+            "hsv-12+jitter has 12 rotations: take ce_resnet34, or another recipe",
+        ),
         (["pets", "--lifting", "hue"], "lifting must be one of 'rgb', 'hsv'; got 'hue'"),
         (["pets", "--model", "z2cnn", "--rotations", "3"], "z2cnn has no option 'rotations'"),
         (["pets", "--epochs", "0"], "epochs must be at least 1, got 0"),

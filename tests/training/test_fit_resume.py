@@ -168,7 +168,8 @@ class TestResume:
         monkeypatch.undo()
         assert signal.getsignal(signal.SIGINT) == handler
         console.file.close()
-        assert "The same command continues the run in" in (tmp_path / "out").read_text()
+        said = f"The same command continues the run in {tmp_path / 'run'} after epoch 1\n"
+        assert (tmp_path / "out").read_text().endswith(said)
         with (tmp_path / "out").open("w") as file:
             assert goes_on(tmp_path / "run", Console(file=file)).continued == 1
         assert (
@@ -178,6 +179,18 @@ class TestResume:
                 f"continuing from epoch 1 of 3, as {tmp_path / 'run' / 'last.ckpt'} left it\n"
             )
         )
+
+    def test_an_interrupt_before_the_first_checkpoint_says_so(
+        self, toy_recipe: TrainingRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupted(self, batch, index):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(tasks.ClassificationTask, "training_step", interrupted)
+        with (tmp_path / "out").open("w") as file, pytest.raises(KeyboardInterrupt):
+            fit(toy_recipe, tmp_path / "run", CPU, console=Console(file=file, width=200))
+        assert "begins the run in" in (tmp_path / "out").read_text()
+        assert not (tmp_path / "run" / "last.ckpt").exists()
 
     @pytest.mark.usefixtures("few_shifts")
     def test_seldom_checkpoints_change_nothing(

@@ -258,6 +258,7 @@ def test_networks_of_small_images_get_them() -> None:
         ({"clip": -1.0}, "clip must be at least 0, got -1"),
         ({"ema": 1.0}, "ema must be less than 1, got 1.0"),
         ({"jitter": 0.7}, "jitter must be at most 0.5"),
+        ({"label_smoothing": 1.0}, "label_smoothing must be less than 1, got 1.0"),
         ({"js": True}, "needs augmix"),
         ({"augmix": "colour"}, "augmix must be one of '', 'original', 'full'; got 'colour'"),
         ({"seed": -1}, "seed must be at least 0, got -1"),

@@ -205,6 +205,12 @@ def _choose_recipe(
     elif recipe is not None:
         full_recipe = find_recipe(recipe, dataset)
         if model is not None:
+            inherited = full_recipe.options.keys() - network.keys()
+            if "rotations" in inherited and not model.startswith("ce_"):
+                raise ValueError(
+                    f"{recipe} has {full_recipe.options['rotations']} rotations: take ce_{model}, "
+                    f"or another recipe; got --model {model}"
+                )
             full_recipe = dataclasses.replace(full_recipe, model=model)
     elif dataset is not None:
         full_recipe = default_recipe(dataset, model)

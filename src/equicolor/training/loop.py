@@ -55,7 +55,7 @@ def train(
             if not trainer.interrupted:
                 raise
             signal.signal(signal.SIGINT, handler)
-            say(data.console, f"The same command continues the run in {folder.path}.")
+            say(data.console, monitor.next_call())
             raise KeyboardInterrupt from None
         except DivergedError:
             if trainer.is_global_zero:

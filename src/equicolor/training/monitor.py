@@ -189,6 +189,13 @@ class Monitor(Checkpoint):
         trainer.save_checkpoint(self.folder.checkpoint)
         self._epochs_saved, self._saved_at = trainer.current_epoch + 1, time.monotonic()
 
+    def next_call(self) -> str:
+        """What the same command does after an interrupt."""
+        path, kept = self.folder.path, self._epochs_saved or self.epochs_before
+        if not self.folder.checkpoint.is_file():
+            return f"The same command begins the run in {path} again: no checkpoint was due yet."
+        return f"The same command continues the run in {path}" + f" after epoch {kept}" * bool(kept)
+
     def _diverged(self, what: str, step: int, lr: float, trainer: pl.Trainer) -> DivergedError:
         epoch = -(-step // int(trainer.num_training_batches))
         if not self.folder.checkpoint.is_file():

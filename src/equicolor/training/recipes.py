@@ -120,7 +120,7 @@ class TrainingRecipe:
         below=1,
     )
     label_smoothing: float = setting(
-        0.0, "Probability spread over all classes.", at_least=0, at_most=1, short="smooth"
+        0.0, "Probability spread over all classes.", at_least=0, below=1, short="smooth"
     )
     ema: float = setting(
         0.0, "Keep an average of the weights, with this decay.", usual="none", at_least=0, below=1
