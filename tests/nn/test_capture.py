@@ -86,6 +86,17 @@ def test_gpu_streams_of_a_recording_do_not_overtake_each_other(rotations, liftin
 
 
 @needs_gpu
+def test_gpu_a_recording_that_fails_leaves_the_network_as_it_was():
+    """A copy to the CPU cannot be recorded, but can be run before, which warms up."""
+    network = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.Conv2d(3, 2, 3)).cuda().train()
+    network.register_forward_hook(lambda module, images, result: result * float(result.sum()))
+    before = copy.deepcopy(network.state_dict())
+    with pytest.raises(RuntimeError):
+        capture(network, torch.rand(2, 3, 8, 8, device="cuda"))
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+
+
+@needs_gpu
 def test_gpu_other_calls_go_to_the_network():
     network = ce_resnet18(5, width=8).cuda().train()
     images = torch.rand(4, 3, 64, 64, device="cuda")

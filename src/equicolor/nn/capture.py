@@ -75,13 +75,15 @@ def _training(
     # replays. Torch synchronises where it must, but would warn about it.
     torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
     autocast = torch.autocast("cuda", dtype, enabled=dtype is not None, cache_enabled=False)
-    with torch.cuda.device(images.device), autocast:
-        # This runs the network several times to warm up, which changes buffers.
-        torch.cuda.make_graphed_callables(recorded, (images.clone(),), allow_unused_input=True)
-    with torch.no_grad():
-        for buffer, before in buffers:
-            buffer.copy_(before)
-    torch.cuda.set_rng_state(random_state, images.device)
+    try:
+        with torch.cuda.device(images.device), autocast:
+            # This runs the network several times to warm up, which changes buffers.
+            torch.cuda.make_graphed_callables(recorded, (images.clone(),), allow_unused_input=True)
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        torch.cuda.set_rng_state(random_state, images.device)
     kind = _kind(images)
 
     def call(images: Tensor) -> Tensor:
