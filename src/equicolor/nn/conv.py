@@ -95,14 +95,15 @@ class _CEConvNd(DerivedConstants):
 
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Self:
         def on_filters(tensor: Tensor) -> Tensor:
-            # .to(memory_format=torch.channels_last) refuses filters of five dimensions, but takes
-            # their view [O, I * n, kh, kw]. Any other error is raised again for the view.
+            # .to(memory_format=torch.channels_last) refuses filters of five dimensions. They are
+            # mixed over the rotations before they meet images, so they stay as they are; all else
+            # that fn does reaches their view. Any other error is raised again for the view.
             try:
                 return fn(tensor)
             except RuntimeError:
                 if tensor.ndim != 5:
                     raise
-                return fn(tensor.flatten(1, 2)).unflatten(1, tensor.shape[1:3])
+                return fn(tensor.flatten()).unflatten(0, tensor.shape)
 
         return super()._apply(on_filters, recurse)
 
