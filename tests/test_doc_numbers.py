@@ -141,9 +141,16 @@ def test_the_readme_compares_networks_as_the_rows_do() -> None:
             "CIConv-W: plain, on a colour-invariant edge map",
         )
     )  # fmt: skip
-    ahead = mean(twelve, "hue_mean") - max(mean(rows, "hue_mean") for rows in (grey, edges))
-    assert_said("README.md", f"is best on shifted hues, by {in_words(ahead)} points")
-    assert 0 < mean(edges, "original") - mean(twelve, "original") < 1
+    rgb = flowers("ce_resnet18", rotations=12)
+    next_best = max(mean(rows, "hue_mean") for rows in (grey, edges, rgb))
+    assert next_best == mean(rgb, "hue_mean")
+    ahead = mean(twelve, "hue_mean") - next_best
+    behind = mean(rgb, "original") - mean(twelve, "original")
+    assert_said(
+        "README.md",
+        f"is best on shifted hues: {in_words(ahead)} points above RGB lifting with twelve, which "
+        f"is {behind:.1f} points better on the originals",
+    )
     edges, slow, augmix = (
         IN_README[name]
         for name in (
@@ -448,7 +455,7 @@ def test_what_pages_say_of_smaller_batches_is_in_the_rows() -> None:
         for first, after in zip(before, found, strict=True)
         for key in ("original", "hue_mean")
     ]
-    assert_said("docs/which-network.md", f"and {twelve} % in the last line")
+    assert_said("docs/which-network.md", f"with {twelve} % in the last (one")
     assert round(min(gains)) == 2
     assert round(max(gains)) == 10
 
@@ -699,6 +706,9 @@ def test_precision_is_that_of_the_rows() -> None:
         row["gradient_error"] / other["gradient_error"]
         for row, other in zip(fused, dense, strict=True)
     )
+    pairs = [*zip(fused, dense, strict=True)]
+    lower = [other["mean_loss"] - row["mean_loss"] for row, other in pairs]
+    ends = [abs(other["final_loss"] - row["final_loss"]) for row, other in pairs]
     assert_said(
         "docs/speed.md",
         f"has gradients {off[0]:.0f} % off float64's",
@@ -707,6 +717,8 @@ def test_precision_is_that_of_the_rows() -> None:
         f"losses are {listed(fused, 'mean_loss', 3)} on average and "
         f"{listed(fused, 'final_loss', 4)} at the end (fused), {listed(dense, 'mean_loss', 3)} and "
         f"{listed(dense, 'final_loss', 4)} (dense)",
+        f"the fused ones are {min(lower):.2f} to {max(lower):.2f} lower on average, and within "
+        f"{max(ends):.4f} at the end",
     )
 
 
