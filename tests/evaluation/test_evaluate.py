@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from equicolor.data import ImageSet, decode, load_mnist
 from equicolor.evaluation import ACTIONS, Evaluation, evaluate, hue_sweep, report
-from equicolor.evaluation.figures import Curve, evaluation_figure, hue_panels, spread
+from equicolor.evaluation.figures import Curve, curve_style, evaluation_figure, hue_panels, spread
 from equicolor.models import resnet44
 from equicolor.results import read_results
 
@@ -355,6 +355,14 @@ def test_spread_moves_as_little_as_possible(positions: list[float]) -> None:
             for first in range(rank + 1)
         )
         assert value == pytest.approx(best + rank)
+
+
+def test_curves_of_one_colour_differ_in_dashes_and_markers() -> None:
+    styles = [curve_style(index) for index in range(28)]
+    for a, b in itertools.combinations(styles, 2):
+        if a["color"] == b["color"]:
+            assert a["linestyle"] != b["linestyle"]
+            assert a["marker"] != b["marker"]
 
 
 def test_panels_stand_two_in_a_row() -> None:

@@ -154,7 +154,7 @@ def curve_style(index: int) -> dict[str, Any]:
     return {
         "color": _COLORS[index % len(_COLORS)],
         "linestyle": _DASHES[index % len(_DASHES)],
-        "marker": _MARKERS[index % len(_MARKERS)],
+        "marker": _MARKERS[(index + index // len(_COLORS)) % len(_MARKERS)],
         "markevery": (index % _MARKER_STEP, _MARKER_STEP),
     }
 
