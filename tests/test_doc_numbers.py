@@ -444,6 +444,14 @@ def test_what_pages_say_of_smaller_batches_is_in_the_rows() -> None:
         f"is {min(errors[64]):.0f} to {max(errors[64]):.0f} points instead of "
         f"{min(errors[256]):.0f} to {max(errors[256]):.0f}",
     )
+    cells = [line[1:] for line in cells_below(name, "The two changes apart")]
+    assert cells == [
+        [
+            " / ".join(accuracies(rows_of("classification-batches", batch_size=size, **smooth), 2))
+            for size in (256, 64)
+        ]
+        for smooth in ({"label_smoothing": 0.0}, {"label_smoothing": 0.1})
+    ]
     jitter, augmix, twelve = (" and ".join(accuracies(rows)) for rows in found)
     assert_said(
         "README.md",

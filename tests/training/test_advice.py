@@ -165,11 +165,15 @@ def test_a_gpu_does_not_enlarge_small_images(folder: Path, monkeypatch: pytest.M
     assert said.exit_code == 0, said.stderr
     lines = said.stdout.splitlines()
     commands = [line for line in lines if line.startswith("  equicolor train ")]
-    assert all(line.endswith(" --size 64 --epochs 50") for line in commands)
+    few = " --batch-size 64"
+    assert all(line.endswith(f" --size 64 --epochs 50{few}") for line in commands)
     on_gpu = [line for line in lines if line.startswith("  On a GPU: equicolor train ")]
     assert len(on_gpu) == len(commands) == 4
-    assert all(line.endswith(" --size 96") for line in on_gpu)
+    assert all(line.endswith(f" --size 96{few}") for line in on_gpu)
     assert "leave --size" not in said.stdout
+    monkeypatch.setattr(advice, "_FEW_IMAGES", 1)
+    said = invoke("my fruit", "--advise", "--device", "cpu")
+    assert "--batch-size" not in said.stdout
 
 
 @pytest.fixture

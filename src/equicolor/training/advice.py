@@ -34,6 +34,9 @@ _EPOCHS = (200, 100, 50)  # what a proposal for a CPU may have
 _CPU_HOURS = 2.0  # what a proposal for a CPU should not exceed
 _CLEAR = 2.0  # standard errors above which a gain from hues counts
 _FEWEST = 5  # images per class; with fewer, nothing is concluded
+# With fewer images, the paper's batches make less than 32 steps an epoch, and smaller ones are
+# better.
+_FEW_IMAGES = 32 * 256
 _DECISIVE = 0.5  # share of the errors that hues remove if they are nearly the label
 
 
@@ -147,6 +150,8 @@ def advise(
         split_seed=split_seed,
         precision=choose_precision("auto", cuda=device.type == "cuda"),
     )
+    if len(images) < _FEW_IMAGES:
+        plain = dataclasses.replace(plain, batch_size=64)
     proposals = []
     for when, why, full in _cases(plain, hues):
         recipe, seconds = _affordable(full, decoded, device, len(images), len(test))
@@ -287,7 +292,7 @@ def command(recipe: TrainingRecipe) -> str:
     for name, value in recipe.options.items():
         words += [f"--{name.replace('_', '-')}", "none" if value is None else str(value)]
     words += ["--augmix"] * (recipe.augmix == "original")
-    for name in ("jitter", "size", "epochs", "split_seed"):
+    for name in ("jitter", "size", "epochs", "batch_size", "split_seed"):
         value = getattr(recipe, name)
         if value != getattr(usual, name):
             words += [f"--{name.replace('_', '-')}", str(value)]
