@@ -710,11 +710,8 @@ def test_precision_is_that_of_the_rows() -> None:
         *others, last = (f"{row[key]:.{digits}f}" for row in rows)
         return f"{', '.join(others)} and {last}"
 
-    ratios = (
-        row["gradient_error"] / other["gradient_error"]
-        for row, other in zip(fused, dense, strict=True)
-    )
     pairs = [*zip(fused, dense, strict=True)]
+    ratios = [row["gradient_error"] / other["gradient_error"] for row, other in pairs]
     lower = [other["mean_loss"] - row["mean_loss"] for row, other in pairs]
     ends = [abs(other["final_loss"] - row["final_loss"]) for row, other in pairs]
     assert_said(

@@ -43,12 +43,10 @@ def show(findings: Findings) -> Iterator[Section]:
     """A table and curves for each dataset."""
     rows = findings.of("colour-matters")
     for dataset in datasets_of(rows):
-        groups = by_variant([row for row in rows if row["dataset"] == dataset])
-        more = {
-            title: f"{PREFIX[action]}_mean"
-            for action, title in _CHANGES.items()
-            if any(f"{PREFIX[action]}_mean" in row for group in groups.values() for row in group)
-        }
+        of_dataset = [row for row in rows if row["dataset"] == dataset]
+        groups = by_variant(of_dataset)
+        means = {title: f"{PREFIX[action]}_mean" for action, title in _CHANGES.items()}
+        more = {title: key for title, key in means.items() if any(key in row for row in of_dataset)}
         panels = {
             action: _curves(groups, f"{PREFIX[action]}_curve") for action in ("hsv", *_CHANGES)
         }

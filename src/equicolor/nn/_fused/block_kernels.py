@@ -253,7 +253,7 @@ def norm_add_kernel(
 def norm_add_sums_kernel(gradient, signs, products, vectors, out, sums, size, blocks, steps):
     """Sums of the gradient after a norm.
 
-    With the signs of ReLU's output, also writes the gradient, zero where it is not positive.
+    With the signs of ReLU's output, also writes the gradient: zero where that is not positive.
     """
     block, lane = columns(size)
     total = tl.zeros([size.tile_rows, size.tile_lanes], tl.float32)
